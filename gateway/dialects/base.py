@@ -1,0 +1,63 @@
+"""What a dialect is: one wire format, in one file, pure. Bytes in, values out.
+
+A dialect owns its routes, says which model a request names, reads a recorded exchange into a `Turn`, draws the few
+facts that a list shows out of it (`Facts`, cheap: it must not parse every event of a stream), fingerprints the
+conversation so that clients that say nothing can be followed, and phrases the gateway's own errors in the API's shape.
+
+Nothing here raises on odd bytes: `read` puts what it could not understand into `Turn.problems`, `facts` leaves it None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.model import Turn, Usage
+
+
+@dataclass(slots=True)
+class Facts:
+    """What a span's head takes from the bodies."""
+
+    model: str | None = None
+    model_served: str | None = None
+    response_id: str | None = None
+    finish: str | None = None
+    usage: Usage | None = None
+    tool_calls: int = 0
+    choices: int = 0
+
+
+class Dialect(Protocol):
+    """One wire format."""
+
+    name: str
+    """As it stands in `Span.dialect`."""
+    family: str
+    """Whose error shape and base URL it shares: `openai` or `anthropic`."""
+
+    def matches(self, method: str, path: str) -> bool:
+        """True when a call of this method to this path (no query, below the rollout's address) is this dialect's."""
+        ...
+
+    def model(self, request: bytes) -> str | None:
+        """The model a request names; None if it names none or cannot be read."""
+        ...
+
+    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+        """The head's facts from decoded bodies. Must be cheap: of a stream only the first and last events are parsed."""
+        ...
+
+    def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
+        """The whole exchange as a Turn, from decoded bodies."""
+        ...
+
+    def conversation(self, request: bytes) -> list[bytes]:
+        """One fingerprint source per message, oldest first, equal for equal messages whatever the JSON formatting
+        or cache markers. Empty when the request holds no conversation."""
+        ...
+
+    def reply(self, response: bytes, stream: bool) -> bytes:
+        """Fingerprint source of the assistant's answer, equal to the one `conversation` gives for the same message
+        when the client sends it back; empty when there is none."""
+        ...

@@ -1,0 +1,356 @@
+"""The nouns: what is on the tape and what the control API speaks.
+
+A *rollout* is one task given to one agent, an *attempt* one try at it, a *span* one thing that happened in an
+attempt. A model call is a span of kind `llm` and owns an *exchange*: the exact bytes that were sent and received.
+A *turn* is an interpretation of an exchange (messages, tool calls, usage), made when it is read and never stored,
+so that a mended parser mends the past.
+
+Times are integers in nanoseconds since the epoch, durations in nanoseconds, sizes in bytes.
+The order of `Span`'s fields is the order of the stored head (`gateway.codec`): append, never reorder.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+ID_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
+Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+
+Mode = Literal["train", "val", "test", "online"]
+Origin = Literal["queued", "header", "implicit"]
+Kind = Literal["llm", "tool", "reward", "event", "otel"]
+
+
+class Noun(BaseModel):
+    """Base of every noun: unknown fields are refused, so that a misspelt one is an error and not a silence."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class RolloutStatus(StrEnum):
+    """Where a rollout stands; DESIGN §3 has the legal moves."""
+
+    QUEUING = "queuing"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REQUEUING = "requeuing"
+
+
+class AttemptStatus(StrEnum):
+    """Where one try at a rollout stands."""
+
+    PREPARING = "preparing"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    UNRESPONSIVE = "unresponsive"
+    CANCELLED = "cancelled"
+
+
+class SpanStatus(StrEnum):
+    """How a span ended. `open` is the only one that can still change."""
+
+    OPEN = "open"
+    """Still running (seen on the tape once it has run for a moment)."""
+    OK = "ok"
+    """The answer was passed on completely and its HTTP status is below 400."""
+    ERROR = "error"
+    """The provider answered with an error, broke off, or could not be reached; `error` says which."""
+    CANCELLED = "cancelled"
+    """The client went away before the answer was complete."""
+    INTERRUPTED = "interrupted"
+    """The gateway died while the call was running; noticed at the next start."""
+
+
+class Usage(Noun):
+    """Token counts as the provider reported them; None where it did not."""
+
+    input_tokens: int | None = None
+    """Prompt tokens, cached ones included."""
+    output_tokens: int | None = None
+    """Generated tokens, reasoning included."""
+    cached_tokens: int | None = None
+    """The part of `input_tokens` that was read from the provider's prompt cache."""
+    cache_write_tokens: int | None = None
+    """Prompt tokens written to the provider's prompt cache."""
+    reasoning_tokens: int | None = None
+    """The part of `output_tokens` that was hidden reasoning."""
+
+
+class Span(Noun):
+    """The head of a span: all that a list shows. Bodies are apart, behind `body`."""
+
+    rollout: Id
+    """The rollout it belongs to."""
+    attempt: Id
+    """The attempt it belongs to."""
+    sequence: int
+    """Its place within the attempt, from 1, by start."""
+    kind: Kind = "llm"
+    """What happened."""
+    status: SpanStatus = SpanStatus.OK
+    """How it ended."""
+    start_ns: int = 0
+    """When the request's head had arrived; ns since the epoch."""
+    end_ns: int | None = None
+    """When the last byte was passed on, or the call failed; ns since the epoch."""
+    first_byte_ns: int | None = None
+    """From start to the first byte of the response body; ns."""
+    dialect: str = "opaque"
+    """Wire format spoken: chat, completions, responses, messages, embeddings, models, count_tokens or opaque."""
+    method: str = "POST"
+    """HTTP method."""
+    path: str = ""
+    """Path and query below the rollout's address, secrets masked."""
+    upstream: str | None = None
+    """Name of the upstream that was called; None when none was reached."""
+    http_status: int | None = None
+    """Status the client was sent; None when it got none."""
+    error: str | None = None
+    """Short reason when the status is not ok: `http_429`, `connect`, `upstream_closed`, `timeout` ..."""
+    model: str | None = None
+    """Model asked for."""
+    model_served: str | None = None
+    """Model that the response says it came from."""
+    stream: bool = False
+    """True when the response was a stream of events."""
+    finish: str | None = None
+    """Finish reason of the first choice, as the provider wrote it."""
+    response_id: str | None = None
+    """The provider's id of the response."""
+    usage: Usage | None = None
+    """Token counts, where reported."""
+    tool_calls: int = 0
+    """How many tool calls the response asked for."""
+    choices: int = 0
+    """How many choices the response holds (n)."""
+    agent: str | None = None
+    """Name of the agent or call-site, where the address gave one."""
+    request_bytes: int = 0
+    """Size of the request body."""
+    response_bytes: int = 0
+    """Size of the response body as it was received (still compressed if it was)."""
+    body: int | None = None
+    """Reference to the exchange on the tape; None while nothing is stored."""
+    truncated: bool = False
+    """True when the body was too large to be kept whole; the stored part is a prefix."""
+    retry_of: int | None = None
+    """Sequence of the call that this one repeats, when the client said it was a retry."""
+    versions: dict[str, str] | None = None
+    """Versions of released resources that served it: name -> version."""
+    arm: str | None = None
+    """Arm of a release that it was assigned to."""
+    trace_id: str | None = None
+    """W3C trace id, 32 hex digits. Derived from the attempt unless the client sent a traceparent."""
+    span_id: str | None = None
+    """W3C span id, 16 hex digits, derived from trace id and sequence."""
+    parent_id: str | None = None
+    """Span id of the caller, from the client's traceparent."""
+    attributes: dict[str, Any] | None = None
+    """What only some kinds have, by OpenTelemetry name."""
+
+    @property
+    def duration_ns(self) -> int | None:
+        """Length of the call, None while it is open."""
+        return None if self.end_ns is None else self.end_ns - self.start_ns
+
+
+class Totals(Noun):
+    """Sums over the spans of an attempt or a rollout."""
+
+    calls: int = 0
+    """Finished model calls."""
+    errors: int = 0
+    """Those that ended neither ok nor cancelled."""
+    cancelled: int = 0
+    """Those whose client went away."""
+    input_tokens: int = 0
+    """Prompt tokens, where reported."""
+    output_tokens: int = 0
+    """Generated tokens, where reported."""
+    tool_calls: int = 0
+    """Tool calls asked for."""
+    gaps: int = 0
+    """Calls that were answered but could not be recorded (the tape failed)."""
+
+
+class Attempt(Noun):
+    """One try at a rollout."""
+
+    rollout: Id
+    """The rollout it is a try at."""
+    id: Id
+    """Its name within the rollout."""
+    sequence: int = 1
+    """Its number within the rollout, from 1."""
+    status: AttemptStatus = AttemptStatus.RUNNING
+    """Where it stands."""
+    created_ns: int = 0
+    """When it was first seen."""
+    last_seen_ns: int = 0
+    """When its newest span started."""
+    spans: int = 0
+    """The highest span sequence given out."""
+    totals: Totals = Totals()
+    """Sums over its spans."""
+
+
+class Rollout(Noun):
+    """One task given to one agent."""
+
+    id: Id
+    """Its name, unique on the tape."""
+    origin: Origin = "header"
+    """Made by the queue, by an address in a request, or guessed from the conversation."""
+    mode: Mode = "online"
+    """What it is for."""
+    status: RolloutStatus = RolloutStatus.RUNNING
+    """Where it stands."""
+    created_ns: int = 0
+    """When it was first seen."""
+    input: Any = None
+    """The task, any JSON."""
+    group: str | None = None
+    """The task it repeats, for group-relative advantage."""
+    metadata: dict[str, Any] | None = None
+    """Anything its maker wants to find again."""
+
+
+class RolloutSummary(Rollout):
+    """A rollout with what became of it."""
+
+    attempts: list[Attempt] = Field(default_factory=list[Attempt])
+    """Its attempts, oldest first."""
+    totals: Totals = Totals()
+    """Sums over its attempts."""
+    last_seen_ns: int = 0
+    """When its newest span started."""
+
+
+class Part(Noun):
+    """A piece of a message; the types are those of the OpenTelemetry GenAI conventions."""
+
+    type: Literal["text", "reasoning", "tool_call", "tool_call_response", "media", "refusal", "unknown"]
+    """What it is."""
+    text: str | None = None
+    """The text of text, reasoning, refusal and textual tool results."""
+    id: str | None = None
+    """Tool call id of tool_call and tool_call_response."""
+    name: str | None = None
+    """Tool name of tool_call."""
+    arguments: str | None = None
+    """Arguments of tool_call exactly as generated: JSON text, which may be broken."""
+    data: Any = None
+    """The wire object of media and unknown."""
+
+
+class Message(Noun):
+    """One message of a conversation."""
+
+    role: str
+    """system, developer, user, assistant or tool."""
+    parts: list[Part]
+    """Its pieces in order."""
+    name: str | None = None
+    """The speaker's name, where given."""
+
+
+class Tool(Noun):
+    """A tool offered to the model."""
+
+    name: str
+    """Its name (or its type, for provider-side tools)."""
+    description: str | None = None
+    """What the model is told about it."""
+    parameters: Any = None
+    """JSON schema of its arguments."""
+
+
+class Choice(Noun):
+    """One answer of a response."""
+
+    index: int = 0
+    """Its number among the n that were asked for."""
+    message: Message
+    """What the model said, thought and called."""
+    finish: str | None = None
+    """Why it stopped, as the provider wrote it."""
+
+
+class Turn(Noun):
+    """An exchange, read: the same shape for every dialect. What could not be read is in `problems`, never an exception."""
+
+    dialect: str
+    """The wire format it was read as."""
+    model: str | None = None
+    """Model asked for."""
+    model_served: str | None = None
+    """Model that answered."""
+    response_id: str | None = None
+    """The provider's id of the response."""
+    stream: bool = False
+    """True when the response came as events."""
+    sampling: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Everything the request set besides messages, tools, model and stream."""
+    messages: list[Message] = Field(default_factory=list[Message])
+    """The conversation that was sent, system text first."""
+    tools: list[Tool] = Field(default_factory=list[Tool])
+    """Tools on offer."""
+    choices: list[Choice] = Field(default_factory=list[Choice])
+    """What came back."""
+    usage: Usage | None = None
+    """Token counts, where reported."""
+    error: str | None = None
+    """The provider's error message, when it answered with one."""
+    problems: list[str] = Field(default_factory=list[str])
+    """What could not be read and why; the raw bytes are still on the tape."""
+
+
+class Chunk(Noun):
+    """One read from the upstream connection."""
+
+    at_ns: int
+    """Since the span's start; ns."""
+    size: int
+    """Body bytes that it carried."""
+
+
+class Exchange(Noun):
+    """The bytes of a call, exactly as they went upstream and came back. Headers are in order; secrets are masked."""
+
+    url: str
+    """What was called, secrets masked."""
+    request_headers: list[tuple[str, str]]
+    """As sent upstream."""
+    request_body: bytes
+    """As sent upstream, transfer framing removed."""
+    response_headers: list[tuple[str, str]]
+    """As received."""
+    response_body: bytes
+    """As received, transfer framing removed, content encoding kept."""
+    trailers: list[tuple[str, str]] = Field(default_factory=list[tuple[str, str]])
+    """Trailer fields after a chunked response."""
+    chunks: list[Chunk] = Field(default_factory=list[Chunk])
+    """Arrival of the response body, read by read."""
+
+
+class Change(Noun):
+    """One entry of the change feed."""
+
+    cursor: int
+    """Its place in the feed; ask for `since=cursor` to go on after it."""
+    kind: Literal["rollout", "attempt", "span"]
+    """What changed."""
+    rollout: Rollout | None = None
+    """Set when kind is rollout."""
+    attempt: Attempt | None = None
+    """Set when kind is attempt."""
+    span: Span | None = None
+    """Set when kind is span: its newest head."""
