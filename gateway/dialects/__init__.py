@@ -1,0 +1,34 @@
+"""The wire formats, in the order in which they are asked whether a call is theirs. A new one is a file and a line here."""
+
+from __future__ import annotations
+
+from gateway.dialects.base import Dialect
+from gateway.dialects.chat import Chat
+from gateway.dialects.completions import Completions
+from gateway.dialects.embeddings import Embeddings
+from gateway.dialects.messages import CountTokens, Messages
+from gateway.dialects.models import Models
+from gateway.dialects.opaque import Opaque
+from gateway.dialects.responses import Responses
+
+OPAQUE: Dialect = Opaque()
+DIALECTS: tuple[Dialect, ...] = (
+    Chat(),
+    Messages(),
+    Responses(),
+    Completions(),
+    Embeddings(),
+    CountTokens(),
+    Models(),
+    OPAQUE,
+)
+
+
+def find(method: str, path: str) -> Dialect:
+    """The dialect of a call; `path` has no query and is below the rollout's address."""
+    return next(dialect for dialect in DIALECTS if dialect.matches(method, path))
+
+
+def by_name(name: str) -> Dialect:
+    """The dialect that a span names; opaque if this version knows none of that name."""
+    return next((dialect for dialect in DIALECTS if dialect.name == name), OPAQUE)

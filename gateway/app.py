@@ -1,0 +1,147 @@
+"""The only place where things are wired together, started, and stopped in order.
+
+Start: tape, recorder, upstreams, control plane, listener; then the address is printed and readiness goes on. Stop
+(SIGTERM, SIGINT): readiness off, no new connections, running calls finish within `limits.drain_seconds`, what is left is
+broken off and recorded as interrupted, the recorder writes its queue, the tape is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import uvloop
+from aiohttp import web
+
+from gateway import control
+from gateway.auth import Auth
+from gateway.config import Config, ConfigError, load
+from gateway.feed import Feed
+from gateway.front import Front
+from gateway.metrics import Metrics
+from gateway.proxy import Proxy
+from gateway.recorder import Recorder
+from gateway.store import Store, TapeError
+from gateway.upstream import Pool
+
+_TICK_SECONDS = 0.1
+_BACKLOG = 4096
+
+
+@dataclass(slots=True)
+class State:
+    """What the health endpoints tell."""
+
+    metrics: Metrics
+    ready: bool = False
+    draining: bool = False
+
+    @property
+    def gaps(self) -> int:
+        """Calls that were answered and could not be recorded."""
+        return self.metrics.recording_gaps
+
+
+class Gateway:
+    """A running gateway. `start`, then `stop`."""
+
+    def __init__(self, config: Config) -> None:
+        """Opens the tape; raises `TapeError` or `ConfigError` when it cannot start."""
+        config.refuse_open_door()
+        self.config = config
+        self.metrics = Metrics()
+        self.state = State(self.metrics)
+        self.pools = {upstream.name: Pool(upstream) for upstream in config.upstreams()}
+        self.store = Store(config.data, map_bytes=config.tape.map_bytes, memory_bytes=config.tape.memory_bytes)
+        self.feed = Feed(self.store.cursor())
+        self.auth = Auth(config.auth.admin_key(), self.store.secret())
+        self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed)
+        self._application = control.make_control(self.store, self.feed, self.auth, self.metrics, self.state)
+        self._runner = web.AppRunner(self._application, handler_cancellation=True, access_log=None)
+        self._server: asyncio.Server
+        self._ticker: asyncio.TimerHandle
+        self._drained = asyncio.Event()
+
+    async def start(self) -> tuple[str, int]:
+        """Listens; returns host and port."""
+        loop = asyncio.get_running_loop()
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        self.proxy = Proxy(self.config, self.pools, self.auth, self.recorder, self.metrics, server)
+        self.recorder.start()
+        proxy = self.proxy
+        self._server = await loop.create_server(
+            lambda: Front(proxy), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
+        )
+        self._tick()
+        # What lives for good need not be looked at again; calls leave no cycles behind.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
+        self.state.ready = True
+        address = self._server.sockets[0].getsockname()
+        return address[0], address[1]
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = monotonic()
+        limits = self.config.limits
+        self.proxy.sweep(now)
+        for front in list(self.proxy.fronts):
+            if front.overdue(now, limits.head_timeout, limits.keepalive_timeout):
+                front.close()
+        self.metrics.clients = len(self.proxy.fronts)
+        if self.state.draining and not self.proxy.running:
+            self._drained.set()
+        self._ticker = loop.call_later(_TICK_SECONDS, self._tick)
+
+    async def stop(self) -> None:
+        """Drains and closes everything, in order."""
+        self.state.ready, self.state.draining = False, True
+        self._server.close()
+        for front in list(self.proxy.fronts):
+            front.drain()
+        try:
+            async with asyncio.timeout(self.config.limits.drain_seconds):
+                await self._drained.wait()
+        except TimeoutError:
+            for call in list(self.proxy.running):
+                call.give_up()
+        self._ticker.cancel()
+        await self.recorder.close()
+        await self._runner.cleanup()
+        for front in list(self.proxy.fronts):
+            front.close()
+        for pool in self.pools.values():
+            pool.close()
+        self.store.close()
+
+
+async def _run(config: Config) -> None:
+    gateway = Gateway(config)
+    host, port = await gateway.start()
+    shown = f"[{host}]" if ":" in host else host
+    print(f"penstock listening on http://{shown}:{port}", flush=True)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    await stopping.wait()
+    await gateway.stop()
+
+
+def serve(config_path: Path | None, data: Path | None, host: str | None, port: int | None) -> None:
+    """Runs a gateway until it is told to stop. Raises `SystemExit` with a message when it cannot start."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = load(config_path, data=data, host=host, port=port)
+        uvloop.run(_run(config))
+    except (ConfigError, TapeError, OSError) as error:
+        raise SystemExit(f"penstock: {error}") from None

@@ -1,0 +1,252 @@
+"""One strict TOML tree. An unknown key is an error that names its path and the nearest right key.
+
+Every field's docstring is its documentation: docs/configuration.md is held against this file by a test.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from fnmatch import fnmatchcase
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from gateway.model import Mode
+
+Family = Literal["openai", "anthropic"]
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message names the key, the value and the way out."""
+
+
+class Section(BaseModel):
+    """Base of every table."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Upstream(Section):
+    """`[[upstream]]`: a model endpoint."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """What routes and spans call it."""
+    base_url: str
+    """As its official SDK takes it: with `/v1` for openai, without for anthropic."""
+    dialect: Family = "openai"
+    """Whose API it speaks: `openai` (chat, completions, responses, embeddings) or `anthropic` (messages)."""
+    key_env: str | None = None
+    """Environment variable with its API key; it replaces the agent's. Without it the agent's own key passes through."""
+    connect_timeout: float = Field(default=10.0, gt=0)
+    """Seconds until a connection (with TLS) must stand."""
+    read_timeout: float = Field(default=600.0, gt=0)
+    """Seconds without a byte from the upstream after which a call fails."""
+    idle_timeout: float = Field(default=55.0, gt=0)
+    """Seconds after which an unused connection is closed."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_http(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{value!r} is not an http:// or https:// URL")
+        if parts.username or parts.query or parts.fragment:
+            raise ValueError("it may hold no user info, query or fragment; keys belong into key_env")
+        return value.rstrip("/")
+
+    def key(self) -> str | None:
+        """The API key from the environment; raises `ConfigError` when it is named and missing."""
+        if self.key_env is None:
+            return None
+        value = os.environ.get(self.key_env)
+        if not value:
+            raise ConfigError(
+                f"upstream {self.name!r}: key_env names {self.key_env}, which is not set in the environment"
+            )
+        return value
+
+
+class Route(Section):
+    """`[[route]]`: which upstreams serve a model. The first match counts."""
+
+    model: str
+    """Model name as agents ask for it, or a pattern (`qwen*`)."""
+    upstream: list[str] = Field(min_length=1)
+    """Name of the upstream, or several: the next is tried when one cannot be reached, before the first byte."""
+    alias: str | None = None
+    """Model name to send instead."""
+
+    @field_validator("upstream", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    def matches(self, model: str) -> bool:
+        """True when this route serves the model."""
+        return fnmatchcase(model, self.model)
+
+
+class Auth(Section):
+    """`[auth]`: who may do what."""
+
+    admin_key_env: str = "PENSTOCK_ADMIN_KEY"
+    """Environment variable with the key that opens the control API. Needed to listen beyond loopback."""
+    require_token: bool | None = None
+    """Whether agents need a token (`penstock token`). Default: only when listening beyond loopback."""
+
+    def admin_key(self) -> str | None:
+        """The admin key, None when the variable is not set."""
+        return os.environ.get(self.admin_key_env) or None
+
+
+class Limits(Section):
+    """`[limits]`: bounds that protect the gateway; there is none on concurrency."""
+
+    request_bytes: int = Field(default=256 << 20, gt=0)
+    """Largest request body; a larger one is refused with 413."""
+    header_bytes: int = Field(default=64 << 10, ge=1024)
+    """Largest request head; a larger one is refused with 431."""
+    recorded_bytes: int = Field(default=64 << 20, gt=0)
+    """Largest part of a response body that is kept; the rest passes on and the span is marked truncated."""
+    head_timeout: float = Field(default=60.0, gt=0)
+    """Seconds within which a request must have arrived completely, counted anew with every read."""
+    keepalive_timeout: float = Field(default=120.0, gt=0)
+    """Seconds after which an unused client connection is closed."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """Seconds that running calls are given to finish after SIGTERM."""
+
+
+class Tape(Section):
+    """`[tape]`: the recording."""
+
+    record: Literal["batched", "strict"] = "batched"
+    """`strict` holds the last byte of every response until its span is on disk; `batched` lets it go at once."""
+    commit_ms: float = Field(default=5.0, ge=0)
+    """Milliseconds that the writer gathers calls for one commit (batched only)."""
+    queue_bytes: int = Field(default=256 << 20, gt=0)
+    """Bytes that may wait for the writer; beyond it the ends of calls wait instead of being dropped."""
+    announce_seconds: float = Field(default=0.25, gt=0)
+    """Seconds after which a running call is put on the tape as open."""
+    map_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    """Initial size of the memory map; it doubles when needed."""
+    memory_bytes: int = Field(default=32 << 20, ge=1 << 20)
+    """Memory for the previous bodies that new ones are compressed against."""
+    on_record_failure: dict[Mode, Literal["pass", "refuse"]] = {
+        "online": "pass",
+        "train": "refuse",
+        "val": "refuse",
+        "test": "refuse",
+    }
+    """What happens to calls of a mode while the tape cannot be written: `pass` (counted as a gap) or `refuse` (503)."""
+
+
+class Config(Section):
+    """The whole file; everything has a default."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=4747, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    data: Path = Path("penstock-data")
+    """Directory of the tape."""
+    auth: Auth = Auth()
+    limits: Limits = Limits()
+    tape: Tape = Tape()
+    upstream: list[Upstream] = []
+    route: list[Route] = []
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Config:
+        names = [upstream.name for upstream in self.upstreams()]
+        if len(set(names)) != len(names):
+            raise ValueError(f"upstream names must differ: {', '.join(names)}")
+        for route in self.route:
+            for name in route.upstream:
+                if name not in names:
+                    raise ValueError(f"route {route.model!r} names upstream {name!r}; there are: {', '.join(names)}")
+        return self
+
+    def upstreams(self) -> list[Upstream]:
+        """Those configured, and the public endpoint of each family that is not."""
+        families = {upstream.dialect for upstream in self.upstream}
+        return [*self.upstream, *(known for known in _PUBLIC if known.dialect not in families)]
+
+    @property
+    def loopback(self) -> bool:
+        """True when only this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def token_required(self) -> bool:
+        """Whether calls need an agent token."""
+        return not self.loopback if self.auth.require_token is None else self.auth.require_token
+
+    def refuse_open_door(self) -> None:
+        """Raises `ConfigError` when it would listen beyond loopback without a key."""
+        if not self.loopback and self.auth.admin_key() is None:
+            raise ConfigError(
+                f"host {self.host!r} is reachable from other machines and no admin key is set: "
+                f"export {self.auth.admin_key_env}=..., or listen on 127.0.0.1"
+            )
+
+
+_PUBLIC = (
+    Upstream(name="openai", base_url="https://api.openai.com/v1", dialect="openai"),
+    Upstream(name="anthropic", base_url="https://api.anthropic.com", dialect="anthropic"),
+)
+
+
+def load(path: Path | None, **overrides: Any) -> Config:
+    """The configuration in `path`, overridden by the given settings that are not None.
+
+    Raises `ConfigError` naming every wrong key.
+    """
+    tree = {} if path is None else _read(path)
+    tree |= {key: value for key, value in overrides.items() if value is not None}
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        where = "the settings" if path is None else str(path)
+        raise ConfigError(f"{where}: " + "; ".join(_explain(one) for one in error.errors())) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
+
+
+def _explain(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"]) or "configuration"
+    if error["type"] != "extra_forbidden":
+        value = "" if isinstance(error["input"], dict | list | BaseModel) else f" (found {error['input']!r})"
+        return f"{where}: {error['msg'].removeprefix('Value error, ')}{value}"
+    known = list(_section(error["loc"][:-1]).model_fields)
+    near = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+    return f"{where}: unknown key; {hint}"
+
+
+def _section(location: tuple[Any, ...]) -> type[BaseModel]:
+    """The model that a location in the tree belongs to."""
+    model: type[BaseModel] = Config
+    for part in location:
+        if isinstance(part, str) and part in model.model_fields:
+            annotation = cast(Any, model.model_fields[part].annotation)
+            inner = getattr(annotation, "__args__", (annotation,))[0]
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                model = inner
+    return model

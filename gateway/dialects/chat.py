@@ -1,0 +1,237 @@
+"""OpenAI chat completions: `POST /v1/chat/completions`, as OpenAI, vLLM, SGLang and most others speak it.
+
+Streams come as deltas per choice; a choice's text and its tool calls' arguments are put together piece by piece.
+Reasoning is read from `reasoning_content` and from `reasoning`: servers disagree on the name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+import orjson
+
+from gateway.dialects.base import Facts
+from gateway.dialects.parts import content_parts, result_part
+from gateway.dialects.post import Post, marked, routes
+from gateway.dialects.wire import (
+    UNREADABLE,
+    Json,
+    arr,
+    chunks,
+    count,
+    earliest,
+    joined,
+    label,
+    obj,
+    objs,
+    peek,
+    text,
+    tokens,
+)
+from gateway.model import Choice, Message, Part, Tool, Usage
+from gateway.sse import last
+
+CALL = b'"function":{"name":"'
+"""Only the first delta of a tool call has the name; CUSTOM is its like for custom tools."""
+CUSTOM = b'"custom":{"name":"'
+TAIL = 5
+"""[DONE], the usage, the finish reason, and room for two more: content filters, comments of the server."""
+
+
+class _Said(msgspec.Struct):
+    tool_calls: list[msgspec.Raw] | None = None
+    function_call: Any = None
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: Any = None
+    message: _Said | None = None
+
+
+class _Answer(msgspec.Struct):
+    """Of a plain body or a chunk only what a head wants: text, log-probabilities and token ids are skipped."""
+
+    id: Any = None
+    model: Any = None
+    usage: Any = None
+    choices: list[_Choice] | None = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+class Chat(Post):
+    """Chat completions."""
+
+    name = "chat"
+    family = "openai"
+    routes: ClassVar[frozenset[str]] = routes("/chat/completions")
+    apart: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "functions", "model", "stream"})
+
+    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+        """A stream of one choice is read from its end; of several (rare) whole, since each ends where it likes."""
+        asked = peek(request)
+        facts = Facts(model=label(asked.model))
+        if not stream:
+            _note(facts, _decode(response))
+        elif (count(asked.n) or 1) > 1:
+            _note(facts, _decode(orjson.dumps(self.assemble(response, []))))
+        else:
+            for data in reversed(last(response, TAIL)):
+                _note(facts, _decode(data))
+            facts.tool_calls += marked(response, CALL) + marked(response, CUSTOM) if asked.tools else 0
+            facts.tool_calls += facts.finish == "function_call"
+        return facts
+
+    def assemble(self, body: bytes, problems: list[str]) -> Json:
+        """Chunks carry the answer's own fields again and again, and pieces of its choices."""
+        answer: Json = {}
+        pieces: dict[int, list[Json]] = {}
+        for chunk in chunks(body, problems):
+            answer |= {key: chunk[key] for key in ("id", "model", "usage", "error") if chunk.get(key) is not None}
+            for piece in objs(chunk.get("choices")):
+                pieces.setdefault(count(piece.get("index")) or 0, []).append(piece)
+        answer["choices"] = [self.fold(index, pieces[index]) for index in sorted(pieces)]
+        if not (_complete(answer["choices"]) or "error" in answer or body.rstrip().endswith(b"[DONE]")):
+            problems.append("response: the stream ended early")
+        return answer
+
+    def fold(self, index: int, pieces: list[Json]) -> Json:
+        """The pieces of one choice as a choice of a plain answer."""
+        deltas = [obj(piece.get("delta")) for piece in pieces]
+        message = {key: joined(deltas, key) for key in ("content", "refusal", "reasoning_content", "reasoning")}
+        return {
+            "index": index,
+            "finish_reason": earliest(pieces, "finish_reason"),
+            "message": message
+            | {"role": earliest(deltas, "role"), "audio": _audio(deltas)}
+            | {"tool_calls": _calls(deltas), "function_call": _function(deltas)},
+        }
+
+    def messages(self, asked: Json, problems: list[str]) -> list[Message]:
+        """One for one."""
+        items = arr(asked.get("messages"))
+        problems += [
+            f"request: messages[{at}] is not an object" for at, it in enumerate(items) if not isinstance(it, dict)
+        ]
+        return [_message(item, "user") for item in objs(items)]
+
+    def tools(self, asked: Json) -> list[Tool]:
+        """Functions, custom tools, and the functions of before there were tools."""
+        tools = [_tool(item) for item in objs(asked.get("tools"))]
+        return tools + [_named(item, "function") for item in objs(asked.get("functions"))]
+
+    def choices(self, answer: Json) -> list[Choice]:
+        """As many as there are, by index."""
+        items = enumerate(objs(answer.get("choices")))
+        return [
+            Choice(
+                index=at if (index := count(item.get("index"))) is None else index,
+                message=_message(obj(item.get("message")), "assistant"),
+                finish=text(item.get("finish_reason")),
+            )
+            for at, item in items
+        ]
+
+    def usage(self, answer: Json) -> Usage | None:
+        """As reported."""
+        return tokens(answer.get("usage"), "prompt", "completion")
+
+
+def _decode(body: bytes) -> _Answer:
+    try:
+        return _ANSWER.decode(body)
+    except UNREADABLE:
+        return _Answer()
+
+
+def _note(facts: Facts, answer: _Answer) -> None:
+    """Adds what is not known yet: the end of a stream is noted newest first."""
+    choices = answer.choices or []
+    facts.model_served = facts.model_served or label(answer.model)
+    facts.response_id = facts.response_id or label(answer.id)
+    facts.usage = facts.usage or tokens(answer.usage, "prompt", "completion")
+    facts.finish = facts.finish or (label(choices[0].finish_reason) if choices else None)
+    facts.choices = max(facts.choices, len(choices))
+    for said in (choice.message for choice in choices):
+        if said is not None:
+            facts.tool_calls += len(said.tool_calls or ()) + bool(obj(said.function_call))
+
+
+def _complete(choices: list[Json]) -> bool:
+    return bool(choices) and all(choice["finish_reason"] for choice in choices)
+
+
+def _audio(deltas: list[Json]) -> Json | None:
+    pieces = [audio for delta in deltas if (audio := obj(delta.get("audio")))]
+    whole = {key: joined(pieces, key) for key in ("data", "transcript")}
+    return {"id": earliest(pieces, "id"), **whole} if pieces else None
+
+
+def _calls(deltas: list[Json]) -> list[Json]:
+    """Tool calls of a stream, in order. A delta without an index belongs to the newest call unless it brings an id."""
+    slots: dict[int, list[Json]] = {}
+    for piece in (piece for delta in deltas for piece in objs(delta.get("tool_calls"))):
+        index = count(piece.get("index"))
+        newest = max(slots, default=-1)
+        slot = newest + bool(piece.get("id") or newest < 0) if index is None else index
+        slots.setdefault(slot, []).append(piece)
+    return [_call(slots[slot]) for slot in sorted(slots)]
+
+
+def _call(pieces: list[Json]) -> Json:
+    custom = [obj(piece.get("custom")) for piece in pieces if "custom" in piece]
+    function = [obj(piece.get("function")) for piece in pieces]
+    body: Json = (
+        {"custom": _named_text(custom, "input")} if custom else {"function": _named_text(function, "arguments")}
+    )
+    return {"id": earliest(pieces, "id"), **body}
+
+
+def _function(deltas: list[Json]) -> Json | None:
+    pieces = [call for delta in deltas if (call := obj(delta.get("function_call")))]
+    return _named_text(pieces, "arguments") if pieces else None
+
+
+def _named_text(pieces: list[Json], key: str) -> Json:
+    return {"name": earliest(pieces, "name"), key: joined(pieces, key)}
+
+
+def _message(wire: Json, role: str) -> Message:
+    role = text(wire.get("role")) or role
+    return Message(role=role, parts=_parts(wire, role), name=text(wire.get("name")))
+
+
+def _parts(wire: Json, role: str) -> list[Part]:
+    if role in ("tool", "function"):
+        return [result_part(wire.get("tool_call_id"), wire.get("content"), name=wire.get("name"))]
+    thought = text(wire.get("reasoning_content")) or text(wire.get("reasoning"))
+    refusal, audio, function = text(wire.get("refusal")), obj(wire.get("audio")), obj(wire.get("function_call"))
+    return [
+        *([Part(type="reasoning", text=thought)] if thought else []),
+        *content_parts(wire.get("content")),
+        *([Part(type="refusal", text=refusal)] if refusal else []),
+        *([Part(type="media", data=audio)] if audio else []),
+        *[_call_part(call) for call in objs(wire.get("tool_calls"))],
+        *([_call_part({"function": function})] if function else []),
+    ]
+
+
+def _call_part(call: Json) -> Part:
+    body = obj(call.get("function")) or obj(call.get("custom"))
+    arguments = text(body.get("arguments") if "arguments" in body else body.get("input"))
+    return Part(type="tool_call", id=text(call.get("id")), name=text(body.get("name")), arguments=arguments or "")
+
+
+def _tool(item: Json) -> Tool:
+    kind = text(item.get("type")) or "function"
+    return _named(obj(item.get(kind)) or item, kind)
+
+
+def _named(item: Json, kind: str) -> Tool:
+    return Tool(
+        name=text(item.get("name")) or kind,
+        description=text(item.get("description")),
+        parameters=item.get("parameters"),
+    )

@@ -1,0 +1,59 @@
+"""OpenAI completions: `POST /v1/completions`, text in and text out, still the endpoint of base models.
+
+The answer has chat's frame with `text` where chat has `message`. There is no conversation to follow in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from gateway.dialects.chat import Chat
+from gateway.dialects.post import routes
+from gateway.dialects.wire import Json, arr, count, earliest, joined, objs, text
+from gateway.model import Choice, Message, Part, Tool
+
+
+class Completions(Chat):
+    """Text completions."""
+
+    name = "completions"
+    routes: ClassVar[frozenset[str]] = routes("/completions")
+    apart: ClassVar[frozenset[str]] = frozenset({"prompt", "model", "stream"})
+
+    def fold(self, index: int, pieces: list[Json]) -> Json:
+        """The pieces of one choice as a choice of a plain answer."""
+        finish = earliest(pieces, "finish_reason")
+        return {"index": index, "finish_reason": finish, "text": joined(pieces, "text")}
+
+    def messages(self, asked: Json, problems: list[str]) -> list[Message]:
+        """A user's message per prompt."""
+        return [Message(role="user", parts=[part]) for part in prompts(asked.get("prompt"))]
+
+    def tools(self, asked: Json) -> list[Tool]:
+        """None."""
+        return []
+
+    def choices(self, answer: Json) -> list[Choice]:
+        """As many as there are, by index."""
+        return [_choice(at, item) for at, item in enumerate(objs(answer.get("choices")))]
+
+    def conversation(self, request: bytes) -> list[bytes]:
+        """None: a prompt is no message."""
+        return []
+
+    def reply(self, response: bytes, stream: bool) -> bytes:
+        """None, for want of a conversation."""
+        return b""
+
+
+def prompts(value: Any) -> list[Part]:
+    """The texts of a prompt or an embedding's input: one or several, each a string or a list of token ids."""
+    several = isinstance(value, list) and not all(type(item) is int for item in arr(value))
+    items = arr(value) if several else [] if value is None else [value]
+    return [Part(type="text", text=it) if isinstance(it, str) else Part(type="unknown", data=it) for it in items]
+
+
+def _choice(at: int, item: Json) -> Choice:
+    index, said = count(item.get("index")), text(item.get("text"))
+    message = Message(role="assistant", parts=[Part(type="text", text=said)] if said else [])
+    return Choice(index=at if index is None else index, message=message, finish=text(item.get("finish_reason")))

@@ -1,0 +1,68 @@
+"""OpenAI embeddings: `POST /v1/embeddings`. The texts and the token counts are read, the vectors are left alone."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from gateway.dialects.base import Facts
+from gateway.dialects.completions import prompts
+from gateway.dialects.post import Post, routes
+from gateway.dialects.wire import UNREADABLE, Json, label, peek, tokens
+from gateway.model import Choice, Message, Tool, Usage
+
+
+class _Answer(msgspec.Struct):
+    model: Any = None
+    usage: Any = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+class Embeddings(Post):
+    """Embeddings."""
+
+    name = "embeddings"
+    family = "openai"
+    routes: ClassVar[frozenset[str]] = routes("/embeddings")
+    apart: ClassVar[frozenset[str]] = frozenset({"input", "model"})
+
+    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+        """Model and usage; the vectors are skipped."""
+        answer = _decode(response)
+        usage = tokens(answer.usage, "prompt", "completion")
+        return Facts(model=label(peek(request).model), model_served=label(answer.model), usage=usage)
+
+    def assemble(self, body: bytes, problems: list[str]) -> Json:
+        """There are no streams of embeddings."""
+        problems.append("response: a stream, which no embeddings API is known to send")
+        return {}
+
+    def messages(self, asked: Json, problems: list[str]) -> list[Message]:
+        """A user's message per text."""
+        return [Message(role="user", parts=[part]) for part in prompts(asked.get("input"))]
+
+    def tools(self, asked: Json) -> list[Tool]:
+        """None."""
+        return []
+
+    def choices(self, answer: Json) -> list[Choice]:
+        """None: vectors are not said."""
+        return []
+
+    def usage(self, answer: Json) -> Usage | None:
+        """As reported."""
+        return tokens(answer.get("usage"), "prompt", "completion")
+
+    def conversation(self, request: bytes) -> list[bytes]:
+        """None."""
+        return []
+
+
+def _decode(body: bytes) -> _Answer:
+    try:
+        return _ANSWER.decode(body)
+    except UNREADABLE:
+        return _Answer()

@@ -1,0 +1,251 @@
+"""Anthropic messages: `POST /v1/messages`, and `POST /v1/messages/count_tokens`, which shares its requests.
+
+System text stands apart from the messages and comes first in a Turn. Tool results are blocks of a user's message and
+are left there. `input_tokens` does not count cached ones; a Turn's does, as everywhere else. Calls of tools that
+Anthropic runs itself (`server_tool_use`) are parts of type unknown: the client has no hand in them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from gateway.dialects.base import Facts
+from gateway.dialects.parts import content_parts, result_part
+from gateway.dialects.post import Post, marked, routes
+from gateway.dialects.wire import (
+    UNREADABLE,
+    Json,
+    arr,
+    chunks,
+    count,
+    dumps,
+    joined,
+    label,
+    loads,
+    obj,
+    objs,
+    peek,
+    text,
+)
+from gateway.model import Choice, Message, Part, Tool, Usage
+from gateway.sse import first, last
+
+CALL = b'"type":"tool_use"'
+"""Stands once in a stream for each call, in its content_block_start (`server_tool_use` differs in its first quote)."""
+TAIL = 3
+"""message_delta, message_stop, and a ping."""
+
+
+class _Block(msgspec.Struct):
+    type: Any = None
+
+
+class _Answer(msgspec.Struct):
+    """Of a plain body or a stream's message_start only what a head wants."""
+
+    id: Any = None
+    model: Any = None
+    stop_reason: Any = None
+    usage: Any = None
+    content: list[_Block] | None = None
+
+
+class _Event(msgspec.Struct):
+    """Of message_start the message, of message_delta the rest."""
+
+    message: _Answer | None = None
+    delta: Any = None
+    usage: Any = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+_EVENT = msgspec.json.Decoder(_Event)
+
+
+class Messages(Post):
+    """Anthropic messages."""
+
+    name = "messages"
+    family = "anthropic"
+    routes: ClassVar[frozenset[str]] = routes("/messages")
+    apart: ClassVar[frozenset[str]] = frozenset({"messages", "system", "tools", "model", "stream"})
+
+    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+        """Of a stream the first event and the last few, and a count of tool calls where tools were offered."""
+        asked = peek(request)
+        answer = _ends(response) if stream else _plain(response)
+        return Facts(
+            model=label(asked.model),
+            model_served=label(answer.model),
+            response_id=label(answer.id),
+            finish=label(answer.stop_reason),
+            usage=_usage(answer.usage),
+            tool_calls=(marked(response, CALL) if asked.tools else 0)
+            if stream
+            else sum(block.type == "tool_use" for block in answer.content or ()),
+            choices=0 if answer.content is None else 1,
+        )
+
+    def assemble(self, body: bytes, problems: list[str]) -> Json:
+        """A message, its content blocks each with their deltas, and what is known only at the end."""
+        answer: Json = {}
+        blocks: dict[int, list[Json]] = {}
+        ended = False
+        for event in chunks(body, problems):
+            kind, index = event.get("type"), count(event.get("index")) or 0
+            ended = ended or kind == "message_stop" or "error" in event
+            if kind == "message_start":
+                answer |= obj(event.get("message"))
+            elif kind == "content_block_start":
+                blocks[index] = [obj(event.get("content_block"))]
+            elif kind == "content_block_delta":
+                blocks.setdefault(index, [{}]).append(obj(event.get("delta")))
+            elif kind == "message_delta" or "error" in event:
+                answer = _end(answer, event)
+        if blocks:
+            answer["content"] = [_block(blocks[index]) for index in sorted(blocks)]
+        if not ended:
+            problems.append("response: the stream ended early")
+        return answer
+
+    def messages(self, asked: Json, problems: list[str]) -> list[Message]:
+        """The system text, then one for one."""
+        items = arr(asked.get("messages"))
+        problems += [
+            f"request: messages[{at}] is not an object" for at, it in enumerate(items) if not isinstance(it, dict)
+        ]
+        system = content_parts(asked.get("system"))
+        return [
+            *([Message(role="system", parts=system)] if system else []),
+            *[Message(role=text(it.get("role")) or "user", parts=_parts(it.get("content"))) for it in objs(items)],
+        ]
+
+    def tools(self, asked: Json) -> list[Tool]:
+        """The client's and Anthropic's own."""
+        return [
+            Tool(
+                name=text(item.get("name")) or text(item.get("type")) or "tool",
+                description=text(item.get("description")),
+                parameters=item.get("input_schema"),
+            )
+            for item in objs(asked.get("tools"))
+        ]
+
+    def choices(self, answer: Json) -> list[Choice]:
+        """One, once a message has begun."""
+        if not isinstance(answer.get("content"), list):
+            return []
+        message = Message(role=text(answer.get("role")) or "assistant", parts=_parts(answer["content"]))
+        return [Choice(message=message, finish=text(answer.get("stop_reason")))]
+
+    def usage(self, answer: Json) -> Usage | None:
+        """As reported, cached tokens added to the input."""
+        return _usage(answer.get("usage"))
+
+
+class CountTokens(Messages):
+    """Token counting: a request of messages and an answer of one number. Nothing is used up, so there is no usage."""
+
+    name = "count_tokens"
+    routes: ClassVar[frozenset[str]] = routes("/messages/count_tokens")
+
+    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+        """The model asked for."""
+        return Facts(model=self.model(request))
+
+
+def _plain(body: bytes) -> _Answer:
+    try:
+        return _ANSWER.decode(body)
+    except UNREADABLE:
+        return _Answer()
+
+
+def _event(data: bytes) -> _Event:
+    try:
+        return _EVENT.decode(data)
+    except UNREADABLE:
+        return _Event()
+
+
+def _ends(body: bytes) -> _Answer:
+    """A stream's first and last events as a plain answer without content."""
+    answer = next((event.message for event in map(_event, first(body, 2)) if event.message), _Answer())
+    for event in map(_event, last(body, TAIL)):
+        answer.stop_reason = obj(event.delta).get("stop_reason") or answer.stop_reason
+        answer.usage = _later(answer.usage, event.usage)
+    return answer
+
+
+def _end(answer: Json, event: Json) -> Json:
+    """The answer with what a message_delta or an error adds to it."""
+    known = {key: value for key, value in obj(event.get("delta")).items() if value is not None}
+    failed = {"error": event["error"]} if "error" in event else {}
+    return answer | known | failed | {"usage": _later(answer.get("usage"), event.get("usage"))}
+
+
+def _later(usage: Any, newer: Any) -> Json:
+    """The counts of the start are overruled by those of the end, which are cumulative, where it has them."""
+    return obj(usage) | {key: value for key, value in obj(newer).items() if value is not None}
+
+
+def _block(pieces: list[Json]) -> Json:
+    """A content block of a stream as a plain answer would have it: its start, and its deltas put together."""
+    start, deltas = pieces[0], pieces[1:]
+    whole = dict(start)
+    for key in ("text", "thinking", "signature"):
+        if (added := joined(deltas, key)) is not None:
+            whole[key] = (text(start.get(key)) or "") + added
+    citations = [delta["citation"] for delta in deltas if "citation" in delta]
+    if citations:
+        whole["citations"] = arr(start.get("citations")) + citations
+    if arguments := joined(deltas, "partial_json"):
+        value = loads(arguments)
+        whole["input"] = arguments if value is None else value
+    return whole
+
+
+def _parts(content: Any) -> list[Part]:
+    items = arr(content) if isinstance(content, list) else [content]
+    return [part for item in items for part in _block_parts(item)]
+
+
+def _block_parts(item: Any) -> list[Part]:
+    block = obj(item)
+    match block.get("type"):
+        case "tool_use":
+            return [_call_part(block)]
+        case "tool_result":
+            wire = block if block.get("is_error") else None
+            return [result_part(block.get("tool_use_id"), block.get("content"), wire=wire)]
+        case "thinking":
+            return [Part(type="reasoning", text=text(block.get("thinking")))]
+        case "redacted_thinking":
+            return [Part(type="reasoning", data=block)]
+        case "text":
+            return content_parts(block.get("text"))
+        case _:
+            return content_parts(item if isinstance(item, str) else [item] if item is not None else None)
+
+
+def _call_part(block: Json) -> Part:
+    given = block.get("input")
+    arguments = given if isinstance(given, str) else dumps({} if given is None else given)
+    return Part(type="tool_call", id=text(block.get("id")), name=text(block.get("name")), arguments=arguments)
+
+
+def _usage(usage: Any) -> Usage | None:
+    fields = obj(usage)
+    if not fields:
+        return None
+    fresh = count(fields.get("input_tokens"))
+    cached, written = count(fields.get("cache_read_input_tokens")), count(fields.get("cache_creation_input_tokens"))
+    return Usage(
+        input_tokens=None if fresh is None else fresh + (cached or 0) + (written or 0),
+        output_tokens=count(fields.get("output_tokens")),
+        cached_tokens=cached,
+        cache_write_tokens=written,
+        reasoning_tokens=count(obj(fields.get("output_tokens_details")).get("thinking_tokens")),
+    )

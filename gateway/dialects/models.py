@@ -1,0 +1,22 @@
+"""The list of models: `GET /v1/models` and `GET /v1/models/{id}`. It is recorded, and there is nothing to read in it.
+
+Both families have this route with the same address; an id may hold one slash, as those on the Hugging Face hub do.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.dialects.opaque import Opaque
+
+ROUTE = re.compile(r"(?:/v1)?/models(?:/[^/]+){0,2}")
+
+
+class Models(Opaque):
+    """Model listings."""
+
+    name = "models"
+
+    def matches(self, method: str, path: str) -> bool:
+        """True for the list and for one model."""
+        return method == "GET" and ROUTE.fullmatch(path) is not None

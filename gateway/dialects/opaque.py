@@ -1,0 +1,42 @@
+"""Everything else: recorded byte for byte and not interpreted, except for what any JSON body would say.
+
+The model is looked for because many of these calls name one (rerank, speech, fine-tuning), and upstreams are chosen by it.
+"""
+
+from __future__ import annotations
+
+from gateway.dialects.base import Facts
+from gateway.dialects.wire import error_message, label, loads, obj, peek
+from gateway.model import Turn
+
+
+class Opaque:
+    """Any call at all."""
+
+    name = "opaque"
+    family = "openai"
+
+    def matches(self, method: str, path: str) -> bool:
+        """Always."""
+        return True
+
+    def model(self, request: bytes) -> str | None:
+        """The model, if the request is a JSON object that names one."""
+        return label(peek(request).model)
+
+    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+        """The model asked for."""
+        return Facts(model=self.model(request))
+
+    def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
+        """The model asked for, and the error if the answer is one."""
+        error = None if stream else error_message(obj(loads(response)))
+        return Turn(dialect=self.name, model=self.model(request), stream=stream, error=error)
+
+    def conversation(self, request: bytes) -> list[bytes]:
+        """None that is understood."""
+        return []
+
+    def reply(self, response: bytes, stream: bool) -> bytes:
+        """None that is understood."""
+        return b""

@@ -1,0 +1,71 @@
+"""What every dialect's messages are made of: content parts, tool results, and the fingerprint of a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway.dialects.wire import arr, loads, obj, text
+from gateway.model import Message, Part
+
+TEXT = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text"})
+MEDIA = frozenset(
+    {"image_url", "input_image", "image_file", "input_audio", "audio_url", "video_url", "input_video", "input_file"}
+    | {"audio", "file", "image", "document", "search_result", "video"}
+)
+
+
+def content_parts(content: Any) -> list[Part]:
+    """The parts of a message's content: a string, a list of typed parts, or nothing."""
+    if content is None or content == "":
+        return []
+    if isinstance(content, str):
+        return [Part(type="text", text=content)]
+    items = arr(content) if isinstance(content, list) else [content]
+    return [_content_part(item) for item in items]
+
+
+def _content_part(item: Any) -> Part:
+    if isinstance(item, str):
+        return Part(type="text", text=item)
+    fields = obj(item)
+    kind = text(fields.get("type"))
+    if kind in TEXT and isinstance(fields.get("text"), str):
+        return Part(type="text", text=fields["text"])
+    if kind == "refusal" and isinstance(fields.get("refusal"), str):
+        return Part(type="refusal", text=fields["refusal"])
+    return Part(type="media" if kind in MEDIA else "unknown", data=item)
+
+
+def flat(parts: list[Part]) -> str:
+    """The text of the text parts."""
+    return "".join(part.text or "" for part in parts if part.type == "text")
+
+
+def result_part(id: Any, content: Any, *, name: Any = None, wire: Any = None) -> Part:
+    """A tool's answer. `wire` is kept where the text is not the whole of it: it holds media, or is marked an error."""
+    parts = content_parts(content)
+    if wire is None and any(part.type != "text" for part in parts):
+        wire = content
+    return Part(type="tool_call_response", id=text(id), name=text(name), text=flat(parts), data=wire)
+
+
+def fingerprint(message: Message) -> bytes:
+    """The same bytes for the same message, however it was written: only role, text, tool calls and results count.
+
+    Reasoning, media, markers and unknown parts do not: clients drop and move them. An assistant message with nothing
+    else in it has no fingerprint.
+    """
+    calls = [[part.id, part.name, _arguments(part)] for part in message.parts if part.type == "tool_call"]
+    results = [[part.id, part.text] for part in message.parts if part.type == "tool_call_response"]
+    said = flat(message.parts)
+    if message.role == "assistant" and not (said or calls or results):
+        return b""
+    return orjson.dumps([message.role, said, calls, results])
+
+
+def _arguments(part: Part) -> str:
+    # Many clients parse a call's arguments and write them anew when they send it back.
+    value = loads(part.arguments or "{}")
+    return part.arguments or "" if value is None else orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()

@@ -1,0 +1,102 @@
+"""What the dialects share whose calls are one JSON object posted and one answer, plain or streamed.
+
+A dialect is then a handful of pure functions over wire objects. A stream is folded by `assemble` into the very body
+that a plain call would have had, so that there is one reading of an answer and not two.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from gateway.dialects.base import Facts
+from gateway.dialects.parts import fingerprint
+from gateway.dialects.wire import Json, document, error_message, label, loads, obj, peek, text
+from gateway.model import Choice, Message, Tool, Turn, Usage
+
+
+class Post(ABC):
+    """Base of the dialects that are posted."""
+
+    name: str
+    family: str
+    routes: ClassVar[frozenset[str]]
+    """Its paths; a base URL may or may not end in /v1."""
+    apart: ClassVar[frozenset[str]]
+    """The request's fields that are no sampling parameters."""
+
+    def matches(self, method: str, path: str) -> bool:
+        """True for a POST to exactly one of its routes."""
+        return method == "POST" and path in self.routes
+
+    def model(self, request: bytes) -> str | None:
+        """The model that the request names."""
+        return label(peek(request).model)
+
+    @abstractmethod
+    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+        """The head's facts."""
+
+    def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
+        """The whole exchange."""
+        problems: list[str] = []
+        asked = document(request, "request", problems)
+        answer = self.assemble(response, problems) if stream else document(response, "response", problems)
+        return Turn(
+            dialect=self.name,
+            model=text(asked.get("model")),
+            model_served=text(answer.get("model")),
+            response_id=text(answer.get("id")),
+            stream=stream,
+            sampling={key: value for key, value in asked.items() if key not in self.apart},
+            messages=self.messages(asked, problems),
+            tools=self.tools(asked),
+            choices=self.choices(answer),
+            usage=self.usage(answer),
+            error=error_message(answer),
+            problems=problems,
+        )
+
+    def conversation(self, request: bytes) -> list[bytes]:
+        """A fingerprint source per message."""
+        sources = [fingerprint(message) for message in self.messages(obj(loads(request)), [])]
+        return [source for source in sources if source]
+
+    def reply(self, response: bytes, stream: bool) -> bytes:
+        """Fingerprint source of the first choice."""
+        answer = self.assemble(response, []) if stream else obj(loads(response))
+        choices = self.choices(answer)
+        return fingerprint(choices[0].message) if choices else b""
+
+    @abstractmethod
+    def assemble(self, body: bytes, problems: list[str]) -> Json:
+        """A stream, folded into the body of a plain answer."""
+
+    @abstractmethod
+    def messages(self, asked: Json, problems: list[str]) -> list[Message]:
+        """The conversation of a request."""
+
+    @abstractmethod
+    def tools(self, asked: Json) -> list[Tool]:
+        """The tools of a request."""
+
+    @abstractmethod
+    def choices(self, answer: Json) -> list[Choice]:
+        """The choices of an answer."""
+
+    @abstractmethod
+    def usage(self, answer: Json) -> Usage | None:
+        """The token counts of an answer."""
+
+
+def routes(*paths: str) -> frozenset[str]:
+    """Each path with and without /v1."""
+    return frozenset(path for tail in paths for path in (tail, "/v1" + tail))
+
+
+def marked(body: bytes, marker: bytes) -> int:
+    """How often a piece of compact JSON stands in a body, or the same as Python's json module spaces it.
+
+    A marker holds unescaped quotes, so it is never found inside a JSON string, where they are escaped.
+    """
+    return body.count(marker.replace(b":", b": ").replace(b",", b", ") if b'": ' in body[:64] else marker)

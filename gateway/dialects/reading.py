@@ -1,0 +1,92 @@
+"""From the tape to a Turn: bodies are decoded, then read by their dialect. Interpretation never raises.
+
+Decoding is bounded, because a few bytes can stand for gigabytes, and gives what it could decode together with what
+was wrong: a body may have been cut off with its connection.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import zstandard
+
+from gateway.dialects import by_name
+from gateway.model import Exchange, Span, Turn
+
+LIMIT = 64 << 20
+SLICE = 512
+"""Encoded bytes decoded at a time, so that one step cannot go far over the limit."""
+ZSTD_WINDOW = 8 << 20
+"""The most that RFC 9659 allows for HTTP."""
+EXCERPT = 300
+
+
+class _Inflater(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+def read_exchange(dialect_name: str, exchange: Exchange, span: Span) -> Turn:
+    """An exchange as a Turn."""
+    request, request_problem = decode_body(exchange.request_body, _encoding(exchange.request_headers))
+    response, response_problem = decode_body(exchange.response_body, _encoding(exchange.response_headers))
+    turn = by_name(dialect_name).read(request, response, span.stream)
+    turn.problems[:0] = [
+        *(["the exchange was too large to be kept whole"] if span.truncated else []),
+        *([f"request: {request_problem}"] if request_problem else []),
+        *([f"response: {response_problem}"] if response_problem else []),
+    ]
+    if turn.error is None and (span.http_status or 0) >= 400:
+        turn.error = response[:EXCERPT].decode("utf-8", "replace").strip() or f"HTTP {span.http_status}"
+    return turn
+
+
+def decode_body(body: bytes, content_encoding: str | None, limit: int = LIMIT) -> tuple[bytes, str | None]:
+    """A body without its content encodings, and what was wrong with it."""
+    names = [name.strip().lower() for name in (content_encoding or "").split(",")]
+    for name in reversed([name for name in names if name not in ("", "identity")]):
+        make = _inflater(name, body)
+        if make is None:
+            return body, f"content encoding {name[:40]!r} is not supported"
+        body, problem = _inflate(make, body, limit)
+        if problem:
+            return body, f"{name}: {problem}"
+    return body, None
+
+
+def _encoding(headers: Iterable[tuple[str, str]]) -> str:
+    return ",".join(value for name, value in headers if name.lower() == "content-encoding")
+
+
+def _inflater(name: str, body: bytes) -> Callable[[], _Inflater] | None:
+    if name in ("gzip", "x-gzip"):
+        return lambda: zlib.decompressobj(16 + zlib.MAX_WBITS)
+    if name == "deflate":
+        # Some servers send the bare format, without the zlib header that the standard asks for.
+        wrapped = len(body) >= 2 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+        return lambda: zlib.decompressobj(zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS)
+    if name == "zstd":
+        return zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj
+    return None
+
+
+def _inflate(make: Callable[[], _Inflater], body: bytes, limit: int) -> tuple[bytes, str | None]:
+    """Members of a body one after the other; gzip and zstd allow for several."""
+    decoded, inflater, ended = bytearray(), make(), not body
+    for start in range(0, len(body), SLICE):
+        piece = body[start : start + SLICE]
+        while piece:
+            try:
+                decoded += inflater.decompress(piece)
+            except (zlib.error, zstandard.ZstdError) as error:
+                return bytes(decoded), f"cannot be decoded ({error})"
+            if len(decoded) > limit:
+                return bytes(decoded[:limit]), f"larger than {limit} bytes once decoded"
+            ended, piece = inflater.eof, inflater.unused_data
+            inflater = make() if ended else inflater
+    return bytes(decoded), None if ended else "ends early"

@@ -1,0 +1,237 @@
+"""OpenAI responses: `POST /v1/responses`. What is below that path (retrieve, cancel, items) is opaque.
+
+Input and output are flat lists of items: a message, a function call, its output, a piece of reasoning are one each.
+Items that the model made one after the other are one assistant message, in a Turn and in a fingerprint, since that is
+what the other dialects would have made of them. An item is a tool call when the client has to answer it, which is to
+say when its type ends in `_call` and it has a `call_id`; what the provider runs itself is of type unknown.
+
+The last event of a stream holds the whole answer. Only when it is missing, or empty (Codex's server leaves the items
+out), is the answer put together from the events before it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, ClassVar
+
+import msgspec
+import orjson
+
+from gateway.dialects.base import Facts
+from gateway.dialects.parts import content_parts, result_part
+from gateway.dialects.post import Post, routes
+from gateway.dialects.wire import (
+    UNREADABLE,
+    Json,
+    arr,
+    chunks,
+    count,
+    dumps,
+    joined,
+    label,
+    obj,
+    objs,
+    peek,
+    text,
+    tokens,
+)
+from gateway.model import Choice, Message, Part, Tool, Usage
+from gateway.sse import last
+
+ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
+STARTED = ("queued", "in_progress")
+LISTS = {
+    "response.output_text.delta": ("content", "content_index", "output_text", "text"),
+    "response.refusal.delta": ("content", "content_index", "refusal", "refusal"),
+    "response.reasoning_text.delta": ("content", "content_index", "reasoning_text", "text"),
+    "response.reasoning_summary_text.delta": ("summary", "summary_index", "summary_text", "text"),
+}
+"""Deltas of an item's lists: the list, the field that holds the place in it, the part's type, the part's text field."""
+FIELDS = {
+    "response.function_call_arguments.delta": "arguments",
+    "response.custom_tool_call_input.delta": "input",
+}
+"""Deltas of an item's own fields."""
+
+
+class _Item(msgspec.Struct):
+    type: Any = None
+    call_id: Any = None
+
+
+class _Answer(msgspec.Struct):
+    """Of a response only what a head wants."""
+
+    id: Any = None
+    model: Any = None
+    status: Any = None
+    incomplete_details: Any = None
+    usage: Any = None
+    output: list[_Item] | None = None
+
+
+class _Event(msgspec.Struct):
+    response: _Answer | None = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+_EVENT = msgspec.json.Decoder(_Event)
+
+
+class Responses(Post):
+    """Responses."""
+
+    name = "responses"
+    family = "openai"
+    routes: ClassVar[frozenset[str]] = routes("/responses")
+    apart: ClassVar[frozenset[str]] = frozenset({"input", "instructions", "tools", "model", "stream"})
+
+    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+        """Of a stream the last event, which holds everything."""
+        answer = _last(response) if stream else _plain(response)
+        if stream and not answer.output:
+            answer = _plain(orjson.dumps(self.assemble(response, [])))
+        return Facts(
+            model=label(peek(request).model),
+            model_served=label(answer.model),
+            response_id=label(answer.id),
+            finish=label(_finish(answer.status, answer.incomplete_details)),
+            usage=tokens(answer.usage, "input", "output"),
+            tool_calls=sum(_is_call(item.type, item.call_id) for item in answer.output or ()),
+            choices=1 if answer.output else 0,
+        )
+
+    def assemble(self, body: bytes, problems: list[str]) -> Json:
+        """The newest state of the response; its items as they were done, or as far as they came."""
+        answer: Json = {}
+        items: dict[int, list[Json]] = {}
+        ended = False
+        for event in chunks(body, problems):
+            kind, index = event.get("type"), count(event.get("output_index")) or 0
+            ended = ended or kind in ENDS or "error" in event
+            if "error" in event:
+                answer = answer | {"error": event["error"]}
+            elif isinstance(event.get("response"), dict):
+                answer = obj(event["response"])
+            elif kind in ("response.output_item.added", "response.output_item.done"):
+                items[index] = [obj(event.get("item"))]
+            elif kind in LISTS or kind in FIELDS:
+                items.setdefault(index, [{}]).append(event)
+        if not ended:
+            problems.append("response: the stream ended early")
+        return answer | {"output": arr(answer.get("output")) or [_item(items[index]) for index in sorted(items)]}
+
+    def messages(self, asked: Json, problems: list[str]) -> list[Message]:
+        """The instructions, then the input."""
+        given = asked.get("input")
+        items = arr(given)
+        problems += [
+            f"request: input[{at}] is not an object" for at, it in enumerate(items) if not isinstance(it, dict)
+        ]
+        system = content_parts(asked.get("instructions"))
+        return [
+            *([Message(role="system", parts=system)] if system else []),
+            *([Message(role="user", parts=content_parts(given))] if isinstance(given, str) else []),
+            *_merged([_message(item, "user") for item in objs(items)]),
+        ]
+
+    def tools(self, asked: Json) -> list[Tool]:
+        """Functions and custom tools by name, the provider's own by type."""
+        return [
+            Tool(
+                name=text(item.get("name")) or text(item.get("type")) or "tool",
+                description=text(item.get("description")),
+                parameters=item.get("parameters"),
+            )
+            for item in objs(asked.get("tools"))
+        ]
+
+    def choices(self, answer: Json) -> list[Choice]:
+        """One, of all items."""
+        parts = [part for item in objs(answer.get("output")) for part in _message(item, "assistant").parts]
+        finish = text(_finish(answer.get("status"), answer.get("incomplete_details")))
+        return [Choice(message=Message(role="assistant", parts=parts), finish=finish)] if answer.get("output") else []
+
+    def usage(self, answer: Json) -> Usage | None:
+        """As reported."""
+        return tokens(answer.get("usage"), "input", "output")
+
+
+def _plain(body: bytes) -> _Answer:
+    try:
+        return _ANSWER.decode(body)
+    except UNREADABLE:
+        return _Answer()
+
+
+def _last(body: bytes) -> _Answer:
+    try:
+        return next((_EVENT.decode(data).response for data in last(body, 1)), None) or _Answer()
+    except UNREADABLE:
+        return _Answer()
+
+
+def _finish(status: Any, details: Any) -> Any:
+    return obj(details).get("reason") or (None if status in STARTED else status)
+
+
+def _is_call(kind: Any, call_id: Any) -> bool:
+    return isinstance(kind, str) and kind.endswith("_call") and isinstance(call_id, str)
+
+
+def _item(pieces: list[Json]) -> Json:
+    """An item that never was done, as far as it came."""
+    start, deltas = pieces[0], pieces[1:]
+    lists: defaultdict[str, dict[int, list[Json]]] = defaultdict(dict)
+    whole = dict(start)
+    for delta in deltas:
+        if (kind := delta["type"]) in LISTS:
+            name, place, _, _ = LISTS[kind]
+            lists[name].setdefault(count(delta.get(place)) or 0, []).append(delta)
+    for name, parts in lists.items():
+        whole[name] = [_part_of(parts[place]) for place in sorted(parts)]
+    for kind, field in FIELDS.items():
+        if (added := joined([delta for delta in deltas if delta["type"] == kind], "delta")) is not None:
+            whole[field] = added
+    return whole
+
+
+def _part_of(deltas: list[Json]) -> Json:
+    _, _, kind, field = LISTS[deltas[0]["type"]]
+    return {"type": kind, field: joined(deltas, "delta") or ""}
+
+
+def _message(item: Json, role: str) -> Message:
+    kind = text(item.get("type")) or "message"
+    if kind == "message":
+        return Message(role=text(item.get("role")) or role, parts=content_parts(item.get("content")))
+    if kind.endswith("_call_output"):
+        return Message(role="tool", parts=[result_part(item.get("call_id"), item.get("output"))])
+    return Message(role="assistant", parts=_made(item, kind))
+
+
+def _made(item: Json, kind: str) -> list[Part]:
+    if _is_call(kind, item.get("call_id")):
+        return [_call_part(item, kind)]
+    if kind != "reasoning":
+        return [Part(type="unknown", data=item)]
+    thoughts = content_parts(item.get("content")) or content_parts(item.get("summary"))
+    return [Part(type="reasoning", text=it.text) for it in thoughts] or [Part(type="reasoning", data=item)]
+
+
+def _call_part(item: Json, kind: str) -> Part:
+    given = next((item[key] for key in ("arguments", "input", "action", "operation") if key in item), "")
+    arguments = given if isinstance(given, str) else dumps(given)
+    name = text(item.get("name")) or kind.removesuffix("_call")
+    return Part(type="tool_call", id=text(item.get("call_id")), name=name, arguments=arguments)
+
+
+def _merged(messages: list[Message]) -> list[Message]:
+    """Neighbouring messages of the assistant as one."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and message.role == merged[-1].role == "assistant":
+            merged[-1].parts += message.parts
+        else:
+            merged.append(message)
+    return merged

@@ -1,0 +1,24 @@
+"""The gateway's own refusals, named by who is at fault. Each is answered in the error shape of the API being spoken."""
+
+from __future__ import annotations
+
+
+class Refusal(Exception):
+    """A call that is answered by the gateway itself."""
+
+    def __init__(self, status: int, kind: str, message: str, field: str | None = None) -> None:
+        """`status`: HTTP; `kind`: short reason for the span; `field`: what in the request is meant."""
+        super().__init__(message)
+        self.status, self.kind, self.message, self.field = status, kind, message, field
+
+
+class ClientFault(Refusal):
+    """The request cannot be served as it is: 4xx."""
+
+
+class GatewayFault(Refusal):
+    """The gateway cannot serve it now: 503."""
+
+
+class UpstreamFault(Refusal):
+    """The upstream could not be reached or did not answer in time: 502, 504."""

@@ -1,0 +1,73 @@
+"""Key layout of the tape: pure and order-preserving, so that one range scan lists one attempt in order.
+
+| database   | key                                 | value                                                          |
+|------------|-------------------------------------|----------------------------------------------------------------|
+| `meta`     | name                                | format version, signing secret                                 |
+| `rollouts` | rollout NUL                         | the rollout                                                    |
+| `order`    | cursor of its creation (u64)        | key of the rollout: newest-first lists                         |
+| `attempts` | rollout NUL attempt NUL             | the attempt with its sums                                      |
+| `index`    | rollout NUL attempt NUL block (u32) | cursors (u64) of the heads of 256 sequences, 0 while it runs   |
+| `open`     | rollout NUL attempt NUL seq (u32)   | head and body of a call that was running at the last commit    |
+| `log`      | its last cursor (u64)               | a segment: the heads one commit wrote and what else it changed |
+| `bodies`   | number of its first body (u64)      | a segment: the bodies that one commit wrote, numbered on       |
+
+Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never mixes with it.
+Log and bodies are only ever appended and take whole segments: pages are full, and a commit is few operations. The log
+is the change feed too.
+"""
+
+from __future__ import annotations
+
+import struct
+
+_U32 = struct.Struct(">I")
+_U64 = struct.Struct(">Q")
+
+HIGHEST_SEQUENCE = 0xFFFFFFFF
+
+
+def rollout_key(rollout: str) -> bytes:
+    """Key of a rollout, and prefix of all that belongs to it."""
+    return rollout.encode("ascii") + b"\0"
+
+
+def attempt_key(rollout: str, attempt: str) -> bytes:
+    """Key of an attempt, and prefix of its heads."""
+    return f"{rollout}\0{attempt}\0".encode("ascii")
+
+
+def head_key(rollout: str, attempt: str, sequence: int) -> bytes:
+    """Key of a span's head."""
+    return attempt_key(rollout, attempt) + _U32.pack(sequence)
+
+
+def index_key(rollout: str, attempt: str, block: int) -> bytes:
+    """Key of the cursors of one block of an attempt's heads."""
+    return attempt_key(rollout, attempt) + _U32.pack(block)
+
+
+def split_head_key(key: bytes) -> tuple[str, str, int]:
+    """(rollout, attempt, sequence) of a head's key; whatever follows the key is ignored."""
+    rollout, attempt, rest = key.split(b"\0", 2)
+    return rollout.decode("ascii"), attempt.decode("ascii"), _U32.unpack_from(rest)[0]
+
+
+def head_key_length(record: bytes) -> int:
+    """Length of the head key that a log record starts with."""
+    return record.index(0, record.index(0) + 1) + 5
+
+
+def split_attempt_key(key: bytes) -> tuple[str, str]:
+    """(rollout, attempt) of an attempt's key."""
+    rollout, attempt, _ = key.split(b"\0", 2)
+    return rollout.decode("ascii"), attempt.decode("ascii")
+
+
+def number(value: int) -> bytes:
+    """Key of a body segment or a change segment."""
+    return _U64.pack(value)
+
+
+def to_number(key: bytes) -> int:
+    """The inverse of `number`; reads the first eight bytes."""
+    return _U64.unpack_from(key)[0]

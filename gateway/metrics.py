@@ -1,0 +1,174 @@
+"""What the gateway counts, cheap enough for every call: plain integers and lists, no locks, one event loop.
+
+`METRICS` is the single table of names: the collector renders from it, the documentation is compared with it. An
+unlabelled counter or gauge is an attribute of `Metrics` named without `penstock_` and `_total`, and its owner adds to
+it directly (`metrics.inflight_calls += 1`); what has labels or buckets has a method. Labels are few and fixed (dialect,
+status, upstream names from the configuration): never a model, a rollout or a path.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+BOUNDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+          0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)  # fmt: skip
+"""Upper bounds of the histograms' buckets, in seconds: from the gateway's own microseconds to a long generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the table."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+METRICS: dict[str, Figure] = {
+    "penstock_calls_total": Figure("counter", "Finished model calls.", ("dialect", "status")),
+    "penstock_call_seconds": Figure("histogram", "From the request's head to the last byte passed on.", ("dialect",)),
+    "penstock_first_byte_seconds": Figure("histogram", "From the request's head to the first byte of the answer."),
+    "penstock_overhead_seconds": Figure("histogram", "The part of a call spent in the gateway itself."),
+    "penstock_request_bytes_total": Figure("counter", "Request bodies passed on, in bytes."),
+    "penstock_response_bytes_total": Figure("counter", "Response bodies passed on, in bytes."),
+    "penstock_inflight_calls": Figure("gauge", "Calls being served."),
+    "penstock_recorder_queue_bytes": Figure("gauge", "Bytes that wait to be written to the tape."),
+    "penstock_recorder_queue_calls": Figure("gauge", "Calls that wait to be written to the tape."),
+    "penstock_recorder_wait_seconds_total": Figure("counter", "Time that calls waited for a full recorder queue."),
+    "penstock_recording_gaps_total": Figure("counter", "Calls that were answered but could not be recorded."),
+    "penstock_commits_total": Figure("counter", "Commits to the tape."),
+    "penstock_commit_seconds": Figure("histogram", "Length of a commit, fsync included."),
+    "penstock_commit_spans_total": Figure("counter", "Spans written by commits."),
+    "penstock_tape_bytes": Figure("gauge", "Bytes of the tape in use."),
+    "penstock_upstream_connections": Figure("gauge", "Connections to upstreams.", ("upstream", "state")),
+    "penstock_upstream_retries_total": Figure("counter", "Calls sent again before their first byte."),
+    "penstock_clients": Figure("gauge", "Connected clients."),
+}
+
+
+class Histogram:
+    """Counts by bucket; the last one is everything above the highest bound."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.total += seconds
+
+    def add(self, other: Histogram) -> None:
+        """Take another's counts in."""
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
+
+class Metrics:
+    """The figures of one process."""
+
+    __slots__ = (
+        "_ended", "clients", "commit_seconds", "commit_spans", "commits", "first_byte_seconds",
+        "inflight_calls", "overhead_seconds", "recorder_queue_bytes", "recorder_queue_calls",
+        "recorder_wait_seconds", "recording_gaps", "request_bytes", "response_bytes", "tape_bytes",
+        "upstream_connections", "upstream_retries",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._ended: dict[tuple[str, str], Histogram] = {}
+        self.first_byte_seconds = Histogram()
+        self.overhead_seconds = Histogram()
+        self.commit_seconds = Histogram()
+        self.upstream_connections: dict[tuple[str, ...], int] = {}
+        self.request_bytes = self.response_bytes = self.inflight_calls = self.clients = 0
+        self.recorder_queue_bytes = self.recorder_queue_calls = self.recording_gaps = 0
+        self.commits = self.commit_spans = self.tape_bytes = self.upstream_retries = 0
+        self.recorder_wait_seconds = 0.0
+
+    def call_ended(self, dialect: str, status: str, seconds: float) -> None:
+        """Count a finished call."""
+        ended = self._ended.get((dialect, status))
+        if ended is None:
+            ended = self._ended[dialect, status] = Histogram()
+        ended.counts[bisect_left(BOUNDS, seconds)] += 1
+        ended.total += seconds
+
+    @property
+    def calls(self) -> dict[tuple[str, ...], int]:
+        """Finished calls by dialect and status."""
+        return {labels: sum(ended.counts) for labels, ended in self._ended.items()}
+
+    @property
+    def call_seconds(self) -> dict[tuple[str, ...], Histogram]:
+        """Length of calls by dialect."""
+        merged: dict[tuple[str, ...], Histogram] = {}
+        for (dialect, _), ended in self._ended.items():
+            merged.setdefault((dialect,), Histogram()).add(ended)
+        return merged
+
+    def committed(self, spans: int, seconds: float) -> None:
+        """Count a commit to the tape."""
+        self.commits += 1
+        self.commit_spans += spans
+        self.commit_seconds.observe(seconds)
+
+    def connections(self, upstream: str, state: str, count: int) -> None:
+        """Set the number of connections to an upstream in a state (`idle`, `busy`)."""
+        self.upstream_connections[(upstream, state)] = count
+
+    def value(
+        self, name: str
+    ) -> int | float | Histogram | dict[tuple[str, ...], int] | dict[tuple[str, ...], Histogram]:
+        """What stands behind a name of `METRICS`."""
+        return getattr(self, name.removeprefix("penstock_").removesuffix("_total"))
+
+
+class PenstockCollector(Collector):
+    """Reads a `Metrics` when Prometheus asks."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """Every row of the table, also those that are still zero."""
+        for name, figure in METRICS.items():
+            value = self._metrics.value(name)
+            rows = list(value.items()) if isinstance(value, dict) else [((), value)]
+            yield _family(name, figure, rows)
+
+
+def render(metrics: Metrics) -> bytes:
+    """The page that Prometheus scrapes, in its text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(PenstockCollector(metrics))
+    return generate_latest(registry)
+
+
+def _family(name: str, figure: Figure, rows: Iterable[tuple[tuple[str, ...], int | float | Histogram]]) -> Metric:
+    if figure.kind == "histogram":
+        histogram = HistogramMetricFamily(name, figure.help, labels=figure.labels)
+        for labels, value in rows:
+            if isinstance(value, Histogram):
+                histogram.add_metric(labels, _buckets(value), value.total)
+        return histogram
+    family = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
+    simple = family(name, figure.help, labels=figure.labels)
+    for labels, value in rows:
+        if not isinstance(value, Histogram):
+            simple.add_metric(labels, value)
+    return simple
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    bounds = [*map(str, BOUNDS), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))

@@ -1,0 +1,138 @@
+"""Server-sent events, sans-I/O: bytes in, events out, as the WHATWG standard says (HTML §9.2.6).
+
+`Parser` is incremental and takes any chunking: a line may end in LF, CR or CRLF, and a chunk may end anywhere, also
+inside a line end or a character. It never raises; an event that was not finished by a blank line is dropped.
+
+A span's head wants two or three events out of hundreds. `first` and `last` find them by searching for blank lines
+instead of walking through every line, and give the undecoded data, which is what a JSON parser wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+BOM = b"\xef\xbb\xbf"
+BLOCK = 1 << 16
+
+
+class Event(NamedTuple):
+    """One event, as a browser would dispatch it."""
+
+    type: str
+    """`message` unless the stream named another."""
+    data: str
+    """The data lines joined by LF; bytes that are no UTF-8 are replaced."""
+    id: str
+    """The newest id of the stream so far, "" before the first."""
+
+
+class Parser:
+    """Feeds on chunks of a stream and gives the events that they complete."""
+
+    def __init__(self) -> None:
+        self.retry: int | None = None
+        """Reconnection time the stream asked for; ms."""
+        self._at_start = True
+        self._after_cr = False
+        self._line: list[bytes] = []
+        self._data: list[bytes] = []
+        self._type = b""
+        self._id = b""
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """The events that end within this chunk."""
+        return [event for line in self._lines(chunk) if (event := self._take(line)) is not None]
+
+    def _lines(self, chunk: bytes) -> list[bytes]:
+        # A CR ends its line at once, so that its event is not held back; an LF that follows belongs to it.
+        if self._after_cr and chunk:
+            chunk = chunk.removeprefix(b"\n")
+            self._after_cr = False
+        lines = chunk.splitlines(keepends=True)
+        rest = lines.pop() if lines and lines[-1][-1] not in b"\r\n" else b""
+        if lines:
+            self._after_cr = not rest and chunk.endswith(b"\r")
+            lines[0] = b"".join([*self._line, lines[0]])
+            self._line = []
+        self._line.append(rest)
+        return [line.rstrip(b"\r\n") for line in lines]
+
+    def _take(self, line: bytes) -> Event | None:
+        if self._at_start:
+            line, self._at_start = line.removeprefix(BOM), False
+        if not line:
+            return self._dispatch()
+        name, _, value = line.partition(b":")
+        self._field(name, value.removeprefix(b" "))
+        return None
+
+    def _field(self, name: bytes, value: bytes) -> None:
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"event":
+            self._type = value
+        elif name == b"id" and b"\0" not in value:
+            self._id = value
+        elif name == b"retry" and value.isdigit() and len(value) < 16:
+            self.retry = int(value)
+
+    def _dispatch(self) -> Event | None:
+        kind, data, self._type, self._data = self._type, self._data, b"", []
+        return Event(_text(kind) or "message", _text(b"\n".join(data)), _text(self._id)) if data else None
+
+
+def events(body: bytes) -> Iterator[Event]:
+    """The events of a whole body."""
+    parser = Parser()
+    for start in range(0, len(body), BLOCK):
+        yield from parser.feed(body[start : start + BLOCK])
+
+
+def first(body: bytes, count: int) -> list[bytes]:
+    """Data of the first `count` events, oldest first."""
+    found: list[bytes] = []
+    blank, start = _blank(body), len(BOM) if body.startswith(BOM) else 0
+    while start < len(body) and len(found) < count:
+        cut = body.find(blank, start)
+        end = len(body) if cut < 0 else cut + len(blank)
+        found += _datas(body[start:end])
+        start = end
+    return found[:count]
+
+
+def last(body: bytes, count: int) -> list[bytes]:
+    """Data of the last `count` events, oldest first."""
+    found: list[bytes] = []
+    blank, start, end = _blank(body), len(BOM) if body.startswith(BOM) else 0, len(body)
+    while end > start and len(found) < count:
+        cut = body.rfind(blank, start, end - 1)
+        begin = start if cut < 0 else cut + len(blank)
+        found = _datas(body[begin:end]) + found
+        end = begin
+    return found[max(len(found) - count, 0) :]
+
+
+def _blank(body: bytes) -> bytes:
+    # Any guess gives right answers, since what lies between two blank lines is still parsed line by line; the right
+    # one gives them fast.
+    return b"\r\n\r\n" if b"\r\n\r\n" in body[-BLOCK:] else b"\n\n"
+
+
+def _datas(block: bytes) -> list[bytes]:
+    """Data of the events in a piece of a stream that begins after a blank line."""
+    found: list[bytes] = []
+    lines: list[bytes] = []
+    for line in block.splitlines():
+        if line.startswith(b"data:"):
+            lines.append(line[6:] if line[5:6] == b" " else line[5:])
+        elif line == b"data":
+            lines.append(b"")
+        elif not line and lines:
+            found.append(b"\n".join(lines))
+            lines = []
+    return found
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
