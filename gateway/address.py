@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import get_args
+from typing import cast, get_args
 from urllib.parse import unquote
 
 from gateway.model import ID_PATTERN, Mode, Origin
@@ -36,6 +36,7 @@ ADDRESS_HEADERS = frozenset({b"x-rollout-id", b"x-attempt-id", b"x-agent-id", b"
 _ID = re.compile(ID_PATTERN)
 _SEGMENTS = ("rollout", "attempt", "agent", "mode")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_REMEMBERED_LENGTH = 1024
 
 
 class AddressError(ValueError):
@@ -61,14 +62,18 @@ class Address:
 
 def check_id(part: str, value: str) -> str:
     """The value, if it is a valid id; else raises `AddressError`."""
-    if value in (".", "..") or not _ID.match(value) or value.endswith("\n"):
+    if value in (".", "..") or not _ID.fullmatch(value):
         raise AddressError(part, value)
     return value
 
 
-@lru_cache(maxsize=8192)
 def from_path(path: str) -> tuple[Address | None, str]:
-    """(address, path below it); (None, path) when the path names no rollout. Remembered: an attempt asks again and again."""
+    """(address, path below it); (None, path) when the path names no rollout. Raises `AddressError`."""
+    # An attempt asks for the same path again and again; what is too long to be one of those is not worth the memory.
+    return _remembered(path) if len(path) <= _REMEMBERED_LENGTH else _parse(path)
+
+
+def _parse(path: str) -> tuple[Address | None, str]:
     lightning = path.startswith("/proxy/rollout/")
     if not lightning and not path.startswith("/rollout/"):
         return None, path
@@ -83,8 +88,11 @@ def from_path(path: str) -> tuple[Address | None, str]:
         raise AddressError("mode", mode, "train, val, test or online")
     if lightning and rest.startswith("/openai/"):
         rest = rest[7:]
-    address = Address(found["rollout"], found.get("attempt", FIRST_ATTEMPT), found.get("agent"), mode)  # type: ignore[arg-type]
+    address = Address(found["rollout"], found.get("attempt", FIRST_ATTEMPT), found.get("agent"), cast(Mode, mode))
     return address, rest or "/"
+
+
+_remembered = lru_cache(maxsize=8192)(_parse)
 
 
 def _segment(path: str, name: str) -> tuple[str | None, str]:
@@ -101,17 +109,21 @@ def from_headers(headers: Mapping[bytes, bytes]) -> Address | None:
         return None
     named = _named(headers)
     if "rollout" in named:
-        agent = named.get("agent")
         return Address(
             check_id("x-rollout-id", named["rollout"]),
             check_id("x-attempt-id", named.get("attempt", FIRST_ATTEMPT)),
-            None if agent is None else check_id("x-agent-id", agent),
+            _agent(named),
         )
     for header, kind in SESSION_HEADERS.items():
         if session := headers.get(header):
             name = _UNSAFE.sub("-", session.decode("latin-1"))[:100]
-            return Address(f"{kind}-{name}", agent=named.get("agent"), origin="implicit")
+            return Address(f"{kind}-{name}", agent=_agent(named), origin="implicit")
     return None
+
+
+def _agent(named: Mapping[str, str]) -> str | None:
+    agent = named.get("agent")
+    return None if agent is None else check_id("x-agent-id", agent)
 
 
 def _named(headers: Mapping[bytes, bytes]) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """The only place where things are wired together, started, and stopped in order.
 
-Start: tape, recorder, upstreams, control plane, listener; then the address is printed and readiness goes on. Stop
-(SIGTERM, SIGINT): readiness off, no new connections, running calls finish within `limits.drain_seconds`, what is left is
-broken off and recorded as interrupted, the recorder writes its queue, the tape is closed.
+Start: tape, recorder, upstreams, control plane, listener; then the address is printed and readiness goes on.
+Stop (SIGTERM, SIGINT): readiness off, no new connections, running calls finish within `limits.drain_seconds` (a second
+signal ends the wait), what is left is broken off and recorded as interrupted, the recorder writes its queue, the tape
+is closed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from gateway.upstream import Pool
 
 _TICK_SECONDS = 0.1
 _BACKLOG = 4096
+_CONTROL_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -39,8 +41,14 @@ class State:
     """What the health endpoints tell."""
 
     metrics: Metrics
-    ready: bool = False
+    recorder: Recorder
+    started: bool = False
     draining: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """True while it takes calls and can record them."""
+        return self.started and not self.draining and self.recorder.alive
 
     @property
     def gaps(self) -> int:
@@ -56,14 +64,17 @@ class Gateway:
         config.refuse_open_door()
         self.config = config
         self.metrics = Metrics()
-        self.state = State(self.metrics)
-        self.pools = {upstream.name: Pool(upstream) for upstream in config.upstreams()}
+        admin_key = config.auth.admin_key()
+        self.pools = {upstream.name: Pool(upstream, admin_key) for upstream in config.upstreams()}
         self.store = Store(config.data, map_bytes=config.tape.map_bytes, memory_bytes=config.tape.memory_bytes)
         self.feed = Feed(self.store.cursor())
-        self.auth = Auth(config.auth.admin_key(), self.store.secret())
+        self.auth = Auth(admin_key, self.store.secret())
         self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed)
-        self._application = control.make_control(self.store, self.feed, self.auth, self.metrics, self.state)
-        self._runner = web.AppRunner(self._application, handler_cancellation=True, access_log=None)
+        self.state = State(self.metrics, self.recorder)
+        application = control.make_control(self.store, self.feed, self.auth, self.metrics, self.state)
+        self._runner = web.AppRunner(
+            application, handler_cancellation=True, access_log=None, shutdown_timeout=_CONTROL_SECONDS
+        )
         self._server: asyncio.Server
         self._ticker: asyncio.TimerHandle
         self._drained = asyncio.Event()
@@ -74,9 +85,8 @@ class Gateway:
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
-        self.proxy = Proxy(self.config, self.pools, self.auth, self.recorder, self.metrics, server)
+        self.proxy = proxy = Proxy(self.config, self.pools, self.auth, self.recorder, self.metrics, server)
         self.recorder.start()
-        proxy = self.proxy
         self._server = await loop.create_server(
             lambda: Front(proxy), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
         )
@@ -85,12 +95,12 @@ class Gateway:
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
-        self.state.ready = True
+        self.state.started = True
         address = self._server.sockets[0].getsockname()
         return address[0], address[1]
 
     def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
+        self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
         now = monotonic()
         limits = self.config.limits
         self.proxy.sweep(now)
@@ -100,28 +110,31 @@ class Gateway:
         self.metrics.clients = len(self.proxy.fronts)
         if self.state.draining and not self.proxy.running:
             self._drained.set()
-        self._ticker = loop.call_later(_TICK_SECONDS, self._tick)
 
-    async def stop(self) -> None:
-        """Drains and closes everything, in order."""
-        self.state.ready, self.state.draining = False, True
+    async def stop(self, hurry: asyncio.Event | None = None) -> None:
+        """Drains and closes everything, in order; `hurry` ends the wait for running calls."""
+        self.state.draining = True
         self._server.close()
         for front in list(self.proxy.fronts):
             front.drain()
-        try:
-            async with asyncio.timeout(self.config.limits.drain_seconds):
-                await self._drained.wait()
-        except TimeoutError:
-            for call in list(self.proxy.running):
-                call.give_up()
-        self._ticker.cancel()
+        await self._wait_for_calls(hurry or asyncio.Event())
+        for call in list(self.proxy.running):
+            call.give_up()
+        # Answers that wait for the tape are let go by this.
         await self.recorder.close()
-        await self._runner.cleanup()
+        self._ticker.cancel()
         for front in list(self.proxy.fronts):
             front.close()
+        await self._runner.cleanup()
         for pool in self.pools.values():
             pool.close()
         self.store.close()
+
+    async def _wait_for_calls(self, hurry: asyncio.Event) -> None:
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self._drained, hurry)]
+        await asyncio.wait(waiting, timeout=self.config.limits.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+        for one in waiting:
+            one.cancel()
 
 
 async def _run(config: Config) -> None:
@@ -129,12 +142,15 @@ async def _run(config: Config) -> None:
     host, port = await gateway.start()
     shown = f"[{host}]" if ":" in host else host
     print(f"penstock listening on http://{shown}:{port}", flush=True)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    stopping, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stopping.is_set() else stopping).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     await stopping.wait()
-    await gateway.stop()
+    await gateway.stop(hurry)
 
 
 def serve(config_path: Path | None, data: Path | None, host: str | None, port: int | None) -> None:

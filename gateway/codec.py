@@ -1,40 +1,47 @@
 """How nouns and bodies become bytes on the tape, and come back.
 
-Heads, attempts and rollouts are positional msgpack: the model's field order is the format, trailing defaults are cut
-off, missing ones are filled in when read (so a field may be appended). What the key says is not repeated in the value.
+Nouns are positional msgpack: an order of fields is the format, trailing defaults are cut off, missing ones are filled
+in when read (so a field may be appended). What the key says is not repeated in the value.
 
 Agents resend the whole conversation with every call, so a body is stored as what is new: the request body without the
 longest common prefix and suffix that it shares with its *base* (an earlier body, usually the attempt's previous call),
 and everything else of the exchange, compressed by zstd with the neighbourhood of the cut and the base's own remainder
-as dictionary; under load a whole commit is compressed at once instead. Byte-exact, nothing is parsed. `DEPTH` bounds the
-chain that a read has to follow. A body without a base is a keyframe; the first call of an attempt may lean on a keyframe of
-another attempt with the same system prompt.
+as dictionary; under load many bodies are compressed together instead. Byte-exact, nothing is parsed. A body without a
+base is a keyframe; the first call of an attempt may lean on a keyframe of another attempt with the same system prompt.
+`DEPTH` and `_CHAIN` bound the chain that a read has to follow.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 import zstandard
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from gateway.model import Chunk, Exchange, Noun, Usage
+from gateway.model import Chunk, Exchange, Usage
 
-DEPTH = 16
-_NEAR = 4096
-_FAR = 16384
+DEPTH = 32
+UNREADABLE = (zstandard.ZstdError, struct.error, ValueError, TypeError, LookupError, MemoryError)
+"""What decoding raises when the bytes are not what they should be."""
+
+_CHAIN = 8 << 20
+_NEAR = 16384
+_FAR = 32768
 _BLOCK = 16384
+_SEGMENT = 131072
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_LEVEL = 1
+_LEVEL = 6
+_WHOLE = 1 << 53
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
-_plain = zstandard.ZstdCompressor(level=_LEVEL)
-
-N = TypeVar("N", bound=Noun)
+_alone = zstandard.ZstdCompressor(level=_LEVEL)
+_together = zstandard.ZstdCompressor(level=1)
 
 
 def encode(values: list[Any], defaults: list[Any]) -> bytes:
@@ -45,7 +52,7 @@ def encode(values: list[Any], defaults: list[Any]) -> bytes:
     return _pack(values[:end])
 
 
-def decode(record: bytes | memoryview) -> list[Any]:
+def decode(record: bytes) -> list[Any]:
     """The positions of a record."""
     return _unpack(record)
 
@@ -73,11 +80,12 @@ def values(noun: BaseModel, names: list[str]) -> list[Any]:
 
 
 def usage_values(usage: Usage | None) -> list[int | None] | None:
-    """Usage as positions; cheaper than `values` on the recorder's path."""
+    """Usage as positions; a number that no provider can mean is dropped."""
     if usage is None:
         return None
     u = usage
-    return [u.input_tokens, u.output_tokens, u.cached_tokens, u.cache_write_tokens, u.reasoning_tokens]
+    counts = [u.input_tokens, u.output_tokens, u.cached_tokens, u.cache_write_tokens, u.reasoning_tokens]
+    return [None if count is None or not 0 <= count < _WHOLE else count for count in counts]
 
 
 @dataclass(slots=True)
@@ -102,18 +110,23 @@ class Base:
     depth: int
     request: bytes
     rest: bytes
+    """The beginning of what else its record holds."""
 
     @property
     def size(self) -> int:
         """Memory it holds; bytes."""
         return len(self.request) + len(self.rest)
 
+    def carries(self, request: bytes) -> bool:
+        """False when the chain would become too long to be read back quickly."""
+        return self.depth < DEPTH and self.depth * len(request) < _CHAIN
 
-def pack_body(body: Body, base: Base | None, alone: bool) -> tuple[bytes, bytes]:
-    """(record, rest): what is stored, and the remainder that a later body may use as dictionary.
 
-    `alone`: the segment is small, so the record is compressed by itself, with the base as dictionary. In a large segment
-    the records are each other's dictionary and are compressed together, at a third of the cost (`pack_segment`).
+def pack_body(body: Body, number: int, base: Base | None, alone: bool) -> tuple[bytes, Base]:
+    """(record, itself as a base) of the body with this number.
+
+    `alone`: the record is compressed by itself, with the base as dictionary. Otherwise it is left as it is: records of
+    one segment are each other's dictionary and are compressed together, at a third of the cost (`pack_segments`).
     """
     request = body.request
     prefix = suffix = 0
@@ -121,49 +134,50 @@ def pack_body(body: Body, base: Base | None, alone: bool) -> tuple[bytes, bytes]
         prefix = common_prefix(base.request, request)
         suffix = common_suffix(base.request, request, min(len(base.request), len(request)) - prefix)
     middle = request[prefix : len(request) - suffix]
+    # The beginning serves the next body as dictionary: what may be long and repeats least stands last.
     rest = _pack(
-        (
-            body.response,
-            body.marks,
-            middle,
-            body.request_headers,
-            body.response_headers,
-            body.trailers,
-            body.url,
-        )
+        (body.url, body.request_headers, body.response_headers, body.trailers, body.marks, body.response, middle)
     )
-    number, depth = (0, 0) if base is None else (base.number, base.depth + 1)
-    if not alone:
-        return _pack((number, depth, prefix, suffix, False, rest)), rest
-    compressor = _plain
-    if base is not None:
-        compressor = zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(base, prefix))
-    return _pack((number, depth, prefix, suffix, True, compressor.compress(rest))), rest
+    lower, depth = (0, 0) if base is None else (base.number, base.depth + 1)
+    stored = _compress(rest, base, prefix) if alone else rest
+    return _pack((lower, depth, prefix, suffix, alone, stored)), Base(number, depth, request, rest[:_FAR])
 
 
-def base_of(record: bytes | memoryview) -> int:
+def base_of(record: bytes) -> int:
     """Number of the body that this one leans on; 0 for a keyframe."""
     return _unpack(record)[0]
 
 
-def unpack_body(record: bytes | memoryview, base: Base | None, number: int) -> tuple[Body, Base]:
+def unpack_body(record: bytes, base: Base | None, number: int) -> tuple[Body, Base]:
     """The body, and itself as a base for the next one in the chain."""
     _, depth, prefix, suffix, compressed, rest = _unpack(record)
     if compressed:
-        dictionary = None if base is None else _dictionary(base, prefix)
-        rest = zstandard.ZstdDecompressor(dict_data=dictionary).decompress(rest)
-    response, marks, middle, request_headers, response_headers, trailers, url = _unpack(rest)
+        rest = _decompress(rest, base, prefix)
+    url, request_headers, response_headers, trailers, marks, response, middle = _unpack(rest)
     request = middle
     if base is not None:
-        request = base.request[:prefix] + middle + base.request[len(base.request) - suffix :]
+        request = b"".join((base.request[:prefix], middle, base.request[len(base.request) - suffix :]))
     body = Body(url, request_headers, request, response_headers, response, trailers, marks)
-    return body, Base(number, depth, request, rest)
+    return body, Base(number, depth, request, rest[:_FAR])
+
+
+def _compress(rest: bytes, base: Base | None, prefix: int) -> bytes:
+    """A zstd frame without its magic number: every record has one, and it is always the same."""
+    compressor = _alone
+    if base is not None:
+        compressor = zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(base, prefix))
+    return compressor.compress(rest)[len(_ZSTD) :]
+
+
+def _decompress(frame: bytes, base: Base | None, prefix: int) -> bytes:
+    dictionary = None if base is None else _dictionary(base, prefix)
+    return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(_ZSTD + frame)
 
 
 def _dictionary(base: Base, prefix: int) -> zstandard.ZstdCompressionDict:
     near = base.request[max(0, prefix - _NEAR) : prefix]
     # The compressor refuses a dictionary of less than eight bytes.
-    raw = (b"\0" * 8) + near + base.rest[:_FAR]
+    raw = b"".join((bytes(8), near, base.rest))
     return zstandard.ZstdCompressionDict(raw, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
@@ -208,14 +222,27 @@ def common_suffix(a: bytes, b: bytes, most: int) -> int:
     return done
 
 
-def pack_segment(records: list[bytes], compress: bool = False) -> bytes:
-    """The value of a `bodies` or `log` key: what one commit appended."""
-    packed = _pack(records)
-    return _plain.compress(packed) if compress else packed
+def pack_segment(records: list[bytes]) -> bytes:
+    """The value of a `bodies` or `log` key: consecutive records."""
+    return _pack(records)
 
 
-def unpack_segment(segment: bytes | memoryview) -> list[bytes]:
-    """The inverse of `pack_segment`. A zstd frame starts with 28 B5 2F FD; no msgpack array does."""
+def pack_segments(records: list[bytes]) -> Iterator[tuple[int, bytes]]:
+    """(place of its first record, segment) of segments that are each compressed as a whole.
+
+    A read decompresses the whole segment: it is bounded.
+    """
+    first = size = 0
+    for at, record in enumerate(records):
+        if at > first and size + len(record) > _SEGMENT:
+            yield first, _together.compress(_pack(records[first:at]))
+            first, size = at, 0
+        size += len(record)
+    yield first, _together.compress(_pack(records[first:]))
+
+
+def unpack_segment(segment: bytes) -> list[bytes]:
+    """The inverse of both. A zstd frame starts with 28 B5 2F FD; no msgpack array does."""
     if segment[:4] == _ZSTD:
         segment = zstandard.ZstdDecompressor().decompress(segment)
     return cast(list[bytes], _unpack(segment))
@@ -224,6 +251,12 @@ def unpack_segment(segment: bytes | memoryview) -> list[bytes]:
 def pack_open(head: bytes, body: bytes | None) -> bytes:
     """The value of an `open` key."""
     return _pack((head, body))
+
+
+def unpack_open(value: bytes) -> tuple[bytes, bytes | None]:
+    """The inverse: head and body."""
+    head, body = _unpack(value)
+    return head, body
 
 
 def header_lines(block: bytes) -> list[tuple[str, str]]:

@@ -28,7 +28,9 @@ class ConfigError(Exception):
 class Section(BaseModel):
     """Base of every table."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Upstream(Section):
@@ -144,6 +146,12 @@ class Tape(Section):
     }
     """What happens to calls of a mode while the tape cannot be written: `pass` (counted as a gap) or `refuse` (503)."""
 
+    @field_validator("on_record_failure", mode="before")
+    @classmethod
+    def _the_others_stay(cls, value: Any) -> Any:
+        default = cls.model_fields["on_record_failure"].default
+        return default | value if isinstance(value, dict) else value
+
 
 class Config(Section):
     """The whole file; everything has a default."""
@@ -152,7 +160,7 @@ class Config(Section):
     """Address to listen on."""
     port: int = Field(default=4747, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
-    data: Path = Path("penstock-data")
+    data: Path = Field(default=Path("penstock-data"), strict=False)
     """Directory of the tape."""
     auth: Auth = Auth()
     limits: Limits = Limits()

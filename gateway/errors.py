@@ -17,7 +17,7 @@ class ClientFault(Refusal):
 
 
 class GatewayFault(Refusal):
-    """The gateway cannot serve it now: 503."""
+    """The gateway cannot serve it now: 500, 503."""
 
 
 class UpstreamFault(Refusal):

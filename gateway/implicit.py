@@ -1,8 +1,9 @@
 """Rollouts of clients that say nothing: a request that continues a conversation belongs where the conversation began.
 
-Agents resend the whole conversation with every call. A request whose first messages are all of an earlier request, followed
-by the answer to it, continues that one. Equal openings by different agents are told apart by the answer. State lives in
-memory, bounded; after a restart a conversation goes on as a new rollout.
+Agents resend the whole conversation with every call. A request whose first messages are all of an earlier request,
+followed by the answer to it, continues that one. Equal openings by different agents are told apart by the answer. State
+lives in memory, as digests, bounded: the longest untouched conversations are forgotten first, and of equal openings the
+oldest. After a restart a conversation goes on as a new rollout.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from hashlib import blake2b
 from itertools import accumulate
 
 _REMEMBERED = 20_000
+_EQUAL = 64
 
 
 def new_rollout() -> str:
@@ -22,7 +24,10 @@ def new_rollout() -> str:
 
 
 class Conversations:
-    """Which rollout the conversations of late belong to."""
+    """Which rollout the conversations of late belong to.
+
+    Not kept over a restart: the first call after it of a client that says nothing opens a new rollout.
+    """
 
     def __init__(self, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered
@@ -35,7 +40,8 @@ class Conversations:
         for length in range(len(messages) - 1, 0, -1):
             candidates = self._open.get(prefixes[length - 1])
             if candidates:
-                answered = [rollout for rollout, reply in candidates if reply == messages[length]]
+                answer = _digest(messages[length])
+                answered = [rollout for rollout, reply in candidates if reply == answer]
                 if answered:
                     return answered[-1]
                 return candidates[0][0] if len(candidates) == 1 else None
@@ -46,7 +52,9 @@ class Conversations:
         if not messages:
             return
         key = _prefixes(messages)[-1]
-        self._open.setdefault(key, []).append((rollout, reply))
+        candidates = self._open.setdefault(key, [])
+        candidates.append((rollout, _digest(reply)))
+        del candidates[:-_EQUAL]
         self._open.move_to_end(key)
         while len(self._open) > self._remembered:
             self._open.popitem(last=False)
@@ -60,6 +68,10 @@ class Conversations:
         self._responses[response_id] = rollout
         while len(self._responses) > self._remembered:
             self._responses.popitem(last=False)
+
+
+def _digest(message: bytes) -> bytes:
+    return blake2b(message, digest_size=16).digest()
 
 
 def _prefixes(messages: list[bytes]) -> list[bytes]:

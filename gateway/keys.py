@@ -8,6 +8,7 @@
 | `attempts` | rollout NUL attempt NUL             | the attempt with its sums                                      |
 | `index`    | rollout NUL attempt NUL block (u32) | cursors (u64) of the heads of 256 sequences, 0 while it runs   |
 | `open`     | rollout NUL attempt NUL seq (u32)   | head and body of a call that was running at the last commit    |
+| `styles`   | number (u64)                        | what the heads that name the number have in common             |
 | `log`      | its last cursor (u64)               | a segment: the heads one commit wrote and what else it changed |
 | `bodies`   | number of its first body (u64)      | a segment: the bodies that one commit wrote, numbered on       |
 
@@ -38,12 +39,12 @@ def attempt_key(rollout: str, attempt: str) -> bytes:
 
 def head_key(rollout: str, attempt: str, sequence: int) -> bytes:
     """Key of a span's head."""
-    return attempt_key(rollout, attempt) + _U32.pack(sequence)
+    return attempt_key(rollout, attempt) + u32(sequence)
 
 
 def index_key(rollout: str, attempt: str, block: int) -> bytes:
     """Key of the cursors of one block of an attempt's heads."""
-    return attempt_key(rollout, attempt) + _U32.pack(block)
+    return attempt_key(rollout, attempt) + u32(block)
 
 
 def split_head_key(key: bytes) -> tuple[str, str, int]:
@@ -63,6 +64,11 @@ def split_attempt_key(key: bytes) -> tuple[str, str]:
     return rollout.decode("ascii"), attempt.decode("ascii")
 
 
+def u32(value: int) -> bytes:
+    """What follows an attempt's key in the key of a head or of a block of the index."""
+    return _U32.pack(value)
+
+
 def number(value: int) -> bytes:
     """Key of a body segment or a change segment."""
     return _U64.pack(value)
@@ -71,3 +77,8 @@ def number(value: int) -> bytes:
 def to_number(key: bytes) -> int:
     """The inverse of `number`; reads the first eight bytes."""
     return _U64.unpack_from(key)[0]
+
+
+def to_numbers(keys: bytes) -> list[int]:
+    """The numbers that were written one after the other."""
+    return [found for (found,) in _U64.iter_unpack(keys)]

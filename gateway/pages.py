@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from typing import Any, Generic, Protocol, TypeVar
 
-from gateway.dialects.reading import read_exchange
+from gateway.dialects.reading import decode_body, read_exchange
 from gateway.model import ID_PATTERN, Attempt, Change, Exchange, Message, Rollout, RolloutSummary, Span, Totals, Turn
 from gateway.query import Query
 
@@ -168,14 +168,22 @@ def span_filter(tape: Tape, query: Query) -> Callable[[Span], bool]:
 
 
 def searchable(tape: Tape, span: Span) -> str:
-    """The text of both bodies. What was streamed in pieces or sent compressed is added as it reads."""
+    """The text of both bodies. What was streamed comes in pieces, so it is added as it reads."""
     exchange = tape.exchange(span)
     if exchange is None:
         return ""
-    raw = "\n".join(body.decode(errors="replace") for body in (exchange.request_body, exchange.response_body))
-    headers = exchange.request_headers + exchange.response_headers
-    plain = not span.stream and all(name.lower() != "content-encoding" for name, _ in headers)
-    return raw if plain else "\n".join([raw, *spoken(read_exchange(span.dialect, exchange, span))])
+    texts = [
+        _text(exchange.request_body, exchange.request_headers),
+        _text(exchange.response_body, exchange.response_headers),
+    ]
+    if span.stream:
+        texts.extend(spoken(read_exchange(span.dialect, exchange, span)))
+    return "\n".join(texts)
+
+
+def _text(body: bytes, headers: list[tuple[str, str]]) -> str:
+    encoding = ",".join(value for name, value in headers if name.lower() == "content-encoding")
+    return decode_body(body, encoding)[0].decode(errors="replace")
 
 
 def spoken(turn: Turn) -> Iterator[str]:

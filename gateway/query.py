@@ -279,7 +279,7 @@ def _choice(*allowed: str, **groups: Sequence[str]) -> Callable[[str, str, int],
     """One of a few words; a group is a word that stands for several of them."""
 
     def matcher(operator: str, value: str, now_ns: int) -> Matcher:
-        words = (*allowed, *(group for group in groups if group not in allowed))
+        words = (*map(str, allowed), *(group for group in groups if group not in allowed))
         if value not in words:
             near = get_close_matches(value, words, n=1)
             raise Refused(f"{value!r} is not one of its values", words, near[0] if near else None)

@@ -4,9 +4,10 @@ The loop appends calls to a queue; the thread takes what is there, draws facts o
 commits. Calls that have run for `announce_seconds` are put on the tape as open, so that they are seen, and so that a
 crash leaves an `interrupted` span and not a hole.
 
-The queue is bounded in bytes. When it is full, `put` says so and the end of the *call* waits: training data is never
+The queue is bounded in bytes: when it is full, the end of the *call* waits (`full`), because training data is never
 dropped to save latency. When the tape itself fails, what happens is the mode's `on_record_failure`; the heads of
-unrecorded calls are kept, without bodies, until the tape takes them, and count as gaps.
+unrecorded calls are kept, without bodies, until the tape takes them, and count as gaps. A call that cannot be written
+because of a bug is lost alone: it is logged, counted as a gap, and the others go on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.config import Tape
 from gateway.metrics import Metrics
@@ -35,15 +36,26 @@ _SWITCH_SECONDS = 0.0002
 class Recordable(Protocol):
     """A call, as the recorder sees it."""
 
-    weight: int
-    """Bytes it holds in memory."""
+    @property
+    def weight(self) -> int:
+        """Bytes it holds in memory now."""
+        ...
 
-    def entry(self, final: bool) -> Entry:
-        """What goes to the tape; called on the recorder's thread. The same object every time."""
+    def entry(self, final: bool) -> Entry | None:
+        """What goes to the tape, called on the recorder's thread: the same object every time, or None for an
+        announcement of a call that has ended since."""
         ...
 
 
 Done = Callable[[bool], None]
+
+
+class _Item(NamedTuple):
+    call: Recordable | None
+    """None for a mark in the queue, which writes nothing."""
+    final: bool
+    weight: int
+    done: Done | None
 
 
 class Recorder:
@@ -59,7 +71,7 @@ class Recorder:
         self._committed = committed
         self._strict = config.record == "strict"
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[tuple[Recordable, bool, Done | None]] = deque()
+        self._queue: deque[_Item] = deque()
         self._held: list[Entry] = []
         self._wake = threading.Event()
         self._sleeping = False
@@ -70,6 +82,11 @@ class Recorder:
         """Starts the thread. The loop must not wait long for the interpreter while the thread computes."""
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """False when nothing is written any more: it is closed, or its thread died of a bug, which was logged."""
+        return self._thread.is_alive()
 
     def put(self, call: Recordable, done: Done | None = None) -> None:
         """Queues a finished call; `done` is called on the loop with True once it is on disk, False when it is lost."""
@@ -84,23 +101,26 @@ class Recorder:
         """True when the end of the next call has to wait for the writer."""
         return self._metrics.recorder_queue_bytes > self._config.queue_bytes
 
-    def _push(self, call: Recordable, final: bool, done: Done | None) -> None:
-        self._metrics.recorder_queue_bytes += call.weight
+    def _push(self, call: Recordable | None, final: bool, done: Done | None) -> None:
+        weight = 0 if call is None else call.weight
+        self._metrics.recorder_queue_bytes += weight
         self._metrics.recorder_queue_calls += 1
-        self._queue.append((call, final, done))
+        self._queue.append(_Item(call, final, weight, done))
         if self._sleeping:
             self._sleeping = False
             self._wake.set()
+        elif not self._thread.is_alive():
+            self._abandon()
 
     async def flush(self) -> bool:
         """Returns once everything queued before is durable; False when some of it was lost."""
-        done = self._loop.create_future()
+        done: asyncio.Future[bool] = self._loop.create_future()
 
         def release(kept: bool) -> None:
             if not done.done():
                 done.set_result(kept)
 
-        self._push(_NOTHING, True, release)
+        self._push(None, True, release)
         return await done
 
     async def close(self) -> None:
@@ -108,16 +128,25 @@ class Recorder:
         self._closed = True
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
+        self._abandon()
 
     # -- on the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._await_work():
-            batch = self._take()
-            if batch:
-                self._write(batch)
-            elif self.failing is not None:
-                self._write_held()
+        try:
+            while self._await_work():
+                batch = self._take()
+                if batch:
+                    self._write(batch)
+                elif self.failing is not None:
+                    self._write_held()
+            self._write_held()
+        except BaseException:
+            self.failing = "the recorder stopped; the log says why"
+            _log.critical("the recorder stopped: nothing is recorded any more", exc_info=True)
+            self._loop.call_soon_threadsafe(self._abandon)
+        if self._held:
+            _log.error("%d calls that were answered are not on the tape: %s", len(self._held), self.failing)
 
     def _await_work(self) -> bool:
         """False when it is time to stop. Otherwise there is work, gathered for `commit_ms`."""
@@ -133,36 +162,85 @@ class Recorder:
             time.sleep(self._config.commit_ms / 1000)
         return True
 
-    def _take(self) -> list[tuple[Recordable, bool, Done | None]]:
-        batch: list[tuple[Recordable, bool, Done | None]] = []
+    def _take(self) -> list[_Item]:
+        batch: list[_Item] = []
         weight = 0
         while self._queue and len(batch) < _BATCH and weight < _BATCH_BYTES:
             item = self._queue.popleft()
-            weight += item[0].weight
+            weight += item.weight
             batch.append(item)
         return batch
 
-    def _write(self, batch: list[tuple[Recordable, bool, Done | None]]) -> None:
+    def _write(self, batch: list[_Item]) -> None:
         began = time.perf_counter()
-        entries = [call.entry(final) for call, final, _ in batch if call is not _NOTHING]
+        entries = self._entries(batch)
+        written = [entry for entry in entries if entry is not None]
         try:
-            cursor = self.store.write([*self._held, *entries]) if entries or self._held else None
+            cursor, lost = self._commit(written)
         except TapeError as error:
-            self._failed(str(error), entries)
-            self._loop.call_soon_threadsafe(self._after, batch, None, 0.0, False)
-        else:
-            self._held.clear()
-            self.failing = None
-            self._loop.call_soon_threadsafe(self._after, batch, cursor, time.perf_counter() - began, True)
+            self._failed(str(error), written)
+            self._loop.call_soon_threadsafe(self._after, batch, None, 0, 0.0)
+            return
+        self.failing = None
+        kept = [item for item, entry in zip(batch, entries, strict=True) if id(entry) not in lost]
+        seconds = time.perf_counter() - began
+        self._loop.call_soon_threadsafe(self._after, kept, cursor, len(written), seconds)
+        if lost:
+            gone = [item for item, entry in zip(batch, entries, strict=True) if id(entry) in lost]
+            self._loop.call_soon_threadsafe(self._after, gone, None, 0, 0.0)
+
+    def _entries(self, batch: list[_Item]) -> list[Entry | None]:
+        """The entry of each item, None where there is nothing to write; an item that fails leaves the batch."""
+        entries: list[Entry | None] = []
+        for item in batch.copy():
+            try:
+                entries.append(None if item.call is None else item.call.entry(item.final))
+            except Exception:
+                _log.exception("a call cannot be recorded: it is lost")
+                self._metrics.recording_gaps += item.final
+                batch.remove(item)
+                self._loop.call_soon_threadsafe(self._after, [item], None, 0, 0.0)
+        return entries
+
+    def _commit(self, entries: list[Entry]) -> tuple[int, set[int]]:
+        """Writes the entries and those held back; returns the cursor and those that broke the writer and are lost."""
+        everything = [*self._held, *entries]
+        if not everything:
+            return 0, set()
+        try:
+            cursor, lost = self.store.write(everything), set[int]()
+        except TapeError:
+            raise
+        except Exception:
+            _log.exception("%d calls cannot be written together: trying each alone", len(everything))
+            cursor, lost = self._commit_singly(everything)
+        self._held.clear()
+        return cursor, lost
+
+    def _commit_singly(self, entries: list[Entry]) -> tuple[int, set[int]]:
+        cursor, lost = 0, set[int]()
+        for entry in entries:
+            try:
+                cursor = self.store.write([entry])
+            except TapeError:
+                raise
+            except Exception:
+                _log.exception("a call of %s cannot be written: it is lost", entry.rollout)
+                self._metrics.recording_gaps += 1
+                lost.add(id(entry))
+        return cursor, lost
 
     def _write_held(self) -> None:
+        if not self._held:
+            self.failing = None
+            return
+        count = len(self._held)
         try:
-            cursor = self.store.write(self._held)
+            cursor, _ = self._commit([])
         except TapeError:
             return
-        self._held.clear()
         self.failing = None
-        self._loop.call_soon_threadsafe(self._after, [], cursor, 0.0, True)
+        self._loop.call_soon_threadsafe(self._after, list[_Item](), cursor, count, 0.0)
 
     def _failed(self, reason: str, entries: list[Entry]) -> None:
         if self.failing is None:
@@ -178,27 +256,26 @@ class Recorder:
 
     # -- on the loop -------------------------------------------------------------------------------------------------
 
-    def _after(
-        self, batch: list[tuple[Recordable, bool, Done | None]], cursor: int | None, seconds: float, kept: bool
-    ) -> None:
+    def _after(self, batch: list[_Item], cursor: int | None, spans: int, seconds: float) -> None:
+        """Lets go what waited for the batch; without a cursor it is lost."""
         self._metrics.recorder_queue_calls -= len(batch)
-        for call, _, _ in batch:
-            self._metrics.recorder_queue_bytes -= call.weight
-        if kept and cursor is not None:
-            self._metrics.committed(len(batch), seconds)
+        self._metrics.recorder_queue_bytes -= sum(item.weight for item in batch)
+        if cursor:
+            self._metrics.committed(spans, seconds)
             self._committed(cursor)
-        for _, _, done in batch:
-            if done is not None:
-                done(kept)
+        for item in batch:
+            if item.done is not None:
+                self._let_go(item.done, cursor is not None)
 
+    def _let_go(self, done: Done, kept: bool) -> None:
+        try:
+            done(kept)
+        except Exception:
+            _log.exception("the end of a call could not be passed on")
 
-class _Nothing:
-    """Queued by `flush`: takes its turn and writes nothing."""
-
-    weight = 0
-
-    def entry(self, final: bool) -> Entry:
-        raise AssertionError("never written")
-
-
-_NOTHING = _Nothing()
+    def _abandon(self) -> None:
+        """The thread has ended: what is queued is lost, and nobody may wait for it."""
+        lost = list(self._queue)
+        self._queue.clear()
+        self._metrics.recording_gaps += sum(item.final and item.call is not None for item in lost)
+        self._after(lost, None, 0, 0.0)

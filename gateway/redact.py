@@ -1,25 +1,35 @@
 """Keeps secrets off the tape: header values and query parameters that carry credentials become `***`.
 
-By name, because a key's value looks like anything. A name is secret when one of its words is; words that only count
-tokens (`x-ratelimit-remaining-tokens`) or identify a request (`idempotency-key`) are not.
+By name, because a key's value looks like anything. A name is secret when one of its words is, however the words are
+put together (`x-api-key`, `access_token`, `clientSecret`); words that only count tokens
+(`x-ratelimit-remaining-tokens`) or identify a request (`idempotency-key`) are not. Headers that hold a URL are masked
+like one: a presigned link is a credential. Agent tokens are masked wherever they stand.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from urllib.parse import unquote
 
 MASK = b"***"
 
 _SECRET = re.compile(
-    rb"(^|[-_.])(authorization|authentication|auth|cookie2?|token|secret|password|passwd|credentials?|signature|sig|jwt|session-?key"
-    rb"|api-?key|apikey|key)($|[-_.])"
+    rb"(^|[-_.])(authorization|authentication|auth|cookie2?|[a-z]*token|[a-z]*secret|[a-z]*password|passwd|credentials?"
+    rb"|signature|sig|jwt|(session|api|access|private)?key)($|[-_.])"
+)
+_CAMEL = re.compile(rb"(?<=[a-z0-9])(?=[A-Z])")
+_LOCATIONS = frozenset(
+    {b"location", b"content-location", b"operation-location", b"azure-asyncoperation", b"referer", b"link"}
 )
 _HARMLESS = frozenset(
     {b"idempotency-key", b"x-idempotency-key", b"sec-websocket-key", b"prompt-cache-key", b"www-authenticate"}
 )
-_PARAMETER = re.compile(r"(?i)([?&;]|^)([^=&;?#]+)=([^&;#]*)")
-_AGENT_TOKEN = re.compile(rb"pst_[A-Za-z0-9._~-]+")
+_PARAMETER = re.compile(r"(?:^|[?&;#])([^=&;?#]+)=")
+_VALUE = re.compile(r"[^&#>]*")
+_USER = re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://)[^/?#\s]*@")
+_AGENT_TOKEN = re.compile(r"pst_[A-Za-z0-9._~-]+")
+_KEEP, _HIDE, _URL = range(3)
 
 
 class Redactor:
@@ -28,13 +38,16 @@ class Redactor:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[bytes, bool] = {}
+        self._known: dict[bytes, int] = {}
 
     def secret(self, name: bytes) -> bool:
         """True when values of this header must not be kept."""
+        return self._treatment(name) == _HIDE
+
+    def _treatment(self, name: bytes) -> int:
         known = self._known.get(name)
         if known is None:
-            known = is_secret(name)
+            known = _HIDE if is_secret(name) else _URL if name.lower() in _LOCATIONS else _KEEP
             if len(self._known) < 4096:
                 self._known[name] = known
         return known
@@ -43,30 +56,41 @@ class Redactor:
         """`name: value CRLF` lines with secrets masked."""
         parts: list[bytes] = []
         for name, value in headers:
-            parts += (
-                name,
-                b": ",
-                MASK if self.secret(name) else _AGENT_TOKEN.sub(MASK, value) if b"pst_" in value else value,
-                b"\r\n",
-            )
+            treatment = self._treatment(name)
+            if treatment == _HIDE:
+                value = MASK
+            elif treatment == _URL or b"pst_" in value:
+                value = _masked(value, treatment)
+            parts += (name, b": ", value, b"\r\n")
         return b"".join(parts)
+
+
+def _masked(value: bytes, treatment: int) -> bytes:
+    text = value.decode("latin-1")
+    return (url(text) if treatment == _URL else _AGENT_TOKEN.sub("***", text)).encode("latin-1")
 
 
 def is_secret(name: bytes) -> bool:
     """True when a header or parameter of this name carries a credential."""
-    low = name.lower()
-    return low not in _HARMLESS and _SECRET.search(low) is not None
+    return name.lower() not in _HARMLESS and _SECRET.search(_CAMEL.sub(b"-", name).lower()) is not None
 
 
 def url(text: str) -> str:
     """A URL or path with secret query parameters, user info and agent tokens masked."""
     if "@" in text or "=" in text or "pst_" in text:
-        text = re.sub(r"^([a-z]+://)[^/@]*@", r"\1***@", text)
+        text = _USER.sub(r"\1***@", text)
         head, mark, query = text.partition("?")
-        text = head + mark + (_PARAMETER.sub(_mask_parameter, query) if mark else "")
-        text = re.sub(r"pst_[A-Za-z0-9._~-]+", "***", text)
+        text = head + mark + _masked_query(query)
+        text = _AGENT_TOKEN.sub("***", text)
     return text
 
 
-def _mask_parameter(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}=***" if is_secret(found[2].encode("utf-8", "replace")) else found[0]
+def _masked_query(query: str) -> str:
+    """Values of secret parameters masked, also those of a URL inside another parameter."""
+    parts: list[str] = []
+    at = 0
+    for found in _PARAMETER.finditer(query):
+        if found.start() >= at and is_secret(unquote(found[1]).encode("utf-8", "replace")):
+            parts += query[at : found.end()], "***"
+            at = next(_VALUE.finditer(query, found.end())).end()
+    return "".join((*parts, query[at:]))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 BOM = b"\xef\xbb\xbf"
 BLOCK = 1 << 16
+TAIL = 256
 
 
 class Event(NamedTuple):
@@ -116,7 +117,7 @@ def last(body: bytes, count: int) -> list[bytes]:
 def _blank(body: bytes) -> bytes:
     # Any guess gives right answers, since what lies between two blank lines is still parsed line by line; the right
     # one gives them fast.
-    return b"\r\n\r\n" if b"\r\n\r\n" in body[-BLOCK:] else b"\n\n"
+    return b"\r\n\r\n" if b"\r\n\r\n" in body[-TAIL:] else b"\n\n"
 
 
 def _datas(block: bytes) -> list[bytes]:

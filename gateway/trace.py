@@ -10,7 +10,8 @@ import re
 from functools import lru_cache
 from hashlib import blake2b
 
-_TRACEPARENT = re.compile(r"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?$")
+# Version 00 ends with the flags, later ones may go on; ff is forbidden, and so are ids of nothing but zeros.
+_TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 
 
 @lru_cache(maxsize=1024)
@@ -27,7 +28,5 @@ def span_id(trace: str, rollout: str, attempt: str, sequence: int) -> str:
 
 def parse(traceparent: str) -> tuple[str, str] | None:
     """(trace id, parent span id) of a traceparent header; None when it is not valid."""
-    found = _TRACEPARENT.match(traceparent.strip().lower())
-    if found is None or found[1] == "0" * 32 or found[2] == "0" * 16 or traceparent[:2].lower() == "ff":
-        return None
-    return found[1], found[2]
+    found = _TRACEPARENT.fullmatch(traceparent.strip().lower())
+    return None if found is None or (found[1] == "00" and found[4]) else (found[2], found[3])

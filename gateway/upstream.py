@@ -1,15 +1,17 @@
 """Connections to model endpoints: one asyncio protocol over httptools, pooled per upstream, without a cap.
 
-A `Link` carries one call at a time. Its owner (`gateway.proxy`) is told what arrives, read by read, as raw wire bytes
-that can be passed on unchanged, while the parser runs beside them only to find the head, the end and the payload. A link
-that was idle and closes before it answered has lost a race with the server's keep-alive timer: the call is sent again on
-a fresh one. Nothing is ever sent twice once a byte of an answer was seen.
+A `Link` carries one call at a time. Its caller (`gateway.relay`) is told what arrives, read by read, as raw wire bytes
+that can be passed on unchanged, while the parser runs beside them only to find the head, the end and the payload. A
+link that was idle and closes before it answered has lost a race with the server's keep-alive timer: the call is sent
+again on a fresh one. Nothing is ever sent twice once a byte of an answer was seen.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
+from abc import ABC, abstractmethod
 from collections import deque
 from time import monotonic
 from typing import Protocol
@@ -18,8 +20,12 @@ from urllib.parse import urlsplit
 import httptools
 
 from gateway.config import Upstream
+from gateway.heads import HOP, RequestHeads
 
+_log = logging.getLogger("penstock.upstream")
 _HEAD_LIMIT = 256 << 10
+_WATCHED = HOP | {b"transfer-encoding", b"content-length", b"content-type", b"content-encoding"}
+_NO_HOPS: frozenset[bytes] = frozenset()
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -35,6 +41,10 @@ class Caller(Protocol):
 
     def on_unreachable(self, reason: str, detail: str) -> None:
         """No connection came about."""
+        ...
+
+    def on_interim(self, head: bytes) -> None:
+        """A 1xx answer (never 100 or 101) before the answer itself."""
         ...
 
     def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
@@ -61,37 +71,46 @@ class Link(asyncio.Protocol):
         "caller",
         "chunked",
         "done",
+        "encoding",
+        "events",
         "head_fields",
         "headers",
+        "hops",
         "idle_since",
         "keep_alive",
         "length_known",
+        "owner",
         "pieces",
-        "pool",
         "reused",
         "seen",
+        "status",
         "transport",
     )
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    def __init__(self, owner: Connector) -> None:
+        self.owner = owner
         self.transport: asyncio.Transport
         self.caller: Caller | None = None
         self.reused = False
+        """True once it has been idle between two calls."""
         self.idle_since = 0.0
-        self._reset()
-
-    def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._clear()
 
     def _clear(self) -> None:
         self._buffer = b""
         self._headed = self._garbage = False
+        self.status = 0
         self.headers: Headers = []
+        """Header fields, and once the body has begun, trailer fields."""
         self.head_fields = 0
+        """How many of them are header fields; 0 until the head is there."""
+        self.hops = _NO_HOPS
+        """Names of headers that concern this connection only; empty when there are none."""
         self.pieces: list[bytes] = []
-        self.seen = self.done = self.chunked = self.length_known = False
+        """Payload of the last read, without transfer framing."""
+        self.seen = self.done = self.chunked = self.length_known = self.events = False
+        self.encoding: bytes | None = None
         self.keep_alive = True
 
     # -- parser callbacks --------------------------------------------------------------------------------------------
@@ -104,10 +123,23 @@ class Link(asyncio.Protocol):
         """Headers, and trailers once the body has begun."""
         self.headers.append((name, value))
         low = name.lower()
+        if low in _WATCHED and not self.head_fields:
+            self._note(low, value)
+
+    def _note(self, low: bytes, value: bytes) -> None:
         if low == b"transfer-encoding":
-            self.chunked = b"chunked" in value.lower()
+            self.chunked = value.lower().endswith(b"chunked")
         elif low == b"content-length":
             self.length_known = True
+        elif low == b"content-type":
+            self.events = value[:17].lower() == b"text/event-stream"
+        elif low == b"content-encoding":
+            self.encoding = value if self.encoding is None else self.encoding + b"," + value
+        else:
+            self.hops |= HOP
+            if low == b"connection":
+                named = {name.strip() for name in value.lower().split(b",")}
+                self.hops |= named - {b"content-length", b"transfer-encoding"}
 
     def on_headers_complete(self) -> None:
         """What follows in `headers` are trailers."""
@@ -127,6 +159,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection stands."""
         self.transport = transport  # type: ignore[assignment]
+        self.owner.connections += 1
 
     def data_received(self, data: bytes) -> None:
         """Hands on what arrived; on an idle link anything is a mistake."""
@@ -135,41 +168,51 @@ class Link(asyncio.Protocol):
             self.transport.abort()
             return
         self.seen = True
-        if self._headed:
-            if self._feed(data):
+        try:
+            if not self._headed:
+                self._await_head(caller, data)
+            elif self._parse(data):
                 caller.on_data(self, data)
-            return
+        except Exception:
+            # The loop would only close this connection, and the client would wait for ever.
+            _log.exception("an answer of upstream %r could not be handled", self.owner.name)
+            self._break("internal")
+
+    def _await_head(self, caller: Caller, data: bytes) -> None:
         self._buffer = data = self._buffer + data if self._buffer else data
         end = data.find(b"\r\n\r\n") + 4
         while end > 3 and data[9:10] == b"1" and data[:5] == b"HTTP/":
-            # 100 Continue, 103 Early Hints: not the answer. 101 cannot come, no upgrade was asked for.
+            if data[9:12] not in (b"100", b"101"):
+                caller.on_interim(data[:end])
             self._buffer = data = data[end:]
             end = data.find(b"\r\n\r\n") + 4
         if end > 3:
             self._head_arrived(caller, data, end)
-        elif len(data) > _HEAD_LIMIT or (data and not b"HTTP/".startswith(data[:5]) and data[:5] != b"HTTP/"):
+        elif len(data) > _HEAD_LIMIT or not (data.startswith(b"HTTP/") or b"HTTP/".startswith(data)):
             self._break("upstream_protocol")
 
     def _head_arrived(self, caller: Caller, data: bytes, end: int) -> None:
         self._headed, self._buffer = True, b""
         head, raw = data[:end], data[end:]
-        if not self._feed(head if caller.head_only else data):
+        if not self._parse(head if caller.head_only else data):
             return
+        self.status = self._parser.get_status_code()
         if caller.head_only:
-            self.done, self.keep_alive = True, not raw and self.keep_alive
+            self.keep_alive = not raw and self._parser.should_keep_alive()
+            self.done, raw = True, b""
             self._parser = httptools.HttpResponseParser(self)
         caller.on_answer(self, head, raw)
 
-    def _feed(self, data: bytes) -> bool:
+    def _parse(self, data: bytes) -> bool:
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            raise
         except httptools.HttpParserError:
-            self._break("upstream_protocol")
-            return False
+            self._garbage = True
         if self._garbage:
             self._break("upstream_protocol")
-            return False
-        return True
+        return not self._garbage
 
     def _break(self, reason: str) -> None:
         caller, self.caller = self.caller, None
@@ -182,7 +225,8 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone: the end of the answer where nothing else marks it, else a broken one."""
-        self.pool.forget(self)
+        self.owner.connections -= 1
+        self.owner.forget(self)
         caller, self.caller = self.caller, None
         if caller is None:
             return
@@ -200,6 +244,11 @@ class Link(asyncio.Protocol):
 
     # -- for the call ------------------------------------------------------------------------------------------------
 
+    @property
+    def ends_itself(self) -> bool:
+        """False when only the end of the connection ends the answer. Asked when the head is there."""
+        return self.chunked or self.length_known or self.done
+
     def send(self, caller: Caller, head: bytes, body: bytes) -> None:
         """Writes a request; small ones in one packet."""
         self.caller = caller
@@ -213,7 +262,7 @@ class Link(asyncio.Protocol):
         """The answer is complete: back to the pool, or closed when it cannot be used again."""
         self.caller = None
         if self.keep_alive and self.done and not self.transport.get_write_buffer_size():
-            self.pool.put_back(self)
+            self.owner.put_back(self)
         else:
             self.transport.abort()
 
@@ -223,24 +272,72 @@ class Link(asyncio.Protocol):
         self.transport.abort()
 
 
-class Pool:
+class Connector(ABC):
+    """Makes links."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.connections = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    async def open(self, link: Link) -> None:
+        """Connects a link; raises `OSError` or `TimeoutError`, whose text goes to the client."""
+
+    @abstractmethod
+    def put_back(self, link: Link) -> None:
+        """Takes a link whose answer is complete."""
+
+    @abstractmethod
+    def forget(self, link: Link) -> None:
+        """The connection is gone."""
+
+    def connect(self, caller: Caller) -> asyncio.Task[None]:
+        """Makes a connection and hands it to the caller; the task can be cancelled."""
+        task = asyncio.get_running_loop().create_task(self._connect(caller))
+        self._tasks.add(task)
+        task.add_done_callback(self._connected)
+        return task
+
+    async def _connect(self, caller: Caller) -> None:
+        link = Link(self)
+        try:
+            await self.open(link)
+        except TimeoutError as error:
+            caller.on_unreachable("connect_timeout", str(error))
+        except (OSError, ValueError) as error:
+            # ValueError: a host name that is none (UnicodeError), an address the transport does not take.
+            caller.on_unreachable("connect", getattr(error, "strerror", None) or str(error))
+        except asyncio.CancelledError:
+            # It may have connected in the very moment in which it was given up.
+            if hasattr(link, "transport"):
+                link.transport.abort()
+            raise
+        else:
+            caller.on_connected(link)
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # The call is left without a link and a task: the next sweep ends it.
+            _log.error("a call could not be sent to upstream %r", self.name, exc_info=error)
+
+
+class Pool(Connector):
     """The connections to one upstream."""
 
-    def __init__(self, config: Upstream) -> None:
+    def __init__(self, config: Upstream, admin_key: str | None = None) -> None:
         """`config.key` is read here, so that a missing one stops the start and not the first call."""
+        super().__init__(config.name)
         self.config = config
-        self.name = config.name
-        self.key = config.key()
         parts = urlsplit(config.base_url)
         self.tls = parts.scheme == "https"
         self.address = (parts.hostname or "", parts.port or (443 if self.tls else 80))
         self.path = parts.path
-        self.host = parts.netloc.encode("ascii")
         self.origin = f"{parts.scheme}://{parts.netloc}"
-        self.connections = 0
+        self.heads = RequestHeads(parts.netloc.encode("ascii"), _credential(config), admin_key)
         self._idle: deque[Link] = deque()
         self._context = ssl.create_default_context() if self.tls else None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def idle(self) -> int:
@@ -266,30 +363,16 @@ class Pool:
                 return link
         return None
 
-    def connect(self, caller: Caller) -> asyncio.Task[None]:
-        """Makes a connection and hands it to the caller; the task can be cancelled."""
-        task = asyncio.get_running_loop().create_task(self._connect(caller))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _connect(self, caller: Caller) -> None:
-        loop = asyncio.get_running_loop()
+    async def open(self, link: Link) -> None:
+        """Connects within the configured time."""
+        host = self.address[0] if self.tls else None
         try:
             async with asyncio.timeout(self.config.connect_timeout):
-                _, link = await loop.create_connection(
-                    lambda: Link(self),
-                    *self.address,
-                    ssl=self._context,
-                    server_hostname=self.address[0] if self.tls else None,
+                await asyncio.get_running_loop().create_connection(
+                    lambda: link, *self.address, ssl=self._context, server_hostname=host
                 )
         except TimeoutError:
-            caller.on_unreachable("connect_timeout", f"no connection within {self.config.connect_timeout:g} s")
-        except (OSError, ssl.SSLError) as error:
-            caller.on_unreachable("connect", error.strerror or str(error))
-        else:
-            self.connections += 1
-            caller.on_connected(link)
+            raise TimeoutError(f"no connection within {self.config.connect_timeout:g} s") from None
 
     def put_back(self, link: Link) -> None:
         """Keeps a connection for the next call."""
@@ -298,7 +381,6 @@ class Pool:
 
     def forget(self, link: Link) -> None:
         """The connection is gone."""
-        self.connections -= 1
         if link in self._idle:
             self._idle.remove(link)
 
@@ -311,3 +393,12 @@ class Pool:
         """Closes every idle connection."""
         while self._idle:
             self._idle.popleft().transport.abort()
+
+
+def _credential(config: Upstream) -> tuple[bytes, bytes] | None:
+    key = config.key()
+    if key is None:
+        return None
+    if config.dialect == "anthropic":
+        return b"x-api-key", key.encode()
+    return b"Authorization", b"Bearer " + key.encode()

@@ -170,8 +170,8 @@ class Token(Noun):
 class Health(Noun):
     """Whether the gateway is alive, or ready for calls."""
 
-    status: Literal["ok", "starting", "draining"]
-    """`ok` is the only good one."""
+    status: Literal["ok"]
+    """Always `ok`: anything else is an error of status 503."""
 
 
 class Problem(Noun):

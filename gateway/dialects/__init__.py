@@ -1,4 +1,5 @@
-"""The wire formats, in the order in which they are asked whether a call is theirs. A new one is a file and a line here."""
+"""The wire formats, in the order in which they are asked whether a call is theirs. A new one is a
+file and a line here."""
 
 from __future__ import annotations
 

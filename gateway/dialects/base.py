@@ -45,7 +45,7 @@ class Dialect(Protocol):
         ...
 
     def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
-        """The head's facts from decoded bodies. Must be cheap: of a stream only the first and last events are parsed."""
+        """The head's facts from decoded bodies. Must be cheap: of a stream only first and last events are parsed."""
         ...
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:

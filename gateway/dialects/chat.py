@@ -15,14 +15,15 @@ from gateway.dialects.base import Facts
 from gateway.dialects.parts import content_parts, result_part
 from gateway.dialects.post import Post, marked, routes
 from gateway.dialects.wire import (
-    UNREADABLE,
+    PROMPT,
     Json,
-    arr,
     chunks,
     count,
     earliest,
+    entries,
     joined,
     label,
+    lenient,
     obj,
     objs,
     peek,
@@ -58,7 +59,7 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
+_decode = lenient(_Answer)
 
 
 class Chat(Post):
@@ -80,7 +81,9 @@ class Chat(Post):
         else:
             for data in reversed(last(response, TAIL)):
                 _note(facts, _decode(data))
-            facts.tool_calls += marked(response, CALL) + marked(response, CUSTOM) if asked.tools else 0
+            facts.tool_calls += marked(response, CALL) if asked.tools else 0
+            # Rare enough not to be searched for in every answer.
+            facts.tool_calls += marked(response, CUSTOM) if facts.finish == "tool_calls" else 0
             facts.tool_calls += facts.finish == "function_call"
         return facts
 
@@ -111,11 +114,7 @@ class Chat(Post):
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """One for one."""
-        items = arr(asked.get("messages"))
-        problems += [
-            f"request: messages[{at}] is not an object" for at, it in enumerate(items) if not isinstance(it, dict)
-        ]
-        return [_message(item, "user") for item in objs(items)]
+        return [_message(item, "user") for item in entries(asked, "messages", problems)]
 
     def tools(self, asked: Json) -> list[Tool]:
         """Functions, custom tools, and the functions of before there were tools."""
@@ -136,27 +135,20 @@ class Chat(Post):
 
     def usage(self, answer: Json) -> Usage | None:
         """As reported."""
-        return tokens(answer.get("usage"), "prompt", "completion")
-
-
-def _decode(body: bytes) -> _Answer:
-    try:
-        return _ANSWER.decode(body)
-    except UNREADABLE:
-        return _Answer()
+        return tokens(answer.get("usage"), PROMPT)
 
 
 def _note(facts: Facts, answer: _Answer) -> None:
     """Adds what is not known yet: the end of a stream is noted newest first."""
-    choices = answer.choices or []
     facts.model_served = facts.model_served or label(answer.model)
     facts.response_id = facts.response_id or label(answer.id)
-    facts.usage = facts.usage or tokens(answer.usage, "prompt", "completion")
-    facts.finish = facts.finish or (label(choices[0].finish_reason) if choices else None)
-    facts.choices = max(facts.choices, len(choices))
-    for said in (choice.message for choice in choices):
-        if said is not None:
-            facts.tool_calls += len(said.tool_calls or ()) + bool(obj(said.function_call))
+    facts.usage = facts.usage or tokens(answer.usage, PROMPT)
+    if answer.choices:
+        facts.finish = facts.finish or label(answer.choices[0].finish_reason)
+        facts.choices = max(facts.choices, len(answer.choices))
+        for choice in answer.choices:
+            if (said := choice.message) is not None:
+                facts.tool_calls += len(said.tool_calls or ()) + bool(obj(said.function_call))
 
 
 def _complete(choices: list[Json]) -> bool:

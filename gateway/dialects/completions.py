@@ -48,8 +48,11 @@ class Completions(Chat):
 
 def prompts(value: Any) -> list[Part]:
     """The texts of a prompt or an embedding's input: one or several, each a string or a list of token ids."""
-    several = isinstance(value, list) and not all(type(item) is int for item in arr(value))
-    items = arr(value) if several else [] if value is None else [value]
+    if value is None or value == []:
+        return []
+    items: list[Any] = (
+        [value] if not isinstance(value, list) or all(type(it) is int for it in arr(value)) else arr(value)
+    )
     return [Part(type="text", text=it) if isinstance(it, str) else Part(type="unknown", data=it) for it in items]
 
 

@@ -9,7 +9,7 @@ import msgspec
 from gateway.dialects.base import Facts
 from gateway.dialects.completions import prompts
 from gateway.dialects.post import Post, routes
-from gateway.dialects.wire import UNREADABLE, Json, label, peek, tokens
+from gateway.dialects.wire import PROMPT, Json, label, lenient, peek, tokens
 from gateway.model import Choice, Message, Tool, Usage
 
 
@@ -18,7 +18,7 @@ class _Answer(msgspec.Struct):
     usage: Any = None
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
+_decode = lenient(_Answer)
 
 
 class Embeddings(Post):
@@ -32,7 +32,7 @@ class Embeddings(Post):
     def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
         """Model and usage; the vectors are skipped."""
         answer = _decode(response)
-        usage = tokens(answer.usage, "prompt", "completion")
+        usage = tokens(answer.usage, PROMPT)
         return Facts(model=label(peek(request).model), model_served=label(answer.model), usage=usage)
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
@@ -54,15 +54,8 @@ class Embeddings(Post):
 
     def usage(self, answer: Json) -> Usage | None:
         """As reported."""
-        return tokens(answer.get("usage"), "prompt", "completion")
+        return tokens(answer.get("usage"), PROMPT)
 
     def conversation(self, request: bytes) -> list[bytes]:
         """None."""
         return []
-
-
-def _decode(body: bytes) -> _Answer:
-    try:
-        return _ANSWER.decode(body)
-    except UNREADABLE:
-        return _Answer()

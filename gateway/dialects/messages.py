@@ -15,14 +15,15 @@ from gateway.dialects.base import Facts
 from gateway.dialects.parts import content_parts, result_part
 from gateway.dialects.post import Post, marked, routes
 from gateway.dialects.wire import (
-    UNREADABLE,
     Json,
     arr,
     chunks,
     count,
     dumps,
+    entries,
     joined,
     label,
+    lenient,
     loads,
     obj,
     objs,
@@ -60,8 +61,8 @@ class _Event(msgspec.Struct):
     usage: Any = None
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
-_EVENT = msgspec.json.Decoder(_Event)
+_plain = lenient(_Answer)
+_event = lenient(_Event)
 
 
 class Messages(Post):
@@ -112,14 +113,11 @@ class Messages(Post):
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The system text, then one for one."""
-        items = arr(asked.get("messages"))
-        problems += [
-            f"request: messages[{at}] is not an object" for at, it in enumerate(items) if not isinstance(it, dict)
-        ]
+        items = entries(asked, "messages", problems)
         system = content_parts(asked.get("system"))
         return [
             *([Message(role="system", parts=system)] if system else []),
-            *[Message(role=text(it.get("role")) or "user", parts=_parts(it.get("content"))) for it in objs(items)],
+            *[Message(role=text(it.get("role")) or "user", parts=_parts(it.get("content"))) for it in items],
         ]
 
     def tools(self, asked: Json) -> list[Tool]:
@@ -154,20 +152,6 @@ class CountTokens(Messages):
     def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
         """The model asked for."""
         return Facts(model=self.model(request))
-
-
-def _plain(body: bytes) -> _Answer:
-    try:
-        return _ANSWER.decode(body)
-    except UNREADABLE:
-        return _Answer()
-
-
-def _event(data: bytes) -> _Event:
-    try:
-        return _EVENT.decode(data)
-    except UNREADABLE:
-        return _Event()
 
 
 def _ends(body: bytes) -> _Answer:

@@ -1,6 +1,7 @@
 """Everything else: recorded byte for byte and not interpreted, except for what any JSON body would say.
 
-The model is looked for because many of these calls name one (rerank, speech, fine-tuning), and upstreams are chosen by it.
+The model is looked for because many of these calls name one (rerank, speech, fine-tuning), and upstreams are chosen
+by it.
 """
 
 from __future__ import annotations

@@ -21,14 +21,16 @@ from gateway.dialects.base import Facts
 from gateway.dialects.parts import content_parts, result_part
 from gateway.dialects.post import Post, routes
 from gateway.dialects.wire import (
-    UNREADABLE,
+    INPUT,
     Json,
     arr,
     chunks,
     count,
     dumps,
+    entries,
     joined,
     label,
+    lenient,
     obj,
     objs,
     peek,
@@ -74,8 +76,8 @@ class _Event(msgspec.Struct):
     response: _Answer | None = None
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
-_EVENT = msgspec.json.Decoder(_Event)
+_plain = lenient(_Answer)
+_event = lenient(_Event)
 
 
 class Responses(Post):
@@ -96,7 +98,7 @@ class Responses(Post):
             model_served=label(answer.model),
             response_id=label(answer.id),
             finish=label(_finish(answer.status, answer.incomplete_details)),
-            usage=tokens(answer.usage, "input", "output"),
+            usage=tokens(answer.usage, INPUT),
             tool_calls=sum(_is_call(item.type, item.call_id) for item in answer.output or ()),
             choices=1 if answer.output else 0,
         )
@@ -107,7 +109,7 @@ class Responses(Post):
         items: dict[int, list[Json]] = {}
         ended = False
         for event in chunks(body, problems):
-            kind, index = event.get("type"), count(event.get("output_index")) or 0
+            kind, index = text(event.get("type")), count(event.get("output_index")) or 0
             ended = ended or kind in ENDS or "error" in event
             if "error" in event:
                 answer = answer | {"error": event["error"]}
@@ -124,15 +126,12 @@ class Responses(Post):
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The instructions, then the input."""
         given = asked.get("input")
-        items = arr(given)
-        problems += [
-            f"request: input[{at}] is not an object" for at, it in enumerate(items) if not isinstance(it, dict)
-        ]
+        items = entries(asked, "input", problems)
         system = content_parts(asked.get("instructions"))
         return [
             *([Message(role="system", parts=system)] if system else []),
             *([Message(role="user", parts=content_parts(given))] if isinstance(given, str) else []),
-            *_merged([_message(item, "user") for item in objs(items)]),
+            *_merged([_message(item, "user") for item in items]),
         ]
 
     def tools(self, asked: Json) -> list[Tool]:
@@ -154,21 +153,11 @@ class Responses(Post):
 
     def usage(self, answer: Json) -> Usage | None:
         """As reported."""
-        return tokens(answer.get("usage"), "input", "output")
-
-
-def _plain(body: bytes) -> _Answer:
-    try:
-        return _ANSWER.decode(body)
-    except UNREADABLE:
-        return _Answer()
+        return tokens(answer.get("usage"), INPUT)
 
 
 def _last(body: bytes) -> _Answer:
-    try:
-        return next((_EVENT.decode(data).response for data in last(body, 1)), None) or _Answer()
-    except UNREADABLE:
-        return _Answer()
+    return next((_event(data).response for data in last(body, 1)), None) or _Answer()
 
 
 def _finish(status: Any, details: Any) -> Any:

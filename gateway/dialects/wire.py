@@ -5,8 +5,8 @@ A provider's body is read through these, so that an odd value is an absent one a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
@@ -15,12 +15,18 @@ from gateway import sse
 from gateway.model import Usage
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 UNREADABLE = (ValueError, RecursionError)
 """What msgspec and orjson raise on bytes that are no JSON, or are nested too deep."""
 
+DEEPEST = 100
+"""Levels of nesting that are read. pydantic takes about 200 and orjson writes 254, a Turn around it included."""
 LONGEST_LABEL = 256
 MOST_TOKENS = 1 << 53
+PROMPT = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
+INPUT = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
+"""Where the token counts stand: in the older APIs, and in responses."""
 
 
 class Peek(msgspec.Struct):
@@ -31,34 +37,50 @@ class Peek(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw()
 
 
-_PEEK = msgspec.json.Decoder(Peek)
+def lenient(kind: type[T]) -> Callable[[bytes], T]:
+    """A JSON decoder of a struct whose fields all have defaults, which is what unreadable bytes give."""
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(body: bytes) -> T:
+        try:
+            return decode(body)
+        except UNREADABLE:
+            return kind()
+
+    return read
 
 
-def peek(request: bytes) -> Peek:
-    """The few fields of a request body that a head needs."""
-    try:
-        return _PEEK.decode(request)
-    except UNREADABLE:
-        return Peek()
+peek = lenient(Peek)
+"""The few fields of a request body that a head needs."""
 
 
 def loads(body: bytes | str) -> Any:
-    """The JSON value, None when there is none."""
+    """The JSON value, None when there is none or it is nested deeper than anyone could show it again."""
     try:
         value = orjson.loads(body)
-        # orjson writes 254 levels and pydantic about as many: what is deeper could be read but never shown again.
-        # The brackets stand for the levels that a Turn and its answer add.
-        orjson.dumps([[[[[[[[[[value]]]]]]]]]])
-    except (*UNREADABLE, TypeError):
+    except UNREADABLE:
         return None
-    return value
+    return None if _brackets(body) > DEEPEST and _depth(value) > DEEPEST else value
+
+
+def _brackets(body: bytes | str) -> int:
+    # Almost every event and many a body has too few to be deep, which is told faster than by walking through it.
+    return body.count("{") + body.count("[") if isinstance(body, str) else body.count(b"{") + body.count(b"[")
+
+
+def _depth(value: Any) -> int:
+    depth, layer = -1, [value]
+    while layer:
+        layer = [inner for it in layer for inner in (obj(it).values() or arr(it))]
+        depth += 1
+    return depth
 
 
 def document(body: bytes, what: str, problems: list[str]) -> Json:
     """A body as a JSON object; a problem is noted and {} given when it is none."""
     value = loads(body)
     if not isinstance(value, dict):
-        problems.append(f"{what}: {'not a JSON object' if body else 'empty'}")
+        problems.append(f"{what}: {'not a readable JSON object' if body else 'empty'}")
     return obj(value)
 
 
@@ -66,27 +88,35 @@ def chunks(body: bytes, problems: list[str]) -> Iterator[Json]:
     """The JSON objects of a stream. An error event looks the same however it was sent: an object with `error`."""
     for number, event in enumerate(sse.events(body), 1):
         value = loads(event.data)
-        if isinstance(value, dict):
-            chunk = obj(cast(Any, value))
+        if chunk := obj(value):
             failed = "error" in (event.type, chunk.get("type"))
             yield {"error": chunk} if failed and "error" not in chunk else chunk
-        elif event.data.strip() != "[DONE]":
-            problems.append(f"response: event {number} is not a JSON object")
+        elif value != {} and event.data.strip() != "[DONE]":
+            problems.append(f"response: event {number} is not a readable JSON object")
 
 
 def obj(value: Any) -> Json:
     """The value if it is an object, else {}."""
-    return cast(Json, value) if isinstance(value, dict) else {}
+    found: Json = value
+    return found if isinstance(value, dict) else {}
 
 
 def arr(value: Any) -> list[Any]:
     """The value if it is an array, else []."""
-    return cast(list[Any], value) if isinstance(value, list) else []
+    found: list[Any] = value
+    return found if isinstance(value, list) else []
 
 
 def objs(value: Any) -> list[Json]:
     """The objects in an array."""
-    return [cast(Json, item) for item in arr(value) if isinstance(item, dict)]
+    return [item for item in arr(value) if isinstance(item, dict)]
+
+
+def entries(document: Json, key: str, problems: list[str]) -> list[Json]:
+    """The objects in an array of a request; a problem is noted for each entry that is none."""
+    items = arr(document.get(key))
+    problems += [f"request: {key}[{at}] is not an object" for at, it in enumerate(items) if not isinstance(it, dict)]
+    return objs(items)
 
 
 def text(value: Any) -> str | None:
@@ -120,15 +150,16 @@ def dumps(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def tokens(usage: Any, asked: str, made: str) -> Usage | None:
-    """Usage as OpenAI's APIs write it: `prompt_tokens` and `completion_tokens`, or `input_tokens` and `output_tokens`."""
+def tokens(usage: Any, names: tuple[str, str, str, str]) -> Usage | None:
+    """Usage as OpenAI's APIs write it, under either set of names."""
     fields = obj(usage)
     if not fields:
         return None
-    read, written = obj(fields.get(asked + "_tokens_details")), obj(fields.get(made + "_tokens_details"))
+    asked, made, asked_details, made_details = names
+    read, written = obj(fields.get(asked_details)), obj(fields.get(made_details))
     return Usage(
-        input_tokens=count(fields.get(asked + "_tokens")),
-        output_tokens=count(fields.get(made + "_tokens")),
+        input_tokens=count(fields.get(asked)),
+        output_tokens=count(fields.get(made)),
         cached_tokens=count(read.get("cached_tokens")),
         cache_write_tokens=count(read.get("cache_write_tokens")),
         reasoning_tokens=count(written.get("reasoning_tokens")),

@@ -1,0 +1,169 @@
+"""python -m bench: Penstock and other gateways side by side, one core each; docs/benchmarks.md says how to read it.
+
+Prints a table with ratios and targets and writes bench/out/gateway.json. Timing never changes the exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+
+from bench import corpus, measure, procfs, programs, report
+from bench.cases import CASES
+from bench.peers import BUILD, HERE, PEERS, Peer
+from bench.programs import Cores, Gateway
+
+OUT = HERE / "out" / "gateway.json"
+STARTS = 3
+SLOW_START = 2.0
+"""A peer that takes longer than these seconds to start is started once only."""
+IDLE_SECONDS = 1.0
+REPEATS, QUICK_REPEATS = 120.0, 10.0
+"""Seconds after which disturbed cells are no longer repeated, to keep the run bounded."""
+QUICK_SCALE = 0.35
+QUICK_PEERS = ["bare", "penstock"]
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").partition("\n")[0])
+    names = ", ".join(peer.name for peer in PEERS)
+    parser.add_argument(
+        "--peers", help=f"`all`, or some of {names}; missing ones are installed. Default: those present"
+    )
+    parser.add_argument("--install", action="store_true", help="install the peers that are missing")
+    parser.add_argument("--cases", default="", help=f"some of {', '.join(case.name for case in CASES)}; default: all")
+    parser.add_argument("--rounds", type=int, default=3, help="how often every peer takes its turn (default: 3)")
+    parser.add_argument("--quick", action="store_true", help="about a minute: short cells, bare and penstock only")
+    parser.add_argument("--out", type=Path, default=OUT, help="where the JSON goes")
+    return parser.parse_args()
+
+
+def choose(options: argparse.Namespace, notes: list[str]) -> list[Peer]:
+    """The peers that take part; those that cannot are noted."""
+    wanted = QUICK_PEERS if options.quick else [peer.name for peer in PEERS]
+    if options.peers and options.peers != "all":
+        wanted = ["bare", *options.peers.split(",")]
+    known = {peer.name for peer in PEERS} | {"direct"}
+    if unknown := sorted(set(wanted) - known):
+        sys.exit(f"no such peer: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    asked = bool(options.install or options.peers)
+    return [peer for peer in PEERS if peer.name in wanted and present(peer, asked, notes)]
+
+
+def present(peer: Peer, install: bool, notes: list[str]) -> bool:
+    """Whether the peer can be started, after installing it if that is wanted."""
+    if not peer.installed() and install and peer.install:
+        say(f"installing {peer.name}")
+        try:
+            peer.install()
+        except (RuntimeError, OSError) as error:
+            notes.append(f"{peer.name}: cannot be installed: {error}")
+            return False
+    if not peer.installed():
+        notes.append(f"{peer.name}: not installed" + ("; --install gets it" if peer.install else ""))
+    return peer.installed()
+
+
+def start(peer: Peer, upstream: int, cores: Cores, stack: ExitStack) -> tuple[Gateway, report.Idle]:
+    """Start a peer several times, keep the last, and say how long it took and what it weighs; raises RuntimeError."""
+    seen: list[tuple[float, procfs.Memory]] = []
+    while True:
+        gateway = Gateway(peer, upstream, cores)
+        with ExitStack() as mine:
+            mine.callback(gateway.close)
+            gateway.wait_ready()
+            time.sleep(IDLE_SECONDS)
+            seen.append((gateway.ready_seconds, procfs.memory(gateway.pid)))
+            if len(seen) == STARTS or gateway.ready_seconds > SLOW_START:
+                stack.push(mine.pop_all())
+                return gateway, summary(seen)
+
+
+def summary(starts: list[tuple[float, procfs.Memory]]) -> report.Idle:
+    """Medians over the starts."""
+    seconds, memories = [each[0] for each in starts], [each[1] for each in starts]
+    total, anonymous = median(each.total for each in memories), median(each.anonymous for each in memories)
+    return report.Idle(median(seconds) * 1000, total, anonymous)
+
+
+def start_all(
+    peers: list[Peer], upstream: int, cores: Cores, stack: ExitStack, notes: list[str]
+) -> tuple[list[Gateway], dict[str, report.Idle]]:
+    """Every peer that starts; those that do not are noted."""
+    gateways: list[Gateway] = []
+    idle: dict[str, report.Idle] = {}
+    for peer in peers:
+        say(f"starting {peer.name}")
+        try:
+            gateway, idle[peer.name] = start(peer, upstream, cores, stack)
+        except (RuntimeError, OSError) as error:
+            notes.append(f"{peer.name}: {error}")
+        else:
+            gateways.append(gateway)
+    return gateways, idle
+
+
+def tape_note(gateway: Gateway) -> list[str]:
+    """What recording has cost on disk, and whether everything was recorded."""
+    recorded = gateway.recorded()
+    if not recorded:
+        return []
+    size = gateway.stored_bytes()
+    return [f"{gateway.peer.name} recorded {recorded:,} calls in {size / 1e6:,.0f} MB, {size / recorded:,.0f} B a call"]
+
+
+def machine(cores: Cores) -> str:
+    """Where this ran."""
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = models[0].partition(": ")[2] if models else platform.machine()
+    where = f"gateway on core {cores.gateway}, mock and load on core {cores.load}"
+    return f"{os.cpu_count()} x {model}, Linux {platform.release()}, Python {platform.python_version()}; {where}"
+
+
+def say(what: str) -> None:
+    """Progress, beside the table."""
+    print(f"\r\033[K{what}" if sys.stderr.isatty() else what, end="" if sys.stderr.isatty() else "\n", file=sys.stderr)
+
+
+def run(options: argparse.Namespace) -> report.Results:
+    """Everything between the command line and the table."""
+    notes: list[str] = []
+    cores, peers = Cores.choose(), choose(options, notes)
+    os.sched_setaffinity(0, {cores.load})
+    programs.build()
+    material = corpus.write(BUILD / "corpus")
+    cases = [case for case in CASES if not options.cases or case.name in options.cases.split(",")]
+    with programs.mock(material.folder, cores) as upstream, ExitStack() as stack:
+        gateways, idle = start_all(peers, upstream.port, cores, stack, notes)
+        scale = QUICK_SCALE if options.quick else 1.0
+        repeat_until = time.monotonic() + (QUICK_REPEATS if options.quick else REPEATS)
+        bench = measure.Bench(upstream, cores, material, scale, f"r{os.getpid():x}", repeat_until)
+        for gateway in gateways:
+            bench.warm_up(gateway, CASES[0])
+        rounds = measure.Rounds(bench, gateways, say)
+        for turn in range(options.rounds):
+            for case in cases:
+                rounds.take(case, turn)
+        notes += [note for gateway in gateways for note in tape_note(gateway)]
+    return report.Results(cases, rounds.cells, idle, [machine(cores), *notes])
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options, began = arguments(), time.monotonic()
+    results = run(options)
+    say("")
+    print(report.table(results))
+    report.write(results, options.out)
+    print(f"{options.rounds} rounds, {time.monotonic() - began:.0f} s; as JSON in {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What is measured, and what Penstock is held to. CPU targets are relative to `bare` in the same run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.corpus import ANSWER_BYTES, EVENTS, Material
+
+Answer = Literal["chat", "burst", "paced"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Upper bounds for Penstock; None where there is none."""
+
+    cpu_ratio: float | None = None
+    """CPU of the gateway per call or event, relative to bare."""
+    p50_us: float | None = None
+    p99_us: float | None = None
+    rss_mb: float | None = None
+    ready_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of traffic. CPU is measured under load, latency at one connection unless the load itself is mild."""
+
+    name: str
+    about: str
+    prompts: str
+    answer: Answer
+    target: Target
+    seconds: float
+    connections: int
+    alone_seconds: float = 0.0
+    """Length of the measurement at one connection; 0 takes latency from the loaded one."""
+    rate: int = 0
+    """Calls a second in open loop; 0 is a closed loop."""
+    stagger: float = 0.0
+    """Seconds over which the connections begin."""
+    warm: float = 0.2
+
+    @property
+    def unit(self) -> Literal["call", "event"]:
+        """What CPU is counted by."""
+        return "event" if self.answer == "paced" else "call"
+
+    @property
+    def holdup(self) -> bool:
+        """Latency is the age of each event when it comes, and not that of the call."""
+        return self.answer == "paced"
+
+    def loaded(self, scale: float) -> list[str]:
+        """Arguments of the load generator for the measurement under load."""
+        seconds = ["--seconds", str(self.seconds * scale), "--warm", str(self.warm)]
+        shape = ["--connections", str(self.connections), "--rate", str(self.rate), "--stagger", str(self.stagger)]
+        return [*seconds, *shape]
+
+    def alone(self, scale: float) -> list[str]:
+        """Arguments of the load generator for the measurement at one connection."""
+        return ["--seconds", str(self.alone_seconds * scale), "--warm", "0.1", "--connections", "1"]
+
+    def traffic(self, material: Material, exact: bool) -> list[str]:
+        """Arguments that say what to send and what a right answer is."""
+        size = ANSWER_BYTES if self.answer == "chat" else material.stream_bytes[self.answer]
+        events = 0 if self.answer == "chat" else EVENTS
+        expected = ["--bytes", str(size if exact else 0), "--events", str(events)]
+        return ["--corpus", str(material.prompts(self.prompts)), *expected]
+
+
+CASES = [
+    Case(
+        "chat_1k",
+        "1 KB prompt, 600 B answer; CPU at 16 connections, latency at one",
+        "chat_1k",
+        "chat",
+        Target(cpu_ratio=0.75, p50_us=160),
+        seconds=1.5,
+        connections=16,
+        alone_seconds=1.0,
+    ),
+    Case(
+        "chat_1k_open",
+        "the same, 1,000 calls/s on schedule, latency from the scheduled time",
+        "chat_1k",
+        "chat",
+        Target(p99_us=1500),
+        seconds=2.0,
+        connections=64,
+        rate=1000,
+    ),
+    Case(
+        "chat_100k",
+        "a 100 KB conversation that grows by 1 KB a call; CPU at 16 connections, latency at one",
+        "chat_100k",
+        "chat",
+        Target(cpu_ratio=2.0),
+        seconds=1.5,
+        connections=16,
+        alone_seconds=0.8,
+    ),
+    Case(
+        "sse_200",
+        "200 events at once, in 22 writes; CPU at 16 connections, latency at one",
+        "burst",
+        "burst",
+        Target(cpu_ratio=1.1),
+        seconds=1.5,
+        connections=16,
+        alone_seconds=0.8,
+    ),
+    Case(
+        "sse_paced",
+        "64 streams, an event every 5 ms each; CPU per event, latency is the events' hold-up, direct's not taken off",
+        "paced",
+        "paced",
+        Target(cpu_ratio=1.0, p50_us=100, p99_us=1500),
+        seconds=3.0,
+        connections=64,
+        stagger=1.0,
+        warm=1.0,
+    ),
+]
+IDLE = Target(rss_mb=80, ready_ms=1000)

@@ -1,0 +1,227 @@
+"""The gateways that are compared: how each is installed, started, asked whether it is ready, and called.
+
+`bare` is the yardstick and needs nothing. Peers from other registries live under bench/.build, each in a place of its
+own and in the version named here; they are installed only when asked for. Every peer runs in one process (or what it
+starts by itself) on one core, with logging of calls off; Penstock alone records, in its default settings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BUILD = HERE / ".build"
+LITELLM = "1.106.2"
+PORTKEY = "1.15.2"
+HONO_NODE_SERVER = "1.13.8"
+"""From 1.14 on every stream through Portkey 1.15.2 is answered with 500."""
+KEY = "sk-local-benchmark"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a peer is started with."""
+
+    port: int
+    upstream: int
+    """Port of the mock."""
+    scratch: Path
+    """Empty directory of its own."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One gateway."""
+
+    name: str
+    command: Callable[[Start], list[str]]
+    """Writes the configuration into scratch and returns the command line."""
+    ready: str = "/readyz"
+    """Answers 200 as soon as calls are served."""
+    path: str = "/v1/chat/completions"
+    """Where calls go; `{r}` is the rollout's id."""
+    headers: Callable[[int], list[str]] = field(default=lambda _: [f"Authorization: Bearer {KEY}"])
+    """Request headers, given the mock's port."""
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    warm_seconds: float = 1.0
+    """Load before anything is billed."""
+    exact: bool = True
+    """Whether answers must pass through with their length unchanged."""
+    installed: Callable[[], bool] = field(default=lambda: True)
+    install: Callable[[], None] | None = None
+    counter: str | None = None
+    """Prometheus counter at /metrics of the calls that are durably recorded."""
+
+
+# Installation.
+
+
+def sh(*command: str | Path, cwd: Path = BUILD) -> None:
+    """Run a command; raises with the end of its output when it fails."""
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError((done.stderr or done.stdout).strip()[-400:])
+
+
+def install_litellm() -> None:
+    """In a virtual environment of its own."""
+    shutil.rmtree(BUILD / "litellm", ignore_errors=True)
+    sh(sys.executable, "-m", "venv", BUILD / "litellm")
+    sh(BUILD / "litellm/bin/pip", "install", "--quiet", f"litellm[proxy]=={LITELLM}")
+
+
+def install_portkey() -> None:
+    """With npm, its HTTP server pinned."""
+    if not shutil.which("npm"):
+        raise RuntimeError("npm is not installed")
+    folder = BUILD / "portkey"
+    folder.mkdir(parents=True, exist_ok=True)
+    package = {"private": True, "dependencies": {"@portkey-ai/gateway": PORTKEY}}
+    pinned = {"overrides": {"@hono/node-server": HONO_NODE_SERVER}}
+    (folder / "package.json").write_text(json.dumps(package | pinned))
+    sh("npm", "install", "--no-audit", "--no-fund", cwd=folder)
+
+
+# Configuration and command lines.
+
+NGINX = """\
+worker_processes 1; daemon off; pid {scratch}/nginx.pid; error_log stderr error;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off; client_body_temp_path {scratch}/body; proxy_temp_path {scratch}/proxy;
+  fastcgi_temp_path {scratch}/f; uwsgi_temp_path {scratch}/u; scgi_temp_path {scratch}/s;
+  keepalive_requests 1000000000; tcp_nodelay on; client_max_body_size 1g; client_body_buffer_size 1m;
+  upstream mock {{ server 127.0.0.1:{upstream}; keepalive 256; keepalive_requests 1000000000; }}
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://mock; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_buffering off; proxy_request_buffering off;
+    }}
+  }}
+}}
+"""
+
+PENSTOCK = """\
+[[upstream]]
+name = "mock"
+base_url = "http://127.0.0.1:{upstream}/v1"
+dialect = "openai"
+"""
+
+LITELLM_CONFIG = """\
+model_list:
+{models}
+litellm_settings: {{num_retries: 0, telemetry: false, set_verbose: false}}
+router_settings: {{disable_cooldowns: true, num_retries: 0}}
+general_settings: {{master_key: {key}}}
+"""
+LITELLM_MODEL = """\
+  - model_name: {model}
+    litellm_params: {{model: openai/{model}, api_base: "http://127.0.0.1:{upstream}/v1", api_key: {key}}}
+"""
+
+
+def bare(start: Start) -> list[str]:
+    """bench/bare.py in this interpreter."""
+    return [sys.executable, "-m", "bench.bare", str(start.port), f"http://127.0.0.1:{start.upstream}"]
+
+
+def nginx(start: Start) -> list[str]:
+    """The floor: a proxy in C that records nothing."""
+    file = start.scratch / "nginx.conf"
+    file.write_text(NGINX.format(scratch=start.scratch, port=start.port, upstream=start.upstream))
+    return ["nginx", "-p", str(start.scratch), "-c", str(file)]
+
+
+def penstock_program() -> Path:
+    """The console script beside this interpreter."""
+    return Path(sys.executable).parent / "penstock"
+
+
+def penstock(start: Start) -> list[str]:
+    """Recording on and durable, which is the default."""
+    file = start.scratch / "penstock.toml"
+    file.write_text(PENSTOCK.format(upstream=start.upstream))
+    serve = [str(penstock_program()), "serve", "--config", str(file)]
+    return [*serve, "--data", str(start.scratch / "data"), "--port", str(start.port)]
+
+
+def litellm(start: Start) -> list[str]:
+    """LiteLLM's proxy, one worker, a master key and no database."""
+    file = start.scratch / "litellm.yaml"
+    names = ("bench-chat", "bench-burst", "bench-paced")
+    models = "".join(LITELLM_MODEL.format(model=name, upstream=start.upstream, key=KEY) for name in names)
+    file.write_text(LITELLM_CONFIG.format(models=models, key=KEY))
+    program = [str(BUILD / "litellm/bin/litellm"), "--config", str(file), "--num_workers", "1"]
+    return [*program, "--host", "127.0.0.1", "--port", str(start.port)]
+
+
+def portkey(start: Start) -> list[str]:
+    """Portkey's gateway under node, without its console."""
+    program = BUILD / "portkey/node_modules/@portkey-ai/gateway/build/start-server.js"
+    return ["node", str(program), f"--port={start.port}", "--headless"]
+
+
+def portkey_headers(upstream: int) -> list[str]:
+    """Portkey is told its upstream by every request."""
+    host = f"x-portkey-custom-host: http://127.0.0.1:{upstream}/v1"
+    return [f"Authorization: Bearer {KEY}", "x-portkey-provider: openai", host]
+
+
+def on_path(program: str) -> bool:
+    """Whether the shell would find it."""
+    return shutil.which(program) is not None
+
+
+LITELLM_ENVIRONMENT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOG": "ERROR",
+    "DISABLE_ADMIN_UI": "True",
+    "LITELLM_TELEMETRY": "False",
+}
+
+PEERS = [
+    Peer("bare", bare),
+    Peer("nginx", nginx, installed=partial(on_path, "nginx")),
+    Peer(
+        "penstock",
+        penstock,
+        path="/rollout/{r}/attempt/a1/v1/chat/completions",
+        installed=lambda: penstock_program().exists(),
+        counter="penstock_commit_spans_total",
+    ),
+    Peer(
+        "litellm",
+        litellm,
+        ready="/health/readiness",
+        environment=LITELLM_ENVIRONMENT,
+        exact=False,
+        installed=(BUILD / "litellm/bin/litellm").exists,
+        install=install_litellm,
+    ),
+    Peer(
+        "portkey",
+        portkey,
+        ready="/",
+        headers=portkey_headers,
+        environment={"TRUSTED_CUSTOM_HOSTS": "127.0.0.1"},
+        warm_seconds=6.0,  # its compiler needs some thousand calls
+        installed=(BUILD / "portkey/node_modules/@portkey-ai/gateway").exists,
+        install=install_portkey,
+    ),
+]
+
+
+def environment(peer: Peer) -> dict[str, str]:
+    """Ours without proxies, which would swallow calls to loopback, plus what the peer wants."""
+    kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    return {**kept, **peer.environment}

@@ -1,0 +1,144 @@
+"""Medians over the rounds, one table with ratios and targets, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from bench.cases import IDLE, Case, Target
+from bench.measure import NOISE, Cell, Cells
+
+OURS = "penstock"
+COLUMNS = ["case", "peer", "CPU ms", "x bare", "p50 us", "p99 us", "per s", "RSS MB", "anon MB", "target"]
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A peer after its start: medians over its starts."""
+
+    ready_ms: float
+    rss_mb: float
+    anon_mb: float
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything a run found."""
+
+    cases: list[Case]
+    cells: Cells
+    idle: dict[str, Idle]
+    notes: list[str]
+    """Peers that are missing, tape size and the like."""
+
+
+def middle(cells: list[Cell], name: str) -> float | None:
+    """Median of one figure over the rounds that have it."""
+    values = [value for cell in cells if (value := getattr(cell, name)) is not None]
+    return median(values) if values else None
+
+
+def table(results: Results) -> str:
+    """The table, and below it what went wrong."""
+    rows = [row for case in results.cases for row in case_rows(case, results.cells[case.name])]
+    rows += [idle_row(peer, idle) for peer, idle in results.idle.items()]
+    about = [f"{case.name}: {case.about}" for case in results.cases]
+    legend = "CPU: gateway, per call or event; x bare: relative to bare's. p50, p99: added to direct's, which has rows."
+    return "\n".join([*markdown(rows), "", *about, legend, *complaints(results)])
+
+
+def case_rows(case: Case, cells: dict[str, list[Cell]]) -> Iterable[list[str]]:
+    """One row per peer."""
+    bare = middle(cells.get("bare", []), "cpu_ms")
+    for peer, rounds in cells.items():
+        cpu, p50, p99 = (middle(rounds, name) for name in ("cpu_ms", "p50_us", "p99_us"))
+        ratio = cpu / bare if cpu and bare else None
+        verdict = judge(case.target, ratio, p50, p99) if peer == OURS else ""
+        speed, rss, anon = (middle(rounds, name) for name in ("per_second", "rss_mb", "anon_mb"))
+        figures = [number(cpu, 4), number(ratio, 2), number(p50), number(p99), number(speed), number(rss), number(anon)]
+        yield [case.name, peer, *figures, verdict]
+
+
+def idle_row(peer: str, idle: Idle) -> list[str]:
+    """Memory and start of one peer."""
+    target = verdict("RSS MB", IDLE.rss_mb, idle.rss_mb), verdict("ready ms", IDLE.ready_ms, idle.ready_ms)
+    words = f"ready {idle.ready_ms:,.0f} ms" + (f"; {', '.join(target)}" if peer == OURS else "")
+    return ["idle", peer, "", "", "", "", "", number(idle.rss_mb), number(idle.anon_mb), words]
+
+
+def judge(target: Target, ratio: float | None, p50: float | None, p99: float | None) -> str:
+    """Which of a case's targets are reached."""
+    found = [("x", target.cpu_ratio, ratio), ("p50", target.p50_us, p50), ("p99", target.p99_us, p99)]
+    return ", ".join(verdict(*each) for each in found if each[1] is not None)
+
+
+def verdict(name: str, bound: float | None, value: float | None) -> str:
+    """`p50 <= 160 reached`, or not."""
+    outcome = "not measured" if value is None or bound is None else "reached" if value <= bound else "NOT reached"
+    return f"{name} <= {bound:g} {outcome}"
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """With thousands separated; empty for None."""
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def markdown(rows: list[list[str]]) -> list[str]:
+    """An aligned Markdown table: words to the left, figures to the right."""
+    widths = [max(len(row[i]) for row in [COLUMNS, *rows]) for i in range(len(COLUMNS))]
+    words = {0, 1, len(COLUMNS) - 1}
+    rule = ["-" * width if i in words else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+
+    def line(row: list[str]) -> str:
+        padded = [row[i].ljust(width) if i in words else row[i].rjust(width) for i, width in enumerate(widths)]
+        return "| " + " | ".join(padded) + " |"
+
+    return [line(COLUMNS), line(rule), *(line(row) for row in rows)]
+
+
+def complaints(results: Results) -> list[str]:
+    """What must be known to believe the figures."""
+    found = [
+        f"{case}, {peer}, round {round_}: {complaint}"
+        for case, peers in results.cells.items()
+        for peer, cells in peers.items()
+        for round_, cell in enumerate(cells, 1)
+        for complaint in cell.complaints or ([f"{cell.errors} calls failed"] if cell.errors else [])
+    ]
+    return [*results.notes, *noise(results.cells), *found]
+
+
+def noise(cells: Cells) -> list[str]:
+    """Whether the machine was quiet."""
+    shares = [cell.foreign for peers in cells.values() for rounds in peers.values() for cell in rounds]
+    loud = [share for share in shares if share > NOISE]
+    if not loud:
+        return []
+    return [
+        f"NOISE: in {len(loud)} of {len(shares)} measurements others used more than {NOISE:.0%} of one of the two cores, "
+        f"{max(loud):.0%} at most: repeat on a quiet machine before believing the latencies"
+    ]
+
+
+def as_json(results: Results) -> dict[str, dict[str, dict[str, float | int | None]]]:
+    """{case: {peer: figures}}; p50 and p99 of `direct` are its own, those of the others what they add to them."""
+    names = ("cpu_ms", "p50_us", "p99_us", "rss_mb", "anon_mb", "per_second", "foreign")
+    tree: dict[str, dict[str, dict[str, float | int | None]]] = {}
+    for case, peers in results.cells.items():
+        for peer, cells in peers.items():
+            figures = {name: middle(cells, name) for name in names}
+            tree.setdefault(case, {})[peer] = {**figures, "errors": sum(cell.errors for cell in cells)}
+    for peer, idle in results.idle.items():
+        empty = dict.fromkeys(names)
+        figures = {**empty, "rss_mb": idle.rss_mb, "anon_mb": idle.anon_mb, "ready_ms": idle.ready_ms}
+        tree.setdefault("idle", {})[peer] = figures
+    return tree
+
+
+def write(results: Results, path: Path) -> None:
+    """As JSON, for programs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(as_json(results), indent=2) + "\n")

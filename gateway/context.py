@@ -1,0 +1,48 @@
+"""What the control API's handlers work with: small protocols (tests bring their own) and one application key."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiohttp import web
+
+from gateway.auth import Auth
+from gateway.metrics import Metrics
+from gateway.pages import Tape
+
+
+class Feed(Protocol):
+    """The slice of the change feed that is used here."""
+
+    async def wait(self, since: int) -> int:
+        """Return the cursor once it is beyond `since`."""
+        ...
+
+
+class State(Protocol):
+    """What the gateway says of itself."""
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def draining(self) -> bool: ...
+    @property
+    def gaps(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What handlers work with."""
+
+    tape: Tape
+    feed: Feed
+    auth: Auth
+    metrics: Metrics
+    state: State
+    keep_alive_s: float
+    followers: set[asyncio.Task[object]]
+
+
+CONTROL = web.AppKey("control", Control)

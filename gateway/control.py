@@ -1,0 +1,149 @@
+"""The control API: what tools and people read of the tape, and the tokens they hand to agents.
+
+`ROUTES` is the API: handlers are registered from it and `gateway.openapi` describes it, so that no endpoint can be
+served undescribed. Handlers are thin: they check parameters (`gateway.guard`), read the tape page by page off the event
+loop (`gateway.reads`, `gateway.pages`) or follow the change feed (`gateway.followers`); answers are `gateway.views`.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from importlib.metadata import version
+
+from aiohttp import web
+from pydantic import Field
+
+from gateway import apidocs, followers, guard, metrics, openapi, reads, stats
+from gateway.auth import Auth
+from gateway.context import CONTROL, Control, Feed, State
+from gateway.guard import ApiError, answer, body_of, query_of
+from gateway.metrics import Metrics
+from gateway.model import Noun, RolloutSummary
+from gateway.openapi import EVENTS, HTML, OCTETS, TEXT, Route
+from gateway.pages import Tape
+from gateway.views import (
+    AttemptList,
+    ChangePage,
+    Health,
+    RolloutPage,
+    SpanDetail,
+    SpanPage,
+    Stats,
+    Token,
+    TokenRequest,
+)
+
+__all__ = ["ROUTES", "Feed", "State", "Tape", "make_control"]
+
+
+class StatsQuery(Noun):
+    """Parameters of the figures."""
+
+    spans: int = Field(default=10_000, ge=0, le=100_000)
+    """How many of the newest spans to sum over."""
+
+
+async def get_stats(request: web.Request) -> web.Response:
+    """Sums over the newest spans, by model and by status, and the figures of the tape. `counted_spans` says how many
+    spans the sums are over and `complete` whether these are all."""
+    control, asked = request.app[CONTROL], query_of(request, StatsQuery)
+    return answer(await stats.gather(control.tape, asked.spans, control.state.gaps))
+
+
+async def post_token(request: web.Request) -> web.Response:
+    """Make an agent token: the API key of an agent that may speak for one rollout and for nothing else. The rollout
+    need not exist yet. Tokens are not stored: a lost one is made again, a leaked one is good until it expires."""
+    asked, now = await body_of(request, TokenRequest), int(time.time())
+    token = request.app[CONTROL].auth.mint(asked.rollout, asked.expires_s, now)
+    expires_ns = None if asked.expires_s is None else (now + asked.expires_s) * 10**9
+    return answer(Token(token=token, rollout=asked.rollout, expires_ns=expires_ns))
+
+
+async def get_openapi(request: web.Request) -> web.Response:
+    """This API as an OpenAPI 3.1 document."""
+    return web.json_response(_document())
+
+
+async def get_docs(request: web.Request) -> web.Response:
+    """This API as a readable page."""
+    return web.Response(text=_docs_page(), content_type=HTML)
+
+
+async def get_health(request: web.Request) -> web.Response:
+    """Alive: the process answers."""
+    return answer(Health(status="ok"))
+
+
+async def get_ready(request: web.Request) -> web.Response:
+    """Ready for calls: 503 while the gateway starts or drains."""
+    state = request.app[CONTROL].state
+    if state.draining or not state.ready:
+        raise ApiError(503, "the gateway is draining: it takes no new calls" if state.draining else "not ready yet")
+    return answer(Health(status="ok"))
+
+
+async def get_metrics(request: web.Request) -> web.Response:
+    """Figures for Prometheus."""
+    control = request.app[CONTROL]
+    control.metrics.tape_bytes = control.tape.figures()["used_bytes"]
+    return web.Response(body=metrics.render(control.metrics), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+@cache
+def _document() -> dict[str, object]:
+    return openapi.document(ROUTES, version("penstock"))
+
+
+@cache
+def _docs_page() -> str:
+    return apidocs.page(ROUTES, version("penstock"))
+
+
+_SPAN = "/api/rollouts/{rid}/attempts/{aid}/spans/{sequence}"
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/api/rollouts", "rollouts", "List rollouts", RolloutPage, reads.get_rollouts, query=reads.PageQuery),
+    Route("GET", "/api/rollouts/{rid}", "rollout", "One rollout", RolloutSummary, reads.get_rollout),
+    Route("GET", "/api/rollouts/{rid}/attempts", "attempts", "Attempts of a rollout", AttemptList, reads.get_attempts),
+    Route(
+        "GET", "/api/rollouts/{rid}/spans", "rollout_spans", "Spans of a rollout",
+        SpanPage, reads.get_rollout_spans, query=reads.PageQuery,
+    ),
+    Route(
+        "GET", "/api/rollouts/{rid}/attempts/{aid}/spans", "attempt_spans", "Spans of an attempt",
+        SpanPage, reads.get_rollout_spans, query=reads.PageQuery,
+    ),
+    Route("GET", _SPAN, "span", "One span, whole", SpanDetail, reads.get_span),
+    Route("GET", f"{_SPAN}/request", "request_body", "Request body, exact bytes", OCTETS, reads.get_request_body),
+    Route("GET", f"{_SPAN}/response", "response_body", "Response body, exact bytes", OCTETS, reads.get_response_body),
+    Route(
+        "GET", "/api/spans", "recent_spans", "Spans of all rollouts",
+        SpanPage, reads.get_recent_spans, query=reads.PageQuery,
+    ),
+    Route(
+        "GET", "/api/changes", "changes", "Follow what changes",
+        EVENTS, followers.get_changes, query=followers.ChangesQuery, also=ChangePage,
+    ),
+    Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
+    Route("POST", "/api/tokens", "token", "Make an agent token", Token, post_token, body=TokenRequest, errors=(415,)),
+    Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),
+    Route("GET", "/api/docs", "docs", "Readable documentation", HTML, get_docs, public=True),
+    Route("GET", "/healthz", "healthz", "Alive?", Health, get_health, public=True),
+    Route("GET", "/readyz", "readyz", "Ready for calls?", Health, get_ready, public=True, errors=(503,)),
+    Route("GET", "/metrics", "metrics", "Prometheus metrics", TEXT, get_metrics),
+)  # fmt: skip
+"""The API."""
+
+
+def make_control(
+    tape: Tape, feed: Feed, auth: Auth, metrics: Metrics, state: State, keep_alive_s: float = 15.0
+) -> web.Application:
+    """The application. Its `shutdown` must be called when the gateway stops: it ends the followers."""
+    public = frozenset(route.path for route in ROUTES if route.public)
+    app = web.Application(middlewares=[guard.middleware(auth, public)])
+    app[CONTROL] = Control(tape, feed, auth, metrics, state, keep_alive_s, set())
+    app.router.add_routes([web.route(route.method, route.path, route.handler) for route in ROUTES])
+    app.on_response_prepare.append(guard.add_headers)
+    app.on_shutdown.append(followers.end_followers)
+    return app

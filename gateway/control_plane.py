@@ -1,0 +1,96 @@
+"""The control plane behind the port of the data plane: an aiohttp server at the other end of a socket pair.
+
+A request for it passes the same parser and the same queue as a call, so that either plane can follow the other on a
+keep-alive connection; then it goes to aiohttp unchanged, on a connection of its own, and is not recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from gateway.front import Front
+from gateway.heads import control_head, framed
+from gateway.relay import Relay
+from gateway.request import Request
+from gateway.upstream import Connector, Link
+
+_PATHS = (b"/api", b"/metrics", b"/healthz", b"/readyz")
+
+
+def is_control(target: bytes) -> bool:
+    """True when a request target is the control plane's."""
+    if not target.startswith(_PATHS):
+        return False
+    path = target.partition(b"?")[0]
+    return any(path == name or path.startswith(name + b"/") for name in _PATHS)
+
+
+class ControlPlane(Connector):
+    """Makes connections to the embedded server."""
+
+    def __init__(self, server: Callable[[], asyncio.Protocol]) -> None:
+        """`server` makes its protocols."""
+        super().__init__("control plane")
+        self._server = server
+
+    def serve(self, front: Front, request: Request) -> None:
+        """Begins a request."""
+        front.served = call = ControlCall(front, request)
+        call.connecting = self.connect(call)
+
+    def put_back(self, link: Link) -> None:
+        """One connection, one request."""
+        link.transport.abort()
+
+    def forget(self, link: Link) -> None:
+        """Nothing is kept of it."""
+
+    async def open(self, link: Link) -> None:
+        """Connects by a socket pair."""
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        await loop.connect_accepted_socket(self._server, theirs)
+        await loop.create_unix_connection(lambda: link, sock=ours)
+
+
+class ControlCall(Relay):
+    """One request of the control plane."""
+
+    __slots__ = ()
+
+    def on_client_gone(self) -> None:
+        """Cancels the handler."""
+        self.cancel_link()
+
+    def on_connected(self, link: Link) -> None:
+        """Sends the request."""
+        self.send(link, control_head(self.request), framed(self.request, self.request.body()))
+
+    def on_unreachable(self, reason: str, detail: str) -> None:
+        """Out of file descriptors, or stopping."""
+        self.connecting = None
+        self.break_off()
+
+    def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
+        """Passes on the head."""
+        self._pass_on(link, self.begin_answer(link, head, raw))
+
+    def on_data(self, link: Link, raw: bytes) -> None:
+        """Passes on a read."""
+        self._pass_on(link, self.continue_answer(link, raw))
+
+    def _pass_on(self, link: Link, out: bytes) -> None:
+        link.pieces = []
+        self.front.transport.write(out)
+        if link.done:
+            self.release_link()
+            self.end_answer()
+
+    def on_broken(self, link: Link, reason: str) -> None:
+        """The handler was cancelled."""
+        self.link = None
+        self.break_off()

@@ -1,0 +1,158 @@
+"""Reading the tape over HTTP: lists with filters and pages, single rollouts and spans, the exact bytes of a call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from aiohttp import web
+from pydantic import Field
+
+from gateway.context import CONTROL, Control
+from gateway.dialects.reading import read_exchange
+from gateway.guard import ApiError, answer, id_of, query_of, sequence_of
+from gateway.model import Exchange, Noun, Rollout, Span
+from gateway.openapi import OCTETS
+from gateway.pages import (
+    SCAN,
+    SCAN_BODIES,
+    Rows,
+    T,
+    Tape,
+    Walk,
+    decode_cursor,
+    encode_cursor,
+    page,
+    recent_walk,
+    rollouts_walk,
+    spans_walk,
+    summary,
+)
+from gateway.query import Query, Target, parse
+from gateway.views import AttemptList, ExchangeView, RolloutPage, SpanDetail, SpanPage
+
+
+class PageQuery(Noun):
+    """Parameters of a list."""
+
+    filter: str = Field(default="", max_length=4096)
+    """Terms that all must hold, such as `status:failed model:qwen* latency>2s`."""
+    limit: int = Field(default=100, ge=1, le=1000)
+    """How many rows at most."""
+    cursor: str | None = None
+    """The `next` of the page before."""
+
+
+async def get_rollouts(request: web.Request) -> web.Response:
+    """Rollouts with their attempts and sums, newest first. In the filter the terms rollout, status, mode, origin,
+    started and metadata speak of the rollout; one call of it must satisfy all the others together."""
+    control, asked, query = _asked(request, "rollouts")
+    found = await _page(rollouts_walk(control.tape, query), "rollouts", asked, query)
+    return answer(RolloutPage(rollouts=found.rows, next=encode_cursor("rollouts", found.mark), scanned=found.scanned))
+
+
+async def get_rollout_spans(request: web.Request) -> web.Response:
+    """Heads of the spans of a rollout, or of one attempt, in the order in which they started."""
+    control, asked, query = _asked(request, "spans")
+    rollout = _rollout(request)
+    aid = _attempt(request, rollout) if "aid" in request.match_info else None
+    return await _spans(spans_walk(control.tape, query, rollout.id, aid), "spans", asked, query)
+
+
+async def get_recent_spans(request: web.Request) -> web.Response:
+    """Heads of the spans of all rollouts, newest change first."""
+    control, asked, query = _asked(request, "spans")
+    return await _spans(recent_walk(control.tape, query), "recent", asked, query)
+
+
+def _asked(request: web.Request, target: Target) -> tuple[Control, PageQuery, Query]:
+    asked = query_of(request, PageQuery)
+    return request.app[CONTROL], asked, parse(asked.filter, target, time.time_ns())
+
+
+async def _page(walk: Walk[T], name: str, asked: PageQuery, query: Query) -> Rows[T]:
+    most = SCAN_BODIES if query.needs_bodies else SCAN
+    return await page(walk, decode_cursor(name, asked.cursor), asked.limit, most)
+
+
+async def _spans(walk: Walk[Span], name: str, asked: PageQuery, query: Query) -> web.Response:
+    found = await _page(walk, name, asked, query)
+    return answer(SpanPage(spans=found.rows, next=encode_cursor(name, found.mark), scanned=found.scanned))
+
+
+# --- single things ---
+
+
+async def get_rollout(request: web.Request) -> web.Response:
+    """A rollout with its attempts and sums."""
+    return answer(summary(request.app[CONTROL].tape, _rollout(request)))
+
+
+async def get_attempts(request: web.Request) -> web.Response:
+    """The attempts of a rollout, oldest first."""
+    return answer(AttemptList(attempts=request.app[CONTROL].tape.attempts(_rollout(request).id)))
+
+
+async def get_span(request: web.Request) -> web.Response:
+    """A whole span: its head, the exchange read as messages, tool calls and usage, and the recorded headers, bodies
+    and arrival times. Bodies are text where they are UTF-8, else base64."""
+    detail = await asyncio.to_thread(_detail, request.app[CONTROL].tape, _span(request))
+    return answer(detail)
+
+
+async def get_request_body(request: web.Request) -> web.Response:
+    """The exact bytes of the request body, as they went upstream."""
+    return _bytes(request, "request", _exchange(request).request_body)
+
+
+async def get_response_body(request: web.Request) -> web.Response:
+    """The exact bytes of the response body as they were received, content encoding kept."""
+    return _bytes(request, "response", _exchange(request).response_body)
+
+
+def _rollout(request: web.Request) -> Rollout:
+    rid = id_of(request, "rid")
+    rollout = request.app[CONTROL].tape.rollout(rid)
+    if rollout is None:
+        raise ApiError(404, f"there is no rollout {rid!r}; GET /api/rollouts lists them", "rid", rid)
+    return rollout
+
+
+def _attempt(request: web.Request, rollout: Rollout) -> str:
+    aid = id_of(request, "aid")
+    known = [attempt.id for attempt in request.app[CONTROL].tape.attempts(rollout.id)]
+    if aid not in known:
+        hint = f"GET /api/rollouts/{rollout.id}/attempts lists them"
+        raise ApiError(404, f"rollout {rollout.id!r} has no attempt {aid!r}; {hint}", "aid", aid, known[-20:])
+    return aid
+
+
+def _span(request: web.Request) -> Span:
+    rollout = _rollout(request)
+    aid, sequence = _attempt(request, rollout), sequence_of(request)
+    span = request.app[CONTROL].tape.span(rollout.id, aid, sequence)
+    if span is None:
+        hint = f"GET /api/rollouts/{rollout.id}/attempts/{aid}/spans lists them"
+        raise ApiError(404, f"attempt {aid!r} has no span {sequence}; {hint}", "sequence", str(sequence))
+    return span
+
+
+def _exchange(request: web.Request) -> Exchange:
+    span = _span(request)
+    exchange = request.app[CONTROL].tape.exchange(span)
+    if exchange is None:
+        raise ApiError(404, f"no bytes of span {span.sequence} are stored: it is {span.status} and of kind {span.kind}")
+    return exchange
+
+
+def _detail(tape: Tape, span: Span) -> SpanDetail:
+    exchange = tape.exchange(span)
+    if exchange is None:
+        return SpanDetail(span=span)
+    return SpanDetail(span=span, turn=read_exchange(span.dialect, exchange, span), exchange=ExchangeView.of(exchange))
+
+
+def _bytes(request: web.Request, side: str, body: bytes) -> web.Response:
+    name = "-".join((*(request.match_info[key] for key in ("rid", "aid", "sequence")), side))
+    headers = {"Content-Disposition": f'attachment; filename="{name}.bin"'}
+    return web.Response(body=body, content_type=OCTETS, headers=headers)

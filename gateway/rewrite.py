@@ -1,0 +1,38 @@
+"""A request + what must change in it -> the request to send. Pure; every byte that need not change stays as it was."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+_STRING = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
+
+
+class _Model(msgspec.Struct):
+    model: str
+
+
+_model = msgspec.json.Decoder(_Model)
+
+
+def replace_model(body: bytes, name: str) -> bytes:
+    """The body with its top-level model name replaced; unchanged when it names none.
+
+    The key is searched for and each find tried: only where it is the top-level one does the parser see the new name.
+    """
+    wanted = msgspec.json.encode(name)
+    if _named(body) in (None, name):
+        return body
+    for found in _STRING.finditer(body):
+        candidate = body[: found.start(1)] + wanted + body[found.end(1) :]
+        if _named(candidate) == name:
+            return candidate
+    return body
+
+
+def _named(body: bytes) -> str | None:
+    try:
+        return _model.decode(body).model
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,83 @@
+"""Sums over the newest spans: what `/api/stats` answers. Counting runs in slices in a worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import islice
+
+from gateway.model import Span, SpanStatus, Totals
+from gateway.pages import SLICE, Tape
+from gateway.views import ModelStats, Stats
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums that grow span by span."""
+
+    spans: int = 0
+    since_ns: int | None = None
+    totals: Totals = field(default_factory=Totals)
+    by_status: Counter[str] = field(default_factory=Counter[str])
+    by_model: defaultdict[str, ModelStats] = field(default_factory=lambda: defaultdict(ModelStats))
+    durations: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, span: Span) -> None:
+        """Count a span."""
+        self.spans += 1
+        self.since_ns = span.start_ns if self.since_ns is None else min(self.since_ns, span.start_ns)
+        self.by_status[span.status.value] += 1
+        if span.kind == "llm" and span.duration_ns is not None:
+            model = span.model or "unknown"
+            self.durations[model].append(span.duration_ns)
+            for totals in (self.totals, self.by_model[model]):
+                _count(totals, span)
+
+    def models(self) -> dict[str, ModelStats]:
+        """Sums by model, the busiest first, with their latencies."""
+        busiest = sorted(self.by_model.items(), key=lambda item: -item[1].calls)
+        return {name: stats.model_copy(update=_latencies(self.durations[name])) for name, stats in busiest}
+
+
+def _count(totals: Totals, span: Span) -> None:
+    totals.calls += 1
+    totals.errors += span.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
+    totals.cancelled += span.status == SpanStatus.CANCELLED
+    totals.tool_calls += span.tool_calls
+    if span.usage is not None:
+        totals.input_tokens += span.usage.input_tokens or 0
+        totals.output_tokens += span.usage.output_tokens or 0
+
+
+def _latencies(durations: list[int]) -> dict[str, int]:
+    """Nearest-rank quantiles."""
+    ordered = sorted(durations)
+    return {name: ordered[-(-len(ordered) * q // 100) - 1] for name, q in (("median_ns", 50), ("p95_ns", 95))}
+
+
+async def gather(tape: Tape, most: int, gaps: int) -> Stats:
+    """Figures over the `most` newest spans."""
+    tally, before, complete = Tally(), None, False
+    while not complete and tally.spans < most:
+        wanted = min(SLICE, most - tally.spans)
+        before, complete = await asyncio.to_thread(_count_slice, tape, tally, before, wanted)
+    return Stats(
+        counted_spans=tally.spans,
+        complete=complete,
+        since_ns=tally.since_ns,
+        totals=tally.totals,
+        by_model=tally.models(),
+        by_status=dict(tally.by_status),
+        tape=tape.figures(),
+        cursor=tape.cursor(),
+        gaps=gaps,
+    )
+
+
+def _count_slice(tape: Tape, tally: Tally, before: int | None, wanted: int) -> tuple[int | None, bool]:
+    """Count up to `wanted` spans; says where to go on and whether the tape ended."""
+    rows = list(islice(tape.recent(before), wanted))
+    for _, span in rows:
+        tally.add(span)
+    return (rows[-1][0] if rows else before), len(rows) < wanted

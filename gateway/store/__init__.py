@@ -1,0 +1,100 @@
+"""The tape: the only package that opens LMDB (`gateway.keys` has the layout, `gateway.codec` the record formats).
+
+*Writing.* `Store.write` takes a batch of entries and commits them in one transaction with one fsync. It is called from
+one thread, the recorder's; a write transaction never leaves it (`write`).
+
+*Reading.* Every read is one short transaction or a series of slices, from any thread and beside the writer (`read`).
+
+*Dying.* LMDB is copy-on-write: after a kill the tape is as of the last commit. Calls that were announced as running and
+never finished are found in `open` when the tape is next opened for writing, and end as `interrupted`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gateway.codec import UNREADABLE
+from gateway.store.check import problems
+from gateway.store.environment import Environment, TapeError, Txn
+from gateway.store.read import Reader
+from gateway.store.records import Entry
+from gateway.store.write import Writer
+
+__all__ = ["Entry", "Store", "TapeError", "check"]
+
+
+class Store(Reader):
+    """One tape. Thread-safe for reading; writing is for one thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        readonly: bool = False,
+        map_bytes: int = 1 << 30,
+        memory_bytes: int = 64 << 20,
+    ) -> None:
+        """Opens the tape in `path`/tape, making it if need be.
+
+        `map_bytes`: initial size of the map; it doubles when needed. `memory_bytes`: what the writer keeps in memory as
+        bases for the next bodies. Raises `TapeError` when it is not a tape of this format or is in use.
+        """
+        super().__init__(Environment(path, readonly=readonly, map_bytes=map_bytes))
+        self.path = path
+        self._writer = Writer(self._env, memory_bytes)
+        if not readonly:
+            self._end_what_was_open()
+
+    def _end_what_was_open(self) -> None:
+        try:
+            self._writer.interrupt_open()
+        except (TapeError, *UNREADABLE) as error:
+            self.close()
+            raise TapeError(f"cannot open the tape in {self.path}: {error}; run `penstock check`") from error
+
+    def close(self) -> None:
+        """Closes the environment; no call may follow."""
+        self._env.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self, entries: Sequence[Entry]) -> int:
+        """Commits the entries durably in one transaction and returns the newest cursor.
+
+        Raises `TapeError` when the disk is full or read-only; then nothing of the batch is on the tape.
+        """
+        return self._writer.write(entries)
+
+    def secret(self) -> bytes:
+        """The key that signs agent tokens; made once per tape."""
+        with self.view() as view:
+            found = view.get("meta", b"secret")
+        if found is not None:
+            return found
+        made = secrets.token_bytes(32)
+
+        def apply(txn: Txn) -> None:
+            txn.put(b"secret", made, db=self._env.dbs["meta"])
+
+        self._env.write(apply)
+        return made
+
+    def check(self) -> Iterator[str]:
+        """Reads every record and yields a sentence for each that is not as it should be."""
+        return problems(self)
+
+
+def check(path: Path) -> tuple[dict[str, int], list[str]]:
+    """Figures and problems of the tape in `path`, read without disturbing a gateway that runs on it."""
+    with Store(path, readonly=True) as store:
+        return store.figures(), list(store.check())

@@ -1,0 +1,154 @@
+"""`penstock check`: reads every record and says of each that is not as it should be. It repairs nothing.
+
+It may run beside a gateway: what belongs together is read in one transaction, one attempt at a time, so that a commit
+in between is not taken for damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gateway import codec, keys
+from gateway.model import Span, SpanStatus
+from gateway.store import records
+from gateway.store.environment import TapeError
+from gateway.store.read import Reader
+from gateway.store.view import View
+
+_SPANS, _SUMS = (records.ATTEMPT.index(name) for name in ("spans", "totals"))
+
+
+def problems(tape: Reader) -> Iterator[str]:
+    """A sentence for everything that is wrong."""
+    for database, check in _CHECKS:
+        for key, value in tape.slices(database):
+            yield from _guarded(f"{database} {_readable(key)}", check, tape, key, value)
+    yield from _numbering(tape, "log", lambda key, count: (key - count + 1, key))
+    yield from _numbering(tape, "bodies", lambda key, count: (key, key + count - 1))
+
+
+def _guarded(where: str, check: Callable[..., Iterator[str]], *args: Any) -> Iterator[str]:
+    """What a check finds; that it could not be done is a finding."""
+    try:
+        for problem in check(*args):
+            yield f"{where}: {problem}"
+    except (TapeError, *codec.UNREADABLE) as error:
+        yield f"{where}: {error}"
+
+
+def _readable(key: bytes) -> str:
+    """A key for a person: the names in it and the number it ends with, or the number that it is."""
+    *names, rest = key.split(b"\0", 2) if key.count(b"\0") >= 2 and key[:1] != b"\0" else (key,)
+    if names:
+        sequence = f"#{int.from_bytes(rest)}" if rest else ""
+        return "/".join(name.decode("ascii", "replace") for name in names) + sequence
+    return str(keys.to_number(key)) if len(key) == 8 else rest.rstrip(b"\0").decode("ascii", "replace")
+
+
+def _rollout(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    records.rollout_from(key[:-1].decode("ascii"), value)
+    return iter(())
+
+
+def _order(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    if tape.rollout(value[:-1].decode("ascii")) is None:
+        yield "it names a rollout that is missing"
+
+
+def _attempt(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    rollout, attempt = keys.split_attempt_key(key)
+    with tape.view() as view:
+        if view.get("rollouts", keys.rollout_key(rollout)) is None:
+            yield "its rollout is missing"
+        # As it is in this transaction: a running gateway may have written since the slice was read.
+        record = records.padded(view.get("attempts", key) or value, records.ATTEMPT_DEFAULTS)
+        spans, broken = _heads(view, rollout, attempt, record[_SPANS])
+    yield from broken
+    finished = sum(span.status != SpanStatus.OPEN for span in spans)
+    if not broken and finished != record[_SUMS][0]:
+        yield f"it counts {record[_SUMS][0]} finished calls, {finished} are there"
+    for span in spans:
+        yield from _guarded(f"#{span.sequence}", _body, tape, span)
+
+
+def _heads(view: View, rollout: str, attempt: str, count: int) -> tuple[list[Span], list[str]]:
+    """The heads of an attempt that can be read, and a sentence for each that cannot."""
+    spans: list[Span] = []
+    broken: list[str] = []
+    for sequence in range(1, count + 1):
+        try:
+            span = view.span(rollout, attempt, sequence)
+        except (TapeError, *codec.UNREADABLE) as error:
+            broken.append(f"#{sequence}: {error}")
+            continue
+        if span is None:
+            broken.append(f"#{sequence}: it was given out but is not in the index")
+        else:
+            spans.append(span)
+    return spans, broken
+
+
+def _body(tape: Reader, span: Span) -> Iterator[str]:
+    found = tape.exchange(span)
+    if found is None or span.truncated:
+        return
+    if span.status != SpanStatus.OPEN and len(found.response_body) != span.response_bytes:
+        yield f"its response has {len(found.response_body)} bytes, the head says {span.response_bytes}"
+    if len(found.request_body) != span.request_bytes:
+        yield f"its request has {len(found.request_body)} bytes, the head says {span.request_bytes}"
+
+
+def _open(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    head, _ = codec.unpack_open(value)
+    with tape.view() as view:
+        records.span_from(key, head, view.style)
+        rollout, attempt, sequence = keys.split_head_key(key)
+        found = view.span(rollout, attempt, sequence)
+    if found is None:
+        yield "it is not in the index of its attempt"
+
+
+def _log(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    found = codec.unpack_segment(value)
+    first = keys.to_number(key) - len(found) + 1
+    with tape.view() as view:
+        for at, record in enumerate(found, first):
+            if record[:1] == b"s" and _indexed(view, record[1:]) != at:
+                yield f"change {at} is a span that the index of its attempt does not name"
+
+
+def _indexed(view: View, key: bytes) -> int | None:
+    rollout, attempt, sequence = keys.split_head_key(key)
+    return view.index(rollout, attempt, sequence)
+
+
+def _bodies(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    for at, record in enumerate(codec.unpack_segment(value), keys.to_number(key)):
+        if not 0 <= codec.base_of(record) < at:
+            yield f"body {at} leans on body {codec.base_of(record)}, which comes later"
+
+
+def _numbering(tape: Reader, database: str, span_of: Callable[[int, int], tuple[int, int]]) -> Iterator[str]:
+    """Segments must follow each other without a hole."""
+    expected = 1
+    for key, value in tape.slices(database):
+        try:
+            first, last = span_of(keys.to_number(key), len(codec.unpack_segment(value)))
+        except codec.UNREADABLE:
+            # It has been reported by its own check; where the next one starts says how long it was.
+            expected = 0
+            continue
+        if expected and first != expected:
+            yield f"{database}: {expected} should follow, found {first}"
+        expected = last + 1
+
+
+_CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...] = (
+    ("rollouts", _rollout),
+    ("order", _order),
+    ("attempts", _attempt),
+    ("open", _open),
+    ("log", _log),
+    ("bodies", _bodies),
+)

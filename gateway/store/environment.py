@@ -1,0 +1,234 @@
+"""The LMDB environment of a tape: opening it, its transactions, its growth. Nothing else imports lmdb.
+
+One process may write, and holds a lock for it; any number may read. A full map grows by doubling, which LMDB allows
+only while no transaction of the process is open: readers and growth meet at a gate. A read must therefore never begin
+inside another read of the same thread. What another process has grown is adopted when a transaction begins.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import lmdb
+
+from gateway.codec import UNREADABLE
+
+FORMAT = b"1"
+DATABASES = ("meta", "rollouts", "order", "attempts", "index", "open", "styles", "log", "bodies")
+READERS = 512
+_GROW_AT = 0.8
+
+Txn: TypeAlias = "lmdb.Transaction[bytes]"
+Cursor: TypeAlias = "lmdb.Cursor[bytes]"
+T = TypeVar("T")
+
+
+class TapeError(Exception):
+    """The tape cannot be opened, read or written; the message names the directory and the way out."""
+
+
+class Gate:
+    """Many readers, or one who resizes the map."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._readers = 0
+        self._closing = False
+
+    def enter(self) -> None:
+        """Waits while somebody resizes or is about to."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._closing)
+            self._readers += 1
+
+    def leave(self) -> None:
+        """Ends a read."""
+        with self._condition:
+            self._readers -= 1
+            if not self._readers:
+                self._condition.notify_all()
+
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Waits until nobody reads and keeps everybody out."""
+        with self._condition:
+            self._closing = True
+            try:
+                self._condition.wait_for(lambda: not self._readers)
+                yield
+            finally:
+                self._closing = False
+                self._condition.notify_all()
+
+
+class Environment:
+    """One opened tape."""
+
+    def __init__(self, path: Path, *, readonly: bool, map_bytes: int) -> None:
+        self.path = path
+        self._gate = Gate()
+        self._lock = None if readonly else _lock(path)
+        try:
+            self._env = _open(path / "tape", readonly, map_bytes)
+            self.dbs = self._databases(readonly)
+        except BaseException:
+            self._unlock()
+            raise
+        self._page_bytes = self._env.stat()["psize"]
+
+    def close(self) -> None:
+        """Closes it; no call may follow."""
+        self._env.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _databases(self, readonly: bool) -> dict[str, Any]:
+        try:
+            databases = {name: self._env.open_db(name.encode(), create=not readonly) for name in DATABASES}
+            self._check_format(databases["meta"], readonly)
+        except lmdb.Error as error:
+            self._env.close()
+            raise TapeError(
+                f"{self.path} holds no tape ({error}); start `penstock serve --data {self.path}` once"
+            ) from None
+        except TapeError:
+            self._env.close()
+            raise
+        if not readonly:
+            # Readers that were killed hold on to pages that could be used again.
+            self._env.reader_check()
+        return databases
+
+    def _check_format(self, meta: Any, readonly: bool) -> None:
+        with self._env.begin(write=not readonly) as txn:
+            found = txn.get(b"format", db=meta)
+            if found is None and not readonly:
+                txn.put(b"format", FORMAT, db=meta)
+            elif found != FORMAT:
+                name = (found or b"?").decode("ascii", "replace")
+                raise TapeError(
+                    f"the tape in {self.path} has format {name}, this penstock reads {FORMAT.decode()}; "
+                    "open it with the penstock that wrote it, or choose another --data"
+                )
+
+    @contextmanager
+    def read(self) -> Generator[Txn]:
+        """A read transaction; keep it short. Raises `TapeError` when what is read makes no sense."""
+        txn = self._begin()
+        try:
+            yield txn
+        except (lmdb.Error, *UNREADABLE) as error:
+            raise TapeError(f"cannot read the tape in {self.path}: {error}; run `penstock check`") from error
+        finally:
+            txn.abort()
+            self._gate.leave()
+
+    def _begin(self) -> Txn:
+        while True:
+            self._gate.enter()
+            try:
+                return self._env.begin()
+            except lmdb.MapResizedError:
+                self._gate.leave()
+                self._resize(0)
+            except lmdb.Error as error:
+                self._gate.leave()
+                raise TapeError(f"cannot read the tape in {self.path}: {error}") from error
+
+    def write(self, apply: Callable[[Txn], T]) -> T:
+        """One durable transaction. `apply` is called again, in a new transaction, when the map was too small.
+
+        Raises `TapeError` when the disk is full or read-only; then nothing has changed.
+        """
+        try:
+            while True:
+                try:
+                    self._grow_ahead()
+                    with self._env.begin(write=True) as txn:
+                        return apply(txn)
+                except lmdb.MapFullError:
+                    self._resize(self._env.info()["map_size"] * 2)
+                except lmdb.MapResizedError:
+                    self._resize(0)
+        except (lmdb.Error, OSError) as error:
+            raise TapeError(f"cannot write the tape in {self.path}: {error}; free or remount the disk") from error
+
+    def _grow_ahead(self) -> None:
+        """Spares a nearly full map the transaction that would fail and be done again."""
+        info = self._env.info()
+        if (info["last_pgno"] + 1) * self._page_bytes > info["map_size"] * _GROW_AT:
+            self._resize(info["map_size"] * 2)
+
+    def _resize(self, size: int) -> None:
+        """To this size; 0 is what another process has made it."""
+        with self._gate.alone():
+            self._env.set_mapsize(size)
+
+    def sizes(self) -> tuple[int, int]:
+        """(map, used part of the file), in bytes."""
+        info = self._env.info()
+        return info["map_size"], (info["last_pgno"] + 1) * self._page_bytes
+
+
+def _lock(path: Path) -> int:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise TapeError(f"cannot open the tape in {path}: {error}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise TapeError(f"another gateway writes the tape in {path}; stop it or choose another --data") from None
+    return handle
+
+
+def _open(path: Path, readonly: bool, map_bytes: int) -> lmdb.Environment:
+    file = path / "data.mdb"
+    if readonly and not file.exists():
+        raise TapeError(f"{path.parent} holds no tape; name the directory that `penstock serve --data` was given")
+    try:
+        return lmdb.open(
+            str(path),
+            map_size=max(map_bytes, file.stat().st_size if file.exists() else 0),
+            max_dbs=len(DATABASES),
+            max_readers=READERS,
+            readonly=readonly,
+            readahead=False,
+            meminit=False,
+            mode=0o600,
+        )
+    except (lmdb.Error, OSError) as error:
+        raise TapeError(f"cannot open the tape in {path.parent}: {error}") from error
+
+
+def last_number(txn: Txn, database: Any) -> bytes | None:
+    """The highest key of a database, None when it is empty."""
+    with txn.cursor(db=database) as cursor:
+        return cursor.key() if cursor.last() else None
+
+
+def scan(txn: Txn, database: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """All records whose key starts so."""
+    with txn.cursor(db=database) as cursor:
+        found = cursor.set_range(prefix)
+        while found and cursor.key().startswith(prefix):
+            yield cursor.item()
+            found = cursor.next()
+
+
+def floor(cursor: Cursor, key: bytes) -> bool:
+    """Places the cursor on the highest record that is not beyond the key; False when there is none."""
+    if not cursor.set_range(key):
+        return cursor.last()
+    return cursor.key() == key or cursor.prev()

@@ -1,0 +1,107 @@
+"""What the writer remembers between transactions: attempts with their sums, and bodies that the next ones lean on.
+
+All of it is on the tape too and is read back when it is needed again, so it may be forgotten at any time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from gateway import codec
+from gateway.codec import Base
+
+_KEYFRAMES = 64
+_SIGNATURE = 160
+_WORTH = 256
+_OVERHEAD = 1024
+
+
+@dataclass(slots=True)
+class Live:
+    """An attempt: the stored record, changed in place."""
+
+    name: tuple[str, str]
+    values: list[Any]
+    """The values of `records.ATTEMPT`, in its order."""
+    key: bytes
+    """What its keys start with."""
+    base: Base | None = None
+    newest: int = 0
+    """Sequence of the call whose body is the base, or of the call that it repeated."""
+    dirty: bool = False
+
+
+class Memory:
+    """Attempts of late and keyframes of late."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit`: bytes of bodies kept between transactions; keyframes take at most as much again."""
+        self._limit = limit
+        self._size = 0
+        self._live: OrderedDict[tuple[str, str], Live] = OrderedDict()
+        self._keyframes: OrderedDict[bytes, Base] = OrderedDict()
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._size = 0
+        self._live.clear()
+        self._keyframes.clear()
+
+    def find(self, name: tuple[str, str]) -> Live | None:
+        """An attempt that is remembered."""
+        live = self._live.get(name)
+        if live is not None:
+            self._live.move_to_end(name)
+        return live
+
+    def add(self, live: Live) -> None:
+        """Remembers an attempt."""
+        self._live[live.name] = live
+        self._size += _OVERHEAD + (0 if live.base is None else live.base.size)
+
+    def shed(self) -> None:
+        """Drops the longest unused attempts; only between transactions, when nothing of them is unwritten."""
+        while self._size > self._limit and self._live:
+            _, live = self._live.popitem(last=False)
+            self._size -= _OVERHEAD + (0 if live.base is None else live.base.size)
+
+    def base(self, live: Live, request: bytes) -> Base | None:
+        """The body that this request of the attempt leans on."""
+        if live.base is not None and live.base.carries(request):
+            return live.base
+        return self._keyframe(request)
+
+    def keep(self, live: Live, base: Base) -> None:
+        """The next body of the attempt leans on this one."""
+        self._size += base.size - (0 if live.base is None else live.base.size)
+        live.base = base
+        if not base.depth and base.size <= self._limit // _KEYFRAMES:
+            self._keep_keyframe(base)
+
+    def _keyframe(self, request: bytes) -> Base | None:
+        """A keyframe of any attempt that shares enough with the request to lean on it."""
+        for signature in _signatures(request):
+            base = self._keyframes.get(signature)
+            if base is not None and _alike(base.request, request):
+                self._keyframes.move_to_end(signature)
+                return base
+        return None
+
+    def _keep_keyframe(self, base: Base) -> None:
+        for signature in _signatures(base.request):
+            self._keyframes[signature] = base
+            self._keyframes.move_to_end(signature)
+        while len(self._keyframes) > _KEYFRAMES:
+            self._keyframes.popitem(last=False)
+
+
+def _signatures(request: bytes) -> tuple[bytes, bytes]:
+    return b"^" + request[:_SIGNATURE], b"$" + request[-_SIGNATURE:]
+
+
+def _alike(a: bytes, b: bytes) -> bool:
+    if codec.common_prefix(a, b) >= _WORTH:
+        return True
+    return codec.common_suffix(a, b, min(_WORTH, len(a), len(b))) >= _WORTH

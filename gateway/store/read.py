@@ -1,0 +1,171 @@
+"""Reading the tape. Every read is one short transaction or a series of slices: no reader keeps old pages alive.
+
+Generators hold no transaction while their consumer works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+
+from gateway import codec, keys
+from gateway.model import Attempt, Change, Exchange, Rollout, Span
+from gateway.store.environment import Cursor, Environment
+from gateway.store.records import Style, rollout_from
+from gateway.store.view import View
+
+_SLICE = 256
+_STEP = 50
+"""Heads that are decoded at once: consumers often stop after a page."""
+
+
+class Reader:
+    """Everything that can be asked of a tape; thread-safe."""
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self._styles: dict[int, Style] = {}
+
+    @contextmanager
+    def view(self) -> Generator[View]:
+        """A short transaction."""
+        with self._env.read() as txn:
+            yield View(txn, self._env.dbs, self._styles)
+
+    def cursor(self) -> int:
+        """The newest committed change."""
+        with self.view() as view:
+            return view.last("log")
+
+    def rollout(self, rollout: str) -> Rollout | None:
+        """One rollout, None when the tape has none of that name."""
+        with self.view() as view:
+            return view.rollout(rollout)
+
+    def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]:
+        """All rollouts, newest first, with a position that `before` takes."""
+        start = None if before is None else keys.number(max(0, before))
+        while True:
+            with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
+                found = _downwards(cursor, start)
+                stored = [(key, name, view.get("rollouts", name)) for key, name in found]
+            for key, name, record in stored:
+                if record is not None:
+                    yield keys.to_number(key), rollout_from(name[:-1].decode("ascii"), record)
+            if len(found) < _SLICE:
+                return
+            start = found[-1][0]
+
+    def attempts(self, rollout: str) -> list[Attempt]:
+        """The attempts of a rollout, oldest first."""
+        with self.view() as view:
+            return view.attempts(rollout)
+
+    def span(self, rollout: str, attempt: str, sequence: int) -> Span | None:
+        """One head, None when there is none."""
+        if not 0 < sequence <= keys.HIGHEST_SEQUENCE:
+            return None
+        with self.view() as view:
+            return view.span(rollout, attempt, sequence)
+
+    def spans(self, rollout: str, attempt: str | None = None, after: tuple[str, int] | None = None) -> Iterator[Span]:
+        """Heads by attempt (oldest first) and sequence; `after` is (attempt, sequence) of the last one seen."""
+        names = [found.id for found in self.attempts(rollout)] if attempt is None else [attempt]
+        if after is not None and after[0] in names:
+            names = names[names.index(after[0]) :]
+        for name in names:
+            yield from self._attempt_spans(rollout, name, after[1] if after is not None and after[0] == name else 0)
+
+    def _attempt_spans(self, rollout: str, attempt: str, after: int) -> Iterator[Span]:
+        while True:
+            with self.view() as view:
+                found = view.spans(rollout, attempt, after, _STEP)
+            yield from found
+            after += len(found)
+            if not found:
+                return
+
+    def recent(self, before: int | None = None) -> Iterator[tuple[int, Span]]:
+        """All spans, newest change first, each once, with a position that `before` takes."""
+        newest = self.cursor()
+        if before is not None:
+            newest = min(newest, before - 1)
+        while newest > 0:
+            with self.view() as view:
+                first, records = view.log_segment(newest)
+                last = max(first, newest - _STEP + 1)
+                told = [view.change(at, records[at - first]) for at in range(newest, last - 1, -1)]
+            yield from (
+                (change.cursor, change.span) for change in told if change is not None and change.span is not None
+            )
+            newest = last - 1
+
+    def changes(self, since: int, limit: int) -> tuple[list[Change], int]:
+        """At most `limit` changes after `since`, oldest first, and the cursor to go on from.
+
+        Of a call that has ended in the meantime only the end is told.
+        """
+        found: list[Change] = []
+        with self.view() as view:
+            newest = view.last("log")
+            while since < newest and len(found) < limit:
+                first, records = view.log_segment(since + 1)
+                change = view.change(since + 1, records[since + 1 - first])
+                since += 1
+                if change is not None:
+                    found.append(change)
+        return found, since
+
+    def exchange(self, span: Span) -> Exchange | None:
+        """The bytes of a call; None when none were kept. Of an open call the request is there."""
+        with self.view() as view:
+            if span.body is not None:
+                return codec.exchange(view.body(span.body)[0])
+            body = view.open_body(span.rollout, span.attempt, span.sequence)
+            return None if body is None else codec.exchange(body)
+
+    def figures(self) -> dict[str, int]:
+        """Sizes and counts of the tape."""
+        with self.view() as view:
+            counts = {name: view.txn.stat(self._env.dbs[name])["entries"] for name in ("rollouts", "attempts", "open")}
+            cursor = view.last("log")
+            map_bytes, used_bytes = self._env.sizes()
+        return {
+            "rollouts": counts["rollouts"],
+            "attempts": counts["attempts"],
+            "changes": cursor,
+            "open": counts["open"],
+            "map_bytes": map_bytes,
+            "used_bytes": used_bytes,
+        }
+
+    def slices(self, database: str) -> Iterator[tuple[bytes, bytes]]:
+        """All records of a database by key, read in slices of one transaction each."""
+        start = b""
+        while True:
+            with self.view() as view, view.txn.cursor(db=self._env.dbs[database]) as cursor:
+                found = _upwards(cursor, start)
+            yield from found
+            if len(found) < _SLICE:
+                return
+            start = found[-1][0] + b"\0"
+
+
+def _upwards(cursor: Cursor, start: bytes) -> list[tuple[bytes, bytes]]:
+    """A slice from this key on."""
+    items: list[tuple[bytes, bytes]] = []
+    more = cursor.set_range(start)
+    while more and len(items) < _SLICE:
+        items.append(cursor.item())
+        more = cursor.next()
+    return items
+
+
+def _downwards(cursor: Cursor, start: bytes | None) -> list[tuple[bytes, bytes]]:
+    """A slice of the records before this key, highest first; None is the end."""
+    items: list[tuple[bytes, bytes]] = []
+    more = cursor.prev() if start is not None and cursor.set_range(start) else cursor.last()
+    while more and len(items) < _SLICE:
+        items.append(cursor.item())
+        more = cursor.prev()
+    return items

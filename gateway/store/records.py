@@ -1,0 +1,223 @@
+"""What is stored of a call, an attempt and a rollout, position by position: append, never reorder.
+
+The calls of an agent resemble each other. What they have in common (`STYLE`: dialect, path, model, how they end) is
+stored once on the tape under a number, from its second appearance on; a head names the number and holds only what is
+its own (`OWN`). A head whose style is not in the table holds it itself. The end is stored as the duration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway import codec, keys
+from gateway.codec import Body
+from gateway.model import Attempt, Mode, Origin, Rollout, Span, SpanStatus, Totals, Usage
+from gateway.trace import span_id, trace_id
+
+STYLE = (
+    "kind",
+    "status",
+    "dialect",
+    "method",
+    "path",
+    "upstream",
+    "http_status",
+    "error",
+    "model",
+    "model_served",
+    "stream",
+    "finish",
+    "choices",
+    "agent",
+    "truncated",
+)
+OWN = (
+    "start_ns",
+    "end_ns",
+    "first_byte_ns",
+    "request_bytes",
+    "response_bytes",
+    "body",
+    "usage",
+    "response_id",
+    "tool_calls",
+    "retry_of",
+    "trace_id",
+    "parent_id",
+    "versions",
+    "arm",
+    "attributes",
+)
+ATTEMPT = codec.fields(Attempt, skip=("rollout", "id"))
+ATTEMPT_DEFAULTS = codec.defaults(Attempt, ATTEMPT)
+ROLLOUT = codec.fields(Rollout, skip=("id",))
+ROLLOUT_DEFAULTS = codec.defaults(Rollout, ROLLOUT)
+TOTALS = codec.fields(Totals)
+USAGE = codec.fields(Usage)
+
+Style = Sequence[Any]
+
+_OWN_DEFAULTS = [None, *codec.defaults(Span, list(OWN))]
+_SPAN_DEFAULTS = {name: field.default for name, field in Span.model_fields.items() if not field.is_required()}
+_SEQUENCE, _CREATED = (ATTEMPT.index(name) for name in ("sequence", "created_ns"))
+_BODY = 1 + OWN.index("body")
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A call on its way to the tape: written when it has run for a moment (`status` open) and again when it is over.
+
+    The fields are those of `Span`; `sequence` is 0 until the store has given it one.
+    """
+
+    rollout: str
+    attempt: str
+    origin: Origin = "header"
+    mode: Mode = "online"
+    sequence: int = 0
+    status: str = "open"
+    start_ns: int = 0
+    end_ns: int | None = None
+    first_byte_ns: int | None = None
+    dialect: str = "opaque"
+    method: str = "POST"
+    path: str = ""
+    upstream: str | None = None
+    http_status: int | None = None
+    error: str | None = None
+    model: str | None = None
+    model_served: str | None = None
+    stream: bool = False
+    finish: str | None = None
+    response_id: str | None = None
+    usage: Usage | None = None
+    tool_calls: int = 0
+    choices: int = 0
+    agent: str | None = None
+    request_bytes: int = 0
+    response_bytes: int = 0
+    truncated: bool = False
+    retry_of: int | None = None
+    trace_id: str | None = None
+    parent_id: str | None = None
+    body: Body | None = None
+    retried: bool = False
+    """The client says that it repeats an earlier call."""
+    gap: bool = False
+    """The call was answered but its bytes are lost: counted, not kept."""
+
+    def style(self) -> tuple[Any, ...]:
+        """The values of `STYLE`, in its order."""
+        return (
+            "llm",
+            self.status,
+            self.dialect,
+            self.method,
+            self.path,
+            self.upstream,
+            self.http_status,
+            self.error,
+            self.model,
+            self.model_served,
+            self.stream,
+            self.finish,
+            self.choices,
+            self.agent,
+            self.truncated,
+        )
+
+    def head(self, style: int | Style, body: int | None, usage: list[int | None] | None) -> bytes:
+        """The stored head: the style, then the values of `OWN` in its order."""
+        return codec.encode(
+            [
+                style,
+                self.start_ns,
+                None if self.end_ns is None else self.end_ns - self.start_ns,
+                self.first_byte_ns,
+                self.request_bytes,
+                self.response_bytes,
+                body,
+                usage,
+                self.response_id,
+                self.tool_calls,
+                self.retry_of,
+                self.trace_id,
+                self.parent_id,
+            ],
+            _OWN_DEFAULTS,
+        )
+
+
+def interrupted(head: bytes, style_of: Callable[[int], Style], body: int | None) -> tuple[Style, list[Any]]:
+    """The style and own values of an open call whose gateway died."""
+    own = padded(head, _OWN_DEFAULTS)
+    style = list(style_of(own[0]) if isinstance(own[0], int) else own[0])
+    style[STYLE.index("status")], style[STYLE.index("error")] = SpanStatus.INTERRUPTED.value, "gateway_died"
+    own[_BODY] = body
+    return style, own
+
+
+def head_of(style: int | Style, own: list[Any]) -> bytes:
+    """The stored head of these values."""
+    return codec.encode([style, *own[1:]], _OWN_DEFAULTS)
+
+
+def body_of(head: bytes) -> int | None:
+    """Number of the body that a head names."""
+    own = codec.decode(head)
+    return own[_BODY] if len(own) > _BODY else None
+
+
+def padded(record: bytes, defaults: list[Any]) -> list[Any]:
+    """The positions of a record, with those that were cut off or that it is too old to have."""
+    values = codec.decode(record)
+    return values + defaults[len(values) :]
+
+
+def span_from(key: bytes, head: bytes, style_of: Callable[[int], Style]) -> Span:
+    """A head as the noun."""
+    rollout, attempt, sequence = keys.split_head_key(key)
+    style, *own = codec.decode(head)
+    found = _SPAN_DEFAULTS | dict(zip(OWN, own, strict=False))
+    found |= zip(STYLE, style_of(style) if isinstance(style, int) else style, strict=False)
+    if found["usage"] is not None:
+        found["usage"] = Usage.model_construct(**dict(zip(USAGE, found["usage"], strict=False)))
+    if found["end_ns"] is not None:
+        found["end_ns"] += found["start_ns"]
+    found["status"] = SpanStatus(found["status"])
+    trace = found["trace_id"] = found["trace_id"] or trace_id(rollout, attempt)
+    found["span_id"] = span_id(trace, rollout, attempt, sequence)
+    return Span.model_construct(rollout=rollout, attempt=attempt, sequence=sequence, **found)
+
+
+def attempt_from(rollout: str, attempt: str, record: bytes) -> Attempt:
+    """An attempt record as the noun."""
+    found = dict(zip(ATTEMPT, padded(record, ATTEMPT_DEFAULTS), strict=False))
+    found["totals"] = dict(zip(TOTALS, found["totals"], strict=False))
+    return Attempt(rollout=rollout, id=attempt, **found)
+
+
+def rollout_from(rollout: str, record: bytes) -> Rollout:
+    """A rollout record as the noun."""
+    return Rollout(id=rollout, **dict(zip(ROLLOUT, padded(record, ROLLOUT_DEFAULTS), strict=False)))
+
+
+def new_attempt(sequence: int, created_ns: int) -> list[Any]:
+    """The values of `ATTEMPT` of one that begins."""
+    made = list(ATTEMPT_DEFAULTS)
+    made[_SEQUENCE], made[_CREATED] = sequence, created_ns
+    return made
+
+
+def count(sums: list[int], entry: Entry, usage: list[int | None] | None = None) -> None:
+    """Adds a finished call to the values of `TOTALS`, in its order."""
+    sums[0] += 1
+    sums[1] += entry.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
+    sums[2] += entry.status == SpanStatus.CANCELLED
+    if usage is not None:
+        sums[3] += usage[0] or 0
+        sums[4] += usage[1] or 0
+    sums[5] += entry.tool_calls
+    sums[6] += entry.gap

@@ -1,0 +1,171 @@
+"""What one transaction sees: heads, changes and bodies. Knows the layout; holds no state beyond the transaction's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway import codec, keys
+from gateway.codec import Base, Body
+from gateway.model import Attempt, Change, Rollout, Span
+from gateway.store.environment import TapeError, Txn, floor, last_number, scan
+from gateway.store.records import Style, attempt_from, body_of, rollout_from, span_from
+
+BLOCK = 256
+"""Sequences in one record of the index."""
+
+_RESOLVED_IN = {b"o": "open", b"a": "attempts", b"r": "rollouts"}
+_RECENT = 4
+
+
+class View:
+    """One transaction's view of the tape."""
+
+    def __init__(self, txn: Txn, dbs: dict[str, Any], styles: dict[int, Style]) -> None:
+        """`styles` is filled with what is looked up: a style that was committed never changes."""
+        self.txn = txn
+        self._dbs = dbs
+        self._styles = styles
+        self._segment: tuple[int, list[bytes]] = (0, [])
+
+    def get(self, database: str, key: bytes) -> bytes | None:
+        """One record."""
+        return self.txn.get(key, db=self._dbs[database])
+
+    def last(self, database: str) -> int:
+        """The highest number of a database that is keyed by number."""
+        found = last_number(self.txn, self._dbs[database])
+        return 0 if found is None else keys.to_number(found)
+
+    def rollout(self, rollout: str) -> Rollout | None:
+        """One rollout."""
+        stored = self.get("rollouts", keys.rollout_key(rollout))
+        return None if stored is None else rollout_from(rollout, stored)
+
+    def attempts(self, rollout: str) -> list[Attempt]:
+        """The attempts of a rollout, oldest first."""
+        records = scan(self.txn, self._dbs["attempts"], keys.rollout_key(rollout))
+        found = [attempt_from(*keys.split_attempt_key(key), value) for key, value in records]
+        return sorted(found, key=lambda attempt: attempt.sequence)
+
+    def style(self, number: int) -> Style:
+        """What the calls that name this number have in common."""
+        found = self._styles.get(number)
+        if found is None:
+            stored = self.get("styles", keys.number(number))
+            if stored is None:
+                raise TapeError(f"style {number} is missing; run `penstock check`")
+            found = self._styles[number] = codec.decode(stored)
+        return found
+
+    def cursors(self, rollout: str, attempt: str, block: int) -> list[int]:
+        """Where the heads of a block of sequences are in the log, 0 for those that are open."""
+        return keys.to_numbers(self.get("index", keys.index_key(rollout, attempt, block)) or b"")
+
+    def index(self, rollout: str, attempt: str, sequence: int) -> int | None:
+        """Where the head of this sequence is in the log, 0 while it is open, None when it was never given out."""
+        block, at = divmod(sequence - 1, BLOCK)
+        cursors = self.cursors(rollout, attempt, block)
+        return cursors[at] if at < len(cursors) else None
+
+    def span(self, rollout: str, attempt: str, sequence: int) -> Span | None:
+        """One head."""
+        cursor = self.index(rollout, attempt, sequence)
+        return None if cursor is None else self.head(rollout, attempt, sequence, cursor)
+
+    def spans(self, rollout: str, attempt: str, after: int, limit: int) -> list[Span]:
+        """At most `limit` heads that follow this sequence in its block."""
+        block, skip = divmod(after, BLOCK)
+        cursors = self.cursors(rollout, attempt, block)[skip : skip + limit]
+        return [self.head(rollout, attempt, after + at, cursor) for at, cursor in enumerate(cursors, 1)]
+
+    def head(self, rollout: str, attempt: str, sequence: int, cursor: int) -> Span:
+        """The head that the index finds at this cursor."""
+        key = keys.head_key(rollout, attempt, sequence)
+        if not cursor:
+            return span_from(key, self._open(key)[0], self.style)
+        record = self.log_record(cursor)
+        if not record.startswith(b"s" + key):
+            raise TapeError(f"change {cursor} is not the head of {rollout}/{attempt}#{sequence}; run `penstock check`")
+        return span_from(key, record[1 + len(key) :], self.style)
+
+    def _open(self, key: bytes) -> tuple[bytes, bytes | None]:
+        stored = self.get("open", key)
+        if stored is None:
+            raise TapeError(f"span {keys.split_head_key(key)} is neither open nor in the log; run `penstock check`")
+        return codec.unpack_open(stored)
+
+    def log_record(self, at: int) -> bytes:
+        """One record of the log."""
+        first, records = self.log_segment(at)
+        return records[at - first]
+
+    def log_segment(self, at: int) -> tuple[int, list[bytes]]:
+        """(cursor of its first record, records) of the log segment that holds this cursor."""
+        first, records = self._segment
+        if not first <= at < first + len(records):
+            with self.txn.cursor(db=self._dbs["log"]) as cursor:
+                if not cursor.set_range(keys.number(at)):
+                    raise TapeError(f"change {at} is missing; run `penstock check`")
+                records = codec.unpack_segment(cursor.value())
+                first = keys.to_number(cursor.key()) - len(records) + 1
+            if at < first:
+                raise TapeError(f"change {at} is missing; run `penstock check`")
+            self._segment = first, records
+        return first, records
+
+    def change(self, at: int, record: bytes) -> Change | None:
+        """A record of the log as the noun; None for a call that was open then and has ended since."""
+        kind, key = record[:1], record[1:]
+        if kind == b"s":
+            span = span_from(key, key[keys.head_key_length(key) :], self.style)
+            return Change.model_construct(cursor=at, kind="span", span=span)
+        stored = self.get(_RESOLVED_IN[kind], key)
+        if stored is None:
+            return None
+        if kind == b"o":
+            span = span_from(key, codec.unpack_open(stored)[0], self.style)
+            return Change.model_construct(cursor=at, kind="span", span=span)
+        if kind == b"a":
+            return Change(cursor=at, kind="attempt", attempt=attempt_from(*keys.split_attempt_key(key), stored))
+        return Change(cursor=at, kind="rollout", rollout=rollout_from(key[:-1].decode("ascii"), stored))
+
+    def open_body(self, rollout: str, attempt: str, sequence: int) -> Body | None:
+        """What is known of a call that still runs."""
+        stored = self.get("open", keys.head_key(rollout, attempt, sequence))
+        record = None if stored is None else codec.unpack_open(stored)[1]
+        return None if record is None else self._build(record, 0)[0]
+
+    def body(self, number: int) -> tuple[Body, Base]:
+        """A body, and itself as a base for the next one."""
+        return self._build(self._body_record(number), number)
+
+    def _build(self, record: bytes, number: int) -> tuple[Body, Base]:
+        """Follows the chain of bases down to its keyframe and builds the body up again."""
+        chain = [(number, record)]
+        while lower := codec.base_of(chain[-1][1]):
+            chain.append((lower, self._body_record(lower)))
+        at, record = chain.pop()
+        body, base = codec.unpack_body(record, None, at)
+        for at, record in reversed(chain):
+            body, base = codec.unpack_body(record, base, at)
+        return body, base
+
+    def _body_record(self, number: int) -> bytes:
+        with self.txn.cursor(db=self._dbs["bodies"]) as cursor:
+            if floor(cursor, keys.number(number)):
+                at = number - keys.to_number(cursor.key())
+                records = codec.unpack_segment(cursor.value())
+                if at < len(records):
+                    return records[at]
+        raise TapeError(f"body {number} is missing; run `penstock check`")
+
+    def newest_body(self, rollout: str, attempt: str, spans: int) -> tuple[int, Base] | None:
+        """(sequence, base) of the attempt's newest finished call with a body; None when the last have none."""
+        for sequence in range(spans, max(0, spans - _RECENT), -1):
+            cursor = self.index(rollout, attempt, sequence)
+            if cursor:
+                record = self.log_record(cursor)
+                number = body_of(record[1 + keys.head_key_length(record[1:]) :])
+                if number is not None:
+                    return sequence, self.body(number)[1]
+        return None

@@ -1,0 +1,39 @@
+"""The demo runs from start to end, on its own, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway import demo
+
+
+async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway.demo"),
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(demo.__file__).parents[1])},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(20):
+        output, complaints = await process.communicate()
+    said = output.decode()
+    assert process.returncode == 0, complaints.decode() + said
+    assert said.count("The answer is 437.\nYou said: Thank you, that is all.") == 2
+    recorded = said.partition("What the gateway has recorded:")[2]
+    assert all(word in recorded for word in ("demo-openai", "demo-anthropic", "multiply", "437", "gpt-5-mini"))
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_without_the_sdks_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nothing(name: str) -> None:
+        return None
+
+    monkeypatch.setattr(demo, "find_spec", nothing)
+    assert await asyncio.to_thread(demo.main) == 1
+    assert "pip install 'penstock[examples]'" in capsys.readouterr().err

@@ -1,0 +1,204 @@
+"""A tape in memory, and a gateway's control API served from it: for tests of what reads the tape."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from gateway.auth import Auth
+from gateway.control import make_control
+from gateway.metrics import Metrics
+from gateway.model import Attempt, Change, Chunk, Exchange, Rollout, Span, SpanStatus, Totals, Usage
+
+T0 = 1_790_000_000_000_000_000
+"""When the tests' calls begin: 2026-09-21 14:13:20 UTC."""
+SECRET = b"a secret of 16 bytes or more"
+
+
+class MemoryTape:
+    """Everything in dicts. It is also the feed."""
+
+    def __init__(self) -> None:
+        self._rollouts: dict[str, Rollout] = {}
+        self._attempts: dict[str, dict[str, Attempt]] = {}
+        self._spans: dict[tuple[str, str, int], tuple[int, Span]] = {}
+        self._exchanges: dict[tuple[str, str, int], Exchange] = {}
+        self._changes: list[Change] = []
+        self._changed = asyncio.Condition()
+
+    def add(self, span: Span, exchange: Exchange | None = None, **about_rollout: Any) -> None:
+        """Record a span, and its rollout and attempt if they are new."""
+        key = (span.rollout, span.attempt, span.sequence)
+        if span.rollout not in self._rollouts:
+            rollout = Rollout(id=span.rollout, created_ns=span.start_ns, **about_rollout)
+            self._rollouts[span.rollout], self._attempts[span.rollout] = rollout, {}
+            self._changes.append(Change(cursor=self.cursor() + 1, kind="rollout", rollout=rollout))
+        self._attempts[span.rollout][span.attempt] = self._grown(span)
+        self._changes.append(Change(cursor=self.cursor() + 1, kind="span", span=span))
+        self._spans[key] = (self.cursor(), span)
+        if exchange is not None:
+            self._exchanges[key] = exchange
+
+    def _grown(self, span: Span) -> Attempt:
+        attempts = self._attempts[span.rollout]
+        attempt = attempts.get(span.attempt) or Attempt(
+            rollout=span.rollout, id=span.attempt, sequence=len(attempts) + 1, created_ns=span.start_ns
+        )
+        usage, totals = span.usage or Usage(), attempt.totals
+        added = Totals(
+            calls=totals.calls + 1,
+            errors=totals.errors + (span.status == SpanStatus.ERROR),
+            cancelled=totals.cancelled + (span.status == SpanStatus.CANCELLED),
+            input_tokens=totals.input_tokens + (usage.input_tokens or 0),
+            output_tokens=totals.output_tokens + (usage.output_tokens or 0),
+            tool_calls=totals.tool_calls + span.tool_calls,
+        )
+        return attempt.model_copy(update={"spans": span.sequence, "last_seen_ns": span.start_ns, "totals": added})
+
+    async def tell(self) -> None:
+        """Wake the followers."""
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def wait(self, since: int) -> int:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.cursor() > since)
+            return self.cursor()
+
+    def rollout(self, rid: str) -> Rollout | None:
+        return self._rollouts.get(rid)
+
+    def attempts(self, rid: str) -> list[Attempt]:
+        return list(self._attempts.get(rid, {}).values())
+
+    def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]:
+        numbered = list(enumerate(self._rollouts.values(), start=1))
+        return ((n, rollout) for n, rollout in reversed(numbered) if before is None or n < before)
+
+    def spans(self, rid: str, aid: str | None = None, after: tuple[str, int] | None = None) -> Iterator[Span]:
+        order = list(self._attempts.get(rid, {}))
+
+        def place(attempt: str, sequence: int) -> tuple[int, int]:
+            return order.index(attempt), sequence
+
+        found = [span for _, span in self._spans.values() if span.rollout == rid and aid in (None, span.attempt)]
+        for span in sorted(found, key=lambda s: place(s.attempt, s.sequence)):
+            if after is None or place(span.attempt, span.sequence) > place(*after):
+                yield span
+
+    def span(self, rid: str, aid: str, sequence: int) -> Span | None:
+        return self._spans.get((rid, aid, sequence), (0, None))[1]
+
+    def recent(self, before: int | None = None) -> Iterator[tuple[int, Span]]:
+        newest_first = sorted(self._spans.values(), key=lambda item: -item[0])
+        return ((n, span) for n, span in newest_first if before is None or n < before)
+
+    def exchange(self, span: Span) -> Exchange | None:
+        return self._exchanges.get((span.rollout, span.attempt, span.sequence))
+
+    def changes(self, since: int, limit: int) -> tuple[list[Change], int]:
+        found = self._changes[since : since + limit]
+        return found, found[-1].cursor if found else since
+
+    def cursor(self) -> int:
+        return len(self._changes)
+
+    def figures(self) -> dict[str, int]:
+        attempts = sum(map(len, self._attempts.values()))
+        return {
+            "map_bytes": 1 << 30,
+            "used_bytes": 1 << 20,
+            "rollouts": len(self._rollouts),
+            "attempts": attempts,
+            "spans": len(self._spans),
+        }
+
+
+@dataclass(slots=True)
+class Condition:
+    """What the gateway says of itself."""
+
+    ready: bool = True
+    draining: bool = False
+    gaps: int = 0
+
+
+@dataclass(slots=True)
+class Serving:
+    """A control API that answers."""
+
+    tape: MemoryTape
+    auth: Auth
+    metrics: Metrics
+    state: Condition
+    runner: web.AppRunner
+    port: int
+    connections: list[Any] = field(default_factory=list[Any])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@asynccontextmanager
+async def serving(
+    tape: MemoryTape, admin_key: str | None = None, keep_alive_s: float = 15.0
+) -> AsyncGenerator[Serving]:
+    """Serve a tape on a free port."""
+    auth, metrics, state = Auth(admin_key, SECRET), Metrics(), Condition()
+    runner = web.AppRunner(make_control(tape, tape, auth, metrics, state, keep_alive_s), shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield Serving(tape, auth, metrics, state, runner, runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+def call(sequence: int = 1, rollout: str = "r1", attempt: str = "a1", **fields: Any) -> Span:
+    """A good chat call; `at_ms` and `ms` say when it began and how long it took."""
+    start = T0 + fields.pop("at_ms", sequence * 1000) * 1_000_000
+    end = start + fields.pop("ms", 800) * 1_000_000
+    given: dict[str, Any] = {
+        "dialect": "chat",
+        "path": "/v1/chat/completions",
+        "upstream": "openai",
+        "http_status": 200,
+        "model": "gpt-5-mini",
+        "finish": "stop",
+        "choices": 1,
+        "usage": Usage(input_tokens=100, output_tokens=20),
+        "body": 1,
+    }
+    return Span(rollout=rollout, attempt=attempt, sequence=sequence, start_ns=start, end_ns=end, **(given | fields))
+
+
+def chat_exchange(messages: list[dict[str, Any]], answer: dict[str, Any], model: str = "gpt-5-mini") -> Exchange:
+    """A chat completion as JSON."""
+    response = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1_790_000_000,
+        "model": f"{model}-2026-08-01",
+        "choices": [{"index": 0, "message": {"role": "assistant", **answer}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
+    }
+    return exchange(json.dumps({"model": model, "messages": messages}).encode(), json.dumps(response).encode())
+
+
+def exchange(request: bytes, response: bytes, content_type: str = "application/json") -> Exchange:
+    """The bytes of a call."""
+    return Exchange(
+        url="https://api.example/v1/chat/completions",
+        request_headers=[("Content-Type", "application/json"), ("Authorization", "***")],
+        request_body=request,
+        response_headers=[("Content-Type", content_type)],
+        response_body=response,
+        chunks=[Chunk(at_ns=500_000_000, size=len(response))],
+    )

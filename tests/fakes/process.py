@@ -1,0 +1,156 @@
+"""A gateway as its users run it: a process of its own, on a free port, with a data directory of its own.
+
+    async with running(tmp_path, upstreams(openai=provider.openai_url)) as gateway:
+        gateway.openai("r1", "a1")  # the base URL of an agent
+
+It is ready when it has printed its address and answers `/readyz`. Nothing here sleeps: output, exit and readiness are
+awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+PATIENCE = 20.0
+ROOT = Path(__file__).parents[2]
+
+
+def upstreams(openai: str | None = None, anthropic: str | None = None, key_env: str | None = None) -> str:
+    """Configuration text for upstreams of these base URLs."""
+    found = {"openai": openai, "anthropic": anthropic}
+    return "".join(upstream(f"fake-{name}", url, name, key_env) for name, url in found.items() if url)
+
+
+def upstream(name: str, base_url: str, dialect: str, key_env: str | None = None) -> str:
+    """Configuration text for one upstream."""
+    lines = [f'name = "{name}"', f'base_url = "{base_url}"', f'dialect = "{dialect}"']
+    return "\n".join(["[[upstream]]", *lines, *([f'key_env = "{key_env}"'] if key_env else []), "", ""])
+
+
+@dataclass(slots=True)
+class Gateway:
+    """A gateway process."""
+
+    config: Path
+    data: Path
+    log_path: Path
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    url: str = ""
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def log(self) -> str:
+        """What it has written to stderr so far."""
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def address(self, rollout: str, attempt: str = "a1") -> str:
+        """The base URL of an Anthropic client."""
+        return f"{self.url}/rollout/{rollout}/attempt/{attempt}"
+
+    def openai(self, rollout: str, attempt: str = "a1") -> str:
+        """The base URL of an OpenAI client."""
+        return self.address(rollout, attempt) + "/v1"
+
+    async def start(self, port: int = 0) -> None:
+        """Start the process and wait until it is ready."""
+        command = [sys.executable, "-m", "gateway", "serve", "--config", self.config, "--data", self.data]
+        with self.log_path.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *command,
+                *("--port", str(port), *self.flags),
+                env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | dict(self.env),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+            )
+        try:
+            async with asyncio.timeout(PATIENCE):
+                self.url = await self._address_line()
+                await self._ready()
+        except (TimeoutError, AssertionError) as error:
+            await self.kill()
+            raise AssertionError(f"the gateway did not start: {error}\n{self.log}") from None
+
+    async def _address_line(self) -> str:
+        output = self._running().stdout
+        assert output is not None
+        line = (await output.readline()).decode()
+        assert line.startswith("penstock listening on http://"), f"its first line was {line!r}"
+        return line.split()[-1]
+
+    async def _ready(self) -> None:
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(self.url + "/readyz") as response:
+                    if response.status == 200:
+                        return
+
+    async def terminate(self) -> int:
+        """Ask it to stop, wait until it has, and return its exit status."""
+        return await self._end("terminate")
+
+    async def kill(self) -> int:
+        """Kill it, as a crash would."""
+        return await self._end("kill")
+
+    async def _end(self, how: str) -> int:
+        process = self._running()
+        if process.returncode is None:
+            getattr(process, how)()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                _ = await process.communicate()  # also closes the pipe
+        except TimeoutError:
+            process.kill()
+            _ = await process.communicate()
+            raise AssertionError(f"the gateway did not stop within {PATIENCE} s of {how}\n{self.log}") from None
+        assert process.returncode is not None
+        return process.returncode
+
+    async def restart(self) -> None:
+        """Stop it unless it is dead already, and start it again on the same port and data."""
+        _ = await self.terminate()
+        await self.start(self.port)
+
+    def _running(self) -> asyncio.subprocess.Process:
+        assert self.process is not None, "the gateway was not started"
+        return self.process
+
+
+def write_config(home: Path, config: str) -> Path:
+    """The configuration as a file below `home`."""
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / "penstock.toml"
+    path.write_text(config)
+    return path
+
+
+@asynccontextmanager
+async def running(
+    home: Path, config: str, *flags: str, env: Mapping[str, str] | None = None
+) -> AsyncGenerator[Gateway]:
+    """A gateway that keeps everything below `home`; what it wrote to stderr is printed at the end."""
+    made = Gateway(write_config(home, config), home / "data", home / "stderr", flags, env or {})
+    try:
+        await made.start()
+        yield made
+    finally:
+        if made.process is not None:
+            _ = await made.terminate()
+        print(made.log)

@@ -1,0 +1,132 @@
+"""A gateway process between the two ends of a test: a raw client in front, an odd upstream behind.
+
+Starting a process takes longer than most of these tests, so one gateway serves a module (`Base`, made without an event
+loop) and each test brings its own upstream, which takes over the listening socket for as long as it runs. Tests keep
+apart by rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fakes.odd import Connection, Odd, Script
+from fakes.process import ROOT, upstream, write_config
+from fakes.raw import Headers, Wire, connect, post
+from fakes.tape import Tape
+
+from gateway.model import Span
+
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+
+
+@dataclass(slots=True)
+class Base:
+    """The process and the socket that its upstreams listen on."""
+
+    url: str
+    data: Path
+    log_path: Path
+    listener: socket.socket
+    process: subprocess.Popen[bytes]
+
+    @property
+    def upstream_host(self) -> str:
+        """What the gateway calls its upstream in `Host`."""
+        return f"127.0.0.1:{self.listener.getsockname()[1]}"
+
+    @property
+    def log(self) -> str:
+        """What the gateway has written to stderr so far."""
+        return self.log_path.read_text()
+
+
+@dataclass(slots=True)
+class Rig:
+    """What one test works with."""
+
+    base: Base
+    tape: Tape
+    rollout: str
+
+    @property
+    def host(self) -> str:
+        return self.base.upstream_host
+
+    def path(self, below: str = CHAT) -> str:
+        """A path at the test's own rollout."""
+        return f"/rollout/{self.rollout}/attempt/a1{below}"
+
+    def call(self, body: bytes = b'{"model":"m"}', headers: Headers = (), below: str = CHAT) -> bytes:
+        """A POST at the test's own rollout."""
+        return post(self.path(below), body, headers)
+
+    def client(self) -> AbstractAsyncContextManager[Wire]:
+        """A client of the gateway."""
+        return connect(self.base.url)
+
+    def upstream(self, *scripts: Script) -> AbstractAsyncContextManager[Odd]:
+        """An upstream that plays these scripts."""
+        return odd_on(self.base.listener, *scripts)
+
+    async def span(self) -> Span:
+        """The only span of the test."""
+        return (await self.tape.spans(self.rollout, 1))[0]
+
+
+@asynccontextmanager
+async def odd_on(listener: socket.socket, *scripts: Script) -> AsyncGenerator[Odd]:
+    """An odd upstream on a socket that goes on listening when it is over."""
+    made = Odd(scripts)
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(made), sock=listener.dup())
+    try:
+        yield made
+    finally:
+        server.close()
+        await made.close()
+        await server.wait_closed()
+
+
+@contextmanager
+def based(
+    home: Path, config: str = "", upstream_config: str = "", env: Mapping[str, str] | None = None
+) -> Generator[Base]:
+    """A running gateway process. `config` goes before the upstreams, `upstream_config` into each of them."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        entries = (upstream("up", url + "/v1", "openai"), upstream("anthropic-up", url, "anthropic"))
+        text = config + "\n" + "".join(entry.rstrip("\n") + f"\n{upstream_config}\n\n" for entry in entries)
+        command = [
+            sys.executable,
+            "-m",
+            "gateway",
+            "serve",
+            "--config",
+            write_config(home, text),
+            "--data",
+            home / "data",
+        ]
+        with (home / "stderr").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, "--port", "0"],
+                env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline().decode()
+            assert line.startswith("penstock listening on "), (home / "stderr").read_text()
+            yield Base(line.split()[-1], home / "data", home / "stderr", listener, process)
+        finally:
+            process.terminate()
+            process.communicate(timeout=20)
+            print((home / "stderr").read_text())

@@ -1,0 +1,78 @@
+"""What is on a gateway's tape, read as anybody would: through its control API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import aiohttp
+
+from gateway.model import Span, SpanStatus
+from gateway.views import SpanDetail, SpanPage
+
+PATIENCE = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """The tape of the gateway at this URL."""
+
+    url: str
+    http: aiohttp.ClientSession
+
+    async def get(self, path: str) -> Any:
+        """A JSON document; anything but 200 fails the test with what was said."""
+        async with self.http.get(self.url + path) as response:
+            assert response.status == 200, f"GET {path}: {response.status} {await response.text()}"
+            return await response.json()
+
+    async def spans(self, rollout: str, count: int, attempt: str = "a1") -> list[Span]:
+        """The finished spans of an attempt, as soon as there are `count` of them; more or fewer fail the test."""
+        heads = await self.when(rollout, attempt, lambda heads: len(finished(heads)) >= count)
+        assert len(finished(heads)) == count
+        return finished(heads)
+
+    async def open_span(self, rollout: str, attempt: str = "a1") -> Span:
+        """A span that is still running, as soon as there is one."""
+        heads = await self.when(rollout, attempt, lambda heads: len(finished(heads)) < len(heads))
+        return next(span for span in heads if span.status == SpanStatus.OPEN)
+
+    async def when(self, rollout: str, attempt: str, condition: Callable[[list[Span]], bool]) -> list[Span]:
+        """The spans of an attempt, as soon as the condition holds for them."""
+        heads: list[Span] = []
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while not condition(heads):
+                    heads = await self._heads(rollout, attempt)
+        except TimeoutError:
+            raise AssertionError(f"the tape has only {heads}") from None
+        return heads
+
+    async def _heads(self, rollout: str, attempt: str) -> list[Span]:
+        """Heads by sequence; none while the rollout is not known yet."""
+        path = f"/api/rollouts/{rollout}/attempts/{attempt}/spans"
+        async with self.http.get(self.url + path) as response:
+            if response.status == 404:
+                return []
+            page = SpanPage.model_validate_json(await response.read())
+        return sorted(page.spans, key=lambda span: span.sequence)
+
+    async def detail(self, span: Span) -> SpanDetail:
+        """The whole span."""
+        return SpanDetail.model_validate(await self.get(self._path(span)))
+
+    async def raw(self, span: Span, side: Literal["request", "response"]) -> bytes:
+        """The recorded bytes of a body."""
+        async with self.http.get(f"{self.url}{self._path(span)}/{side}") as response:
+            assert response.status == 200, await response.text()
+            return await response.read()
+
+    def _path(self, span: Span) -> str:
+        return f"/api/rollouts/{span.rollout}/attempts/{span.attempt}/spans/{span.sequence}"
+
+
+def finished(heads: list[Span]) -> list[Span]:
+    """Those that will not change any more."""
+    return [span for span in heads if span.status != SpanStatus.OPEN]

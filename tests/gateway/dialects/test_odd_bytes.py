@@ -1,0 +1,180 @@
+"""No dialect raises on anything: arbitrary bytes, cut bodies, wrong types at every level, endless nesting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.dialects import DIALECTS, by_name
+from gateway.dialects.base import Dialect, Facts
+from gateway.dialects.wire import arr, obj
+from gateway.model import Turn
+
+KEYS = """
+id model usage choices message messages delta content text type role tool_calls function_call index finish_reason n
+function custom name arguments input output item response output_index content_index error event content_block summary
+partial_json thinking citation stop_reason system instructions tools functions prompt status call_id audio source object
+incomplete_details prompt_tokens prompt_tokens_details input_tokens cached_tokens is_error tool_use_id image_url action
+reasoning_content refusal detail
+"""
+WORDS = """
+assistant tool user text tool_use tool_result thinking redacted_thinking function_call_output function_call message
+reasoning error message_start message_delta content_block_start content_block_delta response.completed [DONE] refusal
+response.output_item.added response.output_item.done response.output_text.delta custom in_progress
+response.function_call_arguments.delta response.reasoning_summary_text.delta
+"""
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from(WORDS.split())
+    | st.text(max_size=5)
+)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    LEAVES,
+    lambda it: st.lists(it, max_size=4) | st.dictionaries(st.sampled_from(KEYS.split()), it, max_size=6),
+    max_leaves=25,
+)
+BODIES = st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode())
+STREAMS = st.lists(
+    st.tuples(st.sampled_from(["", "event: error\n", "event: message_start\n"]), VALUES).map(
+        lambda it: f"{it[0]}data: {json.dumps(it[1])}\n\n".encode()
+    )
+    | st.binary(max_size=30),
+    max_size=6,
+).map(b"".join)
+
+
+def survives(dialect: Dialect, request: bytes, response: bytes, streamed: bool) -> None:
+    """Every function answers, and what it answers can be shown."""
+    assert isinstance(dialect.facts(request, response, streamed), Facts)
+    turn = dialect.read(request, response, streamed)
+    assert Turn.model_validate_json(turn.model_dump_json()).problems == turn.problems
+    assert all(dialect.conversation(request))
+    assert isinstance(dialect.reply(response, streamed), bytes)
+    assert dialect.model(request) is None or isinstance(dialect.model(request), str)
+
+
+@pytest.mark.parametrize("name", [dialect.name for dialect in DIALECTS])
+@settings(max_examples=60, deadline=None)
+@given(request=BODIES, plain=BODIES, stream=STREAMS)
+def test_anything(name: str, request: bytes, plain: bytes, stream: bytes) -> None:
+    survives(by_name(name), request, plain, False)
+    survives(by_name(name), request, stream, True)
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
+    "chat": (
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+            "tools": [CALL],
+            "n": 1,
+        },
+        {
+            "id": "i",
+            "model": "m",
+            "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "tool_calls": [CALL]}}],
+            "usage": {"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": 1}},
+        },
+        [
+            {"id": "i", "choices": [{"index": 0, "delta": {"content": "a", "tool_calls": [{"index": 0, **CALL}]}}]},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 1}},
+        ],
+    ),
+    "messages": (
+        {
+            "model": "m",
+            "system": "s",
+            "messages": [{"role": "user", "content": [{"type": "tool_result", "content": "a"}]}],
+        },
+        {
+            "id": "i",
+            "content": [{"type": "text", "text": "a"}, {"type": "tool_use", "name": "f", "input": {"a": [1]}}],
+            "usage": {"input_tokens": 1, "cache_read_input_tokens": 1},
+        },
+        [
+            {"type": "message_start", "message": {"id": "i", "content": [], "usage": {"input_tokens": 1}}},
+            {"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use", "input": {}}},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}},
+        ],
+    ),
+    "responses": (
+        {"model": "m", "input": [{"type": "function_call_output", "call_id": "c", "output": "a"}], "tools": [CALL]},
+        {
+            "id": "i",
+            "status": "completed",
+            "output": [{"type": "message", "content": [{"type": "output_text", "text": "a"}]}],
+            "usage": {"input_tokens": 1, "input_tokens_details": {"cached_tokens": 1}},
+        },
+        [
+            {"type": "response.created", "response": {"id": "i", "output": []}},
+            {"type": "response.output_item.added", "output_index": 0, "item": {"type": "message", "content": []}},
+            {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "a"},
+        ],
+    ),
+}
+ODD: tuple[Any, ...] = (None, True, -1, 2**70, 1.5, "", "x", [], {}, [[]], [None], ["x"], {"x": None})
+
+
+def mutants(value: Any) -> list[Any]:
+    """The value with one odd thing in one place, for every place and every odd thing."""
+    places: Iterable[tuple[Any, Any]] = obj(value).items() or enumerate(arr(value))
+    return [*ODD, *(replaced(value, key, odd) for key, inner in places for odd in mutants(inner))]
+
+
+def replaced(value: Any, key: Any, inner: Any) -> Any:
+    changed = value.copy()
+    changed[key] = inner
+    return changed
+
+
+@pytest.mark.parametrize("name", list(SAMPLES))
+def test_wrong_types_at_every_level(name: str) -> None:
+    request, plain, events = SAMPLES[name]
+    dialect, good = by_name(name), json.dumps(request).encode()
+    for odd in mutants(request):
+        survives(dialect, json.dumps(odd).encode(), json.dumps(plain).encode(), False)
+    for odd in mutants(plain):
+        survives(dialect, good, json.dumps(odd).encode(), False)
+    for odd in mutants(events):
+        lines = [f"data: {json.dumps(event)}\n\n" for event in arr(odd) or [odd]]
+        survives(dialect, good, "".join(lines).encode(), True)
+
+
+@pytest.mark.parametrize("name", list(SAMPLES))
+def test_bodies_cut_at_every_byte(name: str) -> None:
+    request, plain, events = SAMPLES[name]
+    asked, answered = json.dumps(request).encode(), json.dumps(plain).encode()
+    told = "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
+    for at in range(max(len(asked), len(answered), len(told))):
+        survives(by_name(name), asked[:at], answered[:at], False)
+        survives(by_name(name), asked, told[:at], True)
+
+
+@pytest.mark.parametrize("name", list(SAMPLES))
+@pytest.mark.parametrize("depth", [200, 244, 250, 260, 1000, 1020, 100_000])
+def test_deep_nesting(name: str, depth: int) -> None:
+    for deep in (b"[" * depth + b"]" * depth, b'{"content":' * depth + b"1" + b"}" * depth):
+        for key in b"messages input choices output content usage error model tools x".split():
+            body = b'{"%b":%b}' % (key, deep)
+            survives(by_name(name), body, body, False)
+            survives(by_name(name), body, b"data: " + body + b"\n\n", True)
+
+
+@pytest.mark.parametrize("name", list(SAMPLES))
+def test_a_head_takes_no_monstrous_strings_or_numbers(name: str) -> None:
+    huge = json.dumps(
+        {"model": "m" * 10_000, "id": "i" * 10_000, "usage": {"prompt_tokens": 2**60, "input_tokens": True}}
+    )
+    facts = by_name(name).facts(huge.encode(), huge.encode(), False)
+    assert (facts.model, facts.model_served, facts.response_id) == (None, None, None)
+    assert facts.usage is None or facts.usage.input_tokens is None

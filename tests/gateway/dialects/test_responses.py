@@ -1,0 +1,263 @@
+"""Responses: real wire bodies (checked against the official SDK's models), plain, streamed and cut short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from gateway.dialects import by_name
+from gateway.dialects.base import Facts
+from gateway.model import Part, Turn, Usage
+
+RESPONSES = by_name("responses")
+Json = dict[str, Any]
+Stream = Callable[..., bytes]
+Agreed = Callable[[str, bytes, bytes, bool], Facts]
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+REASONING: Json = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Think."}]}
+SAID: Json = {
+    "type": "message",
+    "id": "msg_1",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "Calling.", "annotations": []}],
+}
+CALL: Json = {
+    "type": "function_call",
+    "id": "fc_1",
+    "call_id": "call_1",
+    "name": "look",
+    "arguments": '{"at": "sky"}',
+    "status": "completed",
+}
+CUSTOM: Json = {"type": "custom_tool_call", "id": "ct_1", "call_id": "call_2", "name": "shell", "input": "ls -l"}
+SEARCH: Json = {
+    "type": "web_search_call",
+    "id": "ws_1",
+    "status": "completed",
+    "action": {"type": "search", "query": "x"},
+}
+REQUEST: Json = {
+    "model": "gpt-x",
+    "instructions": "Be brief.",
+    "input": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_text", "text": "Look."},
+                {"type": "input_image", "image_url": "http://h/i.png"},
+                {"type": "input_file", "file_id": "f"},
+            ],
+        },
+        {"type": "reasoning", "id": "rs_0", "summary": [], "encrypted_content": "xx"},
+        SAID,
+        CALL,
+        {"type": "local_shell_call", "id": "ls_1", "call_id": "call_3", "action": {"type": "exec", "command": ["ls"]}},
+        {"type": "function_call_output", "call_id": "call_1", "output": "blue"},
+        {"type": "custom_tool_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "a.txt"}]},
+        {"type": "function_call_output", "call_id": "call_4", "output": [{"type": "input_image", "image_url": "u"}]},
+        {"type": "item_reference", "id": "x"},
+    ],
+    "tools": [
+        {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": True},
+        {"type": "custom", "name": "shell", "description": "Runs."},
+        {"type": "web_search"},
+    ],
+    "reasoning": {"effort": "low"},
+    "store": False,
+    "stream": True,
+}
+USAGE: Json = {
+    "input_tokens": 30,
+    "input_tokens_details": {"cached_tokens": 16, "cache_write_tokens": 2},
+    "output_tokens": 12,
+    "output_tokens_details": {"reasoning_tokens": 4},
+    "total_tokens": 42,
+}
+
+
+def body(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def answer(*output: Json, status: str = "completed", **more: Any) -> Json:
+    rest: Json = {
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "error": None,
+        "incomplete_details": None,
+    }
+    head: Json = {"id": "resp_1", "object": "response", "created_at": 1, "model": "gpt-x-1", "status": status, **rest}
+    return {**head, "output": list(output), "usage": USAGE, **more}
+
+
+def cut(text: str) -> list[str]:
+    return [text[at : at + 3] for at in range(0, len(text), 3)]
+
+
+def deltas(at: int, item: Json) -> list[Json]:
+    """The pieces of an item as OpenAI sends them."""
+    place = {"item_id": item["id"], "output_index": at}
+    made: list[Json] = []
+    for number, part in enumerate(item.get("content", [])):
+        field, kind = ("text", "output_text") if "text" in part else ("refusal", "refusal")
+        made += [{"type": f"response.{kind}.delta", "content_index": number, "delta": it} for it in cut(part[field])]
+    for number, part in enumerate(item.get("summary", [])):
+        kind = "response.reasoning_summary_text.delta"
+        made += [{"type": kind, "summary_index": number, "delta": it} for it in cut(part["text"])]
+    made += [{"type": "response.function_call_arguments.delta", "delta": it} for it in cut(item.get("arguments", ""))]
+    made += [{"type": "response.custom_tool_call_input.delta", "delta": it} for it in cut(item.get("input", ""))]
+    return [{**it, **place, **({"logprobs": []} if "output_text" in it["type"] else {})} for it in made]
+
+
+def told(plain: Json) -> list[Json]:
+    """A plain answer as the events of a stream."""
+    started: Json = {**plain, "status": "in_progress", "output": [], "usage": None}
+    events: list[Json] = [{"type": "response.created", "response": started}]
+    for at, item in enumerate(plain["output"]):
+        empty: Json = {"content": [], "summary": [], "arguments": "", "input": ""}
+        start: Json = {key: empty.get(key, value) for key, value in item.items()}
+        events.append({"type": "response.output_item.added", "output_index": at, "item": start})
+        events += deltas(at, item)
+        events.append({"type": "response.output_item.done", "output_index": at, "item": item})
+    events.append({"type": f"response.{plain['status']}", "response": plain})
+    return [{**event, "sequence_number": number} for number, event in enumerate(events)]
+
+
+def read(response: bytes, streamed: bool, request: Any = REQUEST) -> Turn:
+    return RESPONSES.read(body(request), response, streamed)
+
+
+WHOLE = answer(REASONING, SEARCH, SAID, CALL, CUSTOM)
+
+
+def test_a_request_is_read_whole() -> None:
+    turn = read(body(WHOLE), False)
+    assert [message.role for message in turn.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "tool",
+        "assistant",
+    ]
+    assert [part.type for part in turn.messages[1].parts] == ["text", "media", "media"]
+    thought, said, call, shell = turn.messages[2].parts
+    assert (thought.type, thought.text, thought.data["encrypted_content"]) == ("reasoning", None, "xx")
+    assert said == Part(type="text", text="Calling.")
+    assert call == Part(type="tool_call", id="call_1", name="look", arguments='{"at": "sky"}')
+    assert (shell.id, shell.name, shell.arguments) == ("call_3", "local_shell", '{"type":"exec","command":["ls"]}')
+    assert turn.messages[3].parts == [Part(type="tool_call_response", id="call_1", text="blue")]
+    assert turn.messages[4].parts == [Part(type="tool_call_response", id="call_2", text="a.txt")]
+    assert turn.messages[5].parts[0].data == [{"type": "input_image", "image_url": "u"}]
+    assert turn.messages[6].parts == [Part(type="unknown", data={"type": "item_reference", "id": "x"})]
+    assert [tool.name for tool in turn.tools] == ["look", "shell", "web_search"]
+    assert turn.sampling == {"reasoning": {"effort": "low"}, "store": False}
+    assert turn.problems == []
+
+
+def test_input_may_be_a_string() -> None:
+    turn = read(body(WHOLE), False, {"model": "m", "input": "Hi."})
+    assert [(message.role, message.parts) for message in turn.messages] == [("user", [Part(type="text", text="Hi.")])]
+
+
+def test_a_plain_answer(agreed: Agreed) -> None:
+    Response.model_validate(WHOLE)
+    (only,) = read(body(WHOLE), False).choices
+    assert only.finish == "completed"
+    assert only.message.parts == [
+        Part(type="reasoning", text="Think."),
+        Part(type="unknown", data=SEARCH),
+        Part(type="text", text="Calling."),
+        Part(type="tool_call", id="call_1", name="look", arguments='{"at": "sky"}'),
+        Part(type="tool_call", id="call_2", name="shell", arguments="ls -l"),
+    ]
+    facts = agreed("responses", body(REQUEST), body(WHOLE), False)
+    assert (facts.model, facts.model_served, facts.response_id) == ("gpt-x", "gpt-x-1", "resp_1")
+    counted = Usage(input_tokens=30, output_tokens=12, cached_tokens=16, cache_write_tokens=2, reasoning_tokens=4)
+    assert facts.usage == counted
+    assert (facts.tool_calls, facts.choices) == (2, 1)
+
+
+REFUSED: Json = {**SAID, "content": [{"type": "refusal", "refusal": "I will not."}]}
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        WHOLE,
+        answer(REFUSED),
+        answer(SAID, status="incomplete", incomplete_details={"reason": "max_output_tokens"}),
+        answer(status="failed", error={"code": "server_error", "message": "Broken."}),
+    ],
+)
+def test_a_stream_reads_as_the_plain_answer(
+    plain: Json, stream: Stream, agreed: Agreed, same: Callable[[Turn, Turn], None]
+) -> None:
+    Response.model_validate(plain)
+    for event in told(plain):
+        EVENT.validate_python(event)
+    wire = stream(*told(plain), named=True)
+    same(read(wire, True), read(body(plain), False))
+    assert agreed("responses", body(REQUEST), wire, True) == agreed("responses", body(REQUEST), body(plain), False)
+    assert RESPONSES.reply(wire, True) == RESPONSES.reply(body(plain), False)
+
+
+def test_a_last_event_without_items_is_filled_in(stream: Stream, agreed: Agreed) -> None:
+    events = told(WHOLE)
+    events[-1] = {**events[-1], "response": {**WHOLE, "output": []}}
+    wire = stream(*events, named=True)
+    assert read(wire, True).choices == read(body(WHOLE), False).choices
+    assert agreed("responses", body(REQUEST), wire, True).tool_calls == 2
+
+
+@pytest.mark.parametrize("item", [REASONING, SAID, CALL, CUSTOM, REFUSED])
+def test_a_stream_that_ends_early_gives_what_there_is(item: Json, stream: Stream, agreed: Agreed) -> None:
+    wire = stream(*told(answer(item))[:-2], named=True)
+    turn = read(wire, True)
+    assert turn.problems == ["response: the stream ended early"]
+    assert turn.choices[0].message == read(body(answer(item)), False).choices[0].message
+    facts = agreed("responses", body(REQUEST), wire, True)
+    assert (facts.response_id, facts.finish) == ("resp_1", None)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        {"type": "error", "code": "server_error", "message": "Broken.", "param": None, "sequence_number": 9},
+        {"type": "error", "error": {"message": "Broken."}},
+        {"type": "response.failed", "response": answer(status="failed", error={"code": "x", "message": "Broken."})},
+    ],
+)
+def test_an_error_within_a_stream(failure: Json, stream: Stream) -> None:
+    turn = read(stream(*told(answer(SAID))[:-2], failure, named=True), True)
+    assert (turn.error, turn.problems) == ("Broken.", [])
+    assert turn.choices[0].message.parts[0].text == "Calling."
+
+
+def test_an_answer_sent_back_is_known_again(stream: Stream) -> None:
+    back = [
+        {"role": "assistant", "content": "Calling."},
+        {"arguments": '{"at":"sky"}', "name": "look", "call_id": "call_1", "type": "function_call"},
+        {**CUSTOM, "status": "completed"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "blue"},
+    ]
+    asked = {"instructions": "Be brief.", "input": [{"role": "user", "content": "Look."}, *back]}
+    sources = RESPONSES.conversation(body(asked))
+    assert len(sources) == 4
+    assert sources[2] == RESPONSES.reply(body(WHOLE), False) == RESPONSES.reply(stream(*told(WHOLE)), True)
+    assert sources[:2] == RESPONSES.conversation(body({"instructions": "Be brief.", "input": "Look."}))
+
+
+def test_what_cannot_be_read_is_a_problem() -> None:
+    turn = RESPONSES.read(b'{"input":[7,{"type":"message","content":"a"}]}', b"[]", False)
+    assert turn.problems == ["response: not a readable JSON object", "request: input[0] is not an object"]
+    assert turn.messages[0].parts[0].text == "a"

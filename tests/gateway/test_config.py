@@ -1,0 +1,227 @@
+"""The configuration is strict, says what is wrong and where, and is documented in both directions."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from gateway.config import Config, ConfigError, load
+
+DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
+UPSTREAM = '[[upstream]]\nname = "local"\nbase_url = "http://127.0.0.1:8000/v1/"\n'
+SECTIONS = {"auth": "[auth]", "limits": "[limits]", "tape": "[tape]", "upstream": "[[upstream]]", "route": "[[route]]"}
+
+
+def read(tmp_path: Path, text: str, **overrides: Any) -> Config:
+    path = tmp_path / "penstock.toml"
+    path.write_text(text)
+    return load(path, **overrides)
+
+
+def model_of(name: str) -> type[BaseModel]:
+    annotation: Any = Config.model_fields[name].annotation
+    return get_args(annotation)[0] if get_origin(annotation) is list else annotation
+
+
+def keys_of_all_sections() -> list[tuple[str, str]]:
+    """("" or the section, key) of everything that can be set."""
+    top = [("", name) for name in Config.model_fields]
+    return top + [(section, name) for section in SECTIONS for name in model_of(section).model_fields]
+
+
+def test_everything_has_a_default() -> None:
+    config = load(None)
+    assert config == Config()
+    assert [upstream.name for upstream in config.upstreams()] == ["openai", "anthropic"]
+    config.refuse_open_door()
+    assert config.loopback
+    assert not config.token_required
+
+
+def test_overrides_win_and_none_does_not_count(tmp_path: Path) -> None:
+    config = read(tmp_path, 'port = 1\nhost = "::1"\n', port=2, host=None, data=tmp_path)
+    assert (config.port, config.host, config.data) == (2, "::1", tmp_path)
+
+
+def test_the_documented_example_is_valid(tmp_path: Path) -> None:
+    example = re.search(r"```toml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert example is not None
+    config = read(tmp_path, example[1])
+    assert config.route[0].upstream == ["local"]
+    assert config.tape.on_record_failure == {"online": "refuse", "train": "refuse", "val": "refuse", "test": "refuse"}
+
+
+def test_an_upstream_replaces_the_public_one_of_its_family(tmp_path: Path) -> None:
+    config = read(tmp_path, UPSTREAM + '[[route]]\nmodel = "qwen*"\nupstream = ["local", "anthropic"]\n')
+    assert [upstream.name for upstream in config.upstreams()] == ["local", "anthropic"]
+    assert config.upstream[0].base_url == "http://127.0.0.1:8000/v1"
+    assert config.route[0].matches("qwen3-8b")
+    assert not config.route[0].matches("Qwen3-8b")
+
+
+@pytest.mark.parametrize(("section", "key"), keys_of_all_sections())
+def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: str, key: str) -> None:
+    where = f"{SECTIONS[section]}\n" if section else ""
+    with pytest.raises(ConfigError, match="unknown key") as caught:
+        read(tmp_path, f"{where}{key}q = 1\n")
+    prefix = f"{section}." if section else ""
+    number = "0." if where.startswith("[[") else ""
+    assert f"{prefix}{number}{key}q: unknown key; did you mean {key!r}?" in str(caught.value)
+
+
+def test_a_key_that_is_like_no_other_is_answered_with_all(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="zzz: unknown key; known keys: record, commit_ms"):
+        read(tmp_path, "[tape]\nzzz = 1\n")
+
+
+WRONG = [
+    ("", "host = 1"),
+    ("", "port = 70000"),
+    ("", 'port = "80"'),
+    ("", "port = true"),
+    ("", "data = 1"),
+    ("", "auth = 1"),
+    ("", "limits = 1"),
+    ("", "tape = 1"),
+    ("", "upstream = 1"),
+    ("", "route = 1"),
+    ("upstream", 'name = "a b"'),
+    ("upstream", 'base_url = "ftp://x"'),
+    ("upstream", 'base_url = "http://me:pw@x"'),
+    ("upstream", 'base_url = "http://x?key=1"'),
+    ("upstream", 'dialect = "gemini"'),
+    ("upstream", "key_env = 1"),
+    ("upstream", "connect_timeout = 0"),
+    ("upstream", "read_timeout = inf"),
+    ("upstream", "idle_timeout = nan"),
+    ("route", "model = 1"),
+    ("route", "upstream = []"),
+    ("route", "alias = 1"),
+    ("auth", "admin_key_env = 1"),
+    ("auth", 'require_token = "yes"'),
+    ("limits", "request_bytes = 0"),
+    ("limits", "header_bytes = 1"),
+    ("limits", "recorded_bytes = 1.5"),
+    ("limits", "head_timeout = -1"),
+    ("limits", "keepalive_timeout = 0"),
+    ("limits", "drain_seconds = -1"),
+    ("tape", 'record = "sometimes"'),
+    ("tape", "commit_ms = -1"),
+    ("tape", "queue_bytes = 0"),
+    ("tape", "announce_seconds = 0"),
+    ("tape", "map_bytes = 1"),
+    ("tape", "memory_bytes = 1"),
+    ("tape", 'on_record_failure = { online = "drop" }'),
+    ("tape", 'on_record_failure = { onlin = "pass" }'),
+    ("tape", "on_record_failure = 1"),
+]
+
+
+@pytest.mark.parametrize(("section", "line"), WRONG)
+def test_a_wrong_value_names_its_key(tmp_path: Path, section: str, line: str) -> None:
+    key = line.partition(" ")[0]
+    where = f"{SECTIONS[section]}\n" if section else ""
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, f"{where}{line}\n")
+    assert re.search(rf"(?:^|[ ;.]){key}(?:\.|:)", str(caught.value))
+
+
+def test_every_key_has_a_wrong_value_above() -> None:
+    assert {(section, line.partition(" ")[0]) for section, line in WRONG} == set(keys_of_all_sections())
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"penstock\.toml: .*port.*; .*commit_ms.*found -1"):
+        read(tmp_path, "port = -1\n[tape]\ncommit_ms = -1\n")
+
+
+def test_names_must_exist_and_differ(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="route 'x' names upstream 'lokal'; there are: local, anthropic"):
+        read(tmp_path, UPSTREAM + '[[route]]\nmodel = "x"\nupstream = "lokal"\n')
+    with pytest.raises(ConfigError, match="must differ"):
+        read(tmp_path, UPSTREAM + UPSTREAM)
+
+
+@pytest.mark.parametrize(("content", "problem"), [(b"port = ", "TOML"), (b"\xff", "TOML"), (None, "does not exist")])
+def test_files_that_cannot_be_read(tmp_path: Path, content: bytes | None, problem: str) -> None:
+    path = tmp_path / "penstock.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=problem):
+        load(path)
+
+
+def test_keys_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = read(tmp_path, UPSTREAM + 'key_env = "TEST_KEY"\n').upstream[0]
+    monkeypatch.delenv("TEST_KEY", raising=False)
+    with pytest.raises(ConfigError, match="TEST_KEY, which is not set"):
+        upstream.key()
+    monkeypatch.setenv("TEST_KEY", "k")
+    assert upstream.key() == "k"
+    assert load(None).upstreams()[0].key() is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gateway.example", ""])
+def test_no_open_door_without_a_key(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(None, host=host)
+    monkeypatch.delenv("PENSTOCK_ADMIN_KEY", raising=False)
+    assert config.token_required
+    with pytest.raises(ConfigError, match="PENSTOCK_ADMIN_KEY"):
+        config.refuse_open_door()
+    monkeypatch.setenv("PENSTOCK_ADMIN_KEY", "k")
+    config.refuse_open_door()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
+def test_loopback(host: str) -> None:
+    assert load(None, host=host).loopback
+
+
+@given(st.dictionaries(st.text(max_size=8), st.none() | st.integers() | st.text(max_size=4) | st.lists(st.integers())))
+def test_no_tree_raises_anything_else(tree: dict[str, Any]) -> None:
+    with suppress(ConfigError):
+        load(None, **tree)
+
+
+def documented() -> dict[tuple[str, str], tuple[str, str]]:
+    """(section, key) -> (default, meaning), as the tables of the document have them."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    section = ""
+    for line in DOCS.read_text().splitlines():
+        if heading := re.fullmatch(r"## `\[+(\w+)\]+`", line):
+            section = heading[1]
+        elif row := re.fullmatch(r"\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([^|]+) \|", line):
+            found[section, row[1]] = row[2], row[3]
+    return found
+
+
+def test_documentation_and_code_name_the_same_keys() -> None:
+    assert sorted(documented()) == sorted(keys_of_all_sections())
+
+
+@pytest.mark.parametrize(
+    ("section", "key"), [one for one in keys_of_all_sections() if one[0] or one[1] not in SECTIONS]
+)
+def test_documentation_tells_the_default_and_the_docstring(section: str, key: str) -> None:
+    field = (model_of(section) if section else Config).model_fields[key]
+    default, meaning = documented()[section, key]
+    assert field.description is not None
+    assert meaning.startswith(field.description.split(" Default:")[0])
+    if field.is_required():
+        assert default == "required"
+    elif field.default is not None:
+        assert default == as_toml(field.default)
+
+
+def as_toml(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = ", ".join(f'{key} = "{one}"' for key, one in value.items())  # pyright: ignore[reportUnknownVariableType]
+        return f"`{{ {inner} }}`"
+    return f'`"{value}"`' if isinstance(value, str | Path) else f"`{value}`"

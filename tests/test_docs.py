@@ -1,0 +1,72 @@
+"""The documentation and the code name the same things: whatever only one of them knows is an error, both ways.
+
+Settings are held by `tests/gateway/test_config.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.control import ROUTES
+from gateway.metrics import METRICS
+from gateway.query import FIELDS
+
+ROOT = Path(__file__).parent.parent
+READING = (ROOT / "docs" / "reading.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def section(title: str) -> str:
+    """The text below a heading of docs/reading.md."""
+    return READING.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def rows(title: str) -> list[tuple[str, str]]:
+    """(the whole line, its first cell) of the table below a heading."""
+    return re.findall(r"^(\| `([^`]+)` \|.*)$", section(title), re.MULTILINE)
+
+
+def names(title: str) -> list[str]:
+    """First cells of the table below a heading."""
+    return [name for _, name in rows(title)]
+
+
+def test_every_metric_is_documented_and_exists() -> None:
+    assert names("Metrics") == list(METRICS)
+    for line, name in rows("Metrics"):
+        assert METRICS[name].help in line
+        assert METRICS[name].kind in line
+
+
+def test_every_route_is_documented_and_exists() -> None:
+    assert names("The control API") == [f"{route.method} {route.path}" for route in ROUTES]
+
+
+def test_every_filter_field_is_documented_and_exists() -> None:
+    assert names("Filters") == list(FIELDS["spans"])
+
+
+def test_every_command_is_documented_and_exists() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "gateway", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    listed = re.findall(r"^\W*([a-z][a-z-]+)  +\S", shown.partition("Commands")[2], re.MULTILINE)
+    documented = [name.split()[1] for name in names("Commands")]
+    assert sorted(documented) == sorted(set(listed))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_modules_named_in_the_architecture_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for name in set(re.findall(r"`gateway\.([a-z_]+)`", text)):
+        assert (ROOT / "gateway" / f"{name}.py").exists() or (ROOT / "gateway" / name).is_dir(), name
