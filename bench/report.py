@@ -118,8 +118,8 @@ def noise(cells: Cells) -> list[str]:
     if not loud:
         return []
     return [
-        f"NOISE: in {len(loud)} of {len(shares)} measurements others used more than {NOISE:.0%} of one of the two cores, "
-        f"{max(loud):.0%} at most: repeat on a quiet machine before believing the latencies"
+        f"NOISE: in {len(loud)} of {len(shares)} measurements others used more than {NOISE:.0%} of one of the cores "
+        f"({max(loud):.0%} at most): repeat on a quiet machine before believing the latencies"
     ]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import sys
 from dataclasses import dataclass
@@ -140,8 +141,6 @@ class Gateway:
 async def _run(config: Config) -> None:
     gateway = Gateway(config)
     host, port = await gateway.start()
-    shown = f"[{host}]" if ":" in host else host
-    print(f"penstock listening on http://{shown}:{port}", flush=True)
     stopping, hurry = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
@@ -149,13 +148,23 @@ async def _run(config: Config) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    # Whoever reads the address may send a signal at once.
+    shown = f"[{host}]" if ":" in host else host
+    print(f"penstock listening on http://{shown}:{port}", flush=True)
     await stopping.wait()
     await gateway.stop(hurry)
+
+
+def _take_all_descriptors() -> None:
+    """A call is two connections: the usual soft limit of 1024 would be a hidden cap on concurrency."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def serve(config_path: Path | None, data: Path | None, host: str | None, port: int | None) -> None:
     """Runs a gateway until it is told to stop. Raises `SystemExit` with a message when it cannot start."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _take_all_descriptors()
     try:
         config = load(config_path, data=data, host=host, port=port)
         uvloop.run(_run(config))

@@ -193,8 +193,7 @@ class Client:
                     raise await _refusal(response)
                 yield response
         except (aiohttp.ClientError, TimeoutError) as e:
-            reason = str(e) or type(e).__name__
-            raise ClientError(f"cannot reach the gateway at {self.url}: {reason}") from e
+            raise ClientError(f"cannot reach the gateway at {self.url}: {_reason(e)}") from e
 
 
 def _rows(page: RolloutPage | SpanPage) -> int:
@@ -219,6 +218,12 @@ async def _refusal(response: aiohttp.ClientResponse) -> ClientError:
     except ValidationError:
         message = f"{response.url} answered {response.status}: {' '.join(text.split())[:200]}"
     return ClientError(message, response.status)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return "nothing answers there; is `penstock serve` running?"
+    return str(error) or type(error).__name__
 
 
 def _brief(error: ValidationError) -> str:

@@ -86,8 +86,8 @@ async def reply(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     for event in events(asked, answer):
-        await response.write(event)
         await asyncio.sleep(PACE)
+        await response.write(event)
     return response
 
 

@@ -67,6 +67,7 @@ class Front(asyncio.Protocol):
         "_deaf",
         "_draining",
         "_expects",
+        "_head_began",
         "_head_read",
         "_in_head",
         "_parser",
@@ -99,7 +100,7 @@ class Front(asyncio.Protocol):
         self._request: Request | None = None
         self._waiting: deque[Request] = deque()
         self._in_head = self._deaf = self._draining = self._expects = self._serving = False
-        self._read = self._head_read = 0
+        self._read = self._head_read = self._head_began = 0
 
     # -- transport callbacks -----------------------------------------------------------------------------------------
 
@@ -128,6 +129,9 @@ class Front(asyncio.Protocol):
         if self._in_head and self._request is before is not None:
             self._head_read += len(data)
             self._limit_head(self._head_read)
+        elif self._in_head:
+            # What came before the head in this read is not its own: only an upper bound.
+            self._head_began = len(data)
         if self._waiting:
             self._serve_waiting()
         if self.served is None:
@@ -164,7 +168,7 @@ class Front(asyncio.Protocol):
         """A new request."""
         self._request = Request()
         self._in_head = True
-        self._head_read = 0
+        self._head_read = self._head_began = 0
 
     def on_url(self, url: bytes) -> None:
         """The request target; may come in pieces."""
@@ -193,7 +197,7 @@ class Front(asyncio.Protocol):
         for low, _, value in request.headers:
             if low in _WATCHED:
                 self._note(request, low, value)
-        if self._read + self._head_read > self.planes.header_bytes:
+        if self._head_began + self._head_read + self._read > self.planes.header_bytes:
             self._limit_head(sum(len(name) + len(value) + 4 for _, name, value in request.headers))
         if request.length > self.planes.request_bytes:
             return self._too_large()

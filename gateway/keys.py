@@ -25,6 +25,7 @@ _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 
 HIGHEST_SEQUENCE = 0xFFFFFFFF
+HIGHEST_NUMBER = 0xFFFFFFFFFFFFFFFF
 
 
 def rollout_key(rollout: str) -> bytes:

@@ -6,7 +6,7 @@ A *turn* is an interpretation of an exchange (messages, tool calls, usage), made
 so that a mended parser mends the past.
 
 Times are integers in nanoseconds since the epoch, durations in nanoseconds, sizes in bytes.
-The order of `Span`'s fields is the order of the stored head (`gateway.codec`): append, never reorder.
+How heads are laid out on the tape is `gateway.store.records`, which a test holds against `Span`.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class Part(Noun):
     arguments: str | None = None
     """Arguments of tool_call exactly as generated: JSON text, which may be broken."""
     data: Any = None
-    """The wire object of media and unknown."""
+    """The wire object of media and unknown, and of what text alone does not tell (failed results, hidden reasoning)."""
 
 
 class Message(Noun):
@@ -285,7 +285,7 @@ class Choice(Noun):
 
 
 class Turn(Noun):
-    """An exchange, read: the same shape for every dialect. What could not be read is in `problems`, never an exception."""
+    """An exchange, read: the same shape for every dialect. What could not be read is in `problems`."""
 
     dialect: str
     """The wire format it was read as."""

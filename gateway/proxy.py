@@ -304,10 +304,13 @@ class Call(Relay):
     # Ends that are not completions ----------------------------------------------------------------------------------
 
     def on_client_gone(self) -> None:
-        """Nobody waits any more: the upstream is told at once."""
+        """Nobody waits any more: the upstream is told at once. A client that has had the last event has had it all."""
         if self.record.status == "open":
             self.cancel_link()
-            self._end("cancelled", "client_gone")
+            if self.record.stream and self._admitted.dialect.over(self.record.response()):
+                self._end("ok", None)
+            else:
+                self._end("cancelled", "client_gone")
             self._proxy.recorder.put(self.record)
 
     def on_broken(self, link: Link, reason: str) -> None:
@@ -331,7 +334,7 @@ class Call(Relay):
             self._announced = True
             self._proxy.recorder.announce(self.record)
         pool, link = self.record.pool, self.link
-        if self.connecting is not None or pool is None:
+        if pool is None or (self.connecting is not None and not self.connecting.done()):
             return
         if link is None or link.caller is not self:
             self._give_up_on("internal", _internal())

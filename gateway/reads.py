@@ -96,7 +96,7 @@ async def get_attempts(request: web.Request) -> web.Response:
 async def get_span(request: web.Request) -> web.Response:
     """A whole span: its head, the exchange read as messages, tool calls and usage, and the recorded headers, bodies
     and arrival times. Bodies are text where they are UTF-8, else base64."""
-    detail = await asyncio.to_thread(_detail, request.app[CONTROL].tape, _span(request))
+    detail = await asyncio.to_thread(detail_of, request.app[CONTROL].tape, _span(request))
     return answer(detail)
 
 
@@ -145,7 +145,8 @@ def _exchange(request: web.Request) -> Exchange:
     return exchange
 
 
-def _detail(tape: Tape, span: Span) -> SpanDetail:
+def detail_of(tape: Tape, span: Span) -> SpanDetail:
+    """A span with its exchange, read."""
     exchange = tape.exchange(span)
     if exchange is None:
         return SpanDetail(span=span)

@@ -129,7 +129,7 @@ class Record:
         entry.start_ns, entry.agent = request.started_ns, address.agent
         entry.dialect, entry.method = call.dialect.name, request.method
         entry.path, entry.request_bytes = redact_url(call.path), len(self.body)
-        entry.model = call.dialect.model(self.body)
+        entry.model = call.dialect.model(call.body)
         for low, _, value in request.headers:
             if low == b"traceparent" and (found := trace.parse(value.decode("latin-1"))):
                 entry.trace_id, entry.parent_id = found

@@ -72,6 +72,7 @@ class Recorder:
         self._strict = config.record == "strict"
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Item] = deque()
+        self._taken: list[_Item] = []
         self._held: list[Entry] = []
         self._wake = threading.Event()
         self._sleeping = False
@@ -113,7 +114,7 @@ class Recorder:
             self._abandon()
 
     async def flush(self) -> bool:
-        """Returns once everything queued before is durable; False when some of it was lost."""
+        """Returns once everything queued before is durable; False when the tape does not take it."""
         done: asyncio.Future[bool] = self._loop.create_future()
 
         def release(kept: bool) -> None:
@@ -135,15 +136,17 @@ class Recorder:
     def _run(self) -> None:
         try:
             while self._await_work():
-                batch = self._take()
-                if batch:
-                    self._write(batch)
+                self._taken = self._take()
+                if self._taken:
+                    self._write(self._taken)
+                    self._taken = []
                 elif self.failing is not None:
                     self._write_held()
             self._write_held()
         except BaseException:
             self.failing = "the recorder stopped; the log says why"
             _log.critical("the recorder stopped: nothing is recorded any more", exc_info=True)
+            self._queue.extendleft(reversed(self._taken))
             self._loop.call_soon_threadsafe(self._abandon)
         if self._held:
             _log.error("%d calls that were answered are not on the tape: %s", len(self._held), self.failing)
@@ -182,12 +185,12 @@ class Recorder:
             self._loop.call_soon_threadsafe(self._after, batch, None, 0, 0.0)
             return
         self.failing = None
-        kept = [item for item, entry in zip(batch, entries, strict=True) if id(entry) not in lost]
         seconds = time.perf_counter() - began
-        self._loop.call_soon_threadsafe(self._after, kept, cursor, len(written), seconds)
         if lost:
             gone = [item for item, entry in zip(batch, entries, strict=True) if id(entry) in lost]
+            batch = [item for item, entry in zip(batch, entries, strict=True) if id(entry) not in lost]
             self._loop.call_soon_threadsafe(self._after, gone, None, 0, 0.0)
+        self._loop.call_soon_threadsafe(self._after, batch, cursor, len(written), seconds)
 
     def _entries(self, batch: list[_Item]) -> list[Entry | None]:
         """The entry of each item, None where there is nothing to write; an item that fails leaves the batch."""

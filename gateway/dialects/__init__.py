@@ -3,6 +3,8 @@ file and a line here."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from gateway.dialects.base import Dialect
 from gateway.dialects.chat import Chat
 from gateway.dialects.completions import Completions
@@ -25,8 +27,9 @@ DIALECTS: tuple[Dialect, ...] = (
 )
 
 
+@lru_cache(maxsize=8192)
 def find(method: str, path: str) -> Dialect:
-    """The dialect of a call; `path` has no query and is below the rollout's address."""
+    """The dialect of a call; `path` has no query and is below the rollout's address. Remembered: paths repeat."""
     return next(dialect for dialect in DIALECTS if dialect.matches(method, path))
 
 

@@ -52,6 +52,11 @@ class Dialect(Protocol):
         """The whole exchange as a Turn, from decoded bodies."""
         ...
 
+    def over(self, response: bytes) -> bool:
+        """True when a stream has sent its last event: its client may leave without waiting for the end of the body, as
+        the official SDKs do."""
+        ...
+
     def conversation(self, request: bytes) -> list[bytes]:
         """One fingerprint source per message, oldest first, equal for equal messages whatever the JSON formatting
         or cache markers. Empty when the request holds no conversation."""

@@ -70,6 +70,10 @@ class Chat(Post):
     routes: ClassVar[frozenset[str]] = routes("/chat/completions")
     apart: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "functions", "model", "stream"})
 
+    def over(self, response: bytes) -> bool:
+        """True after `[DONE]`."""
+        return last(response, 1) == [b"[DONE]"]
+
     def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
         """A stream of one choice is read from its end; of several (rare) whole, since each ends where it likes."""
         asked = peek(request)

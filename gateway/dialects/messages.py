@@ -73,6 +73,10 @@ class Messages(Post):
     routes: ClassVar[frozenset[str]] = routes("/messages")
     apart: ClassVar[frozenset[str]] = frozenset({"messages", "system", "tools", "model", "stream"})
 
+    def over(self, response: bytes) -> bool:
+        """True after `message_stop`."""
+        return any(label(obj(loads(data)).get("type")) == "message_stop" for data in last(response, 1))
+
     def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
         """Of a stream the first event and the last few, and a count of tool calls where tools were offered."""
         asked = peek(request)

@@ -34,6 +34,10 @@ class Opaque:
         error = None if stream else error_message(obj(loads(response)))
         return Turn(dialect=self.name, model=self.model(request), stream=stream, error=error)
 
+    def over(self, response: bytes) -> bool:
+        """Nobody knows."""
+        return False
+
     def conversation(self, request: bytes) -> list[bytes]:
         """None that is understood."""
         return []

@@ -57,6 +57,10 @@ class Post(ABC):
             problems=problems,
         )
 
+    def over(self, response: bytes) -> bool:
+        """Only streams with a last event of their own can be over early."""
+        return False
+
     def conversation(self, request: bytes) -> list[bytes]:
         """A fingerprint source per message."""
         sources = [fingerprint(message) for message in self.messages(obj(loads(request)), [])]

@@ -31,6 +31,7 @@ from gateway.dialects.wire import (
     joined,
     label,
     lenient,
+    loads,
     obj,
     objs,
     peek,
@@ -87,6 +88,10 @@ class Responses(Post):
     family = "openai"
     routes: ClassVar[frozenset[str]] = routes("/responses")
     apart: ClassVar[frozenset[str]] = frozenset({"input", "instructions", "tools", "model", "stream"})
+
+    def over(self, response: bytes) -> bool:
+        """True after the event that holds the whole response."""
+        return any(label(obj(loads(data)).get("type")) in ENDS for data in last(response, 1))
 
     def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
         """Of a stream the last event, which holds everything."""

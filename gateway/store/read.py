@@ -5,15 +5,17 @@ Generators hold no transaction while their consumer works.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 from gateway import codec, keys
-from gateway.model import Attempt, Change, Exchange, Rollout, Span
+from gateway.model import ID_PATTERN, Attempt, Change, Exchange, Rollout, Span
 from gateway.store.environment import Cursor, Environment
 from gateway.store.records import Style, rollout_from
 from gateway.store.view import View
 
+_ID = re.compile(ID_PATTERN)
 _SLICE = 256
 _STEP = 50
 """Heads that are decoded at once: consumers often stop after a page."""
@@ -39,12 +41,14 @@ class Reader:
 
     def rollout(self, rollout: str) -> Rollout | None:
         """One rollout, None when the tape has none of that name."""
+        if not _possible(rollout):
+            return None
         with self.view() as view:
             return view.rollout(rollout)
 
     def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]:
         """All rollouts, newest first, with a position that `before` takes."""
-        start = None if before is None else keys.number(max(0, before))
+        start = None if before is None else keys.number(min(max(0, before), keys.HIGHEST_NUMBER))
         while True:
             with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
                 found = _downwards(cursor, start)
@@ -58,18 +62,22 @@ class Reader:
 
     def attempts(self, rollout: str) -> list[Attempt]:
         """The attempts of a rollout, oldest first."""
+        if not _possible(rollout):
+            return []
         with self.view() as view:
             return view.attempts(rollout)
 
     def span(self, rollout: str, attempt: str, sequence: int) -> Span | None:
         """One head, None when there is none."""
-        if not 0 < sequence <= keys.HIGHEST_SEQUENCE:
+        if not 0 < sequence <= keys.HIGHEST_SEQUENCE or not _possible(rollout, attempt):
             return None
         with self.view() as view:
             return view.span(rollout, attempt, sequence)
 
     def spans(self, rollout: str, attempt: str | None = None, after: tuple[str, int] | None = None) -> Iterator[Span]:
         """Heads by attempt (oldest first) and sequence; `after` is (attempt, sequence) of the last one seen."""
+        if attempt is not None and not _possible(rollout, attempt):
+            return
         names = [found.id for found in self.attempts(rollout)] if attempt is None else [attempt]
         if after is not None and after[0] in names:
             names = names[names.index(after[0]) :]
@@ -77,6 +85,7 @@ class Reader:
             yield from self._attempt_spans(rollout, name, after[1] if after is not None and after[0] == name else 0)
 
     def _attempt_spans(self, rollout: str, attempt: str, after: int) -> Iterator[Span]:
+        after = min(max(0, after), keys.HIGHEST_SEQUENCE)
         while True:
             with self.view() as view:
                 found = view.spans(rollout, attempt, after, _STEP)
@@ -106,6 +115,7 @@ class Reader:
         Of a call that has ended in the meantime only the end is told.
         """
         found: list[Change] = []
+        since = max(0, since)
         with self.view() as view:
             newest = view.last("log")
             while since < newest and len(found) < limit:
@@ -149,6 +159,11 @@ class Reader:
             if len(found) < _SLICE:
                 return
             start = found[-1][0] + b"\0"
+
+
+def _possible(*names: str) -> bool:
+    """False when there can be nothing of that name."""
+    return all(map(_ID.fullmatch, names))
 
 
 def _upwards(cursor: Cursor, start: bytes) -> list[tuple[bytes, bytes]]:

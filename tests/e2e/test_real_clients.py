@@ -90,6 +90,8 @@ def check_exchange(detail: SpanDetail, seen: Seen) -> None:
     assert exchange is not None
     assert exchange.request_headers == masked(exchange.request_headers, seen.headers)
     assert exchange.response_headers == masked(exchange.response_headers, seen.response_headers)
+    hidden = {name.lower() for name, value in exchange.request_headers + exchange.response_headers if value == "***"}
+    assert hidden <= {"authorization", "x-api-key"}
     assert "sk-a" not in detail.model_dump_json()
 
 

@@ -141,6 +141,23 @@ async def test_a_client_that_leaves_ends_the_upstream_call(tmp_path: Path, begun
         assert (await all_.span()).status == SpanStatus.CANCELLED
 
 
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [
+        ("/v1/chat/completions", b"data: [DONE]\n\n"),
+        ("/v1/messages", b'event: message_stop\ndata: {"type": "message_stop"}\n\n'),
+        ("/v1/responses", b'event: response.completed\ndata: {"type": "response.completed", "response": {}}\n\n'),
+    ],
+)
+async def test_a_client_that_leaves_after_the_last_event_had_its_answer(tmp_path: Path, path: str, last: bytes) -> None:
+    """The official SDKs close the connection at the last event and do not wait for the end of the body."""
+    async with between(tmp_path, [request(), send(events_head() + chunk(last))]) as all_:
+        all_.client.send(post(f"/rollout/wire/attempt/a1{path}", b'{"model": "m", "stream": true}'))
+        await all_.client.until(chunk(last))
+        all_.client.close()
+        assert (await all_.span()).status == SpanStatus.OK
+
+
 async def test_a_connection_that_is_to_be_closed_is_closed_after_the_answer(tmp_path: Path) -> None:
     answer = reply(200, b"{}")
     async with between(tmp_path, [request(), wait("answer"), send(answer)]) as all_:

@@ -164,8 +164,10 @@ async def serving(
 def call(sequence: int = 1, rollout: str = "r1", attempt: str = "a1", **fields: Any) -> Span:
     """A good chat call; `at_ms` and `ms` say when it began and how long it took."""
     start = T0 + fields.pop("at_ms", sequence * 1000) * 1_000_000
-    end = start + fields.pop("ms", 800) * 1_000_000
-    given: dict[str, Any] = {
+    end_ns = start + fields.pop("ms", 800) * 1_000_000
+    usual: dict[str, Any] = {
+        "start_ns": start,
+        "end_ns": end_ns,
         "dialect": "chat",
         "path": "/v1/chat/completions",
         "upstream": "openai",
@@ -176,11 +178,12 @@ def call(sequence: int = 1, rollout: str = "r1", attempt: str = "a1", **fields: 
         "usage": Usage(input_tokens=100, output_tokens=20),
         "body": 1,
     }
-    return Span(rollout=rollout, attempt=attempt, sequence=sequence, start_ns=start, end_ns=end, **(given | fields))
+    return Span(rollout=rollout, attempt=attempt, sequence=sequence, **(usual | fields))
 
 
-def chat_exchange(messages: list[dict[str, Any]], answer: dict[str, Any], model: str = "gpt-5-mini") -> Exchange:
+def chat_exchange(messages: list[dict[str, Any]], answer: dict[str, Any], **asked: Any) -> Exchange:
     """A chat completion as JSON."""
+    model = "gpt-5-mini"
     response = {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -189,7 +192,8 @@ def chat_exchange(messages: list[dict[str, Any]], answer: dict[str, Any], model:
         "choices": [{"index": 0, "message": {"role": "assistant", **answer}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
     }
-    return exchange(json.dumps({"model": model, "messages": messages}).encode(), json.dumps(response).encode())
+    request = {"model": model, "messages": messages, **asked}
+    return exchange(json.dumps(request).encode(), json.dumps(response).encode())
 
 
 def exchange(request: bytes, response: bytes, content_type: str = "application/json") -> Exchange:

@@ -2,7 +2,7 @@
 
 Starting a process takes longer than most of these tests, so one gateway serves a module (`Base`, made without an event
 loop) and each test brings its own upstream, which takes over the listening socket for as long as it runs. Tests keep
-apart by rollout.
+apart by rollout. `inside` is a gateway in the test's own process, for faults that must be planted in it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 from fakes.odd import Connection, Odd, Script
 from fakes.process import ROOT, upstream, write_config
 from fakes.raw import Headers, Wire, connect, post
 from fakes.tape import Tape
 
+from gateway.app import Gateway
+from gateway.config import Config
 from gateway.model import Span
 
 CHAT = "/v1/chat/completions"
@@ -30,18 +33,24 @@ MESSAGES = "/v1/messages"
 
 @dataclass(slots=True)
 class Base:
-    """The process and the socket that its upstreams listen on."""
+    """A running gateway and the socket that its upstreams listen on."""
 
     url: str
     data: Path
     log_path: Path
     listener: socket.socket
-    process: subprocess.Popen[bytes]
+    pid: int
 
     @property
     def upstream_host(self) -> str:
         """What the gateway calls its upstream in `Host`."""
         return f"127.0.0.1:{self.listener.getsockname()[1]}"
+
+    @property
+    def memory(self) -> int:
+        """Resident memory of its process; bytes."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return 1024 * int(status.partition("VmRSS:")[2].split()[0])
 
     @property
     def log(self) -> str:
@@ -125,8 +134,33 @@ def based(
         try:
             line = process.stdout.readline().decode()
             assert line.startswith("penstock listening on "), (home / "stderr").read_text()
-            yield Base(line.split()[-1], home / "data", home / "stderr", listener, process)
+            yield Base(line.split()[-1], home / "data", home / "stderr", listener, process.pid)
         finally:
             process.terminate()
             process.communicate(timeout=20)
             print((home / "stderr").read_text())
+
+
+@dataclass(slots=True)
+class Inside(Rig):
+    """A rig whose gateway runs in the test's own process."""
+
+    gateway: Gateway
+
+
+@asynccontextmanager
+async def inside(home: Path, http: aiohttp.ClientSession, **config: object) -> AsyncGenerator[Inside]:
+    """A gateway with this configuration in this process, stopped at the end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        upstreams = [
+            {"name": "up", "base_url": url + "/v1", "dialect": "openai"},
+            {"name": "anthropic-up", "base_url": url, "dialect": "anthropic"},
+        ]
+        gateway = Gateway(Config.model_validate({"upstream": upstreams, "data": home / "data", "port": 0} | config))
+        host, port = await gateway.start()
+        base = Base(f"http://{host}:{port}", home / "data", home / "stderr", listener, os.getpid())
+        try:
+            yield Inside(base, Tape(base.url, http), "inside", gateway)
+        finally:
+            await gateway.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_chain_ends_before_it_costs_too_much_to_read() -> None:
     assert not Base(1, 9, b"", b"").carries(b"x" * (1 << 20))
 
 
-near = st.builds(lambda common, a, b: (common + a, common + b), texts, texts, texts)
+near = st.tuples(texts, texts, texts).map(lambda parts: (parts[0] + parts[1], parts[0] + parts[2]))
 
 
 @given(near)
@@ -138,8 +139,8 @@ def test_an_exchange_shows_headers_and_arrival() -> None:
 
 @given(st.binary(max_size=80))
 def test_junk_is_unreadable_and_nothing_else(junk: bytes) -> None:
-    for read in (codec.unpack_segment, codec.unpack_open, codec.base_of, lambda one: codec.unpack_body(one, None, 1)):
-        try:
+    for read in (codec.unpack_segment, codec.unpack_open, codec.base_of):
+        with suppress(*codec.UNREADABLE):
             read(junk)
-        except codec.UNREADABLE:
-            continue
+    with suppress(*codec.UNREADABLE):
+        codec.unpack_body(junk, None, 1)

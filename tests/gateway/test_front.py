@@ -141,9 +141,11 @@ async def test_what_follows_a_last_request_is_ignored(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 40])
-async def test_an_oversize_head_is_refused(rig: Rig, pieces: int) -> None:
+@pytest.mark.parametrize("first", [0, 10_000])
+async def test_an_oversize_head_is_refused(rig: Rig, pieces: int, first: int) -> None:
+    """However it is cut into reads: also when most of it came in the read that began it."""
     async with rig.upstream([request()]) as upstream, rig.client() as client:
-        client.send(head(f"POST {rig.path()} HTTP/1.1")[:-2])
+        client.send(head(f"POST {rig.path()} HTTP/1.1", [("X-First", "z" * first)])[:-2])
         for number in range(pieces):
             client.send(f"X-{number}: {'y' * (20_000 // pieces)}\r\n".encode())
         client.send(b"\r\n")

@@ -345,7 +345,7 @@ async def test_an_alias_changes_the_models_name_only(rig: Rig, start_gateway: St
         assert [body_of(one) for one in seen] == [expected, expected]
         assert f"Content-Length: {len(expected)}\r\n".encode() in seen[0]
         first, _ = await Tape(gateway.url, rig.tape.http).spans("r", 2)
-    assert first.model == "Qwen/Qwen3-8B"
+    assert first.model == "policy"
     assert first.request_bytes == len(expected)
 
 

@@ -1,0 +1,48 @@
+"""Gateway processes that start in milliseconds: forked from a server that has imported everything once."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+from gateway.app import Gateway
+from gateway.config import Config
+
+
+def forkserver() -> ForkServerContext:
+    """What starts them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fakes.forked"])
+    return context
+
+
+@contextmanager
+def forked(context: ForkServerContext, data: Path, **config: Any) -> Generator[tuple[str, Any]]:
+    """A gateway on a free port: its URL and its process, which is killed at the end."""
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=({"data": str(data), "port": 0} | config, there))
+    process.start()
+    there.close()
+    try:
+        yield here.recv(), process
+    finally:
+        process.kill()
+        process.join()
+
+
+def _serve(config: dict[str, Any], report: Connection) -> None:
+    import uvloop
+
+    uvloop.run(_run(config, report))
+
+
+async def _run(config: dict[str, Any], report: Connection) -> None:
+    host, port = await Gateway(Config.model_validate(config)).start()
+    report.send(f"http://{host}:{port}")
+    await asyncio.Event().wait()

@@ -1,0 +1,250 @@
+"""The `penstock` command as people run it: a process, its output, its errors in one line, its exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, exchange, serving
+
+from gateway.__main__ import main
+from gateway.store import Store
+
+ROOT = Path(__file__).parents[2]
+RAW = b'\xff\x00 {"exact": \r\n}'
+
+
+@dataclass(slots=True)
+class Done:
+    """What a command left."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out.decode()
+
+
+class Shell:
+    """Runs `penstock` against a gateway."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.folder = folder
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK", "COLUMNS"))}
+        self.env = inherited | {"PENSTOCK_GATEWAY": url, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+
+    async def start(self, *arguments: str, **env: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway", *arguments,
+            env=self.env | env, cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+
+    async def run(self, *arguments: str, **env: str) -> Done:
+        process = await self.start(*arguments, **env)
+        out, err = await asyncio.wait_for(process.communicate(), 30)
+        assert process.returncode is not None
+        return Done(process.returncode, out, err.decode())
+
+
+def tape_of_two() -> MemoryTape:
+    tape = MemoryTape()
+    tape.add(call(1), chat_exchange([{"role": "user", "content": "What is 2+2?"}], {"content": "Four."}), mode="train")
+    tape.add(call(2, ms=3000), exchange(RAW, b"answer"))
+    tape.add(call(1, attempt="a2", status="error", error="connect"))
+    tape.add(call(1, rollout="r2", agent="two words"), chat_exchange([], {"content": "hi"}))
+    return tape
+
+
+@pytest.fixture
+async def served() -> AsyncGenerator[Serving]:
+    async with serving(tape_of_two()) as running:
+        yield running
+
+
+@pytest.fixture
+def shell(served: Serving, tmp_path: Path) -> Shell:
+    return Shell(served.url, tmp_path)
+
+
+async def test_rollouts_and_spans_take_filters(shell: Shell) -> None:
+    every, one, none = await asyncio.gather(
+        shell.run("rollouts"),
+        shell.run("rollouts", "mode:train", "latency>2s"),
+        shell.run("spans", "r1/a1", "-status:ok", "not", "latency>1h", "--limit", "5"),
+    )
+    assert (every.code, [line.split()[0] for line in every.text.splitlines()]) == (0, ["rollout", "r2", "r1"])
+    assert [line.split()[0] for line in one.text.splitlines()] == ["rollout", "r1"]
+    assert (none.code, len(none.text.splitlines())) == (0, 1)
+
+
+async def test_a_filter_may_hold_spaces(shell: Shell) -> None:
+    done = await shell.run("spans", "r2", 'agent:"two words"', "--json")
+    assert [json.loads(line)["agent"] for line in done.text.splitlines()] == ["two words"]
+
+
+async def test_show_prints_the_tree(shell: Shell) -> None:
+    tree, attempt, one = await asyncio.gather(
+        shell.run("show", "r1"), shell.run("show", "r1/a2"), shell.run("show", "r2#1")
+    )
+    assert tree.text.splitlines()[0].startswith("r1  train  running  3 calls")
+    assert "user  What is 2+2?" in tree.text
+    assert "→ answer (stop)  Four." in tree.text
+    assert "What is 2+2?" not in attempt.text
+    assert "error  connect" in attempt.text
+    assert one.text.splitlines()[0].startswith("#1  chat  two words  gpt-5-mini  ok")
+    assert "called  https://api.example/v1/chat/completions" in one.text
+
+
+async def test_show_json_is_the_whole_span(shell: Shell) -> None:
+    one, whole = await asyncio.gather(
+        shell.run("show", "r1/a1#1", "--json"), shell.run("show", "r1", "--json", "--calls", "2")
+    )
+    assert json.loads(one.text)["turn"]["choices"][0]["message"]["parts"][0]["text"] == "Four."
+    first, *details = map(json.loads, whole.text.splitlines())
+    assert first["id"] == "r1"
+    assert [detail["span"]["sequence"] for detail in details] == [1, 2]
+
+
+@pytest.mark.parametrize(("side", "body"), [("request", RAW), ("response", b"answer")])
+async def test_raw_is_exact(shell: Shell, side: str, body: bytes) -> None:
+    done = await shell.run("show", "r1/a1#2", "--raw", side)
+    assert (done.code, done.out, done.err) == (0, body, "")
+
+
+async def test_token_and_stats(shell: Shell, served: Serving) -> None:
+    token, stats = await asyncio.gather(shell.run("token", "r9", "--expires", "1h"), shell.run("stats"))
+    assert served.auth.rollout_of(token.text.strip(), now=0) == "r9"
+    assert stats.text.startswith("Sums over all spans: 1 error, 3 ok.")
+
+
+async def test_changes_follow_until_interrupted(shell: Shell, served: Serving) -> None:
+    process = await shell.start("changes", "--since", "4")
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        assert (await process.stdout.readline()).decode().split()[:2] == ["5", "r2"]
+        assert (await process.stdout.readline()).decode().split()[:2] == ["6", "r2/a1"]
+        served.tape.add(call(2, rollout="r2"))
+        await served.tape.tell()
+        assert (await process.stdout.readline()).decode().split()[:3] == ["7", "r2/a1", "#2"]
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert (process.returncode, err) == (130, b"")
+
+
+async def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
+    async with serving(tape_of_two(), admin_key="secret") as served:
+        shell = Shell(served.url, tmp_path)
+        bad, good = await asyncio.gather(shell.run("stats"), shell.run("stats", PENSTOCK_KEY="secret"))
+    assert (bad.code, good.code) == (1, 0)
+    assert "the admin key is missing" in bad.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("rollouts", "statsu:x"), 1, "unknown field 'statsu'; did you mean 'status'?"),
+        (("show", "none"), 1, "there is no rollout 'none'"),
+        (("show", "r1/a1#9"), 1, "attempt 'a1' has no span 9"),
+        (("show", "r1#1"), 2, "rollout 'r1' has 2 attempts (a1, a2): say which, as r1/ATTEMPT#1"),
+        (("show", "r1/a1#0"), 2, "is not RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE"),
+        (("show", "r1", "--raw", "request"), 2, "--raw shows one call: say which, such as r1/ATTEMPT#1"),
+        (("token", "r1", "--expires", "soon"), 2, "'soon' is not a time"),
+        (("token", "a b"), 1, "rollout: String should match pattern"),
+        (("rollouts", "--limt", "3"), 2, "unknown option '--limt'"),
+        (("rollouts", "--limit", "x"), 2, 'Invalid value for --limit: unable to convert "x" into int'),
+        (("show",), 2, "requires an argument"),
+        (("bogus",), 2, 'Unknown command "bogus"'),
+        (("stats", "--gateway", "localhost:1"), 1, "must start with http:// or https://"),
+        (("changes", "--gateway", "http://127.0.0.1:1"), 1, "nothing answers there; is `penstock serve` running?"),
+        (("serve", "--config", "missing.toml"), 1, "missing.toml does not exist"),
+        (("check", "--data", "nowhere"), 1, "nowhere"),
+    ],
+)
+async def test_errors_are_one_line(
+    served: Serving,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_GATEWAY", served.url)
+    with pytest.raises(SystemExit) as ended:
+        await asyncio.to_thread(main, list(arguments))
+    out, err = capsys.readouterr()
+    if isinstance(ended.value.code, str):  # as the interpreter does it
+        err, ended.value.code = ended.value.code + "\n", 1
+    assert (ended.value.code, out) == (code, "")
+    assert message in err
+    assert err.startswith("penstock: ")
+    assert err.count("\n") == 1
+
+
+async def test_a_reader_that_leaves_is_no_error(shell: Shell) -> None:
+    process = await shell.start("show", "r1", "--json")
+    assert process.stdout is not None
+    process.stdout._transport.close()  # pyright: ignore
+    assert process.stderr is not None
+    assert await asyncio.wait_for(process.stderr.read(), 30) == b""
+    await process.wait()
+
+
+async def test_check_reports_a_clean_tape(shell: Shell, tmp_path: Path) -> None:
+    with Store(tmp_path / "data"):
+        pass
+    done = await shell.run("check", "--data", "data")
+    assert (done.code, done.err) == (0, "")
+    assert done.text.splitlines()[-1] == "clean"
+
+
+async def test_check_reports_what_is_wrong(tmp_path: Path) -> None:
+    program = """
+import gateway.store
+gateway.store.check = lambda path: ({"rollouts": 1}, ["rollout r1: odd", "span 2: gone"])
+from gateway.__main__ import main
+main(["check", "--data", "data"])
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode == 1
+    assert out.decode() == "data: rollouts 1\nrollout r1: odd\nspan 2: gone\n"
+    assert err.decode() == "penstock: data is not clean: 2 problems\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"], ["--version"]])
+async def test_help_loads_neither_server_nor_database(arguments: list[str]) -> None:
+    program = f"""
+import sys
+from gateway.__main__ import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+heavy = ("aiohttp", "lmdb", "pydantic", "uvloop", "prometheus_client", "gateway.app", "gateway.client")
+print("LOADED", *sorted(name for name in heavy if name in sys.modules))
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out.decode().splitlines()[-1] == "LOADED"
+    assert len(out.decode().splitlines()) > 1
+
+
+async def test_help_names_every_command(shell: Shell) -> None:
+    text = (await shell.run("--help")).text
+    for name in ("serve", "rollouts", "spans", "show", "token", "stats", "changes", "check"):
+        assert f"│ {name} " in text

@@ -1,0 +1,142 @@
+"""The API's description of itself: complete, consistent, and true of what the server does."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import aiohttp
+import pytest
+from fakes.memory_tape import MemoryTape, call, chat_exchange, serving
+from jsonschema import Draft202012Validator
+
+from gateway import apidocs
+from gateway.control import ROUTES
+from gateway.openapi import document, field_docs
+from gateway.query import FIELDS
+from gateway.views import SpanPage
+
+DOC = document(ROUTES, "1.2.3")
+OPERATIONS = [(path, method, op) for path, ops in DOC["paths"].items() for method, op in ops.items()]
+
+
+def test_every_route_is_described_once() -> None:
+    described = {(method.upper(), path) for path, method, _ in OPERATIONS}
+    assert described == {(route.method, route.path) for route in ROUTES}
+    names = [operation["operationId"] for _, _, operation in OPERATIONS]
+    assert len(set(names)) == len(names)
+    assert DOC["openapi"] == "3.1.0"
+    assert DOC["info"]["version"] == "1.2.3"
+
+
+def test_every_reference_leads_somewhere() -> None:
+    known = {f"#/components/schemas/{name}" for name in DOC["components"]["schemas"]}
+    assert set(re.findall(r'"\$ref": "([^"]+)"', json.dumps(DOC))) <= known
+
+
+def test_everything_has_a_description() -> None:
+    for path, _, operation in OPERATIONS:
+        assert len(operation["description"]) > 10, path
+        assert operation["summary"], path
+        for parameter in operation["parameters"]:
+            assert parameter["description"], (path, parameter["name"])
+    for name, schema in DOC["components"]["schemas"].items():
+        for field, about in schema.get("properties", {}).items():
+            assert about.get("description"), (name, field)
+
+
+def test_path_parameters_are_those_of_the_path() -> None:
+    for path, _, operation in OPERATIONS:
+        declared = [p["name"] for p in operation["parameters"] if p["in"] == "path"]
+        assert declared == re.findall(r"\{(\w+)\}", path)
+
+
+def test_schemas_are_valid() -> None:
+    for schema in DOC["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_query_parameters_carry_their_bounds() -> None:
+    parameters = {p["name"]: p for p in DOC["paths"]["/api/spans"]["get"]["parameters"]}
+    assert set(parameters) == {"filter", "limit", "cursor"}
+    assert parameters["limit"]["schema"] == {"default": 100, "maximum": 1000, "minimum": 1, "type": "integer"}
+
+
+def test_only_what_needs_no_key_says_so() -> None:
+    public = {path for path, _, operation in OPERATIONS if operation.get("security") == [{}]}
+    assert public == {"/healthz", "/readyz", "/api/openapi.json", "/api/docs"}
+
+
+def test_inherited_fields_keep_their_docstrings() -> None:
+    docs = field_docs(SpanPage)
+    assert docs["next"].startswith("Cursor of the next page")
+    assert docs["spans"] == "Those that match."
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [(path, method) for path, method, _ in OPERATIONS if path != "/api/changes"]
+)
+async def test_the_server_answers_as_described(http: aiohttp.ClientSession, path: str, method: str) -> None:
+    """JSON answers are held against the schema that the document gives for them."""
+    tape = MemoryTape()
+    tape.add(call(1, tool_calls=1), chat_exchange([{"role": "user", "content": "hi"}], {"content": "ho"}))
+    async with serving(tape) as served:
+        url = served.url + path.format(rid="r1", aid="a1", sequence=1)
+        async with http.request(method, url, json={"rollout": "r1"} if method == "post" else None) as response:
+            assert response.status == 200
+            content = DOC["paths"][path][method]["responses"]["200"]["content"]
+            assert response.content_type in content
+            schema = content[response.content_type]["schema"]
+            if response.content_type == "application/json" and "$ref" in schema:
+                validate(await response.json(), schema)
+
+
+async def test_errors_and_pages_of_changes_are_as_described(http: aiohttp.ClientSession) -> None:
+    tape = MemoryTape()
+    tape.add(call(1))
+    async with serving(tape) as served:
+        async with http.get(f"{served.url}/api/changes?follow=false") as response:
+            content = DOC["paths"]["/api/changes"]["get"]["responses"]["200"]["content"]
+            validate(await response.json(), content["application/json"]["schema"])
+        for path in ("/api/spans?limit=0", "/api/rollouts/x", "/api/x"):
+            async with http.get(served.url + path) as response:
+                validate(await response.json(), {"$ref": "#/components/schemas/ErrorAnswer"})
+
+
+def validate(value: Any, schema: dict[str, Any]) -> None:
+    validator: Any = Draft202012Validator({**schema, "components": DOC["components"]})
+    validator.validate(value)
+
+
+# --- the page ---
+
+
+class Page(HTMLParser):
+    """Collects what a page refers to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.ids: list[str] = []
+        self.links: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        self.links |= {value for name, value in attrs if name in ("href", "src") and value}
+
+
+def test_the_page_is_self_contained_and_its_links_lead_somewhere() -> None:
+    page = Page(apidocs.page(ROUTES, "1.2.3"))
+    assert not page.tags & {"script", "link", "img", "iframe"}
+    assert page.links <= {f"#{name}" for name in page.ids}
+    assert len(set(page.ids)) == len(page.ids)
+
+
+def test_the_page_names_everything() -> None:
+    text = apidocs.page(ROUTES, "1.2.3")
+    for name in (*(route.path for route in ROUTES), *FIELDS["spans"], *DOC["components"]["schemas"]):
+        assert f"<code>{name}</code>" in text or f">{name}</h2>" in text

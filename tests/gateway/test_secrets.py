@@ -1,0 +1,123 @@
+"""Planted secrets turn up nowhere: not in the tape's files, not in what is read of it, not in logs or errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import aiohttp
+from fakes.odd import Script, close, request, send
+from fakes.raw import connect, get, head, post, reply
+from fakes.rig import CHAT, MESSAGES, Rig, based
+from fakes.tape import Tape
+
+from gateway.store import Store
+
+KEYS = {
+    "Authorization": "Bearer sk-PLANTED-authorization-1f6c",
+    "x-api-key": "sk-ant-PLANTED-x-api-key-1f6c",
+    "api-key": "PLANTED-api-key-1f6c",
+    "X-Goog-Api-Key": "AIza-PLANTED-goog-1f6c",
+    "Cookie": "session=PLANTED-cookie-1f6c",
+    "Proxy-Authorization": "Basic PLANTED-proxy-1f6c",
+    "X-Amz-Security-Token": "PLANTED-amz-1f6c",
+    "Referer": "https://x/?api_key=PLANTED-referer-1f6c",
+}
+QUERY = "?key=PLANTED-query-key-1f6c&api_key=PLANTED-query-api-key-1f6c&model=kept"
+ANSWERED = [("Set-Cookie", "id=PLANTED-set-cookie-1f6c; Path=/"), ("Location", "https://x/?sig=PLANTED-sig-1f6c")]
+MARK = b"PLANTED-"
+UPSTREAM_KEY, ADMIN_KEY = "sk-PLANTED-upstream-1f6c", "PLANTED-admin-1f6c"
+ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
+
+
+async def test_nothing_planted_is_found(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    env = {"UP": UPSTREAM_KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
+    with (
+        based(tmp_path, upstream_config="", env=env) as base,
+        based(tmp_path / "keyed", upstream_config='key_env = "UP"', env=env) as keyed,
+    ):
+        said = b""
+        for gateway in (base, keyed):
+            rig = Rig(gateway, Tape(gateway.url, http), "secret")
+            token = await minted(rig)
+            said += await provoke(rig, token)
+            said += await read_everything(rig)
+        assert MARK not in said
+    for gateway in (base, keyed):
+        log = gateway.log_path.read_bytes()
+        tape = b"".join(path.read_bytes() for path in (gateway.data / "tape").iterdir())
+        with Store(gateway.data, readonly=True) as store:
+            spans = list(store.spans("secret"))
+            read = b"".join(repr((span, store.exchange(span))).encode() for span in spans)
+        assert len(spans) >= 6
+        for found in (log, tape, read):
+            assert MARK not in found
+            assert token.encode() not in found
+        # Masked, not dropped: one sees that they were there.
+        assert b"('Cookie', '***')" in read
+        assert b"model=kept" in read
+
+
+async def minted(rig: Rig) -> str:
+    """An agent token for the rollout."""
+    url = rig.base.url + "/api/tokens"
+    async with rig.tape.http.post(url, json={"rollout": rig.rollout}, headers=ADMIN) as made:
+        return (await made.json())["token"]
+
+
+async def provoke(rig: Rig, token: str) -> bytes:
+    """Calls that succeed, fail and are refused, all full of secrets; returns what the gateway itself answered."""
+    script: Script = [request(), send(reply(200, b"{}", ANSWERED)), request(), send(reply(401, b"{}", ANSWERED))]
+    script = [*script, request(), close()]
+    broken: Script = [request(), close()]
+    plain = [*KEYS.items(), ("X-Penstock-Token", token)]
+    agents = [("Authorization", f"Bearer {token}"), ("Cookie", KEYS["Cookie"]), ("X-Odd", token)]
+    said = b""
+    for below in (CHAT, MESSAGES):
+        async with rig.upstream(script, broken), rig.client() as client:
+            for _ in range(2):
+                client.send(post(rig.path(below + QUERY), b"{}", plain))
+                assert token.encode() not in await client.message()
+            async with rig.client() as other:
+                other.send(post(rig.path(below + QUERY), b"{}", agents))
+                said += await other.message()
+    bad = "/rollout/a%20b/attempt/a1"
+    forged = [("x-api-key", token[:-3] + "PLANTED-x")]
+    for refused in (
+        post(bad + CHAT + QUERY, b"{}", plain),
+        post(f"/rollout/other/attempt/a1{CHAT}{QUERY}", b"{}", plain),
+        post(rig.path(CHAT + QUERY), b"{}", forged),
+        head(f"GET https://u:PLANTED-user@x/{QUERY} HTTP/1.1", [("Host", "h"), *KEYS.items()]),
+        head(f"GET /x{QUERY} HTTP/3.9", [("Host", "h"), *KEYS.items()]),
+        head(f"POST {rig.path(CHAT + QUERY)} HTTP/1.1", [*KEYS.items(), ("Bad Name", "PLANTED-bad")]),
+        get("/api/nothing" + QUERY, KEYS.items(), host="127.0.0.1"),
+        get("/api/rollouts" + QUERY, [("Authorization", "Bearer PLANTED-wrong")], host="127.0.0.1"),
+    ):
+        async with connect(rig.base.url) as client:
+            client.send(refused)
+            said += await client.message()
+    return said
+
+
+async def read_everything(rig: Rig) -> bytes:
+    """Every answer of the control API about the rollout."""
+    spans: list[dict[str, object]] = []
+    while len(spans) < 6 or any(span["status"] == "open" for span in spans):
+        spans = json.loads(await read(rig, "/api/rollouts/secret/spans"))["spans"]
+    paths = ["/api/rollouts", "/api/rollouts/secret", "/api/rollouts/secret/attempts", "/api/spans", "/api/stats"]
+    paths += ["/metrics", "/api/changes?follow=false", "/api/openapi.json", "/api/docs"]
+    for span in spans:
+        place = f"/api/rollouts/secret/attempts/{span['attempt']}/spans/{span['sequence']}"
+        paths += [place, place + "/request", place + "/response"]
+    return b"".join([await read(rig, path) for path in paths])
+
+
+async def read(rig: Rig, path: str) -> bytes:
+    async with rig.tape.http.get(rig.base.url + path, headers=ADMIN) as response:
+        assert response.status == 200, await response.text()
+        return await response.read()
+
+
+def test_the_mark_is_in_every_secret() -> None:
+    """The search above would find each of them."""
+    assert all("PLANTED-" in value for value in [*KEYS.values(), UPSTREAM_KEY, ADMIN_KEY])
