@@ -214,7 +214,7 @@ _PUBLIC = (
 )
 
 
-def load(path: Path | None, **overrides: Any) -> Config:
+def load(path: Path | None, /, **overrides: Any) -> Config:
     """The configuration in `path`, overridden by the given settings that are not None.
 
     Raises `ConfigError` naming every wrong key.

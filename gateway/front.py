@@ -114,7 +114,6 @@ class Front(asyncio.Protocol):
         """The client is gone, whatever it was waiting for."""
         self.planes.fronts.discard(self)
         self.closing = self._deaf = True
-        self._waiting.clear()
         served, self.served = self.served, None
         if served is not None:
             served.on_client_gone()
@@ -124,9 +123,10 @@ class Front(asyncio.Protocol):
         if self._deaf:
             return
         self._read = len(data)
-        before = self._request
+        waiting = len(self._waiting)
         self._feed(data)
-        if self._in_head and self._request is before is not None:
+        if self._in_head and len(self._waiting) == waiting:
+            # No request ended in this read, so that all of it belongs to the head.
             self._head_read += len(data)
             self._limit_head(self._head_read)
         elif self._in_head:

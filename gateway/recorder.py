@@ -76,7 +76,7 @@ class Recorder:
         self._held: list[Entry] = []
         self._wake = threading.Event()
         self._sleeping = False
-        self._closed = False
+        self._closed = self._ended = False
         self._thread = threading.Thread(target=self._run, name="penstock-recorder", daemon=True)
 
     def start(self) -> None:
@@ -87,7 +87,7 @@ class Recorder:
     @property
     def alive(self) -> bool:
         """False when nothing is written any more: it is closed, or its thread died of a bug, which was logged."""
-        return self._thread.is_alive()
+        return not self._ended
 
     def put(self, call: Recordable, done: Done | None = None) -> None:
         """Queues a finished call; `done` is called on the loop with True once it is on disk, False when it is lost."""
@@ -110,7 +110,7 @@ class Recorder:
         if self._sleeping:
             self._sleeping = False
             self._wake.set()
-        elif not self._thread.is_alive():
+        elif self._ended:
             self._abandon()
 
     async def flush(self) -> bool:
@@ -129,6 +129,7 @@ class Recorder:
         self._closed = True
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
+        self._ended = True
         self._abandon()
 
     # -- on the thread -----------------------------------------------------------------------------------------------
@@ -147,6 +148,7 @@ class Recorder:
             self.failing = "the recorder stopped; the log says why"
             _log.critical("the recorder stopped: nothing is recorded any more", exc_info=True)
             self._queue.extendleft(reversed(self._taken))
+            self._ended = True
             self._loop.call_soon_threadsafe(self._abandon)
         if self._held:
             _log.error("%d calls that were answered are not on the tape: %s", len(self._held), self.failing)

@@ -5,6 +5,7 @@ What a gateway wrote to stderr is printed when its test is over; pytest shows it
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from itertools import count
@@ -15,6 +16,12 @@ import pytest
 from fakes.process import Gateway, running, upstreams
 from fakes.provider import Provider, serving
 from fakes.tape import Tape
+from hypothesis import settings
+
+# Time never decides a test. CI runs the same examples every time; what is new is found on developers' machines.
+settings.register_profile("here", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 StartGateway = Callable[..., Awaitable[Gateway]]
 

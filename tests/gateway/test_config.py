@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -184,6 +184,7 @@ def test_loopback(host: str) -> None:
     assert load(None, host=host).loopback
 
 
+@example({"path": None})
 @given(st.dictionaries(st.text(max_size=8), st.none() | st.integers() | st.text(max_size=4) | st.lists(st.integers())))
 def test_no_tree_raises_anything_else(tree: dict[str, Any]) -> None:
     with suppress(ConfigError):

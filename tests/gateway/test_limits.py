@@ -9,6 +9,13 @@ from fakes.odd import Step, request, send, wait
 from fakes.raw import Wire, chunk, events_head, post, reply
 from fakes.rig import CHAT, Rig
 
+from gateway.address import Address
+from gateway.admission import Admitted
+from gateway.dialects import OPAQUE
+from gateway.record import Record
+from gateway.redact import Redactor
+from gateway.request import Request
+
 CALLS = 1000
 MEGABYTE = 1 << 20
 
@@ -32,6 +39,7 @@ async def test_a_thousand_slow_calls_at_once(rig: Rig) -> None:
             await client.until(b"\r\n\r\n")
         assert len(upstream.connections) == CALLS
         await running(rig, CALLS)
+        await rig.tape.open_span(rig.rollout)
         grown = rig.base.memory - before
         print(f"{CALLS} running calls take {grown / CALLS / 1024:.1f} KiB each")
         assert grown < 100 * MEGABYTE
@@ -92,6 +100,14 @@ async def test_a_slow_client_holds_its_upstream_and_not_our_memory(rig: Rig) -> 
     kept = await rig.tape.raw(span, "response")
     assert kept == b"y" * len(kept)
     assert MEGABYTE - 300_000 < len(kept) <= MEGABYTE
+
+
+def test_what_is_kept_of_a_long_answer_is_its_beginning() -> None:
+    admitted = Admitted(Address("r"), OPAQUE, "/", b"", [])
+    record = Record(admitted, Request(), Redactor(), limit=10)
+    for piece in (b"12345678", b"too much", b"9"):
+        record.arrived([piece], 0.0)
+    assert (record.pieces, record.response_bytes, record.truncated) == ([b"12345678"], 17, True)
 
 
 async def stuck(rig: Rig, wire: Wire) -> int:

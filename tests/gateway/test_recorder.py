@@ -243,6 +243,7 @@ async def test_a_thread_that_dies_makes_the_gateway_unready(http: aiohttp.Client
             client.send(rig.call())
             assert await client.message() == OK
             await asyncio.to_thread(rig.gateway.recorder._thread.join)
+            assert not rig.gateway.recorder.alive
             client.send(get("/readyz", host="127.0.0.1"))
             assert (await client.message()).startswith(b"HTTP/1.1 503 ")
             client.send(rig.call())

@@ -103,9 +103,9 @@ async def read_everything(rig: Rig) -> bytes:
     """Every answer of the control API about the rollout."""
     spans: list[dict[str, object]] = []
     while len(spans) < 6 or any(span["status"] == "open" for span in spans):
-        spans = json.loads(await read(rig, "/api/rollouts/secret/spans"))["spans"]
-    paths = ["/api/rollouts", "/api/rollouts/secret", "/api/rollouts/secret/attempts", "/api/spans", "/api/stats"]
-    paths += ["/metrics", "/api/changes?follow=false", "/api/openapi.json", "/api/docs"]
+        spans = json.loads(await read(rig, "/api/spans"))["spans"]
+    paths = ["/api/rollouts", "/api/rollouts/secret", "/api/rollouts/secret/attempts", "/api/rollouts/secret/spans"]
+    paths += ["/api/stats", "/metrics", "/api/changes?follow=false", "/api/openapi.json", "/api/docs"]
     for span in spans:
         place = f"/api/rollouts/secret/attempts/{span['attempt']}/spans/{span['sequence']}"
         paths += [place, place + "/request", place + "/response"]

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from unittest.mock import Mock
 
+import aiohttp
 import pytest
 from fakes.odd import Connection, Script, Step, abort, close, gone, request, send, wait
 from fakes.process import Gateway, upstream
-from fakes.raw import body_of, chunk, connect, events_head, post, reply
-from fakes.rig import CHAT, MESSAGES, Rig
+from fakes.raw import body_of, chunk, connect, events_head, head, post, reply
+from fakes.rig import CHAT, MESSAGES, Rig, inside
 from fakes.tape import Tape
 
 from gateway.config import Upstream
-from gateway.upstream import Pool
+from gateway.proxy import Call
+from gateway.upstream import Connector, Link, Pool
 
 StartGateway = Callable[..., Awaitable[Gateway]]
 EVENT = chunk(b"data: 1\n\n")
@@ -51,6 +56,13 @@ async def test_an_upstream_that_ends_without_an_answer_is_a_502(rig: Rig, end: s
     span = await rig.span()
     assert (span.status, span.error, span.http_status, span.upstream) == ("error", "upstream_closed", 502, "up")
     assert span.response_bytes > 0
+
+
+async def test_the_answer_to_a_head_request_has_no_body(rig: Rig) -> None:
+    async with rig.upstream([request(), close()], [request(), send(OK)]), rig.client() as client:
+        client.send(head(f"HEAD {rig.path('/v1/models')} HTTP/1.1", [("Host", "h")]) + rig.call())
+        assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 502 ")
+        assert await client.message() == OK
 
 
 async def test_in_the_shape_of_messages(rig: Rig) -> None:
@@ -236,12 +248,14 @@ async def test_an_upstream_that_falls_silent_breaks_the_answer(rig: Rig) -> None
 
 
 async def test_silence_is_counted_from_when_the_request_was_sent(rig: Rig) -> None:
-    """A request that takes longer to arrive than the upstream may be silent."""
-    async with rig.upstream([request(), send(OK)]), rig.client() as client:
+    """A request may take longer to arrive than the upstream may be silent."""
+    async with rig.upstream([request(), wait("tick"), send(OK)]) as upstream, rig.client() as client:
         whole = rig.call(b"x" * 10)
         client.send(whole[:-1])
-        await rig.tape.when("slow-upload", "a1", later(0.6))
+        await rig.tape.when("slow-upload", "a1", later(0.5))
         client.send(whole[-1:])
+        await rig.tape.when("slow-upload", "a1", later(0.2))
+        upstream.go("tick")
         assert await client.message() == OK
 
 
@@ -249,6 +263,23 @@ def later(seconds: float) -> Callable[[object], bool]:
     """A condition that holds after a while."""
     due = time.monotonic() + seconds
     return lambda _: time.monotonic() >= due
+
+
+async def test_a_bug_in_the_end_of_an_answer_does_not_leave_it_open(
+    http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    async with inside(tmp_path, http) as rig:
+        script = [request(), send(events_head() + EVENT), wait("seen"), close()]
+        async with rig.upstream(script) as odd_, rig.client() as client:
+            client.send(rig.call())
+            await client.until(EVENT)
+            monkeypatch.setattr(Call, "on_broken", fail)
+            odd_.go("seen")
+            assert await client.rest() == b""
+        assert (await rig.span()).error == "internal"
 
 
 # -- connecting --------------------------------------------------------------------------------------------------------
@@ -296,6 +327,34 @@ async def test_an_unreachable_upstream_and_failover(rig: Rig, start_gateway: Sta
     assert [span.error for span in spans] == ["connect", "connect_timeout", None, None]
 
 
+class Late(Connector):
+    """Connects, and is given up in the same moment."""
+
+    def __init__(self) -> None:
+        super().__init__("late")
+        self.transport = Mock()
+        self.connected = asyncio.Event()
+
+    async def open(self, link: Link) -> None:
+        link.connection_made(self.transport)
+        self.connected.set()
+        await asyncio.Event().wait()
+
+    def put_back(self, link: Link) -> None: ...
+
+    def forget(self, link: Link) -> None: ...
+
+
+async def test_a_connection_that_comes_too_late_is_closed() -> None:
+    late = Late()
+    task = late.connect(Mock())
+    await late.connected.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    late.transport.abort.assert_called_once_with()
+
+
 async def test_failover_ends_with_the_first_byte(rig: Rig, start_gateway: StartGateway) -> None:
     breaking: Script = [request(), send(events_head() + EVENT), wait("seen"), abort_now()]
     async with rig.upstream([request(), close()], breaking) as odd_:
@@ -335,10 +394,10 @@ async def test_an_alias_changes_the_models_name_only(rig: Rig, start_gateway: St
         async with connect(gateway.url) as client:
             client.send(post(f"/rollout/r/attempt/a1{CHAT}", body))
             await client.message()
-            head = (
+            start = (
                 f"POST /rollout/r/attempt/a1{CHAT} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
             )
-            client.send(head + chunk(body[:40]) + chunk(body[40:]) + chunk(b""))
+            client.send(start + chunk(body[:40]) + chunk(body[40:]) + chunk(b""))
             await client.message()
         expected = body.replace(b'"policy"', b'"Qwen/Qwen3-8B"')
         seen = (await odd_.connection(0)).requests
