@@ -23,6 +23,8 @@ FORMAT = b"1"
 DATABASES = ("meta", "rollouts", "order", "attempts", "index", "open", "styles", "log", "bodies")
 READERS = 512
 _GROW_AT = 0.8
+REMAP_BYTES = 16 << 20
+"""Growth of the file after which the map is made anew."""
 
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
 Cursor: TypeAlias = "lmdb.Cursor[bytes]"
@@ -81,6 +83,7 @@ class Environment:
             self._unlock()
             raise
         self._page_bytes = self._env.stat()["psize"]
+        self._mapped_at = self.sizes()[1]
 
     def close(self) -> None:
         """Closes it; no call may follow."""
@@ -163,10 +166,18 @@ class Environment:
             raise TapeError(f"cannot write the tape in {self.path}: {error}; free or remount the disk") from error
 
     def _grow_ahead(self) -> None:
-        """Spares a nearly full map the transaction that would fail and be done again."""
+        """Spares a nearly full map the transaction that would fail and be done again.
+
+        Mapping anew also gives back the pages that reading has mapped, which would count as the process' memory for as
+        long as it lives: it is done whenever the file has grown by a good deal.
+        """
         info = self._env.info()
-        if (info["last_pgno"] + 1) * self._page_bytes > info["map_size"] * _GROW_AT:
+        used = (info["last_pgno"] + 1) * self._page_bytes
+        if used > info["map_size"] * _GROW_AT:
             self._resize(info["map_size"] * 2)
+        elif used - self._mapped_at > REMAP_BYTES:
+            self._mapped_at = used
+            self._resize(info["map_size"])
 
     def _resize(self, size: int) -> None:
         """To this size; 0 is what another process has made it."""

@@ -19,6 +19,7 @@ from fakes.entries import HEADERS, call, conversation, finish, running
 from gateway import codec, keys
 from gateway.model import Exchange, Span, SpanStatus
 from gateway.store import Entry, Store, TapeError, check, records
+from gateway.store.environment import REMAP_BYTES
 
 SMALL = 1 << 20
 
@@ -519,3 +520,27 @@ def test_an_open_call_that_cannot_be_read_is_a_tape_error_that_says_what_to_do(t
     with pytest.raises(TapeError, match="penstock check"):
         Store(tmp_path)
     assert len(check(tmp_path)[1]) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_map_does_not_stay_in_memory(tmp_path: Path) -> None:
+    """Pages that were read count as the process' memory until the map is made anew."""
+    with Store(tmp_path, map_bytes=1 << 29) as store:
+        noise = random.Random(1)
+        for _ in range(96):
+            entry = call(request=noise.randbytes(1 << 20))
+            store.write([entry])
+            exchange_of(store, entry)
+        assert store.figures()["used_bytes"] > 96 << 20
+        assert mapped_bytes(tmp_path / "tape" / "data.mdb") < 2 * REMAP_BYTES
+
+
+def mapped_bytes(file: Path) -> int:
+    """How much of a mapped file is in this process' memory."""
+    resident, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            here = line.endswith(str(file))
+        elif here and line.startswith("Rss:"):
+            resident += int(line.split()[1]) * 1024
+    return resident
