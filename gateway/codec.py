@@ -33,6 +33,10 @@ _CHAIN = 8 << 20
 _NEAR = 16384
 _FAR = 32768
 _BLOCK = 16384
+_INLINE = 2000
+"""A little less than half a page of 4 KB: LMDB keeps such values in the leaves."""
+_FRAME = 3
+"""What msgpack puts before a record."""
 _SEGMENT = 131072
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _LEVEL = 6
@@ -227,18 +231,31 @@ def pack_segment(records: list[bytes]) -> bytes:
     return _pack(records)
 
 
+def pack_small(records: list[bytes]) -> Iterator[tuple[int, bytes]]:
+    """(place of its first record, segment) of segments that fit into the pages of the tree.
+
+    A larger value takes pages of its own and leaves the rest of the last one empty: of a few KB that is much.
+    """
+    return ((first, pack_segment(run)) for first, run in _runs(records, _INLINE))
+
+
 def pack_segments(records: list[bytes]) -> Iterator[tuple[int, bytes]]:
     """(place of its first record, segment) of segments that are each compressed as a whole.
 
     A read decompresses the whole segment: it is bounded.
     """
+    return ((first, _together.compress(_pack(run))) for first, run in _runs(records, _SEGMENT))
+
+
+def _runs(records: list[bytes], most: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Runs of records of at most so many bytes together, or of one that is larger."""
     first = size = 0
     for at, record in enumerate(records):
-        if at > first and size + len(record) > _SEGMENT:
-            yield first, _together.compress(_pack(records[first:at]))
+        if at > first and size + len(record) > most:
+            yield first, records[first:at]
             first, size = at, 0
-        size += len(record)
-    yield first, _together.compress(_pack(records[first:]))
+        size += len(record) + _FRAME
+    yield first, records[first:]
 
 
 def unpack_segment(segment: bytes) -> list[bytes]:

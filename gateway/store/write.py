@@ -128,10 +128,8 @@ class Writer:
 
     def _flush(self, batch: _Batch) -> None:
         txn, dbs = batch.txn, self._dbs
-        if batch.bodies and batch.alone:
-            txn.put(keys.number(self._body + 1), codec.pack_segment(batch.bodies), db=dbs["bodies"], append=True)
-        elif batch.bodies:
-            for at, segment in codec.pack_segments(batch.bodies):
+        if batch.bodies:
+            for at, segment in (codec.pack_small if batch.alone else codec.pack_segments)(batch.bodies):
                 txn.put(keys.number(self._body + 1 + at), segment, db=dbs["bodies"], append=True)
         for key, block in batch.index.items():
             txn.put(key, block, db=dbs["index"])

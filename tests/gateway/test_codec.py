@@ -144,3 +144,14 @@ def test_junk_is_unreadable_and_nothing_else(junk: bytes) -> None:
             read(junk)
     with suppress(*codec.UNREADABLE):
         codec.unpack_body(junk, None, 1)
+
+
+@given(st.lists(st.binary(max_size=3000), min_size=1, max_size=20))
+def test_small_segments_hold_every_record_in_order_and_fit_into_a_leaf(bodies: list[bytes]) -> None:
+    found: list[bytes] = []
+    for first, segment in codec.pack_small(bodies):
+        held = codec.unpack_segment(segment)
+        assert first == len(found)
+        assert len(segment) <= 2022 or len(held) == 1
+        found += held
+    assert found == bodies
