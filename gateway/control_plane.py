@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 from gateway.front import Front
 from gateway.heads import control_head, framed
+from gateway.link import Link
 from gateway.relay import Relay
 from gateway.request import Request
-from gateway.upstream import Connector, Link
+from gateway.upstream import Connector
 
 _PATHS = (b"/api", b"/metrics", b"/healthz", b"/readyz")
 

@@ -1,10 +1,6 @@
-"""The life of one call, from its address to its record. Read `Call` from top to bottom.
+"""The data plane: every request that a client has sent comes here and becomes a call, or is answered at once.
 
-No coroutine runs per call: what arrives moves it on. `run` finds out where it goes and writes it upstream; `on_answer`
-and `on_data` pass on what comes back in the very read that brought it; `_complete` hands it to the recorder. A client
-that leaves (`on_client_gone`), an upstream that cannot be reached, stays silent or breaks off (`on_unreachable`,
-`check`, `on_broken`) each end the call once, with one span. A bug in any of these is logged and ends the call like a
-broken upstream; no client waits for an answer that cannot come.
+The control plane's are handed on, what is no request or may not pass is refused, the rest is a `gateway.call`.
 """
 
 from __future__ import annotations
@@ -19,21 +15,19 @@ from time import monotonic
 from gateway.address import AddressError, from_path
 from gateway.admission import Admission, Admitted
 from gateway.auth import Auth
+from gateway.call import Call, family, internal_fault
 from gateway.config import Config
 from gateway.control_plane import ControlPlane, is_control
 from gateway.dialects import find
-from gateway.errors import GatewayFault, Refusal, UpstreamFault
+from gateway.errors import Refusal
 from gateway.front import Front
-from gateway.heads import family_of, framed, refusal_body, refusal_head
+from gateway.heads import refusal_body, refusal_head
 from gateway.implicit import Conversations
 from gateway.metrics import Metrics
-from gateway.record import Record
 from gateway.recorder import Recorder
 from gateway.redact import Redactor
-from gateway.relay import Relay
 from gateway.request import Request
-from gateway.rewrite import replace_model
-from gateway.upstream import Link, Pool
+from gateway.upstream import Pool
 
 _log = logging.getLogger("penstock.proxy")
 
@@ -85,7 +79,7 @@ class Proxy:
             self._refuse(front, request, refusal)
         except Exception:
             _log.exception("a request could not be looked at")
-            self._refuse(front, request, _internal())
+            self._refuse(front, request, internal_fault())
         else:
             if admitted.address.origin == "implicit":
                 front.session = admitted.address.rollout
@@ -109,7 +103,7 @@ class Proxy:
             for route in self.config.route:
                 if model is not None and route.matches(model):
                     return [self.pools[name] for name in route.upstream], route.alias
-        return [self._silent[_family(call.dialect.name, call.dialect.family, request)]], None
+        return [self._silent[family(call.dialect.name, call.dialect.family, request)]], None
 
     def sweep(self, now: float) -> None:
         """Once a tick: announces calls that have run for a while, ends those whose upstream is silent."""
@@ -125,268 +119,6 @@ class Proxy:
             self.metrics.connections(pool.name, "busy", pool.connections - pool.idle)
 
 
-class Call(Relay):
-    """One call. It is in `Proxy.running` from `run` until it is handed to the recorder."""
-
-    __slots__ = (
-        "_admitted",
-        "_announced",
-        "_candidates",
-        "_overhead",
-        "_proxy",
-        "_sent",
-        "_tail",
-        "_waits_since",
-        "record",
-    )
-
-    def __init__(self, proxy: Proxy, front: Front, request: Request, admitted: Admitted) -> None:
-        super().__init__(front, request)
-        self.record = Record(admitted, request, proxy.redactor, proxy.config.limits.recorded_bytes)
-        self._proxy = proxy
-        self._admitted = admitted
-        self._candidates: list[Pool] = []
-        self._sent: tuple[bytes, bytes] = (b"", b"")
-        self._announced = False
-        self._tail = b""
-        """The end of the answer, while it waits for the tape."""
-        self._waits_since = 0.0
-        self._overhead = 0.0
-        """Seconds that the gateway itself has taken."""
-
-    def run(self, began: float) -> None:
-        """Begins it, and ends it if that fails. `began`: when its request was whole."""
-        self._proxy.running[self] = None
-        self._proxy.metrics.inflight_calls += 1
-        try:
-            self._begin()
-            self._overhead = monotonic() - began
-        except Refusal as refusal:
-            self._fail(refusal)
-        except Exception:
-            _log.exception("a call of %s could not be begun", self._admitted.address.rollout)
-            self._fail(_internal())
-
-    # 1. Where does it go, and must something change? ----------------------------------------------------------------
-
-    def _begin(self) -> None:
-        proxy, call = self._proxy, self._admitted
-        failing = proxy.recorder.failing
-        if failing is not None and self._refuses_gaps():
-            mode = call.address.mode
-            message = f"this call cannot be recorded, and mode {mode!r} refuses calls that are not: {failing}"
-            raise GatewayFault(503, "tape", message)
-        self._candidates, alias = proxy.route(call, self.request)
-        if alias is not None:
-            self.record.body = replace_model(call.body, alias)
-        self._forward()
-
-    def _refuses_gaps(self) -> bool:
-        return self._proxy.config.tape.on_record_failure.get(self._admitted.address.mode, "pass") == "refuse"
-
-    # 2. Forward -----------------------------------------------------------------------------------------------------
-
-    def _forward(self) -> None:
-        """To the next upstream that may serve it."""
-        record = self.record
-        record.pool = pool = self._candidates.pop(0)
-        length = None if record.body is self._admitted.body else len(record.body)
-        head, record.sent = pool.heads.compose(self.request, pool.target(self._admitted.path).encode("latin-1"), length)
-        self._sent = head, framed(self.request, record.body)
-        link = pool.take()
-        if link is not None:
-            self.on_connected(link)
-        else:
-            self.connecting = pool.connect(self)
-
-    def on_connected(self, link: Link) -> None:
-        """A connection is there: write the request."""
-        self.send(link, *self._sent)
-
-    def on_unreachable(self, reason: str, detail: str) -> None:
-        """No connection came about: the next upstream, or a clear answer."""
-        self.connecting = None
-        if self._candidates:
-            self._try_next()
-        else:
-            status = 504 if reason == "connect_timeout" else 502
-            self._fail(UpstreamFault(status, reason, f"{self._where()} could not be reached: {detail}"))
-
-    def _try_next(self) -> None:
-        self._proxy.metrics.upstream_retries += 1
-        self._forward()
-
-    def _where(self) -> str:
-        pool = self.record.pool
-        return "the upstream" if pool is None else f"upstream {pool.name!r} ({pool.origin})"
-
-    # 3. Stream back as it arrives -----------------------------------------------------------------------------------
-
-    def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
-        """Passes on the head with what came in the same read."""
-        record = self.record
-        record.http_status = link.status
-        record.response_headers = link.headers[: link.head_fields]
-        record.stream, record.encoding = link.events, link.encoding
-        self._pass_on(link, self.begin_answer(link, head, raw))
-
-    def on_data(self, link: Link, raw: bytes) -> None:
-        """Passes on a read."""
-        self._pass_on(link, self.continue_answer(link, raw))
-
-    def _pass_on(self, link: Link, out: bytes) -> None:
-        self.touched = now = monotonic()
-        if link.pieces:
-            self.record.arrived(link.pieces, now)
-            link.pieces = []
-        if link.done:
-            self._complete(link, out)
-        elif out:
-            self.front.transport.write(out)
-
-    # 4. Record ------------------------------------------------------------------------------------------------------
-
-    def _complete(self, link: Link, out: bytes) -> None:
-        """The answer is here as a whole."""
-        status = link.status
-        self.record.trailers = link.headers[link.head_fields :]
-        self.release_link()
-        self._end("ok" if status < 400 else "error", None if status < 400 else f"http_{status}")
-        self._write_last(out)
-
-    def _write_last(self, out: bytes) -> None:
-        """Writes the end of the answer; all but one byte of it while the span must, or the queue makes it, wait."""
-        recorder = self._proxy.recorder
-        if self._proxy.strict or recorder.full:
-            self._tail, self._waits_since = out[-1:], monotonic()
-            if len(out) > 1:
-                self.front.transport.write(out[:-1])
-            recorder.put(self.record, self._let_go)
-        else:
-            if out:
-                self.front.transport.write(out)
-            recorder.put(self.record)
-            self.end_answer()
-
-    def _let_go(self, kept: bool) -> None:
-        """The span is on disk, or lost: the last byte may go, unless the mode refuses unrecorded answers."""
-        self._proxy.metrics.recorder_wait_seconds += monotonic() - self._waits_since
-        if self.front.served is not self:
-            return
-        if not kept and self._refuses_gaps():
-            self.break_off()
-            return
-        if self._tail:
-            self.front.transport.write(self._tail)
-        self.end_answer()
-
-    def _end(self, status: str, error: str | None) -> None:
-        """The call is over; it is counted, and its record is complete."""
-        proxy, record, metrics = self._proxy, self.record, self._proxy.metrics
-        now = monotonic()
-        record.status, record.error = status, error
-        record.end_ns = proxy.epoch_ns + int(now * 1e9)
-        del proxy.running[self]
-        metrics.inflight_calls -= 1
-        metrics.request_bytes += len(record.body)
-        metrics.response_bytes += record.response_bytes
-        metrics.call_ended(self._admitted.dialect.name, status, now - self.request.started)
-        if record.first_byte_ns is not None:
-            metrics.first_byte_seconds.observe(record.first_byte_ns / 1e9)
-            metrics.overhead_seconds.observe(self._overhead + now - self.touched)
-        if self._admitted.address.origin == "implicit" and self.started:
-            # After what was written in this turn of the loop has gone out, before anything can answer it.
-            asyncio.get_running_loop().call_soon(self._remember)
-
-    def _remember(self) -> None:
-        self._proxy.admission.remember(self._admitted, self.record.response(), self.record.stream)
-
-    # Ends that are not completions ----------------------------------------------------------------------------------
-
-    def on_client_gone(self) -> None:
-        """Nobody waits any more: the upstream is told at once. A client that has had the last event has had it all."""
-        if self.record.status == "open":
-            self.cancel_link()
-            if self.record.stream and self._admitted.dialect.over(self.record.response()):
-                self._end("ok", None)
-            else:
-                self._end("cancelled", "client_gone")
-            self._proxy.recorder.put(self.record)
-
-    def on_broken(self, link: Link, reason: str) -> None:
-        """The upstream broke off. Before its answer began it is asked again; after that the client gets what came."""
-        self.link = None
-        if self.started:
-            if link.pieces:
-                self.record.arrived(link.pieces, monotonic())
-            self._cut_off("error", reason)
-        elif link.reused and not link.seen and self.record.pool is not None:
-            self._proxy.metrics.upstream_retries += 1
-            self.connecting = self.record.pool.connect(self)
-        elif self._candidates:
-            self._try_next()
-        else:
-            self._fail(UpstreamFault(502, reason, f"{self._where()} {_BROKEN[reason]}"))
-
-    def check(self, now: float, announce: float) -> None:
-        """Called every tick: must the call be announced, has the upstream been silent for too long?"""
-        if not self._announced and self.request.started <= announce:
-            self._announced = True
-            self._proxy.recorder.announce(self.record)
-        pool, link = self.record.pool, self.link
-        if pool is None or (self.connecting is not None and not self.connecting.done()):
-            return
-        if link is None or link.caller is not self:
-            self._give_up_on("internal", _internal())
-        elif not self.held and now - self.touched > pool.config.read_timeout:
-            message = f"{self._where()} sent nothing for {pool.config.read_timeout:g} s (upstream.read_timeout)"
-            self._give_up_on("timeout", UpstreamFault(504, "timeout", message))
-
-    def _give_up_on(self, reason: str, refusal: Refusal) -> None:
-        self.cancel_link()
-        if self.started:
-            self._cut_off("error", reason)
-        else:
-            self._fail(refusal)
-
-    def give_up(self) -> None:
-        """The gateway stops and cannot wait any longer."""
-        self.cancel_link()
-        self._cut_off("interrupted", "gateway_stopped")
-
-    def _cut_off(self, status: str, reason: str) -> None:
-        """Ends a call whose client has got a part of the answer, or nothing."""
-        self._end(status, reason)
-        self._proxy.recorder.put(self.record)
-        self.break_off()
-
-    def _fail(self, refusal: Refusal) -> None:
-        """Ends a call whose answer has not begun with one of our own, in the shape of its API."""
-        dialect = self._admitted.dialect
-        body = refusal_body(_family(dialect.name, dialect.family, self.request), refusal)
-        head = refusal_head(refusal, len(body), self.request.keep_alive)
-        body = b"" if self.head_only else body
-        self.record.answered(refusal.status, body)
-        self._end("error", refusal.kind)
-        self._write_last(head + body)
-
-
-_BROKEN = {
-    "upstream_closed": "closed the connection before it answered",
-    "upstream_protocol": "answered with something that is not HTTP/1.1",
-    "internal": "answered, and the gateway failed on it (its log says why)",
-}
-
-
-def _internal() -> Refusal:
-    return GatewayFault(500, "internal", "the gateway failed on this call; its log says why")
-
-
-def _family(dialect: str, family: str, request: Request) -> str:
-    """The API that a call speaks; of one to an unknown path its headers tell."""
-    return family_of(request.headers) if dialect in ("opaque", "models") else family
-
-
 def _spoken(request: Request) -> str:
     """The same, of a request that has not become a call."""
     path = request.target.decode("latin-1").partition("?")[0]
@@ -395,4 +127,4 @@ def _spoken(request: Request) -> str:
     except AddressError:
         path = path[path.find("/v1") :] if "/v1" in path else path
     dialect = find("POST", path)
-    return _family(dialect.name, dialect.family, request)
+    return family(dialect.name, dialect.family, request)

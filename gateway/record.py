@@ -13,11 +13,12 @@ from gateway.admission import Admitted
 from gateway.codec import Body
 from gateway.dialects.base import Facts
 from gateway.dialects.reading import decode_body
+from gateway.link import Headers
 from gateway.redact import Redactor
 from gateway.redact import url as redact_url
 from gateway.request import Request
 from gateway.store import Entry
-from gateway.upstream import Headers, Pool
+from gateway.upstream import Pool
 
 _log = logging.getLogger("penstock.recorder")
 _OVERHEAD = 1024

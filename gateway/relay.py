@@ -1,4 +1,4 @@
-"""The way of an answer from a link to a client: the base of calls (`gateway.proxy`) and of control requests
+"""The way of an answer from a link to a client: the base of calls (`gateway.call`) and of control requests
 (`gateway.control_plane`).
 
 A read is passed on in the callback that brought it, as it came. Only a client of HTTP/1.0 gets a chunked answer without
@@ -13,8 +13,8 @@ from time import monotonic
 
 from gateway.front import Front
 from gateway.heads import HOP, client_head
+from gateway.link import Link
 from gateway.request import Request
-from gateway.upstream import Link
 
 
 class Relay(ABC):

@@ -8,14 +8,15 @@ Headers = list[tuple[bytes, bytes, bytes]]
 """(lower-case name, name as sent, value), in order."""
 
 _CHUNKS = 65536
+_PIECES = 4096
 
 
 class Request:
     """Filled in by its connection; whole when it is served."""
 
     __slots__ = (
-        "_first",
-        "_rest",
+        "_gathered",
+        "_pieces",
         "chunked",
         "chunks",
         "headers",
@@ -55,18 +56,16 @@ class Request:
         """The same on the clock of the tape."""
         self.refusal: Refusal | None = None
         """Why it cannot be served, whatever it asks for."""
-        self._first = b""
-        self._rest: bytearray | None = None
+        self._pieces: list[bytes] = []
+        self._gathered = bytearray()
 
     def add(self, piece: bytes) -> None:
-        """Payload; the first piece is kept as it is, because it is mostly the only one."""
-        if not self.size:
-            self._first = piece
-        elif self._rest is None:
-            self._rest = bytearray(self._first + piece)
-        else:
-            self._rest += piece
+        """Payload. Pieces are joined when it is whole, or before there are too many small ones."""
         self.size += len(piece)
+        self._pieces.append(piece)
+        if len(self._pieces) == _PIECES:
+            self._gathered += b"".join(self._pieces)
+            self._pieces.clear()
 
     def end_chunk(self) -> None:
         """Notes where a chunk ended. Of an absurd number of chunks the boundaries are forgotten."""
@@ -74,7 +73,10 @@ class Request:
             self.chunks.append(self.size)
 
     def body(self) -> bytes:
-        """The payload without transfer framing."""
-        if self._rest is not None:
-            self._first, self._rest = bytes(self._rest), None
-        return self._first
+        """The payload without transfer framing. It is kept once, whoever asks how often."""
+        if self._gathered:
+            self._pieces = [bytes(self._gathered), *self._pieces]
+            self._gathered = bytearray()
+        if len(self._pieces) != 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0]

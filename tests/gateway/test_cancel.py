@@ -126,7 +126,7 @@ async def test_while_it_connects(rig: Rig, start_gateway: StartGateway) -> None:
 
 async def test_a_connection_that_comes_too_late_is_closed(rig: Rig) -> None:
     """Clients leave while the gateway connects: whatever it still gets is not kept, and the next call works."""
-    async with rig.upstream([request(), send(reply(200, b"{}"))]):
+    async with rig.upstream([step for _ in range(31) for step in (request(), send(reply(200, b"{}")))]):
         for _ in range(30):
             async with rig.client() as client:
                 client.send(rig.call())

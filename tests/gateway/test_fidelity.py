@@ -6,7 +6,7 @@ import gzip
 import json
 
 import pytest
-from fakes.odd import Step, close, half_close, request, send, wait
+from fakes.odd import Step, close, half_close, request, request_head, send, wait
 from fakes.raw import body_of, chunk, events_head, head, header_fields, post, reply
 from fakes.rig import CHAT, MESSAGES, Rig
 
@@ -325,8 +325,8 @@ async def test_an_offer_of_http_2_is_ignored(rig: Rig) -> None:
 async def test_an_early_answer_to_a_long_request_arrives(rig: Rig) -> None:
     """An upstream that refuses before it has read everything must not be reused."""
     refusal = reply(413, b'{"error":1}')
-    script = [send(refusal), half_close()]
+    script = [request_head(), send(refusal), half_close()]
     async with rig.upstream(script) as upstream, rig.client() as client:
-        client.send(post(rig.path(), b"x" * 1000))
+        client.send(post(rig.path(), BIG))
         assert await client.message() == refusal
         await (await upstream.connection(0)).gone()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 import pytest
-from fakes.odd import Step, request, send, wait
+from fakes.odd import Step, gone, request, send, wait
 from fakes.raw import Wire, chunk, events_head, post, reply
 from fakes.rig import CHAT, Rig
 
@@ -136,13 +136,17 @@ async def test_a_slow_client_of_pipelined_answers(rig: Rig) -> None:
     assert len(await rig.tape.spans(rig.rollout, 6)) == 6
 
 
-async def test_an_endless_pipeline_is_not_read_ahead(rig: Rig) -> None:
+async def test_an_endless_pipeline_is_refused_and_its_end_still_seen(rig: Rig) -> None:
     one = post(rig.path(), b"w" * 100_000)
-    async with rig.upstream([request(), wait("read")]) as upstream, rig.client() as client:
+    async with rig.upstream([request(), gone()]) as upstream, rig.client() as client:
+        before = rig.base.memory
         client.send(one * 400)
-        await upstream.connection(0)
-        assert await stuck(rig, client) > len(one) * 300
-        upstream.go("read")
+        connection = await upstream.connection(0)
+        assert await stuck(rig, client) == 0
+        assert rig.base.memory - before < 30 * MEGABYTE
+        client.close()
+        await connection.gone()
+    assert (await rig.span()).status == "cancelled"
 
 
 async def test_chunks_of_one_byte_do_not_multiply(rig: Rig) -> None:

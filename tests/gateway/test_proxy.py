@@ -17,9 +17,9 @@ from fakes.raw import Headers, body_of, chunk, connect, events_head, get, post, 
 from fakes.rig import CHAT, MESSAGES, Inside, Rig, inside
 
 from gateway.admission import Admission
+from gateway.call import Call
 from gateway.dialects.chat import Chat
 from gateway.model import RolloutSummary, Span
-from gateway.proxy import Call
 from gateway.record import Record
 from gateway.views import SpanPage
 

@@ -19,9 +19,10 @@ from fakes.raw import body_of, chunk, connect, events_head, head, post, reply
 from fakes.rig import CHAT, MESSAGES, Rig, inside
 from fakes.tape import Tape
 
+from gateway.call import Call
 from gateway.config import Upstream
-from gateway.proxy import Call
-from gateway.upstream import Connector, Link, Pool
+from gateway.link import Link
+from gateway.upstream import Connector, Pool
 
 StartGateway = Callable[..., Awaitable[Gateway]]
 EVENT = chunk(b"data: 1\n\n")
@@ -132,6 +133,17 @@ async def test_bytes_on_an_idle_connection_end_it(rig: Rig) -> None:
         await (await upstream.connection(0)).gone()
         client.send(rig.call())
         assert await client.message() == OK
+
+
+@pytest.mark.parametrize("script", [[send(b"x"), abort()], [abort()], [close()]])
+async def test_a_connection_that_ends_before_it_is_used_is_a_502(rig: Rig, script: Script) -> None:
+    async with rig.upstream(script):
+        for _ in range(20):
+            async with rig.client() as client:
+                client.send(rig.call())
+                error_of(await client.message(), 502)
+    spans = await rig.tape.spans(rig.rollout, 20)
+    assert {span.error for span in spans} <= {"upstream_closed", "upstream_protocol", "connect"}
 
 
 GARBAGE = {
