@@ -74,6 +74,7 @@ def sh(*command: str | Path, cwd: Path = BUILD) -> None:
 def install_litellm() -> None:
     """In a virtual environment of its own."""
     shutil.rmtree(BUILD / "litellm", ignore_errors=True)
+    BUILD.mkdir(exist_ok=True)
     sh(sys.executable, "-m", "venv", BUILD / "litellm")
     sh(BUILD / "litellm/bin/pip", "install", "--quiet", f"litellm[proxy]=={LITELLM}")
 

@@ -1,19 +1,18 @@
-"""What the tape costs: bytes on disk, CPU per call, time to read back. `python -m bench.store`, without a gateway.
+"""What the tape costs: bytes on disk, CPU per call, time to read back. `python -m bench.store`.
 
-*Bytes* are those of real agent trajectories (`../shared/data`, where it exists), replayed call by call as the agent
-must have made them and written one call to a commit, which is the normal case and the dearest; answers carry ids and
-headers as a provider's do. *Raw* is what crossed the wire: bodies and headers. *On disk* is the whole file, free pages
+*Bytes* are those of real agent trajectories (`../shared/data`, where it exists): replayed through a running gateway,
+and written straight into a tape, one call to a commit, which is the dearest; answers carry ids and headers as a
+provider's do. *Raw* is what crossed the wire: bodies and headers. *On disk* is the whole file, free pages
 included. *CPU* is process time; *spans a second* is wall time with an fsync for every batch.
 Figures are printed beside their targets and written to bench/out/store.json; a missed target is marked, not hidden.
 """
 
 from __future__ import annotations
 
-import gzip
+import asyncio
 import json
 import random
 import statistics
-import string
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,14 +21,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench import corpus
+from bench import corpus, replay, trajectories
+from bench.trajectories import Agent, response_id, wire_answer
 from gateway.codec import Body
 from gateway.model import Usage
 from gateway.store import Entry, Store
 
 HERE = Path(__file__).parent
 OUT = HERE / "out" / "store.json"
-DATA = HERE.parents[1] / "shared" / "data" / "tau-airline-gpt4o.jsonl.gz"
 URL = "https://api.openai.com/v1/chat/completions"
 BATCH = 128
 MILLION = 1_000_000
@@ -78,38 +77,17 @@ class Figure:
 # -- calls -----------------------------------------------------------------------------------------------------------
 
 
-def trajectories(path: Path) -> list[list[Entry]]:
-    """The calls that each agent must have made, in order."""
+def recorded(agents: list[Agent]) -> list[list[Entry]]:
+    """The calls of each agent as the recorder hands them over."""
     rng = random.Random(5)
-    with gzip.open(path) as lines:
-        rows = [json.loads(line) for line in lines]
-    return [[made for made in agent_calls(row, f"tau-{number}", rng)] for number, row in enumerate(rows)]
-
-
-def agent_calls(row: dict[str, Any], rollout: str, rng: random.Random) -> Iterator[Entry]:
-    """One call for every message of the assistant: everything before it was the request."""
-    messages = row["messages"]
-    for place, message in enumerate(messages):
-        if message["role"] == "assistant":
-            asked = {"messages": messages[:place], "model": "gpt-4o"}
-            request = json.dumps(asked, separators=(",", ":"), ensure_ascii=False).encode()
-            yield answered(rollout, request, message, rng)
+    return [[answered(f"tau-{number}", *call, rng) for call in agent] for number, agent in enumerate(agents)]
 
 
 def answered(rollout: str, request: bytes, message: Any, rng: random.Random) -> Entry:
     """A call and its answer, with the random ids that a provider gives out."""
-    name = "chatcmpl-" + "".join(rng.choices(string.ascii_letters + string.digits, k=29))
+    name = response_id(rng)
     usage = Usage(input_tokens=len(request) // 4, output_tokens=rng.randrange(20, 400), cached_tokens=0)
-    answer = {
-        "id": name,
-        "object": "chat.completion",
-        "created": START_NS // 10**9,
-        "model": "gpt-4o-2024-08-06",
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens},
-        "system_fingerprint": "fp_4691090a87",
-    }
-    response, took = json.dumps(answer).encode(), rng.randrange(300_000, 4_000_000)
+    response, took = wire_answer(request, message, name, rng), rng.randrange(300_000, 4_000_000)
     clock = rng.randrange(60), rng.randrange(60)
     headers = RESPONSE_HEADERS % (*clock, len(response), took // 1000, rng.randbytes(12).hex().encode())
     body = Body(URL, REQUEST_HEADERS % len(request), request, headers, response, b"", [took, len(response)])
@@ -167,6 +145,13 @@ def in_turn(agents: list[list[Entry]]) -> list[Entry]:
 
 
 # -- measurements ----------------------------------------------------------------------------------------------------
+
+
+def measure_replays(agents: list[Agent]) -> Iterator[Figure]:
+    """Through a gateway, at the paces of instant and of waiting answers."""
+    for name, seconds in (("at once", 0.0), ("after 0.1 s", 0.1), ("after 0.4 s", 0.4)):
+        raw, used = asyncio.run(replay.replay(agents, seconds))
+        yield Figure(f"trajectories through a gateway, answers {name}: of raw", 100 * used / raw, "%", at_most=5)
 
 
 def measure_bytes(agents: list[list[Entry]]) -> Iterator[Figure]:
@@ -295,8 +280,10 @@ def timed(page: Callable[[], int]) -> float:
 
 def figures() -> Iterator[Figure]:
     """All of them, as they are measured."""
-    if DATA.exists():
-        agents = trajectories(DATA)
+    if trajectories.DATA.exists():
+        made = trajectories.agents()
+        yield from measure_replays(made)
+        agents = recorded(made)
         yield from measure_bytes(agents)
         yield from measure_batches("trajectories", in_turn(agents))
     else:

@@ -33,8 +33,8 @@ _CHAIN = 8 << 20
 _NEAR = 16384
 _FAR = 32768
 _BLOCK = 16384
-_INLINE = 2000
-"""A little less than half a page of 4 KB: LMDB keeps such values in the leaves."""
+_INLINE = 700
+"""Five to a page of 4 KB: larger ones would leave more of it empty, and beyond half a page take pages of their own."""
 _FRAME = 3
 """What msgpack puts before a record."""
 _SEGMENT = 131072
@@ -45,7 +45,10 @@ _WHOLE = 1 << 53
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
 _alone = zstandard.ZstdCompressor(level=_LEVEL)
-_together = zstandard.ZstdCompressor(level=1)
+_some = zstandard.ZstdCompressor(level=6)
+_many = zstandard.ZstdCompressor(level=1)
+_MANY = 64
+"""Records from which the machine is busy enough to be worth more than the disk."""
 
 
 def encode(values: list[Any], defaults: list[Any]) -> bytes:
@@ -226,25 +229,26 @@ def common_suffix(a: bytes, b: bytes, most: int) -> int:
     return done
 
 
-def pack_segment(records: list[bytes]) -> bytes:
-    """The value of a `bodies` or `log` key: consecutive records."""
-    return _pack(records)
-
-
-def pack_small(records: list[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(place of its first record, segment) of segments that fit into the pages of the tree.
+def pack_small(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """(place of its first record, how many they are, segment) of segments that fit into the pages of the tree.
 
     A larger value takes pages of its own and leaves the rest of the last one empty: of a few KB that is much.
     """
-    return ((first, pack_segment(run)) for first, run in _runs(records, _INLINE))
+    return ((first, len(run), _pack(run)) for first, run in _runs(records, _INLINE))
 
 
-def pack_segments(records: list[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(place of its first record, segment) of segments that are each compressed as a whole.
+def pack_segments(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """(place of its first record, how many they are, segment) of segments that are each compressed as a whole.
 
     A read decompresses the whole segment: it is bounded.
     """
-    return ((first, _together.compress(_pack(run))) for first, run in _runs(records, _SEGMENT))
+    compressor = _some if len(records) < _MANY else _many
+    return ((first, len(run), compressor.compress(_pack(run))) for first, run in _runs(records, _SEGMENT))
+
+
+def pack_log(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """The same of the records of the log; many are one segment, which costs least."""
+    return iter([(0, len(records), _pack(records))]) if len(records) >= _MANY else pack_small(records)
 
 
 def _runs(records: list[bytes], most: int) -> Iterator[tuple[int, list[bytes]]]:
@@ -255,7 +259,8 @@ def _runs(records: list[bytes], most: int) -> Iterator[tuple[int, list[bytes]]]:
             yield first, records[first:at]
             first, size = at, 0
         size += len(record) + _FRAME
-    yield first, records[first:]
+    if records:
+        yield first, records[first:]
 
 
 def unpack_segment(segment: bytes) -> list[bytes]:

@@ -6,7 +6,7 @@ All of it is on the tape too and is read back when it is needed again, so it may
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway import codec
@@ -15,7 +15,8 @@ from gateway.codec import Base
 _KEYFRAMES = 64
 _SIGNATURE = 160
 _WORTH = 256
-_OVERHEAD = 1024
+_OVERHEAD = 3072
+"""A block of the index included."""
 
 
 @dataclass(slots=True)
@@ -31,6 +32,10 @@ class Live:
     newest: int = 0
     """Sequence of the call whose body is the base, or of the call that it repeated."""
     dirty: bool = False
+    block: int = -1
+    """Which block of the index `cursors` is; -1 before the first."""
+    cursors: bytearray = field(default_factory=bytearray)
+    """The block of the index that was written last, as it is stored."""
 
 
 class Memory:

@@ -21,7 +21,7 @@ from gateway.store.memory import Live, Memory
 from gateway.store.records import Entry, Style
 from gateway.store.view import BLOCK, View
 
-TOGETHER = 12
+TOGETHER = 32
 """Entries from which a batch is compressed together."""
 
 _STYLES = 4096
@@ -40,6 +40,7 @@ class _Batch:
     bodies: list[bytes] = field(default_factory=list[bytes])
     log: list[bytes] = field(default_factory=list[bytes])
     index: dict[bytes, bytearray] = field(default_factory=dict[bytes, bytearray])
+    """Blocks of the index that have changed, by key."""
     dirty: list[Live] = field(default_factory=list[Live])
 
     def append(self, record: bytes) -> int:
@@ -128,18 +129,16 @@ class Writer:
 
     def _flush(self, batch: _Batch) -> None:
         txn, dbs = batch.txn, self._dbs
-        if batch.bodies:
-            for at, segment in (codec.pack_small if batch.alone else codec.pack_segments)(batch.bodies):
-                txn.put(keys.number(self._body + 1 + at), segment, db=dbs["bodies"], append=True)
+        for first, _, segment in (codec.pack_small if batch.alone else codec.pack_segments)(batch.bodies):
+            txn.put(keys.number(self._body + 1 + first), segment, db=dbs["bodies"], append=True)
         for key, block in batch.index.items():
             txn.put(key, block, db=dbs["index"])
         for live in batch.dirty:
             live.dirty = False
             record = codec.encode(live.values, records.ATTEMPT_DEFAULTS)
             txn.put(live.key, record, db=dbs["attempts"])
-        if batch.log:
-            last = keys.number(batch.cursor + len(batch.log))
-            txn.put(last, codec.pack_segment(batch.log), db=dbs["log"], append=True)
+        for first, count, segment in codec.pack_log(batch.log):
+            txn.put(keys.number(batch.cursor + first + count), segment, db=dbs["log"], append=True)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -190,15 +189,22 @@ class Writer:
 
     def _index(self, batch: _Batch, live: Live, sequence: int, cursor: int) -> None:
         block, at = divmod(sequence - 1, BLOCK)
-        key = live.key + keys.u32(block)
-        cursors = batch.index.get(key)
-        if cursors is None:
-            cursors = batch.index[key] = bytearray(batch.view.get("index", key) or b"")
+        cursors = self._block(batch, live, block)
         cursors.extend(bytes(max(0, 8 * (at + 1) - len(cursors))))
         cursors[8 * at : 8 * at + 8] = keys.number(cursor)
         if not live.dirty:
             live.dirty = True
             batch.dirty.append(live)
+
+    def _block(self, batch: _Batch, live: Live, block: int) -> bytearray:
+        """A block of the attempt's index, about to change. The last one is remembered: a read costs more than all else
+        that is done to it, because LMDB lets go of the interpreter for every read."""
+        key = live.key + keys.u32(block)
+        if live.block != block:
+            live.block = block
+            live.cursors = batch.index.get(key) or bytearray(batch.view.get("index", key) or b"")
+        batch.index[key] = live.cursors
+        return live.cursors
 
     def _style(self, batch: _Batch, style: Style) -> int | Style:
         """Its number; itself on its first appearance, and when the table is full: some calls are like no other."""

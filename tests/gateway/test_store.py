@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 import lmdb
+import msgspec
 import pytest
 from fakes.entries import HEADERS, call, conversation, finish, running
 
@@ -463,10 +464,15 @@ DAMAGE = [
     ("bodies", keys.number(2), b"\xff\xff", r"attempts r1/a1: #2"),
     ("bodies", keys.number(2), b"\x28\xb5\x2f\xfd\xff", r"bodies 2"),
     ("bodies", keys.number(2), b"", r"bodies: 2 should follow, found 3"),
-    ("bodies", keys.number(2), codec.pack_segment([b"\x96\x63\0\0\0\xc2\xc4\0"]), r"body 2 leans on body 99"),
+    ("bodies", keys.number(2), msgspec.msgpack.encode([b"\x96\x63\0\0\0\xc2\xc4\0"]), r"body 2 leans on body 99"),
     ("log", keys.number(4), b"", r"log: 4 should follow, found 5"),
     ("log", keys.number(4), b"\xc1", r"log 4"),
-    ("log", keys.number(4), codec.pack_segment([b"s" + keys.head_key("r1", "a1", 2) + b"\xc0"]), r"attempts r1/a1: #2"),
+    (
+        "log",
+        keys.number(4),
+        msgspec.msgpack.encode([b"s" + keys.head_key("r1", "a1", 2) + b"\xc0"]),
+        r"attempts r1/a1: #2",
+    ),
     ("index", keys.index_key("r1", "a1", 0), b"", r"#1: it was given out but is not in the index"),
     ("index", keys.index_key("r1", "a1", 0), keys.number(3) * 3, r"change 3 is not the head of r1/a1#2"),
     ("attempts", keys.attempt_key("r1", "a1"), b"\xff", r"attempts r1/a1"),
