@@ -3,6 +3,7 @@
     async with Client("http://127.0.0.1:4747", key) as client:
         async for span in client.spans("my-rollout", filter="status:failed"): ...
         async for change in client.changes(since=cursor): ...
+        await client.enqueue([RolloutSpec(id="q1", input={"question": "..."})])
 
 Lists are async iterators that ask for the next page when it is needed. `changes` comes back after a lost connection,
 with growing pauses, and goes on after the last change that it gave: none is missed and none comes twice. Everything
@@ -12,68 +13,52 @@ that goes wrong is a `ClientError` in one line: the gateway's own words, or what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
-from typing import Self, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
 from urllib.parse import quote
 
-import aiohttp
-from pydantic import BaseModel, ValidationError
-from yarl import URL
+from pydantic import ValidationError
 
-from gateway.model import Attempt, Change, RolloutSummary, Span
-from gateway.views import (
-    AttemptList,
-    ChangePage,
-    ErrorAnswer,
-    RolloutPage,
-    SpanDetail,
-    SpanPage,
-    Stats,
-    Token,
-    TokenRequest,
+from gateway.connection import ClientError, Connection, brief
+from gateway.model import Attempt, Change, Judgement, Rollout, RolloutSummary, Span, Worker
+from gateway.views import AttemptList, ChangePage, RolloutPage, SpanDetail, SpanPage, Stats, Token, TokenRequest
+from gateway.work import (
+    ClaimAnswer,
+    ClaimRequest,
+    Empty,
+    EnqueueAnswer,
+    Enqueued,
+    EnqueueRequest,
+    Event,
+    EventsAnswer,
+    EventsRequest,
+    FeedbackAnswer,
+    FeedbackRequest,
+    FinishAnswer,
+    FinishRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    QueueRequest,
+    QueueState,
+    QueueStatus,
+    RewardAnswer,
+    RolloutSpec,
+    WorkerList,
 )
 
-M = TypeVar("M", bound=BaseModel)
+__all__ = ["Client", "ClientError"]
+
 P = TypeVar("P", RolloutPage, SpanPage)
-Params = Mapping[str, str | int | None]
 
 PAGE = 1000
-TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
-"""The feed says something every 15 s, so that a minute of silence is a lost connection."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
-class ClientError(Exception):
-    """The gateway refused, or could not be reached. `status` is None in the second case."""
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-
-    @property
-    def passing(self) -> bool:
-        """True when the same request may succeed later."""
-        return self.status is None or self.status >= 500
-
-
-class Client:
+class Client(Connection):
     """A connection to a gateway's control API."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
-        if URL(url).scheme not in ("http", "https"):
-            raise ClientError(f"{url!r} is not the URL of a gateway: it must start with http:// or https://")
-        self.url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=TIMEOUT, headers=self._headers)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+    # Reading ----------------------------------------------------------------------------------------------------------
 
     async def rollouts(self, filter: str = "", limit: int | None = None) -> AsyncIterator[RolloutSummary]:
         """Rollouts, newest first; all of them or up to `limit`."""
@@ -97,35 +82,35 @@ class Client:
 
     async def rollout(self, rollout: str) -> RolloutSummary:
         """One rollout."""
-        return await self._get(_path(rollout), RolloutSummary)
+        return await self.get(_path(rollout), RolloutSummary)
 
     async def attempts(self, rollout: str) -> list[Attempt]:
         """The attempts of a rollout, oldest first."""
-        return (await self._get(f"{_path(rollout)}/attempts", AttemptList)).attempts
+        return (await self.get(f"{_path(rollout)}/attempts", AttemptList)).attempts
 
     async def span(self, rollout: str, attempt: str, sequence: int) -> SpanDetail:
         """A whole span."""
-        return await self._get(_path(rollout, attempt, sequence), SpanDetail)
+        return await self.get(_path(rollout, attempt, sequence), SpanDetail)
 
     async def request_body(self, rollout: str, attempt: str, sequence: int) -> bytes:
         """The exact bytes of a call's request body."""
-        return await self._read("GET", f"{_path(rollout, attempt, sequence)}/request")
+        return await self.read("GET", f"{_path(rollout, attempt, sequence)}/request")
 
     async def response_body(self, rollout: str, attempt: str, sequence: int) -> bytes:
         """The exact bytes of a call's response body."""
-        return await self._read("GET", f"{_path(rollout, attempt, sequence)}/response")
+        return await self.read("GET", f"{_path(rollout, attempt, sequence)}/response")
 
     async def stats(self, spans: int | None = None) -> Stats:
         """Figures, with sums over the newest `spans`."""
-        return await self._get("/api/stats", Stats, {"spans": spans})
+        return await self.get("/api/stats", Stats, {"spans": spans})
 
     async def token(self, rollout: str, expires_s: int | None = None) -> Token:
         """An agent token for one rollout."""
         try:
             asked = TokenRequest(rollout=rollout, expires_s=expires_s)
         except ValidationError as e:
-            raise ClientError(_brief(e)) from None
-        return Token.model_validate_json(await self._read("POST", "/api/tokens", body=asked.model_dump_json()))
+            raise ClientError(brief(e)) from None
+        return Token.model_validate_json(await self.read("POST", "/api/tokens", body=asked.model_dump_json()))
 
     async def changes(self, since: int = 0) -> AsyncGenerator[Change]:
         """Every change after the cursor `since`, for ever. Raises only when the gateway refuses."""
@@ -144,11 +129,11 @@ class Client:
 
     async def change_page(self, since: int = 0, limit: int | None = None) -> ChangePage:
         """What changed after `since`, without waiting for more."""
-        return await self._get("/api/changes", ChangePage, {"since": since, "limit": limit, "follow": "false"})
+        return await self.get("/api/changes", ChangePage, {"since": since, "limit": limit, "follow": "false"})
 
     async def _stream(self, since: int) -> AsyncGenerator[Change]:
         """Changes until the connection ends. An event that was cut off is not given."""
-        async with self._asked("GET", "/api/changes", {"since": since}) as response:
+        async with self.asked("GET", "/api/changes", {"since": since}) as response:
             waiting = bytearray()
             async for piece in response.content.iter_any():
                 waiting += piece
@@ -161,39 +146,63 @@ class Client:
         cursor, left = None, limit
         while left is None or left > 0:
             params = {"filter": filter or None, "limit": min(left or PAGE, PAGE), "cursor": cursor}
-            page = await self._get(path, model, params)
+            page = await self.get(path, model, params)
             yield page
             left, cursor = None if left is None else left - _rows(page), page.next
             if cursor is None:
                 return
 
-    async def _get(self, path: str, model: type[M], params: Params | None = None) -> M:
-        data = await self._read("GET", path, params)
-        try:
-            return model.model_validate_json(data)
-        except ValidationError as e:
-            raise ClientError(f"{self.url}{path} did not answer as a Penstock gateway does: {_brief(e)}") from None
+    # Work -------------------------------------------------------------------------------------------------------------
 
-    async def _read(self, method: str, path: str, params: Params | None = None, body: str | None = None) -> bytes:
-        async with self._asked(method, path, params, body) as response:
-            return await response.read()
+    async def enqueue(self, rollouts: Sequence[RolloutSpec]) -> list[Enqueued]:
+        """Queue tasks, all of them or none; at most `work.MOST_ROLLOUTS` in one call."""
+        asked = EnqueueRequest(rollouts=list(rollouts))
+        return (await self.post("/api/rollouts", EnqueueAnswer, asked)).rollouts
 
-    @asynccontextmanager
-    async def _asked(
-        self, method: str, path: str, params: Params | None = None, body: str | None = None
-    ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """A good response; whatever else happens, also while it is read, is a ClientError."""
-        if self._session is None:
-            raise RuntimeError("use `async with Client(...)`")
-        url = URL(self.url + path, encoded=True).with_query({k: v for k, v in (params or {}).items() if v is not None})
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        try:
-            async with self._session.request(method, url, data=body, headers=headers) as response:
-                if response.status >= 400:
-                    raise await _refusal(response)
-                yield response
-        except (aiohttp.ClientError, TimeoutError) as e:
-            raise ClientError(f"cannot reach the gateway at {self.url}: {_reason(e)}") from e
+    async def claim(self, asked: ClaimRequest) -> ClaimAnswer:
+        """Take work, waiting for it as long as `asked.wait_s` says."""
+        return await self.post("/api/claims", ClaimAnswer, asked)
+
+    async def heartbeat(self, worker: str, asked: HeartbeatRequest) -> HeartbeatAnswer:
+        """Keep what a worker has claimed."""
+        return await self.post(f"/api/workers/{quote(worker, safe='')}/heartbeat", HeartbeatAnswer, asked)
+
+    async def finish(self, rollout: str, attempt: str, asked: FinishRequest) -> FinishAnswer:
+        """End an attempt; when this returns every earlier call of it is durable."""
+        return await self.post(f"{_path(rollout, attempt)}/finish", FinishAnswer, asked)
+
+    async def cancel(self, rollout: str) -> Rollout:
+        """Stop a rollout, whether it waits or runs."""
+        return await self.post(f"{_path(rollout)}/cancel", Rollout, Empty())
+
+    async def requeue(self, rollout: str) -> Rollout:
+        """Queue a rollout again that has ended."""
+        return await self.post(f"{_path(rollout)}/requeue", Rollout, Empty())
+
+    async def reward(self, rollout: str, attempt: str, judgement: Judgement) -> RewardAnswer:
+        """Say how well an attempt went."""
+        return await self.post(f"{_path(rollout, attempt)}/rewards", RewardAnswer, judgement)
+
+    async def feedback(self, asked: FeedbackRequest) -> FeedbackAnswer:
+        """Say how good a response was, by the provider's id of it."""
+        return await self.post("/api/feedback", FeedbackAnswer, asked)
+
+    async def events(self, rollout: str, attempt: str, events: Sequence[Event]) -> list[int]:
+        """Add events to an attempt; their sequences."""
+        asked = EventsRequest(events=list(events))
+        return (await self.post(f"{_path(rollout, attempt)}/events", EventsAnswer, asked)).sequences
+
+    async def queue(self) -> QueueStatus:
+        """How much work there is."""
+        return await self.get("/api/queue", QueueStatus)
+
+    async def set_queue(self, state: QueueState) -> QueueStatus:
+        """Open, pause or drain the queue."""
+        return await self.post("/api/queue", QueueStatus, QueueRequest(state=state))
+
+    async def workers(self) -> list[Worker]:
+        """Those who were heard of lately, by name."""
+        return (await self.get("/api/workers", WorkerList)).workers
 
 
 def _rows(page: RolloutPage | SpanPage) -> int:
@@ -209,23 +218,3 @@ def _path(rollout: str, attempt: str | None = None, sequence: int | None = None)
 def _data(event: bytes | bytearray) -> bytes:
     """The data of an event; empty for comments."""
     return b"\n".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: "))
-
-
-async def _refusal(response: aiohttp.ClientResponse) -> ClientError:
-    text = await response.text(errors="replace")
-    try:
-        message = ErrorAnswer.model_validate_json(text).error.message
-    except ValidationError:
-        message = f"{response.url} answered {response.status}: {' '.join(text.split())[:200]}"
-    return ClientError(message, response.status)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return "nothing answers there; is `penstock serve` running?"
-    return str(error) or type(error).__name__
-
-
-def _brief(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}"

@@ -12,9 +12,9 @@ How heads are laid out on the tape is `gateway.store.records`, which a test hold
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 ID_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
@@ -31,27 +31,47 @@ class Noun(BaseModel):
 
 
 class RolloutStatus(StrEnum):
-    """Where a rollout stands; DESIGN §3 has the legal moves."""
+    """Where a rollout stands; `gateway.lifecycle` has the legal moves."""
 
     QUEUING = "queuing"
+    """Waits for its first attempt."""
     PREPARING = "preparing"
+    """A worker has claimed it; nothing has been heard of the agent yet."""
     RUNNING = "running"
+    """Its agent is at work."""
     SUCCEEDED = "succeeded"
+    """An attempt succeeded."""
     FAILED = "failed"
+    """Its last attempt did not succeed."""
     CANCELLED = "cancelled"
+    """Somebody did not want it any more."""
     REQUEUING = "requeuing"
+    """Waits for another attempt."""
 
 
 class AttemptStatus(StrEnum):
     """Where one try at a rollout stands."""
 
     PREPARING = "preparing"
+    """Claimed; nothing has been heard of the agent yet."""
     RUNNING = "running"
+    """The agent is at work."""
     SUCCEEDED = "succeeded"
+    """The agent ended well."""
     FAILED = "failed"
+    """The agent ended badly."""
     TIMEOUT = "timeout"
+    """It took longer than `config.timeout_s`."""
     UNRESPONSIVE = "unresponsive"
+    """Its worker's lease ran out, or nothing was heard of it for `config.unresponsive_s`."""
     CANCELLED = "cancelled"
+    """Its rollout was cancelled."""
+
+
+Retry = Literal["failed", "timeout", "unresponsive"]
+"""Ends of an attempt after which another may be made."""
+RewardSource = Literal["runner", "judge", "user", "agent"]
+"""Who says how well it went."""
 
 
 class SpanStatus(StrEnum):
@@ -95,6 +115,8 @@ class Span(Noun):
     """Its place within the attempt, from 1, by start."""
     kind: Kind = "llm"
     """What happened."""
+    name: str | None = None
+    """Name of what is no call: `reward`, `stdout`, `stderr`, an OpenTelemetry span's own name ..."""
     status: SpanStatus = SpanStatus.OK
     """How it ended."""
     start_ns: int = 0
@@ -154,7 +176,7 @@ class Span(Noun):
     parent_id: str | None = None
     """Span id of the caller, from the client's traceparent."""
     attributes: dict[str, Any] | None = None
-    """What only some kinds have, by OpenTelemetry name."""
+    """What only some kinds have, by OpenTelemetry name; a reward is read by `Reward.of`."""
 
     @property
     def duration_ns(self) -> int | None:
@@ -181,6 +203,76 @@ class Totals(Noun):
     """Calls that were answered but could not be recorded (the tape failed)."""
 
 
+class RolloutConfig(Noun):
+    """How the attempts at a rollout are watched and repeated."""
+
+    timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Seconds from the claim after which an attempt ends as `timeout`; None is no limit."""
+    unresponsive_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Seconds without a call or another sign of the agent's own after which an attempt is `unresponsive`."""
+    max_attempts: int = Field(default=3, ge=1, le=1000)
+    """How many attempts may be made."""
+    retry_on: list[Retry] = ["unresponsive"]
+    """Ends of an attempt after which another one is made, while there are some left."""
+
+
+class Outcome(Noun):
+    """What is known of the end of an attempt."""
+
+    exit_code: int | None = None
+    """What the agent's process exited with."""
+    signal: str | None = None
+    """Name of the signal that ended it, such as `SIGKILL`."""
+    duration_ns: int | None = None
+    """How long the agent ran, as its runner measured it; ns."""
+    reason: str | None = Field(default=None, max_length=2000)
+    """Why it ended like this, for a person."""
+    output: Any = None
+    """What the agent returned: the last JSON line of its output, or the callable's result."""
+
+
+class Judgement(Noun):
+    """How well an attempt, or one call of it, went: what is said when a reward is given."""
+
+    value: float | None = Field(default=None, allow_inf_nan=False)
+    """The reward; None when only dimensions are given."""
+    dimensions: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict[str, float])
+    """Several named scores."""
+    source: RewardSource = "user"
+    """Who says so. What comes with an agent's own token is always `agent`."""
+    reason: str | None = Field(default=None, max_length=10_000)
+    """Why, for a person."""
+    span: int | None = Field(default=None, ge=1, lt=2**32)
+    """Sequence of the span that it judges; None for the whole attempt."""
+    key: str | None = Field(default=None, min_length=1, max_length=128)
+    """Makes it safe to send again: of one attempt's rewards with the same key only the first is kept."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.value is None and not self.dimensions:
+            raise ValueError("a reward needs a value or dimensions")
+        return self
+
+
+class Reward(Judgement):
+    """A judgement as it is kept: a span of kind `reward`."""
+
+    trusted: bool = True
+    """False for what an agent says of itself, unless `rewards.trust_agent` is set: not trained on."""
+    late: bool = False
+    """True when it came after the attempt had ended."""
+
+    def attributes(self) -> dict[str, Any]:
+        """As a span holds it."""
+        return {f"penstock.reward.{name}": value for name, value in self.model_dump(exclude_defaults=True).items()}
+
+    @classmethod
+    def of(cls, span: Span) -> Reward:
+        """The reward that a span of kind `reward` holds."""
+        found = (span.attributes or {}).items()
+        return cls(**{name.removeprefix("penstock.reward."): value for name, value in found})
+
+
 class Attempt(Noun):
     """One try at a rollout."""
 
@@ -193,13 +285,23 @@ class Attempt(Noun):
     status: AttemptStatus = AttemptStatus.RUNNING
     """Where it stands."""
     created_ns: int = 0
-    """When it was first seen."""
+    """When it was claimed, or first seen."""
     last_seen_ns: int = 0
     """When its newest span started."""
     spans: int = 0
     """The highest span sequence given out."""
     totals: Totals = Totals()
     """Sums over its spans."""
+    worker: str | None = None
+    """The worker that has claimed it; None when it did not come from the queue."""
+    lease_ns: int | None = None
+    """When its worker loses it unless it is heard of before; ns since the epoch."""
+    ended_ns: int | None = None
+    """When it ended; None while it has not."""
+    outcome: Outcome | None = None
+    """What is known of its end."""
+    reward: float | None = None
+    """Value of the newest trusted reward; late ones count."""
 
 
 class Rollout(Noun):
@@ -221,6 +323,16 @@ class Rollout(Noun):
     """The task it repeats, for group-relative advantage."""
     metadata: dict[str, Any] | None = None
     """Anything its maker wants to find again."""
+    priority: int = 0
+    """The highest is handed out first; within one priority the oldest."""
+    config: RolloutConfig = RolloutConfig()
+    """How its attempts are watched and repeated."""
+    tries: int = 0
+    """Attempts that the queue has handed out."""
+    attempt: str | None = None
+    """The attempt that the queue handed out last."""
+    ended_ns: int | None = None
+    """When it came into its final state; None while it has not."""
 
 
 class RolloutSummary(Rollout):
@@ -232,6 +344,38 @@ class RolloutSummary(Rollout):
     """Sums over its attempts."""
     last_seen_ns: int = 0
     """When its newest span started."""
+    reward: float | None = None
+    """The reward of its newest attempt that has one."""
+
+
+class Figures(Noun):
+    """What a worker's machine and agents use."""
+
+    cpu_percent: float | None = None
+    """CPU of its agents; 100 is one core."""
+    memory_bytes: int | None = None
+    """Resident memory of its agents."""
+    gpu_percent: float | None = None
+    """Busiest GPU of its machine."""
+    gpu_memory_bytes: int | None = None
+    """Memory in use on all its GPUs."""
+
+
+class Worker(Noun):
+    """Something that runs rollouts."""
+
+    id: Id
+    """Its name."""
+    first_seen_ns: int = 0
+    """When it was first heard of."""
+    last_seen_ns: int = 0
+    """When it was last heard of."""
+    figures: Figures = Figures()
+    """As of its last heartbeat."""
+    attempts: list[str] = Field(default_factory=list[str])
+    """What it is working on: ROLLOUT/ATTEMPT."""
+    finished: int = 0
+    """Attempts that it has finished."""
 
 
 class Part(Noun):

@@ -32,6 +32,7 @@ STYLE = (
     "choices",
     "agent",
     "truncated",
+    "name",
 )
 OWN = (
     "start_ns",
@@ -49,6 +50,7 @@ OWN = (
     "versions",
     "arm",
     "attributes",
+    "span_id",
 )
 ATTEMPT = codec.fields(Attempt, skip=("rollout", "id"))
 ATTEMPT_DEFAULTS = codec.defaults(Attempt, ATTEMPT)
@@ -102,6 +104,10 @@ class Entry:
     retry_of: int | None = None
     trace_id: str | None = None
     parent_id: str | None = None
+    kind: str = "llm"
+    name: str | None = None
+    attributes: dict[str, Any] | None = None
+    span_id: str | None = None
     body: Body | None = None
     retried: bool = False
     """The client says that it repeats an earlier call."""
@@ -111,7 +117,7 @@ class Entry:
     def style(self) -> tuple[Any, ...]:
         """The values of `STYLE`, in its order."""
         return (
-            "llm",
+            self.kind,
             self.status,
             self.dialect,
             self.method,
@@ -126,6 +132,7 @@ class Entry:
             self.choices,
             self.agent,
             self.truncated,
+            self.name,
         )
 
     def head(self, style: int | Style, body: int | None, usage: list[int | None] | None) -> bytes:
@@ -145,6 +152,10 @@ class Entry:
                 self.retry_of,
                 self.trace_id,
                 self.parent_id,
+                None,
+                None,
+                self.attributes,
+                self.span_id,
             ],
             _OWN_DEFAULTS,
         )
@@ -188,7 +199,7 @@ def span_from(key: bytes, head: bytes, style_of: Callable[[int], Style]) -> Span
         found["end_ns"] += found["start_ns"]
     found["status"] = SpanStatus(found["status"])
     trace = found["trace_id"] = found["trace_id"] or trace_id(rollout, attempt)
-    found["span_id"] = span_id(trace, rollout, attempt, sequence)
+    found["span_id"] = found["span_id"] or span_id(trace, rollout, attempt, sequence)
     return Span.model_construct(rollout=rollout, attempt=attempt, sequence=sequence, **found)
 
 
@@ -212,7 +223,9 @@ def new_attempt(sequence: int, created_ns: int) -> list[Any]:
 
 
 def count(sums: list[int], entry: Entry, usage: list[int | None] | None = None) -> None:
-    """Adds a finished call to the values of `TOTALS`, in its order."""
+    """Adds a finished call to the values of `TOTALS`, in its order; what is no call is not counted."""
+    if entry.kind != "llm":
+        return
     sums[0] += 1
     sums[1] += entry.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
     sums[2] += entry.status == SpanStatus.CANCELLED

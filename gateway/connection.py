@@ -1,0 +1,111 @@
+"""One connection to a gateway's control API: asking, reading, and turning whatever goes wrong into a `ClientError`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Self, TypeVar
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+from yarl import URL
+
+from gateway.views import ErrorAnswer
+
+M = TypeVar("M", bound=BaseModel)
+Params = Mapping[str, str | int | None]
+
+TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
+"""The feed says something every 15 s and no claim waits for longer than 60 s: more silence is a lost connection."""
+
+
+class ClientError(Exception):
+    """The gateway refused, or could not be reached. `status` is None in the second case."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def passing(self) -> bool:
+        """True when the same request may succeed later."""
+        return self.status is None or self.status >= 500
+
+
+class Connection:
+    """Asks a gateway. Use it as an asynchronous context manager."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        if URL(url).scheme not in ("http", "https"):
+            raise ClientError(f"{url!r} is not the URL of a gateway: it must start with http:// or https://")
+        self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        # As many connections as are asked for: every waiting claim holds one.
+        self._session = aiohttp.ClientSession(
+            timeout=TIMEOUT, headers=self._headers, connector=aiohttp.TCPConnector(limit=0)
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(self, path: str, model: type[M], params: Params | None = None) -> M:
+        """What a GET answers, as a model."""
+        return self._parsed(path, model, await self.read("GET", path, params))
+
+    async def post(self, path: str, model: type[M], body: BaseModel) -> M:
+        """What a POST answers, as a model. What the body does not set is not sent."""
+        return self._parsed(path, model, await self.read("POST", path, body=body.model_dump_json(exclude_unset=True)))
+
+    async def read(self, method: str, path: str, params: Params | None = None, body: str | None = None) -> bytes:
+        """The bytes of a good answer."""
+        async with self.asked(method, path, params, body) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def asked(
+        self, method: str, path: str, params: Params | None = None, body: str | None = None
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """A good response; whatever else happens, also while it is read, is a ClientError."""
+        if self._session is None:
+            raise RuntimeError("use `async with Client(...)`")
+        url = URL(self.url + path, encoded=True).with_query({k: v for k, v in (params or {}).items() if v is not None})
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        try:
+            async with self._session.request(method, url, data=body, headers=headers) as response:
+                if response.status >= 400:
+                    raise await _refusal(response)
+                yield response
+        except (aiohttp.ClientError, TimeoutError) as e:
+            raise ClientError(f"cannot reach the gateway at {self.url}: {_reason(e)}") from e
+
+    def _parsed(self, path: str, model: type[M], data: bytes) -> M:
+        try:
+            return model.model_validate_json(data)
+        except ValidationError as e:
+            raise ClientError(f"{self.url}{path} did not answer as a Penstock gateway does: {brief(e)}") from None
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> ClientError:
+    text = await response.text(errors="replace")
+    try:
+        message = ErrorAnswer.model_validate_json(text).error.message
+    except ValidationError:
+        message = f"{response.url} answered {response.status}: {' '.join(text.split())[:200]}"
+    return ClientError(message, response.status)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return "nothing answers there; is `penstock serve` running?"
+    return str(error) or type(error).__name__
+
+
+def brief(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}"
