@@ -34,6 +34,8 @@ class Admitted:
     body: bytes
     messages: list[bytes]
     """The conversation's fingerprint sources; only of implicit calls."""
+    token: bool = False
+    """Whether it came with the agent token of its rollout."""
 
 
 class Admission:
@@ -62,7 +64,7 @@ class Admission:
         elif token is not None and token != address.rollout:
             message = f"the agent token is for another rollout than {address.rollout!r}"
             raise ClientFault(403, "token", message, "authorization")
-        admitted.address = address
+        admitted.address, admitted.token = address, token is not None
         return admitted
 
     def _authorize(self, headers: Mapping[bytes, bytes]) -> str | None:

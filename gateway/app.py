@@ -14,6 +14,7 @@ import logging
 import resource
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -24,6 +25,7 @@ from aiohttp import web
 from gateway import control
 from gateway.auth import Auth
 from gateway.config import Config, ConfigError, load
+from gateway.dispatcher import Desk
 from gateway.feed import Feed
 from gateway.front import Front
 from gateway.metrics import Metrics
@@ -72,7 +74,10 @@ class Gateway:
         self.auth = Auth(admin_key, self.store.secret())
         self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed)
         self.state = State(self.metrics, self.recorder)
-        application = control.make_control(self.store, self.feed, self.auth, self.metrics, self.state)
+        # Times are counted from here, so that they never run backwards while the process lives.
+        self._epoch_ns = time.time_ns() - time.monotonic_ns()
+        self.desk = Desk(self.recorder, self.metrics, self._now_ns, config.rewards.trust_agent)
+        application = control.make_control(self.store, self.desk, self.feed, self.auth, self.metrics, self.state)
         self._runner = web.AppRunner(
             application, handler_cancellation=True, access_log=None, shutdown_timeout=_CONTROL_SECONDS
         )
@@ -80,14 +85,21 @@ class Gateway:
         self._ticker: asyncio.TimerHandle
         self._drained = asyncio.Event()
 
+    def _now_ns(self) -> int:
+        """The clock of the tape."""
+        return self._epoch_ns + time.monotonic_ns()
+
     async def start(self) -> tuple[str, int]:
         """Listens; returns host and port."""
         loop = asyncio.get_running_loop()
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
-        self.proxy = proxy = Proxy(self.config, self.pools, self.auth, self.recorder, self.metrics, server)
+        self.proxy = proxy = Proxy(
+            self.config, self.pools, self.auth, self.recorder, self.metrics, server, self._epoch_ns
+        )
         self.recorder.start()
+        await self.desk.start()
         self._server = await loop.create_server(
             lambda: Front(proxy), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
         )
@@ -121,6 +133,7 @@ class Gateway:
         await self._wait_for_calls(hurry or asyncio.Event())
         for call in list(self.proxy.running):
             call.give_up()
+        await self.desk.stop()
         # Answers that wait for the tape are let go by this.
         await self.recorder.close()
         self._ticker.cancel()

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -31,6 +31,15 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+def _http_url(value: str, keys: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{value!r} is not an http:// or https:// URL")
+    if parts.username or parts.query or parts.fragment:
+        raise ValueError(f"it may hold no user info, query or fragment; keys belong into {keys}")
+    return value.rstrip("/")
 
 
 class Upstream(Section):
@@ -54,12 +63,7 @@ class Upstream(Section):
     @field_validator("base_url")
     @classmethod
     def _is_http(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{value!r} is not an http:// or https:// URL")
-        if parts.username or parts.query or parts.fragment:
-            raise ValueError("it may hold no user info, query or fragment; keys belong into key_env")
-        return value.rstrip("/")
+        return _http_url(value, "key_env")
 
     def key(self) -> str | None:
         """The API key from the environment; raises `ConfigError` when it is named and missing."""
@@ -153,6 +157,55 @@ class Tape(Section):
         return default | value if isinstance(value, dict) else value
 
 
+class Rewards(Section):
+    """`[rewards]`: whose judgement counts."""
+
+    trust_agent: bool = False
+    """Whether rewards that agents give themselves, with their own tokens, are trained on."""
+
+
+class Otlp(Section):
+    """`[otlp]`: OpenTelemetry, in at `/v1/traces` and out to a collector."""
+
+    request_bytes: int = Field(default=64 << 20, ge=1024)
+    """Largest request to `/v1/traces`, without its compression; a larger one is refused with 413."""
+    endpoint: str | None = None
+    """Where every finished span is sent, as `OTEL_EXPORTER_OTLP_ENDPOINT` names it: `/v1/traces` is added."""
+    headers_env: str | None = None
+    """Environment variable with headers to send along, such as keys: `name=value,name=value`, percent-encoded."""
+    protocol: Literal["http/protobuf"] = "http/protobuf"
+    """How it is sent."""
+    batch: int = Field(default=512, ge=1, le=10_000)
+    """Spans sent in one request, at most."""
+    timeout: float = Field(default=10.0, gt=0)
+    """Seconds after which a request that was not answered is sent again."""
+    capture_content: bool = False
+    """Whether spans carry what was said: messages, system instructions, tool definitions, lines of output."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_http(cls, value: str | None) -> str | None:
+        return None if value is None else _http_url(value, "headers_env")
+
+    def traces_url(self) -> str | None:
+        """Where traces are sent; None when they are not."""
+        if self.endpoint is None or self.endpoint.endswith("/v1/traces"):
+            return self.endpoint
+        return f"{self.endpoint}/v1/traces"
+
+    def headers(self) -> dict[str, str]:
+        """The headers from the environment; raises `ConfigError` when they are named and missing or malformed."""
+        if self.headers_env is None:
+            return {}
+        value = os.environ.get(self.headers_env)
+        if not value:
+            raise ConfigError(f"otlp: headers_env names {self.headers_env}, which is not set in the environment")
+        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+        if not all(name.strip() and equals for name, equals, _ in pairs):
+            raise ConfigError(f"otlp: {self.headers_env} must hold name=value,name=value")
+        return {name.strip(): unquote(content.strip()) for name, _, content in pairs}
+
+
 class Config(Section):
     """The whole file; everything has a default."""
 
@@ -165,6 +218,8 @@ class Config(Section):
     auth: Auth = Auth()
     limits: Limits = Limits()
     tape: Tape = Tape()
+    rewards: Rewards = Rewards()
+    otlp: Otlp = Otlp()
     upstream: list[Upstream] = []
     route: list[Route] = []
 

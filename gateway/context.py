@@ -9,6 +9,7 @@ from typing import Protocol
 from aiohttp import web
 
 from gateway.auth import Auth
+from gateway.dispatcher import Desk
 from gateway.metrics import Metrics
 from gateway.pages import Tape
 
@@ -33,10 +34,21 @@ class State(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose request an agent's is, as the data plane has found it."""
+
+    rollout: str
+    attempt: str
+    agent_token: bool
+    """True when it came with a token of the rollout's own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Control:
     """What handlers work with."""
 
     tape: Tape
+    desk: Desk
     feed: Feed
     auth: Auth
     metrics: Metrics
@@ -46,3 +58,5 @@ class Control:
 
 
 CONTROL = web.AppKey("control", Control)
+SCOPE = web.RequestKey("scope", Scope)
+"""Set on requests that came through the data plane below an address."""

@@ -1,25 +1,29 @@
-"""The control API: what tools and people read of the tape, and the tokens they hand to agents.
+"""The control API: what tools and people read of the tape, the queue, and the tokens they hand to agents.
 
 `ROUTES` is the API: handlers are registered from it and `gateway.openapi` describes it, so that no endpoint can be
 served undescribed. Handlers are thin: they check parameters (`gateway.guard`), read the tape page by page off the event
-loop (`gateway.reads`, `gateway.pages`) or follow the change feed (`gateway.followers`); answers are `gateway.views`.
+loop (`gateway.reads`, `gateway.pages`), change it (`gateway.writes`) or follow the change feed (`gateway.followers`);
+answers are `gateway.views` and `gateway.work`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import cache
 from importlib.metadata import version
+from typing import get_args
 
 from aiohttp import web
 from pydantic import Field
 
-from gateway import apidocs, followers, guard, metrics, openapi, reads, stats
+from gateway import apidocs, followers, guard, metrics, openapi, reads, stats, writes
 from gateway.auth import Auth
 from gateway.context import CONTROL, Control, Feed, State
+from gateway.dispatcher import Desk
 from gateway.guard import ApiError, answer, body_of, query_of
 from gateway.metrics import Metrics
-from gateway.model import Noun, RolloutSummary
+from gateway.model import Judgement, Mode, Noun, Rollout, RolloutSummary
 from gateway.openapi import EVENTS, HTML, OCTETS, TEXT, Route
 from gateway.pages import Tape
 from gateway.views import (
@@ -32,6 +36,25 @@ from gateway.views import (
     Stats,
     Token,
     TokenRequest,
+)
+from gateway.work import (
+    ClaimAnswer,
+    ClaimRequest,
+    Empty,
+    EnqueueAnswer,
+    EnqueueRequest,
+    EventsAnswer,
+    EventsRequest,
+    FeedbackAnswer,
+    FeedbackRequest,
+    FinishAnswer,
+    FinishRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    QueueRequest,
+    QueueStatus,
+    RewardAnswer,
+    WorkerList,
 )
 
 __all__ = ["ROUTES", "Feed", "State", "Tape", "make_control"]
@@ -86,8 +109,18 @@ async def get_ready(request: web.Request) -> web.Response:
 async def get_metrics(request: web.Request) -> web.Response:
     """Figures for Prometheus."""
     control = request.app[CONTROL]
-    control.metrics.tape_bytes = control.tape.figures()["used_bytes"]
+    await asyncio.to_thread(_look_at_tape, control)
     return web.Response(body=metrics.render(control.metrics), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+def _look_at_tape(control: Control) -> None:
+    """Sets what is counted when it is asked for."""
+    figures, queue, now = control.metrics, control.tape.queue(), time.time_ns()
+    figures.tape_bytes = control.tape.figures()["used_bytes"]
+    figures.queue_rollouts = {(mode,): queue.waiting.get(mode, 0) for mode in get_args(Mode)}
+    figures.queue_oldest_seconds = 0.0 if queue.oldest_ns is None else max(0.0, (now - queue.oldest_ns) / 1e9)
+    figures.queue_claimed = queue.claimed
+    figures.workers = sum(worker.last_seen_ns >= now - writes.SHOWN_NS for worker in control.tape.workers())
 
 
 @cache
@@ -100,7 +133,8 @@ def _docs_page() -> str:
     return apidocs.page(ROUTES, version("penstock"))
 
 
-_SPAN = "/api/rollouts/{rid}/attempts/{aid}/spans/{sequence}"
+_ATTEMPT = "/api/rollouts/{rid}/attempts/{aid}"
+_SPAN = f"{_ATTEMPT}/spans/{{sequence}}"
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/rollouts", "rollouts", "List rollouts", RolloutPage, reads.get_rollouts, query=reads.PageQuery),
@@ -125,6 +159,47 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/api/changes", "changes", "Follow what changes",
         EVENTS, followers.get_changes, query=followers.ChangesQuery, also=ChangePage,
     ),
+    Route(
+        "POST", "/api/rollouts", "enqueue", "Queue tasks",
+        EnqueueAnswer, writes.post_rollouts, body=EnqueueRequest, errors=(409, 415),
+    ),
+    Route(
+        "POST", "/api/rollouts/{rid}/cancel", "cancel", "Cancel a rollout",
+        Rollout, writes.post_cancel, body=Empty, errors=(409, 415),
+    ),
+    Route(
+        "POST", "/api/rollouts/{rid}/requeue", "requeue", "Queue a rollout again",
+        Rollout, writes.post_requeue, body=Empty, errors=(409, 415),
+    ),
+    Route(
+        "POST", "/api/claims", "claim", "Take work", ClaimAnswer, writes.post_claims, body=ClaimRequest, errors=(415,)
+    ),
+    Route(
+        "POST", "/api/workers/{wid}/heartbeat", "heartbeat", "Keep what was claimed",
+        HeartbeatAnswer, writes.post_heartbeat, body=HeartbeatRequest, errors=(415,),
+    ),
+    Route(
+        "POST", f"{_ATTEMPT}/finish", "finish", "End an attempt",
+        FinishAnswer, writes.post_finish, body=FinishRequest, errors=(409, 415),
+    ),
+    Route(
+        "POST", f"{_ATTEMPT}/rewards", "reward", "Reward an attempt",
+        RewardAnswer, writes.post_reward, body=Judgement, errors=(415,),
+    ),
+    Route(
+        "POST", f"{_ATTEMPT}/events", "events", "Add events to an attempt",
+        EventsAnswer, writes.post_events, body=EventsRequest, errors=(415,),
+    ),
+    Route(
+        "POST", "/api/feedback", "feedback", "Reward a response",
+        FeedbackAnswer, writes.post_feedback, body=FeedbackRequest, errors=(404, 415),
+    ),
+    Route("GET", "/api/queue", "queue", "How much work there is", QueueStatus, writes.get_queue),
+    Route(
+        "POST", "/api/queue", "set_queue", "Open, pause or drain the queue",
+        QueueStatus, writes.post_queue, body=QueueRequest, errors=(415,),
+    ),
+    Route("GET", "/api/workers", "workers", "Who works", WorkerList, writes.get_workers),
     Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
     Route("POST", "/api/tokens", "token", "Make an agent token", Token, post_token, body=TokenRequest, errors=(415,)),
     Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),
@@ -136,14 +211,21 @@ ROUTES: tuple[Route, ...] = (
 """The API."""
 
 
+AGENT_ROUTES = {"rewards": writes.post_agent_reward, "events": writes.post_events}
+"""What an agent may say below its own address, on the data plane."""
+
+
 def make_control(
-    tape: Tape, feed: Feed, auth: Auth, metrics: Metrics, state: State, keep_alive_s: float = 15.0
+    tape: Tape, desk: Desk, feed: Feed, auth: Auth, metrics: Metrics, state: State, keep_alive_s: float = 15.0
 ) -> web.Application:
     """The application. Its `shutdown` must be called when the gateway stops: it ends the followers."""
     public = frozenset(route.path for route in ROUTES if route.public)
-    app = web.Application(middlewares=[guard.middleware(auth, public)])
-    app[CONTROL] = Control(tape, feed, auth, metrics, state, keep_alive_s, set())
+    # How large a body may be is decided where it comes in.
+    app = web.Application(middlewares=[guard.middleware(auth, public)], client_max_size=0)
+    app[CONTROL] = Control(tape, desk, feed, auth, metrics, state, keep_alive_s, set())
     app.router.add_routes([web.route(route.method, route.path, route.handler) for route in ROUTES])
+    for name, handler in AGENT_ROUTES.items():
+        app.router.add_post(f"{guard.AGENT}{{kind}}/{{rid}}/{{aid}}/{name}", handler)
     app.on_response_prepare.append(guard.add_headers)
     app.on_shutdown.append(followers.end_followers)
     return app

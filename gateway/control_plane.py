@@ -1,7 +1,8 @@
 """The control plane behind the port of the data plane: an aiohttp server at the other end of a socket pair.
 
 A request for it passes the same parser and the same queue as a call, so that either plane can follow the other on a
-keep-alive connection; then it goes to aiohttp unchanged, on a connection of its own, and is not recorded.
+keep-alive connection; then it goes to aiohttp unchanged, on a connection that nobody else uses until it is answered,
+and is not recorded.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from gateway.admission import Admitted
 from gateway.front import Front
 from gateway.heads import control_head, framed
 from gateway.link import Link
@@ -17,6 +19,8 @@ from gateway.relay import Relay
 from gateway.request import Request
 from gateway.upstream import Connector
 
+TRACES = "/v1/traces"
+_AGENT_PATHS = frozenset({"/rewards", "/events", TRACES})
 _PATHS = (b"/api", b"/metrics", b"/healthz", b"/readyz")
 
 
@@ -28,6 +32,20 @@ def is_control(target: bytes) -> bool:
     return any(path == name or path.startswith(name + b"/") for name in _PATHS)
 
 
+def agent_target(method: str, call: Admitted) -> bytes | None:
+    """Where the control plane serves what an agent says of itself; None for a call.
+
+    Its scope is in the path: it was checked by whoever admitted it, and nobody else can ask for these paths.
+    """
+    path = call.path.partition("?")[0]
+    if method != "POST" or path not in _AGENT_PATHS:
+        return None
+    if call.address.origin == "implicit":
+        return b"/agent/none" + path.encode() if path == TRACES else None
+    kind = "token" if call.token else "open"
+    return f"/agent/{kind}/{call.address.rollout}/{call.address.attempt}{path}".encode()
+
+
 class ControlPlane(Connector):
     """Makes connections to the embedded server."""
 
@@ -35,18 +53,27 @@ class ControlPlane(Connector):
         """`server` makes its protocols."""
         super().__init__("control plane")
         self._server = server
+        self._idle: list[Link] = []
 
-    def serve(self, front: Front, request: Request) -> None:
-        """Begins a request."""
+    def serve(self, front: Front, request: Request, target: bytes | None = None) -> None:
+        """Begins a request; `target` is where it goes instead of where it says."""
         front.served = call = ControlCall(front, request)
-        call.connecting = self.connect(call)
+        call.target = request.target if target is None else target
+        if self._idle:
+            link = self._idle.pop()
+            link.reused = True
+            call.on_connected(link)
+        else:
+            call.connecting = self.connect(call)
 
     def put_back(self, link: Link) -> None:
-        """One connection, one request."""
-        link.transport.abort()
+        """Keeps a connection for the next request: making one costs as much as serving one."""
+        self._idle.append(link)
 
     def forget(self, link: Link) -> None:
-        """Nothing is kept of it."""
+        """The connection is gone."""
+        if link in self._idle:
+            self._idle.remove(link)
 
     async def open(self, link: Link) -> None:
         """Connects by a socket pair."""
@@ -61,7 +88,9 @@ class ControlPlane(Connector):
 class ControlCall(Relay):
     """One request of the control plane."""
 
-    __slots__ = ()
+    __slots__ = ("target",)
+
+    target: bytes
 
     def on_client_gone(self) -> None:
         """Cancels the handler."""
@@ -69,7 +98,7 @@ class ControlCall(Relay):
 
     def on_connected(self, link: Link) -> None:
         """Sends the request."""
-        self.send(link, control_head(self.request), framed(self.request, self.request.body()))
+        self.send(link, control_head(self.request, self.target), framed(self.request, self.request.body()))
 
     def on_unreachable(self, reason: str, detail: str) -> None:
         """Out of file descriptors, or stopping."""

@@ -12,14 +12,18 @@ from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from gateway.model import Attempt, Choice, Message, Part, RolloutSummary, Turn
+from gateway.model import Attempt, Choice, Message, Outcome, Part, RolloutSummary, Turn
 from gateway.render import (
+    BRIEF,
+    abbreviate,
     clean,
     compact,
     counted,
+    duration,
     gaps,
     joined,
     moment,
+    number,
     plain,
     size,
     span_line,
@@ -29,9 +33,6 @@ from gateway.render import (
 )
 from gateway.views import SpanDetail
 
-BRIEF = 240
-"""Characters of a text that is shown briefly."""
-
 Key = tuple[str, tuple[tuple[str | None, ...], ...]]
 
 
@@ -39,7 +40,10 @@ def rollout_tree(rollout: RolloutSummary, details: Sequence[SpanDetail]) -> Tree
     """Rollout, attempts, calls, and what each call added to the conversation."""
     t = rollout.totals
     facts = (counted(t.calls, "call"), counted(t.errors, "error") if t.errors else "", total_tokens(t), gaps(t))
-    tree = Tree(joined(Text(clean(rollout.id), style="bold"), rollout.mode, status(rollout.status), *facts))
+    about = (f"group {clean(rollout.group)}" if rollout.group else "", _reward(rollout.reward))
+    tree = Tree(joined(Text(clean(rollout.id), style="bold"), rollout.mode, status(rollout.status), *about, *facts))
+    if rollout.input is not None:
+        tree.add(joined(Text("task", style="dim"), plain(abbreviate(compact(rollout.input), BRIEF))))
     shown = {detail.span.attempt for detail in details}
     for attempt in rollout.attempts:
         branch = tree.add(_attempt_line(attempt))
@@ -70,7 +74,7 @@ def _add_calls(branch: Tree, details: Sequence[SpanDetail], attempt: Attempt) ->
         told.append([*map(key, turn.messages), *(key(choice.message) for choice in turn.choices[:1])])
         offered = names
     if attempt.spans > len(details):
-        branch.add(Text(f"{len(details):,} of {attempt.spans:,} calls are shown", style="dim"))
+        branch.add(Text(f"{len(details):,} of {attempt.spans:,} spans are shown", style="dim"))
 
 
 def known(messages: Sequence[Message], told: Iterable[Sequence[Key]]) -> int:
@@ -140,14 +144,6 @@ def _part(part: Part, limit: int | None) -> Text:
             return joined(Text(part.type, style="dim"), plain(abbreviate(text or compact(part.data), limit or BRIEF)))
 
 
-def abbreviate(text: str, limit: int | None) -> str:
-    """On one line, and cut with a note of how much is missing; None leaves it as it is."""
-    if limit is None:
-        return text
-    line = " ".join(text.split())
-    return line if len(line) <= limit + 20 else f"{line[:limit].rstrip()} … {len(line) - limit:,} characters more"
-
-
 def _facts(detail: SpanDetail) -> Iterator[Text]:
     """What only a single call's view shows."""
     span, turn = detail.span, detail.turn
@@ -165,5 +161,18 @@ def _facts(detail: SpanDetail) -> Iterator[Text]:
 
 
 def _attempt_line(attempt: Attempt) -> Text:
-    t = attempt.totals
-    return joined(Text(clean(attempt.id), style="bold"), status(attempt.status), counted(t.calls, "call"), gaps(t))
+    t, outcome = attempt.totals, attempt.outcome or Outcome()
+    ended = (
+        _reward(attempt.reward),
+        f"exit code {outcome.exit_code}" if outcome.exit_code is not None else "",
+        clean(outcome.signal or ""),
+        duration(outcome.duration_ns),
+        f"by {clean(attempt.worker)}" if attempt.worker else "",
+        clean(abbreviate(outcome.reason or "", BRIEF)),
+    )
+    name = Text(clean(attempt.id), style="bold")
+    return joined(name, status(attempt.status), counted(t.calls, "call"), *ended, gaps(t))
+
+
+def _reward(value: float | None) -> str:
+    return "" if value is None else f"reward {number(value)}"

@@ -21,14 +21,23 @@ from gateway.auth import Auth, credentials, is_token
 from gateway.model import ID_PATTERN
 from gateway.pages import CursorError
 from gateway.query import QueryError
+from gateway.store import Refused, TapeError
 from gateway.views import ErrorAnswer, Problem
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 M = TypeVar("M", bound=BaseModel)
-Fault = Literal["invalid_request", "unauthorized", "forbidden", "not_found", "unavailable", "internal"]
+Fault = Literal["invalid_request", "unauthorized", "forbidden", "not_found", "conflict", "unavailable", "internal"]
 
+AGENT = "/agent/"
 LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
-FAULTS: dict[int, Fault] = {401: "unauthorized", 403: "forbidden", 404: "not_found", 503: "unavailable"}
+FAULTS: dict[int, Fault] = {
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    409: "conflict",
+    503: "unavailable",
+}
+REFUSALS = {"not_found": 404, "conflict": 409, "invalid": 400}
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -60,13 +69,17 @@ class ApiError(Exception):
 
 
 def middleware(auth: Auth, public: frozenset[str]) -> Any:
-    """The guard of an application; `public` are the paths that need no key."""
+    """The guard of an application; `public` are the paths that need no key.
+
+    What is below `/agent` cannot be reached from outside: the data plane has checked it and sends it there.
+    """
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            _check_host(request, auth)
-            _check_key(request, auth, public)
+            if not request.path.startswith(AGENT):
+                _check_host(request, auth)
+                _check_key(request, auth, public)
             return await handler(request)
         except Exception as e:
             return _refusal(_classify(e, request))
@@ -140,6 +153,10 @@ def _classify(error: Exception, request: web.Request) -> ApiError:
     match error:
         case ApiError():
             return error
+        case Refused():
+            return ApiError(REFUSALS[error.kind], str(error), error.field, error.value)
+        case TapeError():
+            return ApiError(503, f"the tape does not take it: {error}")
         case QueryError():
             return ApiError(400, str(error), "filter", error.term, error.allowed)
         case CursorError():

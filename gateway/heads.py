@@ -140,10 +140,10 @@ def framed(request: Request, body: bytes) -> bytes:
     return b"".join([*parts, b"0\r\n", *trailers, b"\r\n"])
 
 
-def control_head(request: Request) -> bytes:
-    """A request of the control plane, less what concerns the connection."""
+def control_head(request: Request, target: bytes) -> bytes:
+    """A request to the control plane, less what concerns the connection."""
     lines = [b"%b: %b\r\n" % (name, value) for low, name, value in request.headers if low not in HOP | {b"expect"}]
-    return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), request.target, b"".join(lines))
+    return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, b"".join(lines))
 
 
 def client_head(head: bytes, hops: frozenset[bytes], close: bool) -> bytes:

@@ -4,6 +4,7 @@
 |------------|-------------------------------------|----------------------------------------------------------------|
 | `meta`     | name                                | format version, signing secret                                 |
 | `rollouts` | rollout NUL                         | the rollout                                                    |
+| `tasks`    | rollout NUL                         | its input and metadata, as JSON                                |
 | `order`    | cursor of its creation (u64)        | key of the rollout: newest-first lists                         |
 | `attempts` | rollout NUL attempt NUL             | the attempt with its sums                                      |
 | `index`    | rollout NUL attempt NUL block (u32) | cursors (u64) of the heads of 256 sequences, 0 while it runs   |
@@ -11,6 +12,10 @@
 | `styles`   | number (u64)                        | what the heads that name the number have in common             |
 | `log`      | its last cursor (u64)               | a segment: the heads one commit wrote and what else it changed |
 | `bodies`   | number of its first body (u64)      | a segment: the bodies that one commit wrote, numbered on       |
+| `queue`    | mode (u8) urgency (u32) order (u64) | key of the rollout: what waits to be claimed, the next first   |
+| `live`     | rollout NUL attempt NUL             | nothing: attempts that were claimed and have not ended         |
+| `rewards`  | rollout NUL attempt NUL key         | sequence (u32) of the reward that was given this key           |
+| `workers`  | name                                | the worker                                                     |
 
 Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never mixes with it.
 Log and bodies are only ever appended and take whole segments: pages are full, and a commit is few operations. The log
@@ -24,6 +29,8 @@ import struct
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 
+_MIDDLE = 1 << 31
+
 HIGHEST_SEQUENCE = 0xFFFFFFFF
 HIGHEST_NUMBER = 0xFFFFFFFFFFFFFFFF
 
@@ -36,6 +43,11 @@ def rollout_key(rollout: str) -> bytes:
 def attempt_key(rollout: str, attempt: str) -> bytes:
     """Key of an attempt, and prefix of its heads."""
     return f"{rollout}\0{attempt}\0".encode("ascii")
+
+
+def queue_key(mode: int, priority: int, order: int) -> bytes:
+    """Key of a rollout that waits: of one mode the highest priority first, then the oldest."""
+    return bytes([mode]) + _U32.pack(_MIDDLE - priority) + _U64.pack(order)
 
 
 def head_key(rollout: str, attempt: str, sequence: int) -> bytes:

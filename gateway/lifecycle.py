@@ -5,7 +5,7 @@ clock and writes what is decided.
     a worker claims it        preparing        a new attempt: preparing, with a lease
     its agent is heard of     running          the attempt: running (a first call, a heartbeat that says so)
     the attempt ends          the attempt: succeeded, failed, timeout, unresponsive or cancelled; the rollout follows:
-                              succeeded, cancelled; requeuing if `retry_on` names the end and attempts are left; else failed
+                              succeeded; cancelled; requeuing if `retry_on` names the end and attempts are left; failed
 
 An attempt that is `unresponsive` while its rollout waits for another one is revived by a sign of life: the rollout
 leaves the queue again and nothing runs twice. Once another worker has claimed the rollout it is superseded for good.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.model import AttemptStatus, Retry, RolloutConfig, RolloutStatus
+from gateway.model import LONGEST_S, AttemptStatus, Retry, RolloutConfig, RolloutStatus
 
 ROLLOUT_MOVES: Final[dict[RolloutStatus, dict[RolloutStatus, str]]] = {
     RolloutStatus.QUEUING: {RolloutStatus.PREPARING: "claim", RolloutStatus.CANCELLED: "cancel"},
@@ -144,4 +144,4 @@ def _diagram(title: str, moves: Sequence[tuple[str, str, str]]) -> str:
 
 
 def _ns(seconds: float) -> int:
-    return int(seconds * 1e9)
+    return int(min(seconds, LONGEST_S) * 1e9)

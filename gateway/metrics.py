@@ -3,12 +3,13 @@
 `METRICS` is the single table of names: the collector renders from it, the documentation is compared with it. An
 unlabelled counter or gauge is an attribute of `Metrics` named without `penstock_` and `_total`, and its owner adds to
 it directly (`metrics.inflight_calls += 1`); what has labels or buckets has a method. Labels are few and fixed (dialect,
-status, upstream names from the configuration): never a model, a rollout or a path.
+status, mode, source, upstream names from the configuration): never a model, a rollout or a path.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -53,6 +54,16 @@ METRICS: dict[str, Figure] = {
     "penstock_upstream_connections": Figure("gauge", "Connections to upstreams.", ("upstream", "state")),
     "penstock_upstream_retries_total": Figure("counter", "Calls sent again before their first byte."),
     "penstock_clients": Figure("gauge", "Connected clients."),
+    "penstock_queue_rollouts": Figure("gauge", "Rollouts that wait to be claimed.", ("mode",)),
+    "penstock_queue_oldest_seconds": Figure("gauge", "Age of the rollout that has waited longest."),
+    "penstock_queue_claimed": Figure("gauge", "Attempts in workers' hands."),
+    "penstock_workers": Figure("gauge", "Workers that were heard of in the last quarter of an hour."),
+    "penstock_claim_seconds": Figure("histogram", "From asking for work that is there to having it."),
+    "penstock_attempts_total": Figure("counter", "Attempts that have ended.", ("status",)),
+    "penstock_rewards_total": Figure("counter", "Rewards that were kept.", ("source",)),
+    "penstock_otlp_spans_total": Figure("counter", "OpenTelemetry spans received.", ("outcome",)),
+    "penstock_otlp_exported_total": Figure("counter", "Spans exported as OpenTelemetry."),
+    "penstock_otlp_dropped_total": Figure("counter", "Spans that the receiver of the export refused."),
 }
 
 
@@ -80,10 +91,33 @@ class Metrics:
     """The figures of one process."""
 
     __slots__ = (
-        "_ended", "clients", "commit_seconds", "commit_spans", "commits", "first_byte_seconds",
-        "inflight_calls", "overhead_seconds", "recorder_queue_bytes", "recorder_queue_calls",
-        "recorder_wait_seconds", "recording_gaps", "request_bytes", "response_bytes", "tape_bytes",
-        "upstream_connections", "upstream_retries",
+        "_ended",
+        "attempts",
+        "claim_seconds",
+        "clients",
+        "commit_seconds",
+        "commit_spans",
+        "commits",
+        "first_byte_seconds",
+        "inflight_calls",
+        "otlp_dropped",
+        "otlp_exported",
+        "otlp_spans",
+        "overhead_seconds",
+        "queue_claimed",
+        "queue_oldest_seconds",
+        "queue_rollouts",
+        "recorder_queue_bytes",
+        "recorder_queue_calls",
+        "recorder_wait_seconds",
+        "recording_gaps",
+        "request_bytes",
+        "response_bytes",
+        "rewards",
+        "tape_bytes",
+        "upstream_connections",
+        "upstream_retries",
+        "workers",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -96,6 +130,14 @@ class Metrics:
         self.recorder_queue_bytes = self.recorder_queue_calls = self.recording_gaps = 0
         self.commits = self.commit_spans = self.tape_bytes = self.upstream_retries = 0
         self.recorder_wait_seconds = 0.0
+        self.queue_rollouts: dict[tuple[str, ...], int] = {}
+        self.queue_oldest_seconds = 0.0
+        self.queue_claimed = self.workers = 0
+        self.claim_seconds = Histogram()
+        self.attempts: Counter[tuple[str, ...]] = Counter()
+        self.rewards: Counter[tuple[str, ...]] = Counter()
+        self.otlp_spans: Counter[tuple[str, ...]] = Counter()
+        self.otlp_exported = self.otlp_dropped = 0
 
     def call_ended(self, dialect: str, status: str, seconds: float) -> None:
         """Count a finished call."""

@@ -19,6 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 ID_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 
+LONGEST_S = 10 * 365 * 86400
+"""Ten years, in seconds: longer than anything waits."""
+
 Mode = Literal["train", "val", "test", "online"]
 Origin = Literal["queued", "header", "implicit"]
 Kind = Literal["llm", "tool", "reward", "event", "otel"]
@@ -206,13 +209,13 @@ class Totals(Noun):
 class RolloutConfig(Noun):
     """How the attempts at a rollout are watched and repeated."""
 
-    timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    timeout_s: float | None = Field(default=None, gt=0, le=LONGEST_S, allow_inf_nan=False)
     """Seconds from the claim after which an attempt ends as `timeout`; None is no limit."""
-    unresponsive_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    unresponsive_s: float | None = Field(default=None, gt=0, le=LONGEST_S, allow_inf_nan=False)
     """Seconds without a call or another sign of the agent's own after which an attempt is `unresponsive`."""
     max_attempts: int = Field(default=3, ge=1, le=1000)
     """How many attempts may be made."""
-    retry_on: list[Retry] = ["unresponsive"]
+    retry_on: list[Retry] = Field(default_factory=lambda: list[Retry](["unresponsive"]))
     """Ends of an attempt after which another one is made, while there are some left."""
 
 
@@ -244,8 +247,9 @@ class Judgement(Noun):
     """Why, for a person."""
     span: int | None = Field(default=None, ge=1, lt=2**32)
     """Sequence of the span that it judges; None for the whole attempt."""
-    key: str | None = Field(default=None, min_length=1, max_length=128)
-    """Makes it safe to send again: of one attempt's rewards with the same key only the first is kept."""
+    key: str | None = Field(default=None, pattern=r"^[!-~]{1,128}$")
+    """Makes it safe to send again: of one attempt's rewards with the same key only the first is kept (those that are
+    trusted and those that are not apart). Printable ASCII without spaces."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -290,7 +294,7 @@ class Attempt(Noun):
     """When its newest span started."""
     spans: int = 0
     """The highest span sequence given out."""
-    totals: Totals = Totals()
+    totals: Totals = Field(default_factory=Totals)
     """Sums over its spans."""
     worker: str | None = None
     """The worker that has claimed it; None when it did not come from the queue."""
@@ -325,12 +329,14 @@ class Rollout(Noun):
     """Anything its maker wants to find again."""
     priority: int = 0
     """The highest is handed out first; within one priority the oldest."""
-    config: RolloutConfig = RolloutConfig()
+    config: RolloutConfig = Field(default_factory=RolloutConfig)
     """How its attempts are watched and repeated."""
     tries: int = 0
     """Attempts that the queue has handed out."""
     attempt: str | None = None
     """The attempt that the queue handed out last."""
+    place: int | None = None
+    """Its place in the queue: of one priority the lowest is handed out first. None when it was never queued."""
     ended_ns: int | None = None
     """When it came into its final state; None while it has not."""
 
@@ -340,7 +346,7 @@ class RolloutSummary(Rollout):
 
     attempts: list[Attempt] = Field(default_factory=list[Attempt])
     """Its attempts, oldest first."""
-    totals: Totals = Totals()
+    totals: Totals = Field(default_factory=Totals)
     """Sums over its attempts."""
     last_seen_ns: int = 0
     """When its newest span started."""
@@ -370,7 +376,7 @@ class Worker(Noun):
     """When it was first heard of."""
     last_seen_ns: int = 0
     """When it was last heard of."""
-    figures: Figures = Figures()
+    figures: Figures = Field(default_factory=Figures)
     """As of its last heartbeat."""
     attempts: list[str] = Field(default_factory=list[str])
     """What it is working on: ROLLOUT/ATTEMPT."""

@@ -28,6 +28,7 @@ OCTETS, EVENTS, HTML, TEXT = "application/octet-stream", "text/event-stream", "t
 PATH_HELP = {
     "rid": "Id of a rollout.",
     "aid": "Id of an attempt of the rollout.",
+    "wid": "Name of a worker.",
     "sequence": "Number of a span within its attempt, from 1.",
 }
 

@@ -20,8 +20,22 @@ from functools import lru_cache, partial, reduce
 from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.dialects.reading import decode_body, read_exchange
-from gateway.model import ID_PATTERN, Attempt, Change, Exchange, Message, Rollout, RolloutSummary, Span, Totals, Turn
+from gateway.model import (
+    ID_PATTERN,
+    Attempt,
+    Change,
+    Exchange,
+    Message,
+    Mode,
+    Rollout,
+    RolloutSummary,
+    Span,
+    Totals,
+    Turn,
+    Worker,
+)
 from gateway.query import Query
+from gateway.work import QueueState, QueueStatus
 
 SCAN = 20_000
 """Heads looked at for one page."""
@@ -52,6 +66,10 @@ class Tape(Protocol):
     def changes(self, since: int, limit: int) -> tuple[list[Change], int]: ...
     def cursor(self) -> int: ...
     def figures(self) -> dict[str, int]: ...
+    def queue_state(self) -> tuple[QueueState, dict[Mode, int]]: ...
+    def queue(self) -> QueueStatus: ...
+    def workers(self) -> list[Worker]: ...
+    def find_response(self, response_id: str, /) -> Span | None: ...
 
 
 class CursorError(ValueError):
@@ -129,7 +147,7 @@ def rollouts_walk(tape: Tape, query: Query) -> Walk[RolloutSummary]:
         wanted = span_filter(tape, query)
         before, after = _resume(mark)
         for position, rollout in tape.rollouts(before):
-            if not query.matches_rollout(rollout):
+            if not query.matches_rollout(summary(tape, rollout) if query.needs_attempts else rollout):
                 yield (position,), None
             elif not query.needs_spans:
                 yield (position,), summary(tape, rollout)
@@ -161,10 +179,14 @@ def _through_spans(
 
 def span_filter(tape: Tape, query: Query) -> Callable[[Span], bool]:
     """The filter as a predicate over a span alone; rollouts are looked up once each, and only if it asks for them."""
-    rollout = lru_cache(maxsize=256)(tape.rollout)
-    needs_rollout = query.needs_rollout
+
+    @lru_cache(maxsize=256)
+    def rollout(rid: str) -> Rollout | None:
+        found = tape.rollout(rid) if query.needs_rollout else None
+        return summary(tape, found) if found and query.needs_attempts else found
+
     bodies = partial(searchable, tape)
-    return lambda span: query.matches(rollout(span.rollout) if needs_rollout else None, span, bodies)
+    return lambda span: query.matches(rollout(span.rollout), span, bodies)
 
 
 def searchable(tape: Tape, span: Span) -> str:
@@ -201,6 +223,7 @@ def summary(tape: Tape, rollout: Rollout) -> RolloutSummary:
         attempts=attempts,
         totals=reduce(add_totals, (attempt.totals for attempt in attempts), Totals()),
         last_seen_ns=max((attempt.last_seen_ns for attempt in attempts), default=rollout.created_ns),
+        reward=next((attempt.reward for attempt in reversed(attempts) if attempt.reward is not None), None),
     )
 
 

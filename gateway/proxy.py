@@ -1,13 +1,13 @@
 """The data plane: every request that a client has sent comes here and becomes a call, or is answered at once.
 
-The control plane's are handed on, what is no request or may not pass is refused, the rest is a `gateway.call`.
+The control plane's are handed on, and so is what an agent says of itself below its address (rewards, events, traces);
+what is no request or may not pass is refused; the rest is a `gateway.call`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from time import monotonic
@@ -17,7 +17,7 @@ from gateway.admission import Admission, Admitted
 from gateway.auth import Auth
 from gateway.call import Call, family, internal_fault
 from gateway.config import Config
-from gateway.control_plane import ControlPlane, is_control
+from gateway.control_plane import ControlPlane, agent_target, is_control
 from gateway.dialects import find
 from gateway.errors import Refusal
 from gateway.front import Front
@@ -43,8 +43,10 @@ class Proxy:
         recorder: Recorder,
         metrics: Metrics,
         control: Callable[[], asyncio.Protocol],
+        epoch_ns: int,
     ) -> None:
-        """`control` makes a protocol of the control plane."""
+        """`control` makes a protocol of the control plane; `epoch_ns`: what the clock of the tape adds to the monotonic
+        one."""
         self.config = config
         self.pools = pools
         self.recorder = recorder
@@ -58,8 +60,7 @@ class Proxy:
         self.request_bytes = config.limits.request_bytes
         self.strict = config.tape.record == "strict"
         self._control = ControlPlane(control)
-        # Wall-clock times are counted from here, so that they never run backwards while the process lives.
-        self.epoch_ns = time.time_ns() - time.monotonic_ns()
+        self.epoch_ns = epoch_ns
         self._silent = {
             family: next(pool for pool in pools.values() if pool.config.dialect == family)
             for family in ("openai", "anthropic")
@@ -75,6 +76,10 @@ class Proxy:
                 self._control.serve(front, request)
                 return
             admitted = self.admission.admit(request, front.session)
+            target = agent_target(request.method, admitted)
+            if target is not None:
+                self._control.serve(front, request, target)
+                return
         except Refusal as refusal:
             self._refuse(front, request, refusal)
         except Exception:

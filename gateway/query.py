@@ -5,38 +5,33 @@ A filter is a list of terms, all of which must hold. A term is `field operator v
 or quotes. `:` compares text as a pattern (`*` any run, `?` any character, case ignored), `=` compares exactly, `~` asks
 for a part of the text. A field that a span does not have matches nothing, so its negation matches.
 
-The same text is parsed for one of two targets. For `spans` a term speaks of the span or of its rollout. For `rollouts`
-the terms rollout, status, mode, origin, started and metadata speak of the rollout, and one call of it must satisfy all
-the others together. `parse` refuses what it does not understand with a `QueryError` that says what is allowed.
+The same text is parsed for one of two targets. For `spans` a term speaks of the span, its attempt or its rollout. For
+`rollouts` the terms that can speak of the rollout (status, mode, group, reward, worker ...) speak of it and its
+attempts, and one span of it must satisfy all the others together. `parse` refuses what it does not understand with a
+`QueryError` that says what is allowed. `gateway.fields` is the table of the fields.
 
-Pure: a parsed `Query` is a predicate. Bodies, the only expensive part, come from a callable, and are asked for last.
+Pure: a parsed `Query` is a predicate, and says what it needs: a rollout alone, one with its attempts, bodies. Bodies,
+the most expensive part, come from a callable, and are asked for last.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from difflib import get_close_matches
-from fnmatch import translate
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
-from gateway.model import Kind, Mode, Origin, Rollout, RolloutStatus, Span, SpanStatus
+from gateway import fields
+from gateway.fields import FIELDS, Field, Target
+from gateway.matchers import Matcher, Refused
+from gateway.model import Rollout, Span
 
-Target = Literal["spans", "rollouts"]
+__all__ = ["FIELDS", "Query", "QueryError", "Target", "Term", "parse", "quote"]
+
 Bodies = Callable[[Span], str]
 """Gives the searchable text of a span's request and response."""
-Matcher = Callable[[Any], bool]
-"""Says of one value of a field whether it is asked for."""
 Test = Callable[[Rollout | None, Span | None], bool]
 TextTest = Callable[[str], bool]
-
-UNITS = {"us": 1e3, "ms": 1e6, "s": 1e9, "m": 60e9, "h": 3600e9, "d": 86400e9}
-FAILED = (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
-ORDER = (">", ">=", "<", "<=")
-TEXT, NUMBER, CHOICE = (":", "=", "!=", "~"), (":", "=", "!=", *ORDER), (":", "=", "!=")
 
 ITEM = r'"(?:[^"\\]|\\.)*"|[^\s",]+'
 VALUE = re.compile(rf"(?:{ITEM})(?:,(?:{ITEM}))*(?=\s|$)", re.DOTALL)
@@ -51,29 +46,6 @@ class QueryError(ValueError):
         hint = f"; did you mean {nearest!r}?" if nearest else ""
         rest = f"; allowed: {' '.join(self.allowed)}" if self.allowed else ""
         super().__init__(f"filter term {term!r}: {problem}{hint}{rest}")
-
-
-class Refused(ValueError):
-    """Raised where the term is not known; `parse` adds it."""
-
-    def __init__(self, problem: str, allowed: Sequence[str] = (), nearest: str | None = None) -> None:
-        super().__init__(problem)
-        self.problem, self.allowed, self.nearest = problem, allowed, nearest
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A name that a term may use."""
-
-    help: str
-    """What it is, for the documentation."""
-    operators: tuple[str, ...]
-    read: Callable[[Rollout | None, Span | None], Sequence[Any]]
-    """Its values, none where there is nothing to compare."""
-    matcher: Callable[[str, str, int], Matcher]
-    """(operator, value, now in ns) -> matcher; raises Refused."""
-    about: Literal["span", "both", "bodies"] = "span"
-    """`both`: when rollouts are listed, it speaks of the rollout itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +71,8 @@ class Query:
     on_span: tuple[Test, ...]
     on_bodies: tuple[TextTest, ...]
     target: Target
+    needs: frozenset[str]
+    """What its fields need."""
 
     def __str__(self) -> str:
         return " ".join(map(str, self.terms))
@@ -116,7 +90,12 @@ class Query:
     @property
     def needs_rollout(self) -> bool:
         """True when a span's rollout must be looked up to decide."""
-        return any(term.field.partition(".")[0] in ("mode", "origin", "metadata") for term in self.terms)
+        return bool(self.needs & {"rollout", "attempts"})
+
+    @property
+    def needs_attempts(self) -> bool:
+        """True when a rollout must be given as a `RolloutSummary`."""
+        return "attempts" in self.needs
 
     def matches_rollout(self, rollout: Rollout) -> bool:
         """The terms that speak of the rollout itself."""
@@ -149,7 +128,8 @@ def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
         except Refused as e:
             raise QueryError(str(term), e.problem, e.allowed, e.nearest) from None
         groups[group].append(test)
-    return Query(terms, tuple(groups["rollout"]), tuple(groups["span"]), tuple(groups["bodies"]), target)
+    needs = frozenset(fields.field(term.field, target).needs for term in terms)
+    return Query(terms, tuple(groups["rollout"]), tuple(groups["span"]), tuple(groups["bodies"]), target, needs)
 
 
 def _terms(text: str) -> Iterator[Term]:
@@ -182,7 +162,7 @@ def _items(value: str) -> Iterator[str]:
 
 def _compile(term: Term, target: Target, now_ns: int) -> tuple[str, Test | TextTest]:
     """The test that a term stands for and the group it belongs to."""
-    field = _field(term.field, target)
+    field = fields.field(term.field, target)
     if term.operator not in field.operators:
         raise Refused(f"{term.field!r} does not know the operator {term.operator!r}", field.operators)
     operator = "=" if term.operator == "!=" else term.operator
@@ -200,192 +180,3 @@ def _test(field: Field, matchers: list[Matcher], wanted: bool) -> Test:
 
 def _test_text(matchers: list[Matcher], wanted: bool) -> TextTest:
     return lambda text: any(m(text) for m in matchers) == wanted
-
-
-def _field(name: str, target: Target) -> Field:
-    if name.startswith("metadata.") and len(name) > len("metadata."):
-        return _metadata(name.removeprefix("metadata."))
-    fields = FIELDS[target]
-    if name in fields:
-        return fields[name]
-    near = get_close_matches(name, fields, n=1)
-    raise Refused(f"unknown field {name!r}", (*fields, "metadata.KEY"), near[0] if near else None)
-
-
-# --- matchers: (operator, value, now) -> predicate over one value of the field ---
-
-
-def _text(operator: str, value: str, now_ns: int) -> Matcher:
-    if operator == "=":
-        return lambda v: v == value
-    if operator == "~":
-        part = value.casefold()
-        return lambda v: part in v.casefold()
-    pattern = re.compile(translate(value.replace("[", "[[]")), re.IGNORECASE)
-    return lambda v: pattern.match(v) is not None
-
-
-def _body_text(operator: str, value: str, now_ns: int) -> Matcher:
-    """Bodies are JSON: the text may stand there as it is, or escaped in either of the two usual ways."""
-    forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
-    parts = [form.casefold() for form in forms]
-    return lambda text: any(part in text for part in parts)
-
-
-def _number(operator: str, value: str, now_ns: int) -> Matcher:
-    if not re.fullmatch(r"[0-9]{1,18}", value):
-        raise Refused(f"{value!r} is not a whole number", ("0", "1", "2", "..."))
-    return _compare(operator, int(value))
-
-
-def _latency(operator: str, value: str, now_ns: int) -> Matcher:
-    ns = _span_of_time(value)
-    if ns is None:
-        raise Refused(f"{value!r} is not a number with a unit, such as 250ms", tuple(UNITS))
-    return _compare(operator, ns)
-
-
-def _started(operator: str, value: str, now_ns: int) -> Matcher:
-    ago = _span_of_time(value)
-    return _compare(operator, now_ns - ago if ago is not None else _instant(value))
-
-
-def _span_of_time(value: str) -> int | None:
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(us|ms|s|m|h|d)", value)
-    return round(float(match[1]) * UNITS[match[2]]) if match else None
-
-
-def _instant(value: str) -> int:
-    try:
-        when = datetime.fromisoformat(value)
-        seconds = when.timestamp() if when.tzinfo else when.replace(tzinfo=UTC).timestamp()
-    except (ValueError, OverflowError):
-        forms = ("2026-08-01", "2026-08-01T12:30:00Z", "2h", "30m")
-        raise Refused(f"{value!r} is neither an ISO time (UTC unless it says) nor a time ago", forms) from None
-    return int(seconds * 1e9)
-
-
-def _compare(operator: str, limit: int) -> Matcher:
-    comparisons: dict[str, Matcher] = {
-        ">": lambda v: v > limit,
-        ">=": lambda v: v >= limit,
-        "<": lambda v: v < limit,
-        "<=": lambda v: v <= limit,
-    }
-    return comparisons.get(operator, lambda v: v == limit)
-
-
-def _choice(*allowed: str, **groups: Sequence[str]) -> Callable[[str, str, int], Matcher]:
-    """One of a few words; a group is a word that stands for several of them."""
-
-    def matcher(operator: str, value: str, now_ns: int) -> Matcher:
-        words = (*map(str, allowed), *(group for group in groups if group not in allowed))
-        if value not in words:
-            near = get_close_matches(value, words, n=1)
-            raise Refused(f"{value!r} is not one of its values", words, near[0] if near else None)
-        wanted = groups.get(value, (value,))
-        return lambda v: v in wanted
-
-    return matcher
-
-
-# --- the table ---
-
-
-def _of_span(read: Callable[[Span], Any]) -> Callable[[Rollout | None, Span | None], Sequence[Any]]:
-    """Reader of a value of the span that may be None."""
-
-    def values(rollout: Rollout | None, span: Span | None) -> Sequence[Any]:
-        value = None if span is None else read(span)
-        return () if value is None else (value,)
-
-    return values
-
-
-def _of_rollout(read: Callable[[Rollout], Any]) -> Callable[[Rollout | None, Span | None], Sequence[Any]]:
-    def values(rollout: Rollout | None, span: Span | None) -> Sequence[Any]:
-        value = None if rollout is None else read(rollout)
-        return () if value is None else (value,)
-
-    return values
-
-
-def _rollout_id(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
-    return (span.rollout,) if span else (rollout.id,) if rollout else ()
-
-
-def _started_ns(rollout: Rollout | None, span: Span | None) -> Sequence[int]:
-    return (span.start_ns,) if span else (rollout.created_ns,) if rollout else ()
-
-
-def _models(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
-    return [name for name in (span.model, span.model_served) if name] if span else ()
-
-
-def _tokens(span: Span) -> int | None:
-    if span.usage is None:
-        return None
-    counts = [n for n in (span.usage.input_tokens, span.usage.output_tokens) if n is not None]
-    return sum(counts) if counts else None
-
-
-def _metadata(key: str) -> Field:
-    def values(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
-        found = None if rollout is None else _lookup(rollout.metadata or {}, key)
-        return () if found is None else (found if isinstance(found, str) else json.dumps(found),)
-
-    return Field("a key of the rollout's metadata", TEXT, values, _text, "both")
-
-
-def _lookup(metadata: dict[str, Any], key: str) -> Any:
-    """The key itself, else a dotted path into nested objects."""
-    if key in metadata:
-        return metadata[key]
-    head, _, rest = key.partition(".")
-    inner = metadata.get(head)
-    return _lookup(cast(dict[str, Any], inner), rest) if rest and isinstance(inner, dict) else None
-
-
-_BOTH: dict[str, Field] = {
-    "rollout": Field("its rollout", TEXT, _rollout_id, _text, "both"),
-    "mode": Field("what the rollout is for", CHOICE, _of_rollout(lambda r: r.mode), _choice(*get_args(Mode)), "both"),
-    "origin": Field(
-        "how the rollout came to be", CHOICE, _of_rollout(lambda r: r.origin), _choice(*get_args(Origin)), "both"
-    ),
-    "started": Field("when it began: an ISO time, or how long ago (2h)", ORDER, _started_ns, _started, "both"),
-    "attempt": Field("its attempt", TEXT, _of_span(lambda s: s.attempt), _text),
-    "model": Field("model asked for or served", TEXT, _models, _text),
-    "dialect": Field("wire format", TEXT, _of_span(lambda s: s.dialect), _text),
-    "kind": Field("what happened", CHOICE, _of_span(lambda s: s.kind), _choice(*get_args(Kind))),
-    "agent": Field("name of the agent", TEXT, _of_span(lambda s: s.agent), _text),
-    "upstream": Field("name of the upstream", TEXT, _of_span(lambda s: s.upstream), _text),
-    "error": Field("reason of a failure, such as http_429", TEXT, _of_span(lambda s: s.error), _text),
-    "finish": Field("finish reason", TEXT, _of_span(lambda s: s.finish), _text),
-    "stream": Field("was it streamed", CHOICE, _of_span(lambda s: str(s.stream).lower()), _choice("true", "false")),
-    "latency": Field("length of the call, with a unit: 250ms, 2s", NUMBER, _of_span(lambda s: s.duration_ns), _latency),
-    "tokens": Field("input and output tokens", NUMBER, _of_span(_tokens), _number),
-    "input_tokens": Field("prompt tokens", NUMBER, _of_span(lambda s: s.usage and s.usage.input_tokens), _number),
-    "output_tokens": Field("generated tokens", NUMBER, _of_span(lambda s: s.usage and s.usage.output_tokens), _number),
-    "tool_calls": Field("tool calls asked for", NUMBER, _of_span(lambda s: s.tool_calls), _number),
-    "bytes": Field("size of both bodies", NUMBER, _of_span(lambda s: s.request_bytes + s.response_bytes), _number),
-    "http": Field("HTTP status", NUMBER, _of_span(lambda s: s.http_status), _number),
-    "text": Field("part of the request or response body", ("~",), lambda rollout, span: (), _body_text, "bodies"),
-}
-
-FIELDS: dict[Target, dict[str, Field]] = {
-    "spans": {
-        "status": Field(
-            "how it ended; failed is error or interrupted",
-            CHOICE,
-            _of_span(lambda s: s.status),
-            _choice(*SpanStatus, failed=FAILED),
-        ),
-        **_BOTH,
-    },
-    "rollouts": {
-        "status": Field(
-            "where the rollout stands", CHOICE, _of_rollout(lambda r: r.status), _choice(*RolloutStatus), "both"
-        ),
-        **_BOTH,
-    },
-}

@@ -1,4 +1,4 @@
-"""Finished calls -> tape, in batches, on one thread, never delaying a byte.
+"""Finished calls and tasks -> tape, in batches and in order, on one thread, never delaying a byte.
 
 The loop appends calls to a queue; the thread takes what is there, draws facts out of the bodies, masks secrets and
 commits. Calls that have run for `announce_seconds` are put on the tape as open, so that they are seen, and so that a
@@ -19,11 +19,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from gateway.config import Tape
 from gateway.metrics import Metrics
-from gateway.store import Entry, Store, TapeError
+from gateway.store import Entry, Item, Store, TapeError, Task, Work
 
 _log = logging.getLogger("penstock.recorder")
 _BATCH = 256
@@ -48,10 +48,11 @@ class Recordable(Protocol):
 
 
 Done = Callable[[bool], None]
+T = TypeVar("T")
 
 
-class _Item(NamedTuple):
-    call: Recordable | None
+class _Queued(NamedTuple):
+    call: Recordable | Task[Any] | None
     """None for a mark in the queue, which writes nothing."""
     final: bool
     weight: int
@@ -71,10 +72,11 @@ class Recorder:
         self._committed = committed
         self._strict = config.record == "strict"
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[_Item] = deque()
-        self._taken: list[_Item] = []
+        self._queue: deque[_Queued] = deque()
+        self._taken: list[_Queued] = []
         self._held: list[Entry] = []
         self._wake = threading.Event()
+        self._hurry = threading.Event()
         self._sleeping = False
         self._closed = self._ended = False
         self._thread = threading.Thread(target=self._run, name="penstock-recorder", daemon=True)
@@ -102,11 +104,34 @@ class Recorder:
         """True when the end of the next call has to wait for the writer."""
         return self._metrics.recorder_queue_bytes > self._config.queue_bytes
 
-    def _push(self, call: Recordable | None, final: bool, done: Done | None) -> None:
-        weight = 0 if call is None else call.weight
+    async def submit(self, do: Callable[[Work], T]) -> T:
+        """Does something in the next transaction, after all that was queued before, and returns when it is durable.
+
+        Raises `Refused` when it cannot be done and `TapeError` when the tape does not take it; nothing is written then.
+        """
+        task = Task(do)
+        done: asyncio.Future[T] = self._loop.create_future()
+
+        def release(kept: bool) -> None:
+            if done.done():
+                return
+            if not kept:
+                done.set_exception(TapeError(self.failing or "it could not be written; the gateway's log says why"))
+            elif task.refusal is not None:
+                done.set_exception(task.refusal)
+            else:
+                done.set_result(cast(T, task.result))
+
+        self._push(task, True, release)
+        # Somebody waits for the answer: what else comes may go with the next commit.
+        self._hurry.set()
+        return await done
+
+    def _push(self, call: Recordable | Task[Any] | None, final: bool, done: Done | None) -> None:
+        weight = 0 if call is None or isinstance(call, Task) else call.weight
         self._metrics.recorder_queue_bytes += weight
         self._metrics.recorder_queue_calls += 1
-        self._queue.append(_Item(call, final, weight, done))
+        self._queue.append(_Queued(call, final, weight, done))
         if self._sleeping:
             self._sleeping = False
             self._wake.set()
@@ -164,11 +189,12 @@ class Recorder:
             self._sleeping = False
             self._wake.clear()
         if not self._strict and not self._closed and len(self._queue) < _BATCH:
-            time.sleep(self._config.commit_ms / 1000)
+            self._hurry.wait(self._config.commit_ms / 1000)
+        self._hurry.clear()
         return True
 
-    def _take(self) -> list[_Item]:
-        batch: list[_Item] = []
+    def _take(self) -> list[_Queued]:
+        batch: list[_Queued] = []
         weight = 0
         while self._queue and len(batch) < _BATCH and weight < _BATCH_BYTES:
             item = self._queue.popleft()
@@ -176,7 +202,7 @@ class Recorder:
             batch.append(item)
         return batch
 
-    def _write(self, batch: list[_Item]) -> None:
+    def _write(self, batch: list[_Queued]) -> None:
         began = time.perf_counter()
         entries = self._entries(batch)
         written = [entry for entry in entries if entry is not None]
@@ -187,19 +213,21 @@ class Recorder:
             self._loop.call_soon_threadsafe(self._after, batch, None, 0, 0.0)
             return
         self.failing = None
-        seconds = time.perf_counter() - began
+        seconds, spans = time.perf_counter() - began, sum(isinstance(item, Entry) for item in written)
         if lost:
             gone = [item for item, entry in zip(batch, entries, strict=True) if id(entry) in lost]
             batch = [item for item, entry in zip(batch, entries, strict=True) if id(entry) not in lost]
             self._loop.call_soon_threadsafe(self._after, gone, None, 0, 0.0)
-        self._loop.call_soon_threadsafe(self._after, batch, cursor, len(written), seconds)
+        self._loop.call_soon_threadsafe(self._after, batch, cursor, spans, seconds)
 
-    def _entries(self, batch: list[_Item]) -> list[Entry | None]:
-        """The entry of each item, None where there is nothing to write; an item that fails leaves the batch."""
-        entries: list[Entry | None] = []
+    def _entries(self, batch: list[_Queued]) -> list[Item | None]:
+        """What each is on the tape, None where there is nothing to write; an item that fails leaves the batch."""
+        entries: list[Item | None] = []
         for item in batch.copy():
             try:
-                entries.append(None if item.call is None else item.call.entry(item.final))
+                entries.append(
+                    item.call if item.call is None or isinstance(item.call, Task) else item.call.entry(item.final)
+                )
             except Exception:
                 _log.exception("a call cannot be recorded: it is lost")
                 self._metrics.recording_gaps += item.final
@@ -207,9 +235,9 @@ class Recorder:
                 self._loop.call_soon_threadsafe(self._after, [item], None, 0, 0.0)
         return entries
 
-    def _commit(self, entries: list[Entry]) -> tuple[int, set[int]]:
+    def _commit(self, entries: list[Item]) -> tuple[int, set[int]]:
         """Writes the entries and those held back; returns the cursor and those that broke the writer and are lost."""
-        everything = [*self._held, *entries]
+        everything: list[Item] = [*self._held, *entries]
         if not everything:
             return 0, set()
         try:
@@ -222,7 +250,7 @@ class Recorder:
         self._held.clear()
         return cursor, lost
 
-    def _commit_singly(self, entries: list[Entry]) -> tuple[int, set[int]]:
+    def _commit_singly(self, entries: list[Item]) -> tuple[int, set[int]]:
         cursor, lost = 0, set[int]()
         for entry in entries:
             try:
@@ -230,8 +258,9 @@ class Recorder:
             except TapeError:
                 raise
             except Exception:
-                _log.exception("a call of %s cannot be written: it is lost", entry.rollout)
-                self._metrics.recording_gaps += 1
+                what = "a task" if isinstance(entry, Task) else f"a call of {entry.rollout}"
+                _log.exception("%s cannot be written: it is lost", what)
+                self._metrics.recording_gaps += not isinstance(entry, Task)
                 lost.add(id(entry))
         return cursor, lost
 
@@ -245,13 +274,13 @@ class Recorder:
         except TapeError:
             return
         self.failing = None
-        self._loop.call_soon_threadsafe(self._after, list[_Item](), cursor, count, 0.0)
+        self._loop.call_soon_threadsafe(self._after, list[_Queued](), cursor, count, 0.0)
 
-    def _failed(self, reason: str, entries: list[Entry]) -> None:
+    def _failed(self, reason: str, items: list[Item]) -> None:
         if self.failing is None:
             _log.error("recording stopped: %s", reason)
         self.failing = reason
-        for entry in entries:
+        for entry in (item for item in items if isinstance(item, Entry)):
             entry.body = None
             if entry.status != "open":
                 entry.gap = True
@@ -261,7 +290,7 @@ class Recorder:
 
     # -- on the loop -------------------------------------------------------------------------------------------------
 
-    def _after(self, batch: list[_Item], cursor: int | None, spans: int, seconds: float) -> None:
+    def _after(self, batch: list[_Queued], cursor: int | None, spans: int, seconds: float) -> None:
         """Lets go what waited for the batch; without a cursor it is lost."""
         self._metrics.recorder_queue_calls -= len(batch)
         self._metrics.recorder_queue_bytes -= sum(item.weight for item in batch)
@@ -282,5 +311,5 @@ class Recorder:
         """The thread has ended: what is queued is lost, and nobody may wait for it."""
         lost = list(self._queue)
         self._queue.clear()
-        self._metrics.recording_gaps += sum(item.final and item.call is not None for item in lost)
+        self._metrics.recording_gaps += sum(item.final and not isinstance(item.call, Task | None) for item in lost)
         self._after(lost, None, 0, 0.0)

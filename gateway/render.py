@@ -7,7 +7,7 @@ visible, so that none of it can speak to the terminal.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,15 +15,19 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gateway.model import Change, RolloutSummary, Span, Totals
-from gateway.views import Stats
+from gateway.model import Change, Reward, RolloutSummary, Span, Totals
+from gateway.views import RewardStats, Stats
 
 STYLES = {
     "ok": "green", "succeeded": "green", "error": "red", "failed": "red", "timeout": "red", "interrupted": "magenta",
-    "unresponsive": "magenta", "cancelled": "yellow", "open": "cyan", "running": "cyan", "system": "blue",
-    "developer": "blue", "user": "bold", "assistant": "bold green", "tool": "yellow",
+    "unresponsive": "magenta", "cancelled": "yellow", "open": "cyan", "running": "cyan", "preparing": "cyan",
+    "queuing": "blue", "requeuing": "blue", "system": "blue", "developer": "blue", "user": "bold",
+    "assistant": "bold green", "tool": "yellow",
 }  # fmt: skip
-YIELDING = ("rollout", "attempt", "model", "finish")
+YIELDING = ("rollout", "group", "attempt", "model", "finish", "worker", "attempts", "why", "what mends it")
+BRIEF = 240
+"""Characters of a text that is shown briefly."""
+CALLS = ("llm", "tool")
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
 _VISIBLE = (
     {n: chr(0x2400 + n) for n in range(32) if n not in (9, 10)}
@@ -71,11 +75,21 @@ def moment(ns: int) -> str:
     return f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M:%S}.{ns // 10**6 % 1000:03}"
 
 
+def age(ns: int, now_ns: int) -> str:
+    """How long since then, in one unit."""
+    seconds = max(0, now_ns - ns) // 10**9
+    steps = ((86400, "d"), (3600, "h"), (60, "m"))
+    return next((f"{seconds // step} {unit}" for step, unit in steps if seconds >= step), f"{seconds} s")
+
+
 def ago(ns: int, now_ns: int) -> str:
     """How long ago, in one unit."""
-    seconds = max(0, now_ns - ns) // 10**9
-    steps = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
-    return next((f"{seconds // step} {unit} ago" for step, unit in steps if seconds >= step), "now")
+    return "now" if now_ns - ns < 10**9 else f"{age(ns, now_ns)} ago"
+
+
+def number(value: float | None) -> str:
+    """0.7; None is empty."""
+    return "" if value is None else f"{value:.6g}"
 
 
 def tokens(given: int | None, made: int | None) -> str:
@@ -90,55 +104,70 @@ def _count(number: int | None) -> str:
 # --- tables ---
 
 
-def _table(*columns: str) -> Table:
+def table(*columns: str) -> Table:
     """A plain table; a column whose name begins with > is aligned right. Names give way when there is little room."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    made = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
         side = "right" if column[0] == ">" else "left"
-        table.add_column(column.lstrip(">"), justify=side, overflow="fold", no_wrap=column not in YIELDING)
-    return table
+        made.add_column(column.lstrip(">"), justify=side, overflow="fold", no_wrap=column not in YIELDING)
+    return made
 
 
-def rollouts(rows: Iterable[RolloutSummary], now_ns: int) -> Table:
-    """A line for each rollout."""
-    table = _table("rollout", "mode", "status", ">attempts", ">calls", ">errors", ">tokens", ">tools", "last call")
+def rollouts(rows: Sequence[RolloutSummary], now_ns: int) -> Table:
+    """A line for each rollout. Groups are shown when there are any."""
+    grouped = any(r.group is not None for r in rows)
+    names = ("rollout", *(["group"] if grouped else []), "mode", "status", ">attempts", ">reward", ">calls", ">errors")
+    made = table(*names, ">tokens", ">tools", ">age", "last call")
     for r in rows:
-        t = r.totals
-        figures = (
-            len(r.attempts),
-            t.calls,
-            t.errors or "",
-            tokens(t.input_tokens, t.output_tokens),
-            t.tool_calls or "",
-        )
-        table.add_row(plain(r.id), r.mode, status(r.status), *map(plain, figures), ago(r.last_seen_ns, now_ns))
-    return table
+        head = (plain(r.id), *([plain(r.group)] if grouped else []), r.mode, status(r.status))
+        made.add_row(*head, *map(plain, _figures(r)), age(r.created_ns, now_ns), _last_call(r, now_ns))
+    return made
+
+
+def _figures(r: RolloutSummary) -> Iterator[object]:
+    t = r.totals
+    yield f"{r.tries}/{r.config.max_attempts}" if r.origin == "queued" else len(r.attempts)
+    yield number(r.reward)
+    yield from (t.calls or "", t.errors or "", tokens(t.input_tokens, t.output_tokens) if t.calls else "")
+    yield t.tool_calls or ""
+
+
+def _last_call(r: RolloutSummary, now_ns: int) -> str:
+    return ago(r.last_seen_ns, now_ns) if r.totals.calls else ""
 
 
 def spans(rows: Iterable[Span]) -> Table:
-    """A line for each span."""
-    table = _table("attempt", ">#", "started (UTC)", "dialect", "model", "status", ">http", ">latency", ">first byte",
-                   ">tokens", ">tools", "finish")  # fmt: skip
+    """A line for each span. What is no call has its name where a call has its model, and says what it is at the end."""
+    made = table("attempt", ">#", "started (UTC)", "what", "model", "status", ">http", ">latency", ">first byte",
+                 ">tokens", ">tools", "finish")  # fmt: skip
     for s in rows:
-        end = plain(s.error, "red") if s.error else plain(s.finish)
-        times = (duration(s.duration_ns), duration(s.first_byte_ns), _tokens(s), s.tool_calls or "")
-        head = (plain(s.attempt), plain(s.sequence), moment(s.start_ns)[5:], s.dialect, plain(s.model))
-        table.add_row(*head, status(s.status), plain(s.http_status), *map(plain, times), end)
-    return table
+        end = plain(s.error, "red") if s.error else plain(s.finish if s.kind in CALLS else content(s))
+        times = (_length(s), duration(s.first_byte_ns), _tokens(s), s.tool_calls or "")
+        head = (plain(s.attempt), plain(s.sequence), moment(s.start_ns)[5:], _what(s), plain(s.model or s.name))
+        made.add_row(*head, status(s.status), plain(s.http_status), *map(plain, times), end)
+    return made
 
 
 def stats(figures: Stats) -> Group:
-    """The sums, model by model, and the tape."""
+    """The sums, model by model, the rewards, and the tape."""
     whole = "all spans" if figures.complete else f"the newest {figures.counted_spans:,} spans"
     ended = ", ".join(f"{count:,} {status}" for status, count in sorted(figures.by_status.items()))
-    table = _table("model", ">calls", ">errors", ">cancelled", ">tokens", ">tools", ">median", ">p95")
+    sums = table("model", ">calls", ">errors", ">cancelled", ">tokens", ">tools", ">median", ">p95")
     for name, m in figures.by_model.items():
-        table.add_row(plain(name), *_sums(m), duration(m.median_ns), duration(m.p95_ns))
-    table.add_row(Text("all", style="bold"), *_sums(figures.totals), "", "")
+        sums.add_row(plain(name), *_sums(m), duration(m.median_ns), duration(m.p95_ns))
+    sums.add_row(Text("all", style="bold"), *_sums(figures.totals), "", "")
     tape = ", ".join(f"{clean(k)} {size(n) if k.endswith('bytes') else f'{n:,}'}" for k, n in figures.tape.items())
     lines = [f"Sums over {whole}: {ended or 'none'}.", f"Tape: {tape}."]
     gaps = [Text(f"{figures.gaps:,} calls could not be recorded.", style="red")] if figures.gaps else []
-    return Group(Text(lines[0]), table, Text(lines[1]), *gaps)
+    return Group(Text(lines[0]), sums, *_rewards(figures.rewards), Text(lines[1]), *gaps)
+
+
+def _rewards(given: RewardStats) -> Iterator[Text]:
+    if given.count:
+        sources = ", ".join(f"{count:,} {source}" for source, count in sorted(given.by_source.items()))
+        mean = f", mean {number(given.mean)}" if given.mean is not None else ""
+        untrusted = f", {given.untrusted:,} untrusted" if given.untrusted else ""
+        yield Text(f"Rewards: {sources}{mean}{untrusted}.")
 
 
 def _sums(t: Totals) -> Iterator[str]:
@@ -161,13 +190,50 @@ def change(entry: Change) -> Text:
 
 
 def span_line(span: Span) -> Text:
-    """A span on one line; one without a model is known by its path."""
+    """A span on one line; a call without a model is known by its path, what is no call by its name."""
+    if span.kind not in CALLS:
+        first = (f"#{span.sequence}", _what(span), span.name if span.name != _what(span) else "")
+        return joined(*(clean(piece) for piece in first if piece), clean(content(span)), _length(span))
     first = f"first byte {duration(span.first_byte_ns)}" if span.first_byte_ns is not None else ""
     facts = (duration(span.duration_ns), first, f"{_tokens(span)} tokens" if span.usage else "")
     asked = counted(span.tool_calls, "tool call") if span.tool_calls else ""
-    what = span.dialect if span.kind == "llm" else span.kind
-    name = (f"#{span.sequence}", what, span.agent or "", span.model or f"{span.method} {span.path}")
+    name = (f"#{span.sequence}", _what(span), span.agent or "", span.model or f"{span.method} {span.path}")
     return joined(*map(clean, name), status(span.status), span.error or "", *facts, asked)
+
+
+def content(span: Span) -> str:
+    """What a span that is no call says: a reward its value and reason, an event its attributes."""
+    if span.kind == "reward":
+        return "  ".join(filter(None, _reward(Reward.of(span))))
+    said = list((span.attributes or {}).values())
+    return abbreviate(said[0] if len(said) == 1 and isinstance(said[0], str) else compact(span.attributes), BRIEF)
+
+
+def _reward(given: Reward) -> Iterator[str]:
+    yield number(given.value)
+    yield from (f"{name} {number(value)}" for name, value in given.dimensions.items())
+    yield f"by {given.source}"
+    yield f"of #{given.span}" if given.span else ""
+    yield "" if given.trusted else "untrusted"
+    yield "late" if given.late else ""
+    yield abbreviate(given.reason or "", BRIEF)
+
+
+def _length(span: Span) -> str:
+    """Nothing for what took no time, as rewards and events do."""
+    return duration(span.duration_ns) if span.kind in CALLS or span.duration_ns else ""
+
+
+def _what(span: Span) -> str:
+    return span.dialect if span.kind == "llm" else span.kind
+
+
+def abbreviate(text: str, limit: int | None) -> str:
+    """On one line, and cut with a note of how much is missing; None leaves it as it is."""
+    if limit is None:
+        return text
+    line = " ".join(text.split())
+    return line if len(line) <= limit + 20 else f"{line[:limit].rstrip()} … {len(line) - limit:,} characters more"
 
 
 def joined(*pieces: str | Text) -> Text:

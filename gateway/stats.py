@@ -7,9 +7,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import islice
 
-from gateway.model import Span, SpanStatus, Totals
+from gateway.model import Kind, Reward, RewardSource, Span, SpanStatus, Totals
 from gateway.pages import SLICE, Tape
-from gateway.views import ModelStats, Stats
+from gateway.views import ModelStats, RewardStats, Stats
+
+CALLS: tuple[Kind, ...] = ("llm", "tool")
 
 
 @dataclass(slots=True)
@@ -20,6 +22,8 @@ class Tally:
     since_ns: int | None = None
     totals: Totals = field(default_factory=Totals)
     by_status: Counter[str] = field(default_factory=Counter[str])
+    by_kind: Counter[Kind] = field(default_factory=Counter[Kind])
+    rewards: list[Reward] = field(default_factory=list[Reward])
     by_model: defaultdict[str, ModelStats] = field(default_factory=lambda: defaultdict(ModelStats))
     durations: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
@@ -27,7 +31,9 @@ class Tally:
         """Count a span."""
         self.spans += 1
         self.since_ns = span.start_ns if self.since_ns is None else min(self.since_ns, span.start_ns)
-        self.by_status[span.status.value] += 1
+        self.by_kind[span.kind] += 1
+        self.by_status.update([span.status.value] if span.kind in CALLS else [])
+        self.rewards += [Reward.of(span)] if span.kind == "reward" else []
         if span.kind == "llm" and span.duration_ns is not None:
             model = span.model or "unknown"
             self.durations[model].append(span.duration_ns)
@@ -38,6 +44,17 @@ class Tally:
         """Sums by model, the busiest first, with their latencies."""
         busiest = sorted(self.by_model.items(), key=lambda item: -item[1].calls)
         return {name: stats.model_copy(update=_latencies(self.durations[name])) for name, stats in busiest}
+
+
+def _rewards(given: list[Reward]) -> RewardStats:
+    values = [reward.value for reward in given if reward.trusted and reward.value is not None]
+    sources: Counter[RewardSource] = Counter(reward.source for reward in given)
+    return RewardStats(
+        count=len(given),
+        untrusted=sum(not reward.trusted for reward in given),
+        mean=sum(values) / len(values) if values else None,
+        by_source=dict(sources),
+    )
 
 
 def _count(totals: Totals, span: Span) -> None:
@@ -69,6 +86,8 @@ async def gather(tape: Tape, most: int, gaps: int) -> Stats:
         totals=tally.totals,
         by_model=tally.models(),
         by_status=dict(tally.by_status),
+        by_kind=dict(tally.by_kind),
+        rewards=_rewards(tally.rewards),
         tape=tape.figures(),
         cursor=tape.cursor(),
         gaps=gaps,

@@ -11,7 +11,22 @@ from typing import Literal
 
 from pydantic import Field
 
-from gateway.model import Attempt, Change, Chunk, Exchange, Id, Noun, RolloutSummary, Span, Totals, Turn
+from gateway.model import (
+    Attempt,
+    AttemptStatus,
+    Change,
+    Chunk,
+    Exchange,
+    Id,
+    Kind,
+    Noun,
+    RewardSource,
+    RolloutStatus,
+    RolloutSummary,
+    Span,
+    Totals,
+    Turn,
+)
 
 
 class Page(Noun):
@@ -124,6 +139,19 @@ class ModelStats(Totals):
     """95 of 100 of its finished calls took no longer; ns."""
 
 
+class RewardStats(Noun):
+    """Sums over rewards."""
+
+    count: int = 0
+    """Rewards that were given."""
+    untrusted: int = 0
+    """Those that are not trained on."""
+    mean: float | None = None
+    """Mean value of the trusted ones."""
+    by_source: dict[RewardSource, int] = Field(default_factory=dict[RewardSource, int])
+    """Rewards by who gave them."""
+
+
 class Stats(Noun):
     """Figures of the gateway. The sums are over the newest spans only, as many as `counted_spans` says."""
 
@@ -138,13 +166,113 @@ class Stats(Noun):
     by_model: dict[str, ModelStats]
     """The same for each model asked for."""
     by_status: dict[str, int]
-    """Counted spans by how they ended."""
+    """Counted calls by how they ended."""
+    by_kind: dict[Kind, int]
+    """Counted spans by what happened."""
+    rewards: RewardStats
+    """Sums over the counted rewards."""
     tape: dict[str, int]
     """Figures of the whole tape, such as `rollouts`, `spans`, `used_bytes` and `map_bytes`."""
     cursor: int
     """Where the change feed stands: follow it from here to see only what is new."""
     gaps: int
     """Calls that were answered but could not be recorded since the gateway started."""
+
+
+Trouble = Literal[
+    "no_reward",
+    "untrusted_reward",
+    "unfinished",
+    "gap",
+    "mixed_versions",
+    "no_generation",
+    "error",
+    "interrupted",
+    "cancelled",
+    "late",
+    "other_model",
+    "truncated",
+    "unreadable",
+    "no_token_ids",
+    "no_logprobs",
+    "cut_off",
+    "retokenised",
+]
+"""Why something cannot be trained on, or is worth a look; `docs/doctor.md` explains each."""
+
+
+class Finding(Noun):
+    """Something about an attempt or a call that training cares about."""
+
+    code: Trouble
+    """What it is."""
+    blocks: bool
+    """True when this keeps it out of training; else it is only worth knowing."""
+    reason: str
+    """What was found, for a person."""
+    fix: str
+    """The command that mends it, or what to change before the next attempt."""
+
+
+class CallDiagnosis(Noun):
+    """Whether a call can be trained on."""
+
+    sequence: int
+    """Its span within the attempt."""
+    model: str | None
+    """Model asked for."""
+    prompt_tokens: int | None
+    """Token ids of the prompt, as the engine returned them; None when it did not."""
+    output_tokens: int | None
+    """Token ids of all its choices; None when the engine returned none."""
+    trainable: bool
+    """True when neither it nor its attempt has a finding that blocks."""
+    goes_on: int | None
+    """Sequence of the call whose tokens its prompt begins with: both are one training sequence."""
+    findings: list[Finding]
+    """What was found, the gravest first."""
+
+
+class AttemptDiagnosis(Noun):
+    """Whether an attempt can be trained on."""
+
+    attempt: Id
+    """Its name."""
+    status: AttemptStatus
+    """Where it stands."""
+    reward: float | None
+    """Its reward."""
+    trainable: int
+    """How many of its calls can be trained on."""
+    sequences: int
+    """How many training sequences these make: calls that go on from each other's exact tokens are one."""
+    findings: list[Finding]
+    """What concerns the attempt as a whole."""
+    calls: list[CallDiagnosis]
+    """Its model calls, in order."""
+
+
+class Diagnosis(Noun):
+    """Whether a rollout can be trained on, call by call, and if not why."""
+
+    rollout: Id
+    """Its name."""
+    status: RolloutStatus
+    """Where it stands."""
+    model: str | None
+    """The model that is judged: the one asked for, else the one that most calls asked for."""
+    reward: float | None
+    """Its reward."""
+    trainable: bool
+    """True when at least one call can be trained on."""
+    verdict: str
+    """The same in a sentence."""
+    findings: list[Finding]
+    """What concerns the rollout as a whole."""
+    attempts: list[AttemptDiagnosis]
+    """Its attempts, oldest first."""
+    skipped: int
+    """Calls that were not looked at, because there are too many."""
 
 
 class TokenRequest(Noun):
@@ -179,7 +307,7 @@ class Problem(Noun):
 
     message: str
     """For a person."""
-    type: Literal["invalid_request", "unauthorized", "forbidden", "not_found", "unavailable", "internal"]
+    type: Literal["invalid_request", "unauthorized", "forbidden", "not_found", "conflict", "unavailable", "internal"]
     """For a program."""
     field: str | None = None
     """Parameter or field at fault."""

@@ -53,7 +53,7 @@ class RolloutSpec(Noun):
     """The task it repeats, for group-relative advantage."""
     priority: int = Field(default=0, ge=-1000, le=1000)
     """The highest is handed out first."""
-    config: RolloutConfig = RolloutConfig()
+    config: RolloutConfig = Field(default_factory=RolloutConfig)
     """How its attempts are watched and repeated."""
     metadata: dict[str, Any] | None = None
     """Anything its maker wants to find again."""
@@ -95,7 +95,7 @@ class ClaimRequest(Noun):
     """How long the answer may wait for work when there is none; s."""
     lease_s: float = Field(default=30.0, ge=1, le=3600)
     """How long the attempts are its own unless it is heard of; s."""
-    modes: list[Mode] | None = None
+    modes: list[Mode] | None = Field(default=None, min_length=1)
     """What it takes; everything when not given."""
 
 
@@ -141,7 +141,7 @@ class HeartbeatRequest(Noun):
     """What it is working on; their leases begin anew."""
     lease_s: float = Field(default=30.0, ge=1, le=3600)
     """How long they are its own from now; s."""
-    figures: Figures = Figures()
+    figures: Figures = Field(default_factory=Figures)
     """What its machine and agents use."""
 
 
@@ -174,7 +174,7 @@ class FinishRequest(Noun):
     """Its name; an attempt that a worker has claimed is finished by that worker or, without a name, by anybody."""
     status: End
     """How it ended."""
-    outcome: Outcome = Outcome()
+    outcome: Outcome = Field(default_factory=Outcome)
     """What is known of it."""
     rewards: list[Judgement] = Field(default_factory=list[Judgement], max_length=100)
     """How well it went."""

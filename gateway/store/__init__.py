@@ -18,13 +18,16 @@ from types import TracebackType
 from typing import Self
 
 from gateway.codec import UNREADABLE
+from gateway.model import Mode
 from gateway.store.check import problems
 from gateway.store.environment import Environment, TapeError, Txn
 from gateway.store.read import Reader
 from gateway.store.records import Entry
-from gateway.store.write import Writer
+from gateway.store.work import MODES, Claimed, Finished, Refused, Task, Work
+from gateway.store.write import Item, Writer
+from gateway.work import QueueState
 
-__all__ = ["Entry", "Store", "TapeError", "check"]
+__all__ = ["Claimed", "Entry", "Finished", "Item", "Refused", "Store", "TapeError", "Task", "Work", "check"]
 
 
 class Store(Reader):
@@ -68,12 +71,17 @@ class Store(Reader):
     ) -> None:
         self.close()
 
-    def write(self, entries: Sequence[Entry]) -> int:
-        """Commits the entries durably in one transaction and returns the newest cursor.
+    def write(self, items: Sequence[Item]) -> int:
+        """Commits entries and tasks durably in one transaction, in order, and returns the newest cursor.
 
         Raises `TapeError` when the disk is full or read-only; then nothing of the batch is on the tape.
         """
-        return self._writer.write(entries)
+        return self._writer.write(items)
+
+    def queue_state(self) -> tuple[QueueState, dict[Mode, int]]:
+        """Whether work is handed out, and how many rollouts wait for it, by mode; may be a moment ahead of the tape."""
+        waiting = self._writer.waiting
+        return waiting.state, {MODES[mode]: count for mode, count in waiting.counts().items() if count}
 
     def secret(self) -> bytes:
         """The key that signs agent tokens; made once per tape."""

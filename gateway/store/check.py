@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gateway import codec, keys
-from gateway.model import Span, SpanStatus
+from gateway.lifecycle import CLAIMED, WAITING
+from gateway.model import Rollout, RolloutStatus, Span, SpanStatus, Worker
 from gateway.store import records
 from gateway.store.environment import TapeError
 from gateway.store.read import Reader
 from gateway.store.view import View
+from gateway.store.work import MODES
 
 _SPANS, _SUMS = (records.ATTEMPT.index(name) for name in ("spans", "totals"))
 
@@ -47,8 +49,23 @@ def _readable(key: bytes) -> str:
 
 
 def _rollout(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    records.rollout_from(key[:-1].decode("ascii"), value)
-    return iter(())
+    # As it is in this transaction, together with the queue.
+    with tape.view() as view:
+        rollout = view.rollout(key[:-1].decode("ascii"))
+        if rollout is None:
+            return
+        waits = view.get("queue", _queue_key(rollout)) is not None
+        held = rollout.attempt and view.get("live", keys.attempt_key(rollout.id, rollout.attempt)) is not None
+    if rollout.place is None:
+        return
+    if rollout.status == RolloutStatus.QUEUING and not waits:
+        yield "it is queuing and not in the queue"
+    if rollout.status == RolloutStatus.REQUEUING and not waits and not held:
+        yield "it is requeuing, and neither in the queue nor held by the worker of its last attempt"
+    if rollout.status not in WAITING and waits:
+        yield f"it is {rollout.status} and in the queue"
+    if rollout.status in CLAIMED and not held:
+        yield f"it is {rollout.status} and nobody holds its attempt"
 
 
 def _order(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
@@ -65,7 +82,7 @@ def _attempt(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
         record = records.padded(view.get("attempts", key) or value, records.ATTEMPT_DEFAULTS)
         spans, broken = _heads(view, rollout, attempt, record[_SPANS])
     yield from broken
-    finished = sum(span.status != SpanStatus.OPEN for span in spans)
+    finished = sum(span.kind == "llm" and span.status != SpanStatus.OPEN for span in spans)
     if not broken and finished != record[_SUMS][0]:
         yield f"it counts {record[_SUMS][0]} finished calls, {finished} are there"
     for span in spans:
@@ -129,6 +146,36 @@ def _bodies(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
             yield f"body {at} leans on body {codec.base_of(record)}, which comes later"
 
 
+def _queue(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    rollout = tape.rollout(value[:-1].decode("ascii"))
+    if rollout is None:
+        yield "it names a rollout that is missing"
+    elif rollout.status in WAITING and _queue_key(rollout) != key:
+        yield f"rollout {rollout.id} should wait at another place"
+
+
+def _queue_key(rollout: Rollout) -> bytes:
+    return keys.queue_key(MODES.index(rollout.mode), rollout.priority, rollout.place or 0)
+
+
+def _live(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    rollout, attempt = keys.split_attempt_key(key)
+    if attempt not in [found.id for found in tape.attempts(rollout)]:
+        yield "it names an attempt that is missing"
+
+
+def _reward(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    rollout, attempt, _ = key.split(b"\0", 2)
+    span = tape.span(rollout.decode("ascii"), attempt.decode("ascii"), int.from_bytes(value))
+    if span is None or span.kind != "reward":
+        yield f"span {int.from_bytes(value)} of its attempt is no reward"
+
+
+def _worker(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    if Worker.model_validate_json(value).id.encode() != key:
+        yield "it is the record of another worker"
+
+
 def _numbering(tape: Reader, database: str, span_of: Callable[[int, int], tuple[int, int]]) -> Iterator[str]:
     """Segments must follow each other without a hole."""
     expected = 1
@@ -151,4 +198,8 @@ _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...]
     ("open", _open),
     ("log", _log),
     ("bodies", _bodies),
+    ("queue", _queue),
+    ("live", _live),
+    ("rewards", _reward),
+    ("workers", _worker),
 )

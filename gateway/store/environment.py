@@ -20,9 +20,14 @@ import lmdb
 from gateway.codec import UNREADABLE
 
 FORMAT = b"1"
-DATABASES = ("meta", "rollouts", "order", "attempts", "index", "open", "styles", "log", "bodies")
+DATABASES = (
+    "meta", "rollouts", "tasks", "order", "attempts", "index", "open", "styles", "log", "bodies",
+    "queue", "live", "rewards", "workers",
+)  # fmt: skip
 READERS = 512
 _GROW_AT = 0.8
+_LOOK_EVERY = 16
+"""Transactions between two looks at how full the map is."""
 REMAP_BYTES = 16 << 20
 """Growth of the file after which the map is made anew."""
 
@@ -84,6 +89,7 @@ class Environment:
             raise
         self._page_bytes = self._env.stat()["psize"]
         self._mapped_at = self.sizes()[1]
+        self._looked = 0
 
     def close(self) -> None:
         """Closes it; no call may follow."""
@@ -171,6 +177,9 @@ class Environment:
         Mapping anew also gives back the pages that reading has mapped, which would count as the process' memory for as
         long as it lives: it is done whenever the file has grown by a good deal.
         """
+        self._looked += 1
+        if self._looked % _LOOK_EVERY:
+            return
         info = self._env.info()
         used = (info["last_pgno"] + 1) * self._page_bytes
         if used > info["map_size"] * _GROW_AT:

@@ -11,8 +11,10 @@ from typing import Any
 
 from gateway import codec
 from gateway.codec import Base
+from gateway.model import Rollout
 
 _KEYFRAMES = 64
+_ROLLOUTS = 16384
 _SIGNATURE = 160
 _WORTH = 256
 _OVERHEAD = 3072
@@ -38,8 +40,16 @@ class Live:
     """The block of the index that was written last, as it is stored."""
 
 
+@dataclass(slots=True)
+class Known:
+    """A rollout, and the names of its attempts in order."""
+
+    rollout: Rollout
+    attempts: list[str]
+
+
 class Memory:
-    """Attempts of late and keyframes of late."""
+    """Attempts, rollouts and keyframes of late."""
 
     def __init__(self, limit: int) -> None:
         """`limit`: bytes of bodies kept between transactions; keyframes take at most as much again."""
@@ -47,12 +57,25 @@ class Memory:
         self._size = 0
         self._live: OrderedDict[tuple[str, str], Live] = OrderedDict()
         self._keyframes: OrderedDict[bytes, Base] = OrderedDict()
+        self._rollouts: OrderedDict[str, Known] = OrderedDict()
 
     def clear(self) -> None:
         """Forgets everything."""
         self._size = 0
         self._live.clear()
         self._keyframes.clear()
+        self._rollouts.clear()
+
+    def rollout(self, name: str) -> Known | None:
+        """A rollout that is remembered."""
+        known = self._rollouts.get(name)
+        if known is not None:
+            self._rollouts.move_to_end(name)
+        return known
+
+    def add_rollout(self, known: Known) -> None:
+        """Remembers a rollout."""
+        self._rollouts[known.rollout.id] = known
 
     def find(self, name: tuple[str, str]) -> Live | None:
         """An attempt that is remembered."""
@@ -67,10 +90,12 @@ class Memory:
         self._size += _OVERHEAD + (0 if live.base is None else live.base.size)
 
     def shed(self) -> None:
-        """Drops the longest unused attempts; only between transactions, when nothing of them is unwritten."""
+        """Drops what was not used for longest; only between transactions, when nothing of it is unwritten."""
         while self._size > self._limit and self._live:
             _, live = self._live.popitem(last=False)
             self._size -= _OVERHEAD + (0 if live.base is None else live.base.size)
+        while len(self._rollouts) > _ROLLOUTS:
+            self._rollouts.popitem(last=False)
 
     def base(self, live: Live, request: bytes) -> Base | None:
         """The body that this request of the attempt leans on."""

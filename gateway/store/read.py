@@ -10,13 +10,17 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 from gateway import codec, keys
-from gateway.model import ID_PATTERN, Attempt, Change, Exchange, Rollout, Span
+from gateway.model import ID_PATTERN, Attempt, Change, Exchange, Mode, Rollout, Span, Worker
 from gateway.store.environment import Cursor, Environment
-from gateway.store.records import Style, rollout_from
+from gateway.store.records import Style
 from gateway.store.view import View
+from gateway.store.work import MODES
+from gateway.work import QueueStatus
 
 _ID = re.compile(ID_PATTERN)
 _SLICE = 256
+_SEGMENTS = 2000
+"""Segments of the log that are looked through in one transaction."""
 _STEP = 50
 """Heads that are decoded at once: consumers often stop after a page."""
 
@@ -52,10 +56,10 @@ class Reader:
         while True:
             with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
                 found = _downwards(cursor, start)
-                stored = [(key, name, view.get("rollouts", name)) for key, name in found]
-            for key, name, record in stored:
-                if record is not None:
-                    yield keys.to_number(key), rollout_from(name[:-1].decode("ascii"), record)
+                stored = [(keys.to_number(key), view.rollout(name[:-1].decode("ascii"))) for key, name in found]
+            for number, rollout in stored:
+                if rollout is not None:
+                    yield number, rollout
             if len(found) < _SLICE:
                 return
             start = found[-1][0]
@@ -148,6 +152,49 @@ class Reader:
             "map_bytes": map_bytes,
             "used_bytes": used_bytes,
         }
+
+    def live(self) -> list[tuple[str, str]]:
+        """(rollout, attempt) of those that were claimed and have not ended."""
+        return [keys.split_attempt_key(key) for key, _ in self.slices("live")]
+
+    def queue(self) -> QueueStatus:
+        """How much work there is. Walks through the queue: for people and scrapes, not for claims."""
+        with self.view() as view:
+            state, claimed = view.queue_state(), view.txn.stat(self._env.dbs["live"])["entries"]
+        waiting: dict[Mode, int] = {}
+        oldest: tuple[int, str] | None = None
+        for key, name in self.slices("queue"):
+            mode = MODES[key[0]]
+            waiting[mode] = waiting.get(mode, 0) + 1
+            made = keys.to_number(key[-8:]), name[:-1].decode("ascii")
+            oldest = made if oldest is None else min(oldest, made)
+        found = None if oldest is None else self.rollout(oldest[1])
+        return QueueStatus(
+            state=state, waiting=waiting, claimed=claimed, oldest_ns=None if found is None else found.created_ns
+        )
+
+    def workers(self) -> list[Worker]:
+        """All that are remembered, by name."""
+        return [Worker.model_validate_json(record) for _, record in self.slices("workers")]
+
+    def note(self, name: str) -> bytes | None:
+        """What `Work.note` has kept under a name."""
+        with self.view() as view:
+            return view.get("meta", b"note " + name.encode())
+
+    def find_response(self, response_id: str) -> Span | None:
+        """The newest span whose response has this id. Looks through the log backwards, bytes before records: a recent
+        one is found at once, one of a million spans ago in a fraction of a second."""
+        wanted, before = response_id.encode(), None
+        while True:
+            with self.view() as view:
+                found, before = view.log_segments_with(wanted, before, _SEGMENTS)
+                spans = [span for change in found if (span := change.span) is not None]
+            for span in spans:
+                if span.response_id == response_id:
+                    return span
+            if before is None:
+                return None
 
     def slices(self, database: str) -> Iterator[tuple[bytes, bytes]]:
         """All records of a database by key, read in slices of one transaction each."""

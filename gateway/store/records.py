@@ -7,13 +7,25 @@ its own (`OWN`). A head whose style is not in the table holds it itself. The end
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gateway import codec, keys
 from gateway.codec import Body
-from gateway.model import Attempt, Mode, Origin, Rollout, Span, SpanStatus, Totals, Usage
+from gateway.model import (
+    Attempt,
+    Mode,
+    Origin,
+    Outcome,
+    Rollout,
+    RolloutConfig,
+    Span,
+    SpanStatus,
+    Totals,
+    Usage,
+)
 from gateway.trace import span_id, trace_id
 
 STYLE = (
@@ -54,13 +66,16 @@ OWN = (
 )
 ATTEMPT = codec.fields(Attempt, skip=("rollout", "id"))
 ATTEMPT_DEFAULTS = codec.defaults(Attempt, ATTEMPT)
-ROLLOUT = codec.fields(Rollout, skip=("id",))
+ROLLOUT = codec.fields(Rollout, skip=("id", "input", "metadata"))
 ROLLOUT_DEFAULTS = codec.defaults(Rollout, ROLLOUT)
 TOTALS = codec.fields(Totals)
 USAGE = codec.fields(Usage)
+CONFIG = codec.fields(RolloutConfig)
+OUTCOME = codec.fields(Outcome)
 
 Style = Sequence[Any]
 
+STYLE_DEFAULTS: list[Any] = [None] * len(STYLE)
 _OWN_DEFAULTS = [None, *codec.defaults(Span, list(OWN))]
 _SPAN_DEFAULTS = {name: field.default for name, field in Span.model_fields.items() if not field.is_required()}
 _SEQUENCE, _CREATED = (ATTEMPT.index(name) for name in ("sequence", "created_ns"))
@@ -205,14 +220,45 @@ def span_from(key: bytes, head: bytes, style_of: Callable[[int], Style]) -> Span
 
 def attempt_from(rollout: str, attempt: str, record: bytes) -> Attempt:
     """An attempt record as the noun."""
-    found = dict(zip(ATTEMPT, padded(record, ATTEMPT_DEFAULTS), strict=False))
+    return attempt_of(rollout, attempt, padded(record, ATTEMPT_DEFAULTS))
+
+
+def attempt_of(rollout: str, attempt: str, values: list[Any]) -> Attempt:
+    """The values of `ATTEMPT` as the noun."""
+    found = dict(zip(ATTEMPT, values, strict=False))
     found["totals"] = dict(zip(TOTALS, found["totals"], strict=False))
+    if found["outcome"] is not None:
+        *known, output = found["outcome"]
+        found["outcome"] = dict(zip(OUTCOME, (*known, None if output is None else json.loads(output)), strict=True))
     return Attempt(rollout=rollout, id=attempt, **found)
 
 
-def rollout_from(rollout: str, record: bytes) -> Rollout:
-    """A rollout record as the noun."""
-    return Rollout(id=rollout, **dict(zip(ROLLOUT, padded(record, ROLLOUT_DEFAULTS), strict=False)))
+def outcome_values(outcome: Outcome) -> list[Any]:
+    """An outcome as it stands in an attempt. What the agent returned may be any JSON: numbers that msgpack has not."""
+    *known, output = codec.values(outcome, OUTCOME)
+    return [*known, None if output is None else _json(output).decode()]
+
+
+def rollout_from(rollout: str, record: bytes, task: bytes | None) -> Rollout:
+    """A rollout record, and what its maker said of it, as the noun."""
+    found = dict(zip(ROLLOUT, padded(record, ROLLOUT_DEFAULTS), strict=False))
+    found["config"] = dict(zip(CONFIG, found["config"], strict=False))
+    said, metadata = (None, None) if task is None else json.loads(task)
+    return Rollout(id=rollout, input=said, metadata=metadata, **found)
+
+
+def rollout_record(rollout: Rollout) -> bytes:
+    """What changes of a rollout."""
+    return codec.encode(codec.values(rollout, ROLLOUT), ROLLOUT_DEFAULTS)
+
+
+def task_record(said: Any, metadata: dict[str, Any] | None) -> bytes | None:
+    """What never changes of a rollout and may be large; None when there is nothing."""
+    return None if said is None and metadata is None else _json([said, metadata])
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def new_attempt(sequence: int, created_ns: int) -> list[Any]:

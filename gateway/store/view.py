@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from gateway import codec, keys
 from gateway.codec import Base, Body
 from gateway.model import Attempt, Change, Rollout, Span
 from gateway.store.environment import TapeError, Txn, floor, last_number, scan
 from gateway.store.records import Style, attempt_from, body_of, rollout_from, span_from
+from gateway.work import QueueState
 
 BLOCK = 256
 """Sequences in one record of the index."""
@@ -38,14 +39,20 @@ class View:
 
     def rollout(self, rollout: str) -> Rollout | None:
         """One rollout."""
-        stored = self.get("rollouts", keys.rollout_key(rollout))
-        return None if stored is None else rollout_from(rollout, stored)
+        key = keys.rollout_key(rollout)
+        stored = self.get("rollouts", key)
+        return None if stored is None else rollout_from(rollout, stored, self.get("tasks", key))
 
     def attempts(self, rollout: str) -> list[Attempt]:
         """The attempts of a rollout, oldest first."""
         records = scan(self.txn, self._dbs["attempts"], keys.rollout_key(rollout))
         found = [attempt_from(*keys.split_attempt_key(key), value) for key, value in records]
         return sorted(found, key=lambda attempt: attempt.sequence)
+
+    def queue_state(self) -> QueueState:
+        """Whether work is handed out."""
+        found = (self.get("meta", b"queue") or b"open").decode()
+        return cast(QueueState, found)
 
     def style(self, number: int) -> Style:
         """What the calls that name this number have in common."""
@@ -113,6 +120,25 @@ class View:
             self._segment = first, records
         return first, records
 
+    def log_segments_with(self, text: bytes, before: bytes | None, most: int) -> tuple[list[Change], bytes | None]:
+        """(changes, newest first, of segments of the log that hold these bytes; where to go on, None at the end).
+
+        Looks at up to `most` segments below `before`, or from the end.
+        """
+        found: list[Change] = []
+        with self.txn.cursor(db=self._dbs["log"]) as cursor:
+            there = cursor.last() if before is None else cursor.set_range(before) and cursor.prev()
+            for _ in range(most):
+                if not there:
+                    return found, None
+                before = cursor.key()
+                if text in cursor.value():
+                    first, records = self.log_segment(keys.to_number(before))
+                    told = [self.change(first + at, record) for at, record in enumerate(records) if text in record]
+                    found += [change for change in reversed(told) if change is not None]
+                there = cursor.prev()
+        return found, before
+
     def change(self, at: int, record: bytes) -> Change | None:
         """A record of the log as the noun; None for a call that was open then and has ended since."""
         kind, key = record[:1], record[1:]
@@ -127,7 +153,8 @@ class View:
             return Change.model_construct(cursor=at, kind="span", span=span)
         if kind == b"a":
             return Change(cursor=at, kind="attempt", attempt=attempt_from(*keys.split_attempt_key(key), stored))
-        return Change(cursor=at, kind="rollout", rollout=rollout_from(key[:-1].decode("ascii"), stored))
+        rollout = rollout_from(key[:-1].decode("ascii"), stored, self.get("tasks", key))
+        return Change(cursor=at, kind="rollout", rollout=rollout)
 
     def open_body(self, rollout: str, attempt: str, sequence: int) -> Body | None:
         """What is known of a call that still runs."""

@@ -1,4 +1,4 @@
-"""The one writer: a batch of entries becomes one transaction with one fsync.
+"""The one writer: a batch of entries and tasks becomes one transaction with one fsync.
 
 Sequences, body numbers, styles and change cursors are given out inside the transaction, so they need no other
 coordination. What the writer remembers between transactions is forgotten when one fails or when somebody else has
@@ -8,45 +8,30 @@ machine is worth more than the disk.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from gateway import codec, keys
 from gateway.codec import Body
-from gateway.model import Rollout, SpanStatus
+from gateway.model import AttemptStatus, Rollout, SpanStatus
 from gateway.store import records
+from gateway.store.batch import Batch
 from gateway.store.environment import Environment, TapeError, Txn, scan
-from gateway.store.memory import Live, Memory
+from gateway.store.memory import Known, Live, Memory
 from gateway.store.records import Entry, Style
 from gateway.store.view import BLOCK, View
+from gateway.store.waiting import Waiting
+from gateway.store.work import Task, Work
 
 TOGETHER = 32
 """Entries from which a batch is compressed together."""
 
 _STYLES = 4096
-_SPANS, _SEEN, _SUMS = (records.ATTEMPT.index(name) for name in ("spans", "last_seen_ns", "totals"))
-
-
-@dataclass(slots=True)
-class _Batch:
-    """One transaction in the making."""
-
-    view: View
-    txn: Txn
-    cursor: int
-    alone: bool
-    """True when each body is to be compressed by itself."""
-    bodies: list[bytes] = field(default_factory=list[bytes])
-    log: list[bytes] = field(default_factory=list[bytes])
-    index: dict[bytes, bytearray] = field(default_factory=dict[bytes, bytearray])
-    """Blocks of the index that have changed, by key."""
-    dirty: list[Live] = field(default_factory=list[Live])
-
-    def append(self, record: bytes) -> int:
-        """Adds to the log and returns the cursor."""
-        self.log.append(record)
-        return self.cursor + len(self.log)
+Item: TypeAlias = "Entry | Task[Any]"
+_SPANS, _SEEN, _SUMS, _STATUS = map(records.ATTEMPT.index, ("spans", "last_seen_ns", "totals", "status"))
+_DORMANT = (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE)
+"""Attempts that a sign of life wakes."""
 
 
 class Writer:
@@ -54,26 +39,34 @@ class Writer:
 
     def __init__(self, env: Environment, memory_bytes: int) -> None:
         self._env = env
-        self._dbs = env.dbs
+        self.dbs = env.dbs
         self._memory = Memory(memory_bytes)
         self._styles: dict[Style, int] = {}
         self._styles_seen: set[Style] = set()
         self._known = -1
         self._cursor = 0
         self._body = 0
+        self.waiting = Waiting()
+        self.finished: Counter[str] = Counter()
+        """Attempts that each worker has finished since it was last heard of."""
 
-    def write(self, entries: Sequence[Entry]) -> int:
-        """Commits the entries and returns the newest cursor. An entry that is there twice is written as it is now."""
-        entries = list(dict.fromkeys(entries))
-        fresh = [entry for entry in entries if not entry.sequence]
+    def write(self, items: Sequence[Item]) -> int:
+        """Commits entries and tasks in order and returns the newest cursor. An entry that is there twice is written as
+        it is now."""
+        items = list(dict.fromkeys(items))
+        fresh = [item for item in items if isinstance(item, Entry) and not item.sequence]
 
-        def apply(batch: _Batch) -> None:
+        def apply(batch: Batch) -> None:
             _reset(fresh)
-            for entry in entries:
-                self._put(batch, entry)
+            work = Work(self, batch)
+            for item in items:
+                if isinstance(item, Entry):
+                    self.put(batch, item)
+                else:
+                    item.run(work)
 
         try:
-            return self._transact(apply, alone=len(entries) < TOGETHER)
+            return self._transact(apply, alone=len(items) < TOGETHER)
         except BaseException:
             _reset(fresh)
             raise
@@ -81,35 +74,41 @@ class Writer:
     def interrupt_open(self) -> None:
         """Ends the calls that an earlier life of the gateway has left open."""
 
-        def apply(batch: _Batch) -> None:
-            for key, value in batch.txn.cursor(db=self._dbs["open"]):
+        def apply(batch: Batch) -> None:
+            for key, value in batch.txn.cursor(db=self.dbs["open"]):
                 self._interrupt(batch, key, *codec.unpack_open(value))
-            batch.txn.drop(self._dbs["open"], delete=False)
+            batch.txn.drop(self.dbs["open"], delete=False)
 
         self._transact(apply)
 
-    def _interrupt(self, batch: _Batch, key: bytes, head: bytes, body: bytes | None) -> None:
+    def _interrupt(self, batch: Batch, key: bytes, head: bytes, body: bytes | None) -> None:
         rollout, attempt, sequence = keys.split_head_key(key)
         number = None if body is None else self._add_body(batch, body)
         style, own = records.interrupted(head, batch.view.style, number)
-        live = self._attempt(batch, Entry(rollout, attempt))
+        live = self.live(batch, Entry(rollout, attempt))
         records.count(live.values[_SUMS], Entry(rollout, attempt, status=SpanStatus.INTERRUPTED))
         self._finish(batch, live, sequence, records.head_of(self._style(batch, tuple(style)), own))
 
     # -- the transaction ---------------------------------------------------------------------------------------------
 
-    def _transact(self, apply: Callable[[_Batch], None], alone: bool = True) -> int:
-        def attempt(txn: Txn) -> tuple[int, _Batch]:
+    def _transact(self, apply: Callable[[Batch], None], alone: bool = True) -> int:
+        def attempt(txn: Txn) -> tuple[int, Batch]:
             if txn.id() != self._known + 1:
                 self._recall(txn)
             # Until it is committed, nothing that is remembered can be relied on.
             self._known = -1
-            batch = _Batch(View(txn, self._dbs, {}), txn, self._cursor, alone)
+            batch = Batch(View(txn, self.dbs, {}), txn, self._cursor, alone)
             apply(batch)
             self._flush(batch)
-            return txn.id(), batch
+            return txn.id() if batch.changed else txn.id() - 1, batch
 
-        self._known, batch = self._env.write(attempt)
+        try:
+            self._known, batch = self._env.write(attempt)
+        except BaseException:
+            # The loop looks at what waits without asking the tape.
+            with self._env.read() as txn:
+                self._recall_waiting(txn)
+            raise
         self._cursor += len(batch.log)
         self._body += len(batch.bodies)
         self._memory.shed()
@@ -118,17 +117,25 @@ class Writer:
     def _recall(self, txn: Txn) -> None:
         """Reads back what another process, or an earlier life, has written."""
         self._memory.clear()
-        view = View(txn, self._dbs, {})
+        view = View(txn, self.dbs, {})
         self._cursor = view.last("log")
         first = view.last("bodies")
         last = view.get("bodies", keys.number(first))
         self._body = 0 if last is None else first + len(codec.unpack_segment(last)) - 1
-        stored = scan(txn, self._dbs["styles"], b"")
-        self._styles = {tuple(codec.decode(value)): keys.to_number(key) for key, value in stored}
+        stored = scan(txn, self.dbs["styles"], b"")
+        self._styles = {
+            tuple(records.padded(value, records.STYLE_DEFAULTS)): keys.to_number(key) for key, value in stored
+        }
         self._styles_seen.clear()
+        self._recall_waiting(txn)
 
-    def _flush(self, batch: _Batch) -> None:
-        txn, dbs = batch.txn, self._dbs
+    def _recall_waiting(self, txn: Txn) -> None:
+        waiting = scan(txn, self.dbs["queue"], b"")
+        state = View(txn, self.dbs, {}).queue_state()
+        self.waiting.load(state, ((key, name[:-1].decode("ascii")) for key, name in waiting))
+
+    def _flush(self, batch: Batch) -> None:
+        txn, dbs = batch.txn, self.dbs
         for first, _, segment in (codec.pack_small if batch.alone else codec.pack_segments)(batch.bodies):
             txn.put(keys.number(self._body + 1 + first), segment, db=dbs["bodies"], append=True)
         for key, block in batch.index.items():
@@ -142,14 +149,19 @@ class Writer:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def _put(self, batch: _Batch, entry: Entry) -> None:
-        live = self._attempt(batch, entry)
+    def put(self, batch: Batch, entry: Entry, seen_ns: int | None = None) -> None:
+        """Writes a span, as it is now. `seen_ns`: when the agent was heard of by it, if that is not when it began: the
+        times of what others send are theirs, and 0 is no sign of life."""
+        live = self.live(batch, entry)
         announced = bool(entry.sequence)
         if not announced:
             live.values[_SPANS] += 1
             entry.sequence = live.values[_SPANS]
-        if entry.start_ns > live.values[_SEEN]:
-            live.values[_SEEN] = entry.start_ns
+        seen = entry.start_ns if seen_ns is None else seen_ns
+        if seen > live.values[_SEEN]:
+            live.values[_SEEN] = seen
+        if live.values[_STATUS] in _DORMANT and seen:
+            Work(self, batch).seen(live, max(seen, entry.end_ns or 0) if seen_ns is None else seen)
         if entry.status == SpanStatus.OPEN:
             self._announce(batch, live, entry)
             return
@@ -161,52 +173,59 @@ class Writer:
         head = entry.head(self._style(batch, entry.style()), number, usage)
         self._finish(batch, live, entry.sequence, head)
         if announced:
-            batch.txn.delete(live.key + keys.u32(entry.sequence), db=self._dbs["open"])
+            batch.txn.delete(live.key + keys.u32(entry.sequence), db=self.dbs["open"])
 
-    def _announce(self, batch: _Batch, live: Live, entry: Entry) -> None:
+    def _announce(self, batch: Batch, live: Live, entry: Entry) -> None:
         key = live.key + keys.u32(entry.sequence)
         body = None
         if entry.body is not None:
             body, _ = codec.pack_body(entry.body, 0, self._memory.base(live, entry.body.request), alone=True)
         head = entry.head(self._style(batch, entry.style()), None, None)
-        batch.txn.put(key, codec.pack_open(head, body), db=self._dbs["open"])
+        batch.txn.put(key, codec.pack_open(head, body), db=self.dbs["open"])
         batch.append(b"o" + key)
         self._index(batch, live, entry.sequence, 0)
 
-    def _put_body(self, batch: _Batch, live: Live, entry: Entry, body: Body) -> int:
+    def _put_body(self, batch: Batch, live: Live, entry: Entry, body: Body) -> int:
         number = self._body + len(batch.bodies) + 1
         record, base = codec.pack_body(body, number, self._memory.base(live, body.request), batch.alone)
         self._memory.keep(live, base)
         live.newest = entry.retry_of or entry.sequence
         return self._add_body(batch, record)
 
-    def _add_body(self, batch: _Batch, record: bytes) -> int:
+    def _add_body(self, batch: Batch, record: bytes) -> int:
         batch.bodies.append(record)
         return self._body + len(batch.bodies)
 
-    def _finish(self, batch: _Batch, live: Live, sequence: int, head: bytes) -> None:
+    def _finish(self, batch: Batch, live: Live, sequence: int, head: bytes) -> None:
         self._index(batch, live, sequence, batch.append(b"s" + live.key + keys.u32(sequence) + head))
 
-    def _index(self, batch: _Batch, live: Live, sequence: int, cursor: int) -> None:
+    def _index(self, batch: Batch, live: Live, sequence: int, cursor: int) -> None:
         block, at = divmod(sequence - 1, BLOCK)
         cursors = self._block(batch, live, block)
         cursors.extend(bytes(max(0, 8 * (at + 1) - len(cursors))))
         cursors[8 * at : 8 * at + 8] = keys.number(cursor)
+        self.touch(batch, live)
+
+    def touch(self, batch: Batch, live: Live) -> None:
+        """The attempt's record has changed."""
         if not live.dirty:
             live.dirty = True
             batch.dirty.append(live)
 
-    def _block(self, batch: _Batch, live: Live, block: int) -> bytearray:
+    def _block(self, batch: Batch, live: Live, block: int) -> bytearray:
         """A block of the attempt's index, about to change. The last one is remembered: a read costs more than all else
         that is done to it, because LMDB lets go of the interpreter for every read."""
         key = live.key + keys.u32(block)
         if live.block != block:
             live.block = block
-            live.cursors = batch.index.get(key) or bytearray(batch.view.get("index", key) or b"")
+            # The first of a block is the only one in it: nothing to read.
+            first = live.values[_SPANS] == block * BLOCK + 1
+            stored = None if first else batch.view.get("index", key)
+            live.cursors = batch.index.get(key) or bytearray(stored or b"")
         batch.index[key] = live.cursors
         return live.cursors
 
-    def _style(self, batch: _Batch, style: Style) -> int | Style:
+    def _style(self, batch: Batch, style: Style) -> int | Style:
         """Its number; itself on its first appearance, and when the table is full: some calls are like no other."""
         number = self._styles.get(style)
         if number is not None:
@@ -217,32 +236,71 @@ class Writer:
             self._styles_seen.add(style)
             return style
         number = self._styles[style] = len(self._styles) + 1
-        batch.txn.put(keys.number(number), codec.encode(list(style), [None] * len(style)), db=self._dbs["styles"])
+        record = codec.encode(list(style), records.STYLE_DEFAULTS)
+        batch.txn.put(keys.number(number), record, db=self.dbs["styles"])
         return number
 
-    # -- attempts ----------------------------------------------------------------------------------------------------
+    # -- attempts and rollouts ---------------------------------------------------------------------------------------
 
-    def _attempt(self, batch: _Batch, entry: Entry) -> Live:
+    def live(self, batch: Batch, entry: Entry) -> Live:
+        """The attempt that an entry belongs to; it and its rollout are made if need be."""
         live = self._memory.find((entry.rollout, entry.attempt))
         if live is None:
-            live = self._recall_attempt(batch, entry)
+            known = self.rollout(batch, entry.rollout) or self._new_rollout(batch, entry)
+            made = entry.attempt not in known.attempts
+            live = self._new_attempt(batch, entry, known) if made else self._recall_attempt(batch, entry)
             live.values[_SUMS] = list(live.values[_SUMS])
             self._memory.add(live)
         return live
 
-    def _recall_attempt(self, batch: _Batch, entry: Entry) -> Live:
+    def rollout(self, batch: Batch, name: str) -> Known | None:
+        """A rollout as the tape has it. What is changed of it must be written in the same transaction."""
+        known = self._memory.rollout(name)
+        if known is None:
+            rollout = batch.view.rollout(name)
+            if rollout is not None:
+                known = Known(rollout, [attempt.id for attempt in batch.view.attempts(name)])
+                self._memory.add_rollout(known)
+        return known
+
+    def remembered(self, name: str) -> Rollout | None:
+        """A rollout, if the tape need not be asked."""
+        known = self._memory.rollout(name)
+        return None if known is None else known.rollout
+
+    def add_rollout(self, batch: Batch, rollout: Rollout) -> int:
+        """Makes a rollout; the cursor of the change."""
+        cursor = batch.append(b"r" + keys.rollout_key(rollout.id))
+        batch.txn.put(keys.number(cursor), keys.rollout_key(rollout.id), db=self.dbs["order"], append=True)
+        self._memory.add_rollout(Known(rollout, []))
+        return cursor
+
+    def put_rollout(self, batch: Batch, rollout: Rollout) -> None:
+        """Writes what changes of a rollout."""
+        batch.txn.put(keys.rollout_key(rollout.id), records.rollout_record(rollout), db=self.dbs["rollouts"])
+
+    def _new_rollout(self, batch: Batch, entry: Entry) -> Known:
+        made = Rollout(id=entry.rollout, origin=entry.origin, mode=entry.mode, created_ns=entry.start_ns)
+        self.add_rollout(batch, made)
+        self.put_rollout(batch, made)
+        return Known(made, []) if (known := self._memory.rollout(made.id)) is None else known
+
+    def _new_attempt(self, batch: Batch, entry: Entry, known: Known) -> Live:
+        key = keys.attempt_key(entry.rollout, entry.attempt)
+        known.attempts.append(entry.attempt)
+        batch.append(b"a" + key)
+        return Live((entry.rollout, entry.attempt), records.new_attempt(len(known.attempts), entry.start_ns), key)
+
+    def _recall_attempt(self, batch: Batch, entry: Entry) -> Live:
         name = entry.rollout, entry.attempt
         key = keys.attempt_key(*name)
-        stored = batch.view.get("attempts", key)
-        if stored is None:
-            return Live(name, self._new_attempt(batch, entry, key), key)
-        live = Live(name, records.padded(stored, records.ATTEMPT_DEFAULTS), key)
+        live = Live(name, records.padded(batch.view.get("attempts", key) or b"\x90", records.ATTEMPT_DEFAULTS), key)
         # Reading the base back costs a fraction of a millisecond: only where there is time for it.
         if batch.alone:
             self._recall_base(batch, live)
         return live
 
-    def _recall_base(self, batch: _Batch, live: Live) -> None:
+    def _recall_base(self, batch: Batch, live: Live) -> None:
         try:
             found = batch.view.newest_body(*live.name, live.values[_SPANS])
         except (TapeError, *codec.UNREADABLE):
@@ -250,24 +308,6 @@ class Writer:
             return
         if found is not None:
             live.newest, live.base = found
-
-    def _new_attempt(self, batch: _Batch, entry: Entry, key: bytes) -> list[Any]:
-        rollout_key = keys.rollout_key(entry.rollout)
-        if batch.view.get("rollouts", rollout_key) is None:
-            self._new_rollout(batch, entry, rollout_key)
-        earlier = sum(1 for _ in scan(batch.txn, self._dbs["attempts"], rollout_key))
-        batch.append(b"a" + key)
-        values = records.new_attempt(earlier + 1, entry.start_ns)
-        # At once, so that the next new attempt of this transaction counts it.
-        batch.txn.put(key, codec.encode(values, records.ATTEMPT_DEFAULTS), db=self._dbs["attempts"])
-        return values
-
-    def _new_rollout(self, batch: _Batch, entry: Entry, key: bytes) -> None:
-        made = Rollout(id=entry.rollout, origin=entry.origin, mode=entry.mode, created_ns=entry.start_ns)
-        record = codec.encode(codec.values(made, records.ROLLOUT), records.ROLLOUT_DEFAULTS)
-        batch.txn.put(key, record, db=self._dbs["rollouts"])
-        cursor = batch.append(b"r" + key)
-        batch.txn.put(keys.number(cursor), key, db=self._dbs["order"], append=True)
 
 
 def _reset(fresh: list[Entry]) -> None:

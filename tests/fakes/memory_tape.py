@@ -7,17 +7,21 @@ import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
 from gateway.auth import Auth
 from gateway.control import make_control
+from gateway.dispatcher import Desk
 from gateway.metrics import Metrics
-from gateway.model import Attempt, Change, Chunk, Exchange, Rollout, Span, SpanStatus, Totals, Usage
+from gateway.model import Attempt, Change, Chunk, Exchange, Mode, Rollout, Span, SpanStatus, Totals, Usage, Worker
+from gateway.work import QueueState, QueueStatus
 
 T0 = 1_790_000_000_000_000_000
 """When the tests' calls begin: 2026-09-21 14:13:20 UTC."""
+NO_DESK = cast(Desk, None)
+"""Reading needs none."""
 SECRET = b"a secret of 16 bytes or more"
 
 
@@ -70,6 +74,18 @@ class MemoryTape:
         async with self._changed:
             await self._changed.wait_for(lambda: self.cursor() > since)
             return self.cursor()
+
+    def queue_state(self) -> tuple[QueueState, dict[Mode, int]]:
+        return "open", {}
+
+    def queue(self) -> QueueStatus:
+        return QueueStatus(state="open", waiting={}, claimed=0, oldest_ns=None)
+
+    def workers(self) -> list[Worker]:
+        return []
+
+    def find_response(self, response_id: str) -> Span | None:
+        return next((span for _, span in self._spans.values() if span.response_id == response_id), None)
 
     def rollout(self, rid: str) -> Rollout | None:
         return self._rollouts.get(rid)
@@ -152,7 +168,7 @@ async def serving(
 ) -> AsyncGenerator[Serving]:
     """Serve a tape on a free port."""
     auth, metrics, state = Auth(admin_key, SECRET), Metrics(), Condition()
-    runner = web.AppRunner(make_control(tape, tape, auth, metrics, state, keep_alive_s), shutdown_timeout=1.0)
+    runner = web.AppRunner(make_control(tape, NO_DESK, tape, auth, metrics, state, keep_alive_s), shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

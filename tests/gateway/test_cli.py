@@ -8,51 +8,18 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, exchange, serving
+from fakes.process import ROOT
+from fakes.shell import Shell
 
-from gateway.__main__ import main
+from gateway.__main__ import COMMANDS, main
 from gateway.store import Store
 
-ROOT = Path(__file__).parents[2]
 RAW = b'\xff\x00 {"exact": \r\n}'
-
-
-@dataclass(slots=True)
-class Done:
-    """What a command left."""
-
-    code: int
-    out: bytes
-    err: str
-
-    @property
-    def text(self) -> str:
-        return self.out.decode()
-
-
-class Shell:
-    """Runs `penstock` against a gateway."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self.folder = folder
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK", "COLUMNS"))}
-        self.env = inherited | {"PENSTOCK_GATEWAY": url, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
-
-    async def start(self, *arguments: str, **env: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway", *arguments,
-            env=self.env | env, cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-
-    async def run(self, *arguments: str, **env: str) -> Done:
-        process = await self.start(*arguments, **env)
-        out, err = await asyncio.wait_for(process.communicate(), 30)
-        assert process.returncode is not None
-        return Done(process.returncode, out, err.decode())
 
 
 def tape_of_two() -> MemoryTape:
@@ -124,6 +91,7 @@ async def test_token_and_stats(shell: Shell, served: Serving) -> None:
     token, stats = await asyncio.gather(shell.run("token", "r9", "--expires", "1h"), shell.run("stats"))
     assert served.auth.rollout_of(token.text.strip(), now=0) == "r9"
     assert stats.text.startswith("Sums over all spans: 1 error, 3 ok.")
+    assert stats.text.endswith("Queue open: 0 waiting; 0 claimed.\n")
 
 
 async def test_changes_follow_until_interrupted(shell: Shell, served: Serving) -> None:
@@ -162,6 +130,22 @@ async def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
         (("rollouts", "--limt", "3"), 2, "unknown option '--limt'"),
         (("rollouts", "--limit", "x"), 2, 'Invalid value for --limit: unable to convert "x" into int'),
         (("show",), 2, "requires an argument"),
+        (("enqueue", "missing.jsonl"), 1, "missing.jsonl: No such file or directory"),
+        (("enqueue", "/dev/null"), 1, "/dev/null has no tasks"),
+        (("enqueue", "/dev/null", "--timeout", "soon"), 2, "'soon' is not a time"),
+        (("enqueue", "/dev/null", "--retry-on", "failed,never"), 2, "retry_on.1: Input should be 'failed', 'timeout'"),
+        (("enqueue", "/dev/null", "--priority", "-1001"), 2, "priority: Input should be greater than or equal to"),
+        (("enqueue", "/dev/null", "--metadata", "x"), 2, "--metadata: 'x' is not NAME=VALUE"),
+        (("enqueue", "/dev/null", "--repeat", "0"), 2, "--repeat: 0 is not 1 or more"),
+        (("enqueue", "/dev/null", "--mode", "trial"), 2, 'Invalid value "trial" for --mode'),
+        (("cancel",), 2, "say which rollouts, by their names or by --filter"),
+        (("requeue", "--filter", "statsu:x"), 1, "unknown field 'statsu'; did you mean 'status'?"),
+        (("reward", "r1/a1"), 2, "a reward needs a value or dimensions"),
+        (("reward", "r1/a1", "nan"), 2, "value: Input should be a finite number"),
+        (("reward", "r1/a1", "--dimension", "style=good"), 2, "dimensions.style: Input should be a valid number"),
+        (("reward", "r1", "1"), 2, "rollout 'r1' has 2 attempts (a1, a2): say which, as r1/ATTEMPT"),
+        (("export", "--format", "parquet"), 2, "Parquet goes to a file: say which, as --output FILE"),
+        (("export", "-o", "no/such/folder/x"), 1, "no/such/folder/x: No such file or directory"),
         (("bogus",), 2, 'Unknown command "bogus"'),
         (("stats", "--gateway", "localhost:1"), 1, "must start with http:// or https://"),
         (("changes", "--gateway", "http://127.0.0.1:1"), 1, "nothing answers there; is `penstock serve` running?"),
@@ -210,7 +194,7 @@ async def test_check_reports_what_is_wrong(tmp_path: Path) -> None:
     program = """
 import gateway.store
 gateway.store.check = lambda path: ({"rollouts": 1}, ["rollout r1: odd", "span 2: gone"])
-from gateway.__main__ import main
+from gateway.__main__ import COMMANDS, main
 main(["check", "--data", "data"])
 """
     process = await asyncio.create_subprocess_exec(
@@ -228,7 +212,7 @@ main(["check", "--data", "data"])
 async def test_help_loads_neither_server_nor_database(arguments: list[str]) -> None:
     program = f"""
 import sys
-from gateway.__main__ import main
+from gateway.__main__ import COMMANDS, main
 try:
     main({arguments!r})
 except SystemExit:
@@ -246,5 +230,12 @@ print("LOADED", *sorted(name for name in heavy if name in sys.modules))
 
 async def test_help_names_every_command(shell: Shell) -> None:
     text = (await shell.run("--help")).text
-    for name in ("serve", "rollouts", "spans", "show", "token", "stats", "changes", "check"):
+    for name in COMMANDS:
         assert f"│ {name} " in text
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_the_table_of_commands_is_right(name: str) -> None:
+    module, _, function = COMMANDS[name].path.partition(":")
+    doc = getattr(import_module(module), function).__doc__
+    assert " ".join(doc.partition("\n\n")[0].split()) == COMMANDS[name].help

@@ -215,4 +215,5 @@ loaded = {name for name in sys.modules if name.startswith(("gateway", "aiohttp.w
 print(*sorted(loaded))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
-    assert done.stdout.split() == ["gateway", "gateway.client", "gateway.model", "gateway.views"]
+    nouns = ["gateway.model", "gateway.views", "gateway.work"]
+    assert done.stdout.split() == ["gateway", "gateway.client", "gateway.connection", *nouns]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fakes.memory_tape import T0, call
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from gateway.model import Rollout, RolloutStatus, Span, Usage
+from gateway.model import Attempt, AttemptStatus, Reward, Rollout, RolloutStatus, RolloutSummary, Span, Usage
 from gateway.query import FIELDS, QueryError, Target, Term, parse, quote
 
 ROLLOUT = Rollout(
@@ -17,6 +19,18 @@ ROLLOUT = Rollout(
     status=RolloutStatus.FAILED,
     created_ns=T0,
     metadata={"task": "fix Bug", "n": 3, "deep": {"er": True}, "a.b": "dotted"},
+    input={"question": "Straße?"},
+    group="g1",
+    priority=-2,
+    tries=2,
+)
+ATTEMPTS = [
+    Attempt(rollout="r1", id="a1", worker="gpu-1", status=AttemptStatus.SUCCEEDED, reward=0.5),
+    Attempt(rollout="r1", id="a2", worker="cpu-1", status=AttemptStatus.TIMEOUT),
+]
+SUMMARY = RolloutSummary(**dict(ROLLOUT), attempts=ATTEMPTS, reward=0.5)
+REWARD = call(
+    3, kind="reward", name="reward", attributes=Reward(value=-1.5, source="agent", trusted=False).attributes()
 )
 SPAN = call(
     2,
@@ -125,6 +139,46 @@ def test_terms_about_rollouts_are_told_apart() -> None:
     assert not parse("status:failed mode:train", "rollouts").needs_spans
 
 
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("group:G* group=g1 -group:g2 priority<0 priority:-2 tries>1 tries<=2", SPAN),
+        ('input~straße input~"STRASSE" -input~absent', SPAN),
+        ("reward>0.4 reward<=0.5 reward:0.5 -reward>0.5 worker:gpu-* -worker:cpu-1 attempt_status:succeeded", SPAN),
+        ("-reward>-100 worker:cpu-1 attempt_status:timeout,failed", SPAN.model_copy(update={"attempt": "a2"})),
+        ("reward<-1 reward=-1.5 source:agent name:reward kind:reward worker:gpu-1", REWARD),
+        ("-source:user -name:*", SPAN),
+    ],
+)
+def test_spans_are_found_by_their_rollout_and_attempt(text: str, span: Span) -> None:
+    query = parse(text)
+    assert query.matches(SUMMARY, span, lambda _: "")
+    for term in query.terms:
+        against = replace(term, negated=not term.negated)
+        assert not parse(str(against)).matches(SUMMARY, span, lambda _: ""), against
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "reward>0.4 -reward>0.5 worker:gpu-1 worker:cpu-1 attempt_status:timeout tries=2 priority<0 input~straße",
+        "status:ended -status:waiting,claimed group:g1",
+    ],
+)
+def test_rollouts_are_found_by_their_attempts(text: str) -> None:
+    query = parse(text, "rollouts")
+    assert query.matches_rollout(SUMMARY)
+    assert not query.needs_spans
+    assert not any(parse(f"-{term}".replace("--", ""), "rollouts").matches_rollout(SUMMARY) for term in query.terms)
+
+
+def test_attempts_are_asked_for_only_when_needed() -> None:
+    assert parse("reward>1").needs_attempts
+    assert parse("worker:x attempt_status:failed").needs_attempts
+    assert not parse("group:x priority>1 mode:train model:y").needs_attempts
+    assert parse("group:x").needs_rollout
+
+
 def test_bodies_are_read_last_and_once() -> None:
     reads: list[Span] = []
 
@@ -160,6 +214,9 @@ def test_rollouts_are_asked_for_only_when_needed() -> None:
         ("tokens>many", "spans", "'many' is not a whole number"),
         ("status:eror", "spans", "'eror' is not one of its values; did you mean 'error'?; allowed: open ok error"),
         ("status:ok", "rollouts", "'ok' is not one of its values; allowed: queuing preparing running"),
+        ("reward>high", "spans", "'high' is not a number"),
+        ("priority>1.5", "spans", "'1.5' is not a whole number; allowed: -1 0 1"),
+        ("status:ende", "rollouts", "did you mean 'ended'?"),
         ("stream:maybe", "spans", "allowed: true false"),
         ("started>yesterday", "spans", "'yesterday' is neither an ISO time (UTC unless it says) nor a time ago"),
         ("timeout", "spans", "filter term 'timeout': is not `field:value`"),

@@ -1,48 +1,45 @@
-"""What the terminal shows, as plain text of fixed width, compared with tests/goldens.
-
-`UPDATE_GOLDENS=1 pytest tests/gateway/test_render.py` writes them anew; read the difference before committing it.
-"""
+"""What the terminal shows, as plain text of fixed width, compared with tests/goldens."""
 
 from __future__ import annotations
 
-import io
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.goldens import check_golden, text_of
 from fakes.memory_tape import T0, MemoryTape, call, chat_exchange
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console, RenderableType
+from rich.console import Group
 
 from gateway import conversation, render
-from gateway.model import Change, Message, Part, RolloutSummary, Span, Totals, Usage
+from gateway.commands import pictures
+from gateway.model import (
+    Attempt,
+    AttemptStatus,
+    Change,
+    Figures,
+    Message,
+    Outcome,
+    Part,
+    Reward,
+    RolloutStatus,
+    RolloutSummary,
+    Span,
+    Totals,
+    Usage,
+    Worker,
+)
 from gateway.pages import summary
 from gateway.reads import detail_of
-from gateway.views import ModelStats, SpanDetail, Stats
+from gateway.views import ModelStats, RewardStats, SpanDetail, Stats
+from gateway.work import Enqueued, QueueStatus, RewardAnswer
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
 NOW = T0 + 7200 * 10**9
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "get_weather", "description": "Weather of a city.", "parameters": {}},
 }
 ASKED = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Bern"}'}}
-
-
-def text_of(renderable: RenderableType, width: int = 120) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False, emoji=False, markup=False, color_system=None)
-    console.print(renderable)
-    assert isinstance(console.file, io.StringIO)
-    return "".join(line.rstrip() + "\n" for line in console.file.getvalue().splitlines())
-
-
-def check_golden(name: str, renderable: RenderableType) -> None:
-    path, text = GOLDENS / f"{name}.txt", text_of(renderable)
-    if os.environ.get("UPDATE_GOLDENS"):
-        path.write_text(text)
-    assert text == path.read_text()
 
 
 def weather_tape() -> MemoryTape:
@@ -85,6 +82,106 @@ def test_rollouts() -> None:
     check_golden("rollouts", render.rollouts(rows, NOW))
 
 
+def queue_of_rollouts() -> list[RolloutSummary]:
+    """One of each state that a queue knows."""
+    done = Attempt(rollout="q1.0", id="a2", status=AttemptStatus.SUCCEEDED, reward=0.75)
+    usual: dict[str, Any] = {"origin": "queued", "mode": "train", "group": "q1", "last_seen_ns": T0 + 60 * 10**9}
+    ended = Totals(calls=3, input_tokens=300, output_tokens=60)
+    return [
+        RolloutSummary(id="q1.2", status=RolloutStatus.QUEUING, created_ns=NOW - 10**8, **usual),
+        RolloutSummary(id="q1.1", status=RolloutStatus.REQUEUING, created_ns=T0, tries=1, **usual),
+        RolloutSummary(id="q1.0", status=RolloutStatus.SUCCEEDED, created_ns=T0, tries=2, attempts=[done],
+                       totals=ended, reward=0.75, **usual),
+        RolloutSummary(id="seen", created_ns=T0, last_seen_ns=T0, totals=Totals(calls=1, errors=1)),
+    ]  # fmt: skip
+
+
+def test_queued_rollouts() -> None:
+    check_golden("queued-rollouts", render.rollouts(queue_of_rollouts(), NOW))
+
+
+def none_but(**fields: Any) -> dict[str, Any]:
+    """What a call has and other spans do not."""
+    return {"usage": None, "body": None, "model": None, "ms": 0, "finish": None, "http_status": None} | fields
+
+
+def rewarded_tape() -> MemoryTape:
+    """An attempt with calls, lines of output, an OpenTelemetry span and rewards."""
+    tape = MemoryTape()
+    tape.add(call(1), chat([{"role": "user", "content": "Hi"}], {"content": "Ho."}), mode="train", group="greetings",
+             input={"question": "Hi"}, origin="queued")  # fmt: skip
+    none = none_but()
+    tape.add(call(2, kind="event", name="stdout", attributes={"line": "It works.\n"}, **none))
+    tape.add(call(3, kind="event", name="exit", attributes={"code": 0, "signal": None}, **none))
+    tape.add(call(4, kind="otel", name="search web", attributes={"query": "hi"}, **none_but(ms=20)))
+    given = Reward(value=0.75, dimensions={"style": 1.0}, source="judge", reason="Polite,\nand short.", span=1)
+    tape.add(call(5, kind="reward", name="reward", attributes=given.attributes(), **none))
+    own = Reward(value=1.0, source="agent", trusted=False, late=True)
+    tape.add(call(6, kind="reward", name="reward", attributes=own.attributes(), **none))
+    return tape
+
+
+def rewarded_rollout() -> tuple[RolloutSummary, list[SpanDetail]]:
+    rollout, shown = details(rewarded_tape())
+    outcome = Outcome(exit_code=0, duration_ns=1_500_000_000, reason="done")
+    about = {"status": AttemptStatus.SUCCEEDED, "reward": 0.75, "worker": "host-1", "outcome": outcome}
+    attempts = [rollout.attempts[0].model_copy(update=about)]
+    return rollout.model_copy(update={"attempts": attempts, "reward": 0.75}), shown
+
+
+def test_rewards_and_events_are_told_in_their_place() -> None:
+    check_golden("rewarded-rollout", conversation.rollout_tree(*rewarded_rollout()))
+
+
+def test_rewards_and_events_among_spans() -> None:
+    check_golden("rewarded-spans", render.spans(rewarded_tape().spans("r1")))
+
+
+def test_a_summary_has_the_reward_of_the_newest_attempt_that_has_one() -> None:
+    tape = weather_tape()
+    rollout, attempts = tape.rollout("r1"), tape.attempts("r1")
+    assert rollout is not None
+    for rewards, expected in (((None, None), None), ((0.5, None), 0.5), ((0.5, 0.0), 0.0)):
+        found = [a.model_copy(update={"reward": r}) for a, r in zip(attempts, rewards, strict=True)]
+        tape.attempts = lambda rid, found=found: found  # pyright: ignore
+        assert summary(tape, rollout).reward == expected
+
+
+# --- work ---
+
+
+def test_queue() -> None:
+    busy = QueueStatus(state="paused", waiting={"train": 1200, "val": 3}, claimed=7, oldest_ns=NOW - 90 * 10**9)
+    empty = QueueStatus(state="open", waiting={}, claimed=0, oldest_ns=None)
+    check_golden("queue", Group(pictures.queue(busy, NOW), pictures.queue(empty, NOW)))
+
+
+def test_workers() -> None:
+    used = Figures(cpu_percent=187.4, memory_bytes=3 << 30, gpu_percent=99, gpu_memory_bytes=70 << 30)
+    busy = Worker(
+        id="host-1", last_seen_ns=NOW - 3 * 10**9, figures=used, attempts=["q1.0/a1", "q1.1/a2"], finished=1234
+    )
+    idle = Worker(id="host-2", last_seen_ns=NOW)
+    check_golden("workers", pictures.workers([busy, idle], NOW))
+
+
+def test_what_became_of_tasks() -> None:
+    new = [Enqueued(id=f"q{n}", status=RolloutStatus.QUEUING, created=True) for n in range(1200)]
+    there = [Enqueued(id="x", status=RolloutStatus.SUCCEEDED, created=False)] * 3
+    queued = [Enqueued(id="x", status=RolloutStatus.QUEUING, created=False)]
+    check_golden("enqueued", Group(*map(pictures.enqueued, (new, new[:1] + queued + there, there))))
+
+
+def test_what_became_of_a_reward() -> None:
+    kept = RewardAnswer(sequence=5, trusted=True, late=False, reward=0.75)
+    late = RewardAnswer(sequence=6, trusted=False, late=True, reward=None)
+    check_golden("rewarded", Group(pictures.rewarded("r1/a1", kept), pictures.rewarded("r1/a1", late)))
+
+
+def test_where_rollouts_stand_now() -> None:
+    check_golden("moved", pictures.moved(queue_of_rollouts()))
+
+
 def test_spans() -> None:
     check_golden("spans", render.spans(weather_tape().spans("r1")))
 
@@ -95,7 +192,7 @@ def test_a_rollout_is_told_once() -> None:
 
 def test_a_part_of_a_rollout_says_what_is_left_out() -> None:
     rollout, shown = details(weather_tape())
-    assert "2 of 3 calls are shown" in text_of(conversation.rollout_tree(rollout, shown[:2]))
+    assert "2 of 3 spans are shown" in text_of(conversation.rollout_tree(rollout, shown[:2]))
 
 
 def test_a_single_call_is_shown_whole() -> None:
@@ -115,6 +212,8 @@ def test_stats() -> None:
         totals=Totals(**one.model_dump(exclude={"median_ns", "p95_ns"})),
         by_model={"gpt-5-mini": one},
         by_status={"ok": 1234, "error": 5, "cancelled": 1},
+        by_kind={"llm": 1240, "reward": 8},
+        rewards=RewardStats(count=8, untrusted=2, mean=0.625, by_source={"runner": 6, "agent": 2}),
         tape={"rollouts": 7, "used_bytes": 5 << 30},
         cursor=9,
         gaps=2,

@@ -1,0 +1,127 @@
+"""`penstock enqueue`: tasks from a file to the queue. The whole file is checked before anything is sent."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from gateway.commands.common import LOCAL, Failure, Json, Url, made, pairs, seconds, show, with_client
+
+if TYPE_CHECKING:
+    from gateway.client import Client
+    from gateway.commands.tasks import Task
+    from gateway.work import Enqueued, RolloutSpec
+
+BATCH = 1000
+Ends = Literal["failed", "timeout", "unresponsive", "none"]
+
+
+def enqueue(
+    file: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    /,
+    *,
+    mode: Literal["train", "val", "test", "online"] = "train",
+    repeat: int = 1,
+    group_by: str | None = None,
+    id_field: str | None = None,
+    priority: Annotated[int, Parameter(allow_leading_hyphen=True)] = 0,
+    timeout: str | None = None,
+    unresponsive: str | None = None,
+    max_attempts: int = 3,
+    retry_on: str = "unresponsive",
+    metadata: Annotated[list[str] | None, Parameter(negative="")] = None,
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Queue the tasks of a file of JSON lines.
+
+    Parameters
+    ----------
+    file
+        Each line is a task's input, any JSON; - is stdin. Nothing is queued unless all of it is right.
+    mode
+        What the rollouts are for.
+    repeat
+        Rollouts of each task: ID.0, ID.1 ... Those that are queued already are not queued again.
+    group_by
+        Field whose value is the group; a repeated task is a group of its own if not given.
+    id_field
+        Field whose value is the task's id; `id` if not given, and a hash of the content where there is none.
+    priority
+        The highest is handed out first; -1000 to 1000.
+    timeout
+        How long an attempt may take, such as 10m.
+    unresponsive
+        How long an attempt may be silent, such as 2m.
+    max_attempts
+        How many attempts may be made.
+    retry_on
+        Ends after which another attempt is made, such as failed,timeout,unresponsive; or none.
+    metadata
+        Anything to find the rollouts again by, as NAME=VALUE; may be given several times.
+    """
+    from gateway.commands import pictures
+
+    like = _like(mode, priority, timeout, unresponsive, max_attempts, retry_on, metadata or [])
+    if repeat < 1:
+        raise Failure(f"--repeat: {repeat} is not 1 or more", 2)
+    tasks = _tasks(file, id_field, group_by)
+
+    async def ask(client: Client) -> None:
+        answers = await _send(client, tasks, repeat, like)
+        show(answers, json, lambda: pictures.enqueued(answers))
+
+    with_client(gateway, ask)
+
+
+def _like(
+    mode: str,
+    priority: int,
+    timeout: str | None,
+    unresponsive: str | None,
+    max_attempts: int,
+    retry_on: str,
+    metadata: list[str],
+) -> RolloutSpec:
+    """What all rollouts have in common."""
+    from gateway.model import RolloutConfig
+    from gateway.work import RolloutSpec
+
+    config: dict[str, Any] = {"max_attempts": max_attempts}
+    config["retry_on"] = [] if retry_on == "none" else [end.strip() for end in retry_on.split(",")]
+    config |= {} if timeout is None else {"timeout_s": seconds(timeout)}
+    config |= {} if unresponsive is None else {"unresponsive_s": seconds(unresponsive)}
+    about = {"metadata": pairs(metadata, "--metadata")} if metadata else {}
+    return made(RolloutSpec, mode=mode, priority=priority, config=made(RolloutConfig, **config), **about)
+
+
+def _tasks(file: str, id_field: str | None, group_by: str | None) -> list[Task]:
+    from gateway.commands import tasks
+
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as e:
+        raise Failure(f"{file}: {e.strerror}") from None
+    found, flaws = tasks.read(content.split(b"\n"), id_field, group_by)
+    if flaws:
+        raise Failure(f"{file}: {tasks.first_flaws(flaws)}; nothing was queued")
+    if not found:
+        raise Failure(f"{file} has no tasks")
+    return found
+
+
+async def _send(client: Client, found: list[Task], repeat: int, like: RolloutSpec) -> list[Enqueued]:
+    from gateway.client import ClientError
+    from gateway.commands import tasks
+
+    answers: list[Enqueued] = []
+    for batch in tasks.batches(tasks.rollouts(found, repeat, like), BATCH):
+        try:
+            answers += await client.enqueue(batch)
+        except ClientError as e:
+            before = f"; {len(answers):,} rollouts were queued before that" if answers else "; nothing was queued"
+            raise Failure(f"{e}{before}") from None
+    return answers

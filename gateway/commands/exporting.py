@@ -1,0 +1,98 @@
+"""`penstock export`: whatever a filter finds, as a table for other tools."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from gateway.commands.common import LOCAL, PARALLEL, Failure, Filter, Url, with_client
+
+if TYPE_CHECKING:
+    from typing import IO
+
+    from pydantic import BaseModel
+
+    from gateway.client import Client
+    from gateway.exporting import Sink
+    from gateway.model import Span
+
+What = Literal["rollouts", "spans", "messages"]
+Output = Annotated[Path | None, Parameter(name=("--output", "-o"))]
+
+
+def export(
+    *,
+    what: What = "rollouts",
+    format: Literal["jsonl", "parquet"] = "jsonl",
+    filter: Filter = None,
+    output: Output = None,
+    gateway: Url = LOCAL,
+) -> None:
+    """Write rollouts, spans or conversations to a file.
+
+    Parameters
+    ----------
+    what
+        A row for each rollout, for each span, or for each model call with what was said in it.
+    format
+        JSON lines or Parquet, which needs the extra `export`.
+    output
+        File to write, which appears when it is whole; stdout if not given.
+    """
+    from gateway import exporting
+
+    if format == "parquet" and output is None:
+        raise Failure("Parquet goes to a file: say which, as --output FILE", 2)
+
+    async def ask(client: Client) -> None:
+        with exporting.whole_file(output) as file:
+            sink = _sink(file, what, format)
+            count = await exporting.export(_rows(client, what, filter or ""), sink)
+        if output is not None:
+            print(f"{output}: {count:,} rows", file=sys.stderr)
+
+    try:
+        with_client(gateway, ask)
+    except FileNotFoundError as e:
+        raise Failure(f"{output}: {e.strerror}") from None
+
+
+def _sink(file: IO[bytes], what: What, format: str) -> Sink:
+    from gateway.exporting import Lines, Parquet
+
+    try:
+        return Lines(file) if format == "jsonl" else Parquet(file, what)
+    except ImportError:
+        raise Failure("Parquet needs pyarrow: pip install 'penstock[export]'") from None
+
+
+def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:
+    if what == "rollouts":
+        return client.rollouts(filter)
+    return client.recent(filter) if what == "spans" else _conversations(client, filter)
+
+
+async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel]:
+    """What was said in each call, a few calls at a time."""
+    heads: list[Span] = []
+    async for head in client.recent(f"kind:llm {filter}"):
+        heads.append(head)
+        if len(heads) == PARALLEL:
+            for made in await _read(client, heads):
+                yield made
+            heads = []
+    for made in await _read(client, heads):
+        yield made
+
+
+async def _read(client: Client, heads: list[Span]) -> list[BaseModel]:
+    import asyncio
+
+    from gateway.exporting import Conversation
+
+    details = await asyncio.gather(*(client.span(head.rollout, head.attempt, head.sequence) for head in heads))
+    return [made for made in map(Conversation.of, details) if made is not None]

@@ -1,0 +1,201 @@
+"""Commands that show what is on the tape."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from gateway.commands.common import (
+    LOCAL,
+    PARALLEL,
+    Failure,
+    Json,
+    Terms,
+    Url,
+    console,
+    joined_terms,
+    only_attempt,
+    seconds,
+    show,
+    target_of,
+    with_client,
+)
+
+if TYPE_CHECKING:
+    from gateway.client import Client
+    from gateway.model import RolloutSummary
+    from gateway.views import SpanDetail
+
+RolloutTerms = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Terms such as status:waiting group:q1 reward>0.5 model:qwen*. Those about calls (model, latency ...) "
+        "must all hold for one call of the rollout.",
+    ),
+]
+
+
+def rollouts(*filter: RolloutTerms, limit: int = 100, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List rollouts, newest first.
+
+    Parameters
+    ----------
+    limit
+        How many at most.
+    """
+    import time
+
+    from gateway import render
+
+    async def ask(client: Client) -> None:
+        rows = [row async for row in client.rollouts(joined_terms(filter), limit)]
+        show(rows, json, lambda: render.rollouts(rows, time.time_ns()))
+
+    with_client(gateway, ask)
+
+
+def spans(rollout: str, /, *filter: Terms, limit: int = 1000, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List the spans of a rollout, in order: its calls, rewards and events.
+
+    Parameters
+    ----------
+    rollout
+        RID or RID/ATTEMPT.
+    limit
+        How many at most.
+    """
+    from gateway import render
+
+    async def ask(client: Client) -> None:
+        rid, attempt, _ = target_of(rollout)
+        rows = [row async for row in client.spans(rid, attempt, joined_terms(filter), limit)]
+        show(rows, json, lambda: render.spans(rows))
+
+    with_client(gateway, ask)
+
+
+def show_rollout(
+    target: str,
+    /,
+    *,
+    raw: Literal["request", "response"] | None = None,
+    calls: int = 50,
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Show a rollout as a tree: attempts, calls, and what each call added to the conversation.
+
+    Parameters
+    ----------
+    target
+        RID, RID/ATTEMPT, or RID/ATTEMPT#SEQUENCE for one call with its whole text.
+    raw
+        Print the exact bytes of one call's body instead.
+    calls
+        How many spans at most.
+    """
+    from gateway import conversation
+
+    async def ask(client: Client) -> None:
+        rid, attempt, sequence = target_of(target)
+        if sequence is not None:
+            attempt = attempt or await only_attempt(client, rid)
+            await _show_call(client, rid, attempt, sequence, raw, json)
+        elif raw is not None:
+            raise Failure(f"--raw shows one call: say which, such as {rid}/{attempt or 'ATTEMPT'}#1", 2)
+        else:
+            rollout, details = await _rollout_details(client, rid, attempt, calls)
+            show([rollout, *details], json, lambda: conversation.rollout_tree(rollout, details))
+
+    with_client(gateway, ask)
+
+
+def token(rollout: str, /, *, expires: str | None = None, gateway: Url = LOCAL) -> None:
+    """Make an agent token: the API key of an agent that may speak for one rollout and nothing else.
+
+    Parameters
+    ----------
+    rollout
+        The only rollout that it opens.
+    expires
+        How long it is valid, such as 30m, 1h or 7d; for ever if not given.
+    """
+
+    async def ask(client: Client) -> None:
+        made = await client.token(rollout, None if expires is None else seconds(expires))
+        print(made.token)
+
+    with_client(gateway, ask)
+
+
+def stats(*, spans: int = 10_000, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Show figures: calls, tokens and latencies by model, rewards, the queue, and the tape.
+
+    Parameters
+    ----------
+    spans
+        How many of the newest spans to sum over.
+    """
+    import asyncio
+    import time
+
+    from rich.console import Group
+
+    from gateway import render
+    from gateway.commands import pictures
+
+    async def ask(client: Client) -> None:
+        figures, queue = await asyncio.gather(client.stats(spans), client.queue())
+        show([figures, queue], json, lambda: Group(render.stats(figures), pictures.queue(queue, time.time_ns())))
+
+    with_client(gateway, ask)
+
+
+def changes(*, since: int | None = None, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Follow what happens, until interrupted.
+
+    Parameters
+    ----------
+    since
+        Cursor to begin after; 0 is the beginning of the tape, and what is new if not given.
+    """
+    from gateway import render
+
+    async def ask(client: Client) -> None:
+        # Also tells at once when there is no gateway: the feed itself would wait for one.
+        now = (await client.stats(spans=0)).cursor
+        terminal = console()
+        async for entry in client.changes(now if since is None else since):
+            line = entry.model_dump_json(exclude_none=True) if json else render.change(entry)
+            terminal.print(line, soft_wrap=True)
+
+    with_client(gateway, ask)
+
+
+async def _show_call(client: Client, rid: str, attempt: str, sequence: int, raw: str | None, json: bool) -> None:
+    from gateway import conversation
+
+    if raw is not None:
+        ask = client.request_body if raw == "request" else client.response_body
+        sys.stdout.buffer.write(await ask(rid, attempt, sequence))
+        sys.stdout.buffer.flush()
+    else:
+        detail = await client.span(rid, attempt, sequence)
+        show([detail], json, lambda: conversation.call_tree(detail))
+
+
+async def _rollout_details(
+    client: Client, rid: str, attempt: str | None, calls: int
+) -> tuple[RolloutSummary, list[SpanDetail]]:
+    import asyncio
+
+    rollout = await client.rollout(rid)
+    heads = [head async for head in client.spans(rid, attempt, limit=calls)]
+    details: list[SpanDetail] = []
+    for at in range(0, len(heads), PARALLEL):
+        some = (client.span(rid, head.attempt, head.sequence) for head in heads[at : at + PARALLEL])
+        details += await asyncio.gather(*some)
+    return rollout, details

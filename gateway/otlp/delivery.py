@@ -1,0 +1,132 @@
+"""Requests to a collector: sent until they are taken or refused for good.
+
+What to do with an answer is said by the OTLP specification ("Retryable Response Codes", "OTLP/HTTP Throttling"): 429,
+502, 503, 504 and no answer at all are tried again, after `Retry-After` or after pauses that grow and vary; anything
+else that is no success drops the request, and is counted. One request is under way at a time: the tape is the buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Protocol
+
+import aiohttp
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+RETRYABLE = frozenset({429, 502, 503, 504})
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_WAIT_S = 0.5, 30.0, 300.0
+"""Pauses double from the first to the longest; a collector may ask for a longer one, up to the last."""
+LARGEST_ANSWER = 4 << 20
+_HEADERS = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
+_log = logging.getLogger("penstock.otlp")
+
+
+class Figures(Protocol):
+    """What is counted."""
+
+    otlp_exported: int
+    """Spans that were taken."""
+    otlp_dropped: dict[tuple[str, ...], int]
+    """Spans that were not, by reason."""
+    otlp_retries: int
+    """Requests that were sent again."""
+    otlp_lag_changes: int
+    """How far the exporter is behind the tape."""
+
+
+class Delivery:
+    """A way to one collector. `open` before use, `close` after."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float, figures: Figures) -> None:
+        self.failing = False
+        """True while the collector takes nothing."""
+        self._url = url
+        self._headers = {**headers, **_HEADERS}
+        self._timeout_s = timeout_s
+        self._figures = figures
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        """Makes the client; on the loop."""
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s))
+
+    async def close(self) -> None:
+        """Closes its connection."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def send(self, body: bytes, spans: int) -> None:
+        """Returns when the request (gzip) was taken, or dropped for good; cancel it to give up."""
+        pause = FIRST_PAUSE_S
+        while (wait := await self._try(body, spans)) is not None:
+            # Collectors that come back are not to meet all their clients at once.
+            await asyncio.sleep(wait or pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+            self._figures.otlp_retries += 1
+
+    async def _try(self, body: bytes, spans: int) -> float | None:
+        """None when it is done; else how long the collector asks to wait, 0 when it does not say."""
+        assert self._session is not None, "open() comes first"
+        try:
+            async with self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as answer:
+                if answer.status in RETRYABLE:
+                    self._fails(f"{answer.status} {answer.reason}")
+                    return _asked_for(answer.headers.get("Retry-After"))
+                told = await answer.content.read(LARGEST_ANSWER)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._fails(str(error) or type(error).__name__)
+            return 0.0
+        self._settle(answer.status, told, spans)
+        return None
+
+    def _settle(self, status: int, told: bytes, spans: int) -> None:
+        if self.failing:
+            _log.info("%s takes spans again", self._url)
+        self.failing = False
+        if not 200 <= status < 300:
+            # What it says is not shown: it may repeat the headers that were sent.
+            _log.error("%s refused %d spans for good with %d: they are dropped", self._url, spans, status)
+            self._drop("refused", spans)
+            return
+        rejected, why = _rejected(told)
+        if why:
+            _log.warning("%s rejected %d of %d spans: %.500s", self._url, rejected, spans, why)
+        self._drop("rejected", min(rejected, spans))
+        self._figures.otlp_exported += spans - min(rejected, spans)
+
+    def _drop(self, reason: str, spans: int) -> None:
+        dropped = self._figures.otlp_dropped
+        if spans:
+            dropped[reason,] = dropped.get((reason,), 0) + spans
+
+    def _fails(self, why: str) -> None:
+        if not self.failing:
+            _log.warning("%s does not take spans (%s): trying again until it does", self._url, why)
+        self.failing = True
+
+
+def _rejected(told: bytes) -> tuple[int, str]:
+    """(spans rejected, why) of a success."""
+    try:
+        partial = ExportTraceServiceResponse.FromString(told).partial_success
+    except DecodeError:
+        return 0, ""
+    return max(0, partial.rejected_spans), partial.error_message
+
+
+def _asked_for(after: str | None) -> float:
+    """Seconds of a Retry-After header: a number of them, or a date; 0 when there is none that can be read."""
+    try:
+        seconds = 0.0 if after is None else float(after)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(after or "").timestamp() - time()
+        except ValueError:
+            seconds = 0.0
+    return min(max(seconds, 0.0), LONGEST_WAIT_S)

@@ -1,0 +1,148 @@
+"""Every finished span of the tape, sent to a collector: a follower of the change feed like any other.
+
+It reads the feed from its cursor in pieces, makes one request of each (`pieces`) and goes on when that was taken or
+dropped (`delivery`). The cursor is kept on the tape, at most once a second and at the end, so that a gateway that comes
+back goes on where it was: nothing is lost, and after a crash the spans of the last second may be sent twice, with the
+same ids. A gateway that exports for the first time begins with what comes then. While the collector is away the tape is
+the buffer: what is held in memory is one request. Calls never wait for any of this; conversion and compression happen
+in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Mapping
+from time import monotonic
+from typing import Protocol
+
+from gateway.config import Otlp
+from gateway.otlp import pieces
+from gateway.otlp.delivery import Delivery, Figures
+from gateway.store import TapeError
+
+NOTE = "otlp.cursor"
+"""Under which the cursor is kept on the tape."""
+GATHER_S, NOTE_S, RETRY_S = 0.5, 1.0, 1.0
+"""How long to wait for a fuller request; how often the cursor is kept; when to look again at a tape that failed."""
+_log = logging.getLogger("penstock.otlp")
+
+
+class Tape(pieces.Tape, Protocol):
+    """The slice of the tape that is read."""
+
+    def cursor(self) -> int: ...
+    def note(self, name: str, /) -> bytes | None: ...
+
+
+class Feed(Protocol):
+    """The wake-ups of the change feed."""
+
+    async def wait(self, since: int) -> int: ...
+
+
+class Desk(Protocol):
+    """Where the cursor is kept."""
+
+    def note(self, name: str, value: bytes) -> Awaitable[None]: ...
+
+
+class Exporter:
+    """Follows the tape. `start` once the desk runs, `stop` before it stops."""
+
+    def __init__(
+        self,
+        settings: Otlp,
+        url: str,
+        servers: Mapping[str, str],
+        tape: Tape,
+        feed: Feed,
+        desk: Desk,
+        figures: Figures,
+    ) -> None:
+        """`url`: where to send; `servers`: base URL of each upstream. Raises `ConfigError` without its headers."""
+        self._settings = settings
+        self._tape = tape
+        self._feed = feed
+        self._desk = desk
+        self._figures = figures
+        self._delivery = Delivery(url, settings.headers(), settings.timeout, figures)
+        self._reader = pieces.Reader(tape, settings, servers, figures)
+        self._cursor = self._noted = 0
+        self._noted_at = 0.0
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Takes up the cursor and begins."""
+        kept = self._tape.note(NOTE)
+        end = self._tape.cursor()
+        self._cursor = self._noted = end if kept is None else min(int(kept), end)
+        if kept is None:
+            await self._desk.note(NOTE, str(end).encode())
+        self._delivery.open()
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        """Sends what is on the tape, unless the collector takes nothing or too much time, and keeps the cursor."""
+        self._stopping.set()
+        if self._task is not None:
+            patience = 0.0 if self._delivery.failing else self._settings.timeout
+            await asyncio.wait([self._task], timeout=patience)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._note(0.0)
+        await self._delivery.close()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._follow()
+                return
+            except TapeError as error:
+                _log.error("the tape cannot be exported: %s", error)
+            except Exception:
+                _log.exception("exporting failed at change %d", self._cursor)
+            await self._pause(RETRY_S)
+
+    async def _follow(self) -> None:
+        """Until the gateway stops, and then to the end of the tape."""
+        while not self._stopping.is_set() or self._cursor < self._tape.cursor():
+            if not self._stopping.is_set():
+                await self._wait()
+            piece = await asyncio.to_thread(self._reader.read, self._cursor)
+            if piece.spans:
+                await self._delivery.send(piece.body, piece.spans)
+            self._cursor = piece.after
+            self._figures.otlp_lag_changes = self._tape.cursor() - self._cursor
+            await self._note(NOTE_S)
+            if not piece.full:
+                await self._pause(GATHER_S)
+
+    async def _wait(self) -> None:
+        """For a change, or for the end."""
+        waiting = [asyncio.ensure_future(one) for one in (self._feed.wait(self._cursor), self._stopping.wait())]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waiting:
+                one.cancel()
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
+    async def _note(self, every_s: float) -> None:
+        """Keeps the cursor, when it has moved and the last time is long enough ago. A tape that does not take it is
+        asked again later: until then a crash would send more twice."""
+        if self._cursor == self._noted or monotonic() - self._noted_at < every_s:
+            return
+        self._noted_at, cursor = monotonic(), self._cursor
+        try:
+            await self._desk.note(NOTE, str(cursor).encode())
+            self._noted = cursor
+        except TapeError as error:
+            _log.warning("the exporter's place cannot be kept: %s", error)

@@ -1,0 +1,111 @@
+"""OTLP in its JSON encoding: the messages of `opentelemetry.proto.trace.v1`, as far as they are read.
+
+The rules that differ from plain protobuf JSON: ids are hex and not base64, enums are numbers, unknown fields are
+ignored. 64-bit numbers come as text or as numbers, `null` is a field that is not there. The objects have the names and
+as much of the behaviour of the protobuf messages as is read, so that everything after decoding exists only once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.json import Decoder
+
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Natural = Annotated[int, Meta(ge=0)]
+Hex = Annotated[str, Meta(pattern="^[0-9a-fA-F]*$")]
+
+
+class ArrayValue(Struct, rename="camel"):
+    values: list[AnyValue] | None = None
+
+
+class KeyValueList(Struct, rename="camel"):
+    values: list[KeyValue] | None = None
+
+
+class AnyValue(Struct, rename="camel"):
+    string_value: str | None = None
+    bool_value: bool | None = None
+    int_value: Int64 | None = None
+    double_value: float | None = None
+    array_value: ArrayValue | None = None
+    kvlist_value: KeyValueList | None = None
+    bytes_value: str | None = None
+
+    def WhichOneof(self, group: str) -> str | None:
+        """Name of the field that is set."""
+        return next((name for name in self.__struct_fields__ if getattr(self, name) is not None), None)
+
+
+class KeyValue(Struct, rename="camel"):
+    key: str = ""
+    value: AnyValue | None = None
+
+
+class Resource(Struct, rename="camel"):
+    attributes: list[KeyValue] | None = None
+
+
+class InstrumentationScope(Struct, rename="camel"):
+    name: str | None = None
+    version: str | None = None
+
+
+class Event(Struct, rename="camel"):
+    time_unix_nano: Natural | None = None
+    name: str | None = None
+    attributes: list[KeyValue] | None = None
+
+
+class Link(Struct, rename="camel"):
+    trace_id: Hex | None = None
+    span_id: Hex | None = None
+    attributes: list[KeyValue] | None = None
+
+
+class Status(Struct, rename="camel"):
+    message: str | None = None
+    code: int | None = None
+
+
+class Span(Struct, rename="camel"):
+    trace_id: Hex | None = None
+    span_id: Hex | None = None
+    trace_state: str | None = None
+    parent_span_id: Hex | None = None
+    name: str | None = None
+    kind: int | None = None
+    start_time_unix_nano: Natural | None = None
+    end_time_unix_nano: Natural | None = None
+    attributes: list[KeyValue] | None = None
+    dropped_attributes_count: Natural | None = None
+    events: list[Event] | None = None
+    links: list[Link] | None = None
+    status: Status | None = None
+
+
+class ScopeSpans(Struct, rename="camel"):
+    scope: InstrumentationScope | None = None
+    spans: list[Span] | None = None
+
+
+class ResourceSpans(Struct, rename="camel"):
+    resource: Resource | None = None
+    scope_spans: list[ScopeSpans] | None = None
+
+
+class Request(Struct, rename="camel"):
+    """`ExportTraceServiceRequest`."""
+
+    resource_spans: list[ResourceSpans] | None = None
+
+
+# Lax about numbers that come as text, as the encoding asks for.
+_decoder = Decoder(Request, strict=False)
+
+
+def decode(body: bytes) -> Request:
+    """A request; raises `msgspec.DecodeError` naming the place, or `RecursionError`."""
+    return _decoder.decode(body)

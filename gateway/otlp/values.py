@@ -1,0 +1,100 @@
+"""OpenTelemetry attribute values as plain values: text, bools, ints, floats, None, and lists and dicts of them.
+
+The heads of spans are read in lists, so what a foreign span may put into one is limited: too long a text is cut, what
+goes beyond the limits is left out, and the span says that this happened. Bytes become base64 text.
+
+What is read are the messages of protobuf or those of `gateway.otlp.otlpjson`, which have the same fields.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opentelemetry.proto.common.v1 import common_pb2
+
+    from gateway.otlp import otlpjson
+
+    AnyValue = common_pb2.AnyValue | otlpjson.AnyValue
+    KeyValue = common_pb2.KeyValue | otlpjson.KeyValue
+
+MOST_ATTRIBUTES = 128
+"""Attributes of one span, event, link, resource or map: the SDKs' own default."""
+MOST_ITEMS = 128
+"""Elements of one list."""
+LONGEST_KEY = 256
+"""Characters of a key."""
+LONGEST_TEXT = 8192
+"""Characters of one text."""
+MOST_CHARACTERS = 65536
+"""Characters of all texts of one span, keys included."""
+DEEPEST = 6
+"""Lists and maps within each other."""
+
+
+class Bounds:
+    """What one span may still bring along; it is asked for everything that the span holds."""
+
+    __slots__ = ("clipped", "dropped", "left")
+
+    def __init__(self) -> None:
+        self.left = MOST_CHARACTERS
+        self.dropped = 0
+        """Attributes that were left out."""
+        self.clipped = False
+        """True when anything was cut or left out."""
+
+    def attributes(self, pairs: Iterable[KeyValue] | None, depth: int = 0) -> dict[str, Any]:
+        """Attributes as a dict; of two with one key the last counts."""
+        found: dict[str, Any] = {}
+        for pair in pairs or ():
+            key = pair.key
+            size = len(key)
+            if size > self.left or size > LONGEST_KEY or len(found) >= MOST_ATTRIBUTES:
+                self.clipped = True
+                self.dropped += 1
+            else:
+                self.left -= size
+                found[key] = self.value(pair.value, depth)
+        return found
+
+    def value(self, value: AnyValue | None, depth: int = 0) -> Any:
+        """One value."""
+        if value is None:
+            return None
+        if text := value.string_value:  # the commonest kind, and only one kind can be there
+            return self.text(text)
+        kind = value.WhichOneof("value")
+        if kind == "array_value" or kind == "kvlist_value":
+            return self._nested(value, kind, depth + 1)
+        if kind == "bytes_value":
+            raw = value.bytes_value or b""
+            return self.text(raw if isinstance(raw, str) else b64encode(raw).decode())
+        # An index into a table of strings exists in profiles only; here it stands for nothing.
+        return None if kind is None or kind == "string_value_strindex" else getattr(value, kind)
+
+    def text(self, text: str, longest: int = LONGEST_TEXT) -> str:
+        """A text, or the beginning of it."""
+        size = len(text)
+        if size > longest or size > self.left:
+            self.clipped = True
+            text = text[: min(longest, self.left)]
+            size = len(text)
+        self.left -= size
+        return text
+
+    def _nested(self, value: AnyValue, kind: str, depth: int) -> Any:
+        inner = getattr(value, kind)
+        found = (inner.values if inner is not None else None) or ()
+        if depth > DEEPEST:
+            self.clipped = True
+            return None
+        if kind == "kvlist_value":
+            return self.attributes(found, depth)
+        # An element costs something even if it is empty.
+        self.left -= min(len(found), MOST_ITEMS, self.left)
+        self.clipped |= len(found) > MOST_ITEMS
+        return [self.value(one, depth) for one in islice(found, MOST_ITEMS)]

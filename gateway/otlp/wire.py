@@ -1,0 +1,154 @@
+"""OTLP over HTTP: what comes in and what is answered, in protobuf or JSON, whichever the request came in.
+
+Source: the OTLP specification, "OTLP/HTTP Request" and "OTLP/HTTP Response". Failures are a `google.rpc.Status`; bad
+data names the field as a `google.rpc.BadRequest`. Protobuf is imported where it is needed (see the package). The
+server must leave compressed bodies alone (`auto_decompress=False`): it does not tell one that was cut off from a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import zlib
+from typing import TYPE_CHECKING, Literal
+
+from aiohttp import web
+from msgspec import MsgspecError
+
+from gateway.otlp import otlpjson
+
+if TYPE_CHECKING:
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+
+    Request = trace_service_pb2.ExportTraceServiceRequest | otlpjson.Request
+
+Encoding = Literal["application/x-protobuf", "application/json"]
+PROTOBUF: Encoding = "application/x-protobuf"
+JSON: Encoding = "application/json"
+COMPRESSIONS = ("", "identity", "gzip")
+_SERVICE = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
+_INVALID, _UNAVAILABLE, _TOO_LARGE, _UNIMPLEMENTED, _INTERNAL = 3, 14, 8, 12, 13
+_CODES = {400: _INVALID, 413: _TOO_LARGE, 415: _UNIMPLEMENTED, 503: _UNAVAILABLE}
+
+
+class Failure(Exception):
+    """A request that is refused as a whole. 503 asks the client to come back, everything else not to."""
+
+    def __init__(self, status: int, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.field = status, message, field
+
+
+def encoding_of(request: web.Request) -> Encoding:
+    """The encoding of a request and of its answer; raises `Failure`."""
+    if request.content_type == PROTOBUF:
+        return PROTOBUF
+    if request.content_type == JSON:
+        return JSON
+    allowed = f"use {PROTOBUF} or {JSON}"
+    raise Failure(415, f"Content-Type {request.content_type!r} is not an encoding of OTLP: {allowed}", "Content-Type")
+
+
+async def body_of(request: web.Request, limit: int) -> bytes:
+    """The body without its compression; raises `Failure`. `limit`: bytes that it may have then."""
+    compression = request.headers.get("Content-Encoding", "").strip().lower()
+    if compression not in COMPRESSIONS:
+        raise Failure(415, f"Content-Encoding {compression!r} is not supported: use gzip or none", "Content-Encoding")
+    body = bytearray()
+    async for piece in request.content.iter_any():
+        body += piece
+        _check_size(len(body), limit)
+    return _gunzip(bytes(body), limit) if compression == "gzip" else bytes(body)
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise Failure(413, f"the request is larger than {limit} bytes (otlp.request_bytes); send smaller batches")
+
+
+def _gunzip(body: bytes, limit: int) -> bytes:
+    """What one gzip member holds; nothing is decompressed beyond the limit."""
+    inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        decoded = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise Failure(400, f"the body is not gzip: {error}", "body") from None
+    _check_size(len(decoded), limit)
+    if not inflater.eof or inflater.unused_data:
+        raise Failure(400, "the gzip body ends early, or goes on after its end", "body")
+    return decoded
+
+
+async def decode(encoding: Encoding, body: bytes) -> Request:
+    """The request; raises `Failure`."""
+    if encoding == JSON:
+        return _from_json(body)
+    if _SERVICE not in sys.modules:
+        # Importing takes a tenth of a second, and calls shall not notice. Decoding is one step in C, thread or not.
+        return await asyncio.to_thread(_from_protobuf, body)
+    return _from_protobuf(body)
+
+
+def _from_protobuf(body: bytes) -> Request:
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+
+    try:
+        return trace_service_pb2.ExportTraceServiceRequest.FromString(body)
+    except DecodeError as error:
+        raise Failure(400, f"the body is not an ExportTraceServiceRequest: {error}", "body") from None
+
+
+def _from_json(body: bytes) -> Request:
+    try:
+        return otlpjson.decode(body)
+    except (MsgspecError, UnicodeDecodeError) as error:
+        raise Failure(400, f"the body is not an ExportTraceServiceRequest: {error}", "body") from None
+    except RecursionError:
+        raise Failure(400, "the body is nested too deeply", "body") from None
+
+
+def accepted(encoding: Encoding, rejected: int = 0, message: str = "") -> web.Response:
+    """The answer to a request that was taken: wholly, or less `rejected` spans, or with a warning."""
+    if encoding == JSON:
+        partial = {"rejectedSpans": str(rejected), "errorMessage": message} if rejected or message else None
+        return _answer(200, JSON, json.dumps({} if partial is None else {"partialSuccess": partial}).encode())
+    if not (rejected or message):
+        return _answer(200, PROTOBUF, b"")
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service
+
+    partial = service.ExportTracePartialSuccess(rejected_spans=rejected, error_message=message)
+    return _answer(200, PROTOBUF, service.ExportTraceServiceResponse(partial_success=partial).SerializeToString())
+
+
+def refused(encoding: Encoding, failure: Failure) -> web.Response:
+    """The answer to a request that was not taken."""
+    code = _CODES.get(failure.status, _INTERNAL)
+    body = (_json_status if encoding == JSON else _protobuf_status)(code, failure)
+    answer = _answer(failure.status, encoding, body)
+    if failure.status == 503:
+        answer.headers["Retry-After"] = "1"
+    return answer
+
+
+def _json_status(code: int, failure: Failure) -> bytes:
+    status: dict[str, object] = {"code": code, "message": failure.message}
+    if failure.field is not None:
+        violation = {"field": failure.field, "description": failure.message}
+        status["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]}]
+    return json.dumps(status).encode()
+
+
+def _protobuf_status(code: int, failure: Failure) -> bytes:
+    from google.rpc import error_details_pb2, status_pb2  # pyright: ignore[reportMissingTypeStubs]
+
+    status = status_pb2.Status(code=code, message=failure.message)
+    if failure.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=failure.field, description=failure.message)
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    return status.SerializeToString()
+
+
+def _answer(status: int, encoding: Encoding, body: bytes) -> web.Response:
+    return web.Response(status=status, body=body, headers={"Content-Type": encoding})

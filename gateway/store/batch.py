@@ -1,0 +1,37 @@
+"""One transaction in the making."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.store.environment import Txn
+from gateway.store.memory import Live
+from gateway.store.view import View
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is gathered until it is written."""
+
+    view: View
+    txn: Txn
+    cursor: int
+    alone: bool
+    """True when each body is to be compressed by itself."""
+    bodies: list[bytes] = field(default_factory=list[bytes])
+    log: list[bytes] = field(default_factory=list[bytes])
+    index: dict[bytes, bytearray] = field(default_factory=dict[bytes, bytearray])
+    """Blocks of the index that have changed, by key."""
+    dirty: list[Live] = field(default_factory=list[Live])
+    wrote: bool = False
+    """Whether something was written that shows nowhere else here."""
+
+    @property
+    def changed(self) -> bool:
+        """False when the transaction leaves the tape as it was: LMDB then gives its number to the next one."""
+        return self.wrote or bool(self.log or self.dirty)
+
+    def append(self, record: bytes) -> int:
+        """Adds to the log and returns the cursor."""
+        self.log.append(record)
+        return self.cursor + len(self.log)

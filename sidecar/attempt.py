@@ -1,0 +1,239 @@
+"""One attempt, from its claim to its end.
+
+    the agent runs      its output goes to the journal; it is killed on timeout, when the attempt is lost or given back
+    it has ended        the journal is emptied: from here on the tape has everything that the agent did
+    it is judged        if it succeeded
+    it is finished      end, outcome and rewards in one request, sent until the gateway answers it
+
+An attempt is *lost* when the gateway says that it is not ours any more, or when nothing could be heard of the gateway
+for so long that it may have given it to somebody else: then the agent is killed, before the lease is over, and nothing
+is finished. It is *returned* when the runner has to leave: the agent is killed, and the gateway hands it out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.client import Client, ClientError
+from gateway.model import Judgement, Outcome
+from gateway.work import Claim, Event, FinishAnswer, FinishRequest, Scalar
+from sidecar import transcript
+from sidecar.engine import Engine
+from sidecar.journal import Journal
+from sidecar.output import Outputs, Stream
+from sidecar.patience import patiently, unless
+from sidecar.process import Agent, Ending
+from sidecar.progress import Progress
+from sidecar.rewarding import Judge, RewardError, printed
+from sidecar.settings import Settings
+from sidecar.templates import TemplateError
+
+Why = Literal["timeout", "lost", "returned"]
+LAST_EVENTS_S = 5.0
+"""How long the output of an attempt that was cancelled may still take to the tape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of an attempt, for the tally."""
+
+    name: str
+    """ROLLOUT/ATTEMPT."""
+    end: Literal["succeeded", "failed", "timeout", "lost", "returned"]
+    """How it ended here."""
+    seconds: float
+    """From claim to end."""
+    reward: float | None = None
+    """Its reward, if it has one."""
+    reason: str | None = None
+    """Why it ended like this."""
+
+
+class Work:
+    """An attempt in this runner's hands."""
+
+    def __init__(
+        self, claim: Claim, settings: Settings, client: Client, engine: Engine, judge: Judge, progress: Progress
+    ) -> None:
+        self.claim = claim
+        self.agent: Agent | None = None
+        self._settings, self._client, self._engine = settings, client, engine
+        self._judge, self._progress = judge, progress
+        self._journal = Journal(self._send, settings.keep_output)
+        self._outputs = Outputs(self._line)
+        self._why: Why | None = None
+        self._reason: str | None = None
+        self._over, self._finishing = asyncio.Event(), False
+        self._lease: asyncio.TimerHandle | None = None
+        self._wants_events = True
+        self.renew(settings.lease_s)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Rollout and attempt."""
+        return self.claim.rollout.id, self.claim.attempt.id
+
+    # -- what others say about it --------------------------------------------------------------------------------------
+
+    def renew(self, seconds: float) -> None:
+        """The lease begins anew. The agent is asked to end in its last sixth and is dead when it is over."""
+        if self._lease is not None:
+            self._lease.cancel()
+        last = seconds / 6
+        self._lease = asyncio.get_running_loop().call_later(seconds - last, self._lapse, last)
+
+    def _lapse(self, left: float) -> None:
+        if self.agent is not None:
+            _ = asyncio.get_running_loop().call_later(left, self.agent.kill)
+            self.lose("the gateway was away for longer than the lease", wants_events=False)
+
+    def lose(self, reason: str, wants_events: bool) -> None:
+        """The attempt is not ours any more."""
+        if not self._finishing:  # else the answer to the finish says what is true
+            self._wants_events = wants_events
+            self._end("lost", reason)
+
+    def give_back(self) -> None:
+        """The runner has to leave: somebody else shall do it."""
+        self._wants_events = False
+        self._end("returned", "the runner had to leave")
+
+    def _end(self, why: Why, reason: str) -> None:
+        if self._why in (None, "timeout"):
+            self._why, self._reason = why, reason
+        if why != "timeout":
+            self._over.set()
+        if self.agent is not None:
+            self.agent.terminate()
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Result:
+        """Do it; the gateway knows the end when this returns, unless it was lost or returned."""
+        began, sender = time.monotonic(), asyncio.ensure_future(self._journal.run())
+        try:
+            ending = await self._run_agent()
+            outcome = self._outcome(ending)
+            self._journal.event("exit", _exit(ending))
+            rewards = await unless(self._over, self._rewards(outcome))
+            self._journal.close()
+            attempt = None if rewards is None else await unless(self._over, self._finish(outcome, rewards, sender))
+            if attempt is None and self._wants_events:
+                _ = await asyncio.wait({sender}, timeout=LAST_EVENTS_S)
+            return self._result(attempt, outcome, time.monotonic() - began)
+        finally:
+            _ = sender.cancel()
+            if self._lease is not None:
+                self._lease.cancel()
+
+    async def _run_agent(self) -> Ending:
+        try:
+            async with self._engine.running(self.claim, self._outputs.feed) as agent:
+                self.agent = agent
+                if self._over.is_set():
+                    agent.terminate()
+                return await self._timed(agent)
+        except (TemplateError, OSError, ValueError) as e:
+            return Ending(error=str(e))
+        finally:
+            self.agent = None
+            self._journal.release()
+
+    async def _timed(self, agent: Agent) -> Ending:
+        limit = self._limit()
+        if limit is None:
+            return await agent.wait()
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(limit, self._end, "timeout", f"the agent ran for longer than {limit:g} s")
+        try:
+            return await agent.wait()
+        finally:
+            timer.cancel()
+
+    def _limit(self) -> float | None:
+        limits = (self._settings.agents.timeout_s, self.claim.rollout.config.timeout_s)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _outcome(self, ending: Ending) -> Outcome:
+        made = Outcome(exit_code=ending.exit_code, signal=ending.signal, duration_ns=ending.duration_ns)
+        made.output = self._outputs.result
+        if self._why is not None:
+            made.reason = self._reason
+        elif ending.error is not None:
+            made.reason = ending.error[:2000]
+        elif ending.exit_code != 0:
+            how = ending.signal or f"exit code {ending.exit_code}"
+            made.reason = f"{how}: {self._outputs.last_words}" if self._outputs.last_words else how
+        return made
+
+    def _status(self, outcome: Outcome) -> Literal["succeeded", "failed", "timeout"]:
+        if self._why == "timeout":
+            return "timeout"
+        return "succeeded" if outcome.exit_code == 0 else "failed"
+
+    # -- its rewards ---------------------------------------------------------------------------------------------------
+
+    async def _rewards(self, outcome: Outcome) -> list[Judgement]:
+        """What is to be kept with the end. Nothing that a judge does is a reason to lose an attempt."""
+        found: list[Judgement] = []
+        try:
+            found += printed(outcome.output, self._judge.named)
+            if self._judge.named and self._status(outcome) == "succeeded":
+                await self._journal.flush()
+                read = await patiently(
+                    lambda: transcript.read(self._client, self.claim.rollout, self.claim.attempt, outcome)
+                )
+                found += await self._judge.judge(outcome.output, read)
+        except RewardError as e:
+            self._no_reward(str(e))
+        except Exception as e:
+            self._no_reward(f"{type(e).__name__}: {e}")
+        return found
+
+    def _no_reward(self, reason: str) -> None:
+        self._journal.event("reward_error", {"reason": reason[:2000]})
+        self._progress.say(f"{'/'.join(self.key)}: no reward: {reason}")
+
+    # -- what the gateway is told --------------------------------------------------------------------------------------
+
+    async def _finish(
+        self, outcome: Outcome, rewards: list[Judgement], sender: asyncio.Future[None]
+    ) -> FinishAnswer | None:
+        self._finishing = True
+        await sender
+        asked = FinishRequest(
+            worker=self._settings.name, status=self._status(outcome), outcome=outcome, rewards=rewards
+        )
+        try:
+            return await patiently(lambda: self._client.finish(*self.key, asked), self._progress.away)
+        except ClientError as e:
+            self._why, self._reason = "lost", str(e)
+            return None
+
+    async def _send(self, events: list[Event]) -> bool:
+        try:
+            _ = await patiently(lambda: self._client.events(*self.key, events), self._progress.away)
+        except ClientError:
+            return False
+        return True
+
+    def _line(self, stream: Stream, text: str) -> None:
+        self._journal.line(stream, text)
+        self._progress.line(self.claim, stream, text)
+
+    def _result(self, answer: FinishAnswer | None, outcome: Outcome, seconds: float) -> Result:
+        name = "/".join(self.key)
+        if answer is None:
+            why = self._why if self._why in ("lost", "returned") else "lost"
+            return Result(name, why, seconds, None, self._reason)
+        return Result(name, self._status(outcome), seconds, answer.attempt.reward, outcome.reason)
+
+
+def _exit(ending: Ending) -> dict[str, Scalar]:
+    """The end of an agent, as an event."""
+    said: dict[str, Scalar] = {"exit_code": ending.exit_code, "signal": ending.signal, "error": ending.error}
+    said["duration_s"] = ending.duration_ns / 1e9
+    return {name: part for name, part in said.items() if part is not None}

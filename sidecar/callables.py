@@ -1,0 +1,49 @@
+"""An agent that is a Python function: `python -m sidecar.callables module:function`.
+
+The function is given the task and is run in a process of its own: its clients read the rollout's variables when they
+are made, its output is its own, and it can be killed. What it returns is the output, as the last line of stdout; an
+exception is a traceback on stderr and exit code 1, as of any script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import sys
+from typing import Any
+
+from sidecar.loading import LoadError, load
+
+
+def task() -> Any:
+    """The task of this process."""
+    if path := os.environ.get("PENSTOCK_INPUT_FILE"):
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    return json.loads(os.environ["PENSTOCK_INPUT"])
+
+
+def call(name: str) -> Any:
+    """What the function returns for the task."""
+    result = load(name)(task())
+    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def main() -> None:
+    """The process."""
+    try:
+        line = json.dumps(call(sys.argv[1]), allow_nan=False)
+    except LoadError as e:
+        sys.exit(str(e))
+    # The function may have left a line without its end.
+    print(f"\n{line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

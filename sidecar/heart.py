@@ -1,0 +1,90 @@
+"""The heartbeat of a runner: it keeps its leases, says what its agents use, and hears of attempts that it has lost.
+
+A beat goes out every third of the lease, and soon after an agent was started, so that its rollout is seen to run. A
+beat that gets no answer is not repeated by itself: the next one comes in time, and each attempt minds its own lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gateway.client import Client, ClientError
+from gateway.work import HeartbeatRequest, Held, QueueState
+from sidecar.attempt import Work
+from sidecar.figures import Meter
+from sidecar.settings import Settings
+
+SHORTEST_S = 0.5
+"""Between two beats, however many agents are started."""
+RETURNED_LEASE_S = 1.0
+"""The shortest lease there is: what is given back is soon handed out again."""
+
+
+class Heart:
+    """Beats for all attempts of a runner."""
+
+    def __init__(self, client: Client, settings: Settings) -> None:
+        self._client, self._settings = client, settings
+        self._held: dict[tuple[str, str], Work] = {}
+        self._meter = Meter()
+        self._nudged = asyncio.Event()
+        self.queue: QueueState = "open"
+        """What the gateway said last."""
+
+    def add(self, work: Work) -> None:
+        """An attempt to be kept."""
+        self._held[work.key] = work
+        self._nudged.set()
+
+    def drop(self, work: Work) -> None:
+        """An attempt that has ended."""
+        _ = self._held.pop(work.key, None)
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        interval = self._settings.lease_s / 3
+        while True:
+            await self.beat(interval)
+            await asyncio.sleep(min(SHORTEST_S, interval))
+            try:
+                async with asyncio.timeout(max(0.0, interval - SHORTEST_S)):
+                    _ = await self._nudged.wait()
+            except TimeoutError:
+                pass
+
+    async def beat(self, patience_s: float) -> None:
+        """Say that the runner is alive and hear what it may keep; nothing happens when the gateway is away."""
+        self._nudged.clear()
+        works = list(self._held.values())
+        asked = await self._request(works, self._settings.lease_s)
+        sent = time.monotonic()
+        try:
+            async with asyncio.timeout(patience_s):
+                answer = await self._client.heartbeat(self._settings.name, asked)
+        except (ClientError, TimeoutError):
+            return
+        self.queue = answer.queue
+        left = self._settings.lease_s - (time.monotonic() - sent)
+        for work, said in zip(works, answer.attempts, strict=True):
+            if said.held:
+                work.renew(left)
+            else:
+                over = said.status in ("cancelled", "timeout")
+                work.lose(f"the attempt is {said.status or 'unknown'} at the gateway", wants_events=over)
+
+    async def give_back(self, work: Work) -> None:
+        """Let go of an attempt whose agent is dead: its lease ends as soon as one can."""
+        held = [Held(rollout=work.key[0], attempt=work.key[1])]
+        try:
+            async with asyncio.timeout(self._settings.lease_s / 3):
+                asked = HeartbeatRequest(attempts=held, lease_s=RETURNED_LEASE_S)
+                _ = await self._client.heartbeat(self._settings.name, asked)
+        except (ClientError, TimeoutError):
+            pass  # the lease ends by itself
+
+    async def _request(self, works: list[Work], lease_s: float) -> HeartbeatRequest:
+        agents = [work.agent for work in works if work.agent is not None]
+        figures = await self._meter.read([agent.pid for agent in agents if agent.pid is not None])
+        held = [Held(rollout=work.key[0], attempt=work.key[1], running=work.agent is not None) for work in works]
+        return HeartbeatRequest(attempts=held, lease_s=lease_s, figures=figures)

@@ -1,0 +1,145 @@
+"""What happened in one attempt, on its way to the tape: lines of output and other events, in their order.
+
+An agent is never made to wait: what it prints is taken at once and kept within `keep` bytes. The first half of that
+goes to the gateway as it comes, in batches; what is printed after that waits in a ring of the other half, so that the
+end of a long output, where errors are, is kept too. What fell out between the two is said in an event `output_dropped`.
+While the gateway is away everything waits here. A batch whose answer was lost is sent again: `piece` numbers the events
+of a runner, so that a repeated one can be told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gateway.work import Event, Scalar
+from sidecar.output import Stream
+
+BATCH_S = 0.2
+"""How long the first event of a batch waits for others."""
+LARGEST_EVENT, LARGEST_BATCH, MOST_EVENTS = 16 << 10, 256 << 10, 500
+"""Characters of one event's text, characters of one request, events of one request."""
+
+Send = Callable[[list[Event]], Awaitable[bool]]
+
+
+@dataclass(slots=True)
+class _Text:
+    stream: Stream
+    time_ns: int
+    text: str
+
+
+class Journal:
+    """The events of one attempt. `send` comes back when they are kept, or says False: they are not wanted any more."""
+
+    def __init__(self, send: Send, keep: int) -> None:
+        self._send = send
+        self._waiting: deque[_Text | Event] = deque()
+        self._head, self._half = keep - keep // 2, keep // 2
+        self._tail: deque[_Text] = deque()
+        self._tail_size = self._dropped = self._pieces = 0
+        self._news, self._hurry, self._empty = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._closed = self._refused = False
+
+    def line(self, stream: Stream, text: str) -> None:
+        """A line of output."""
+        for at in range(0, len(text) or 1, LARGEST_EVENT):
+            piece = _Text(stream, time.time_ns(), text[at : at + LARGEST_EVENT])
+            size = len(piece.text) + 1
+            if not self._tail and not self._dropped and size <= self._head:
+                self._head -= size
+                self._put(piece)
+            else:
+                self._keep_last(piece, size)
+
+    def event(self, name: str, attributes: dict[str, Scalar]) -> None:
+        """Something else that happened."""
+        self._put(Event(name=name, time_ns=time.time_ns(), attributes=attributes))
+
+    def _keep_last(self, piece: _Text, size: int) -> None:
+        self._tail.append(piece)
+        self._tail_size += size
+        while self._tail_size > self._half:
+            gone = len(self._tail.popleft().text) + 1
+            self._tail_size -= gone
+            self._dropped += gone
+
+    def _put(self, item: _Text | Event) -> None:
+        self._waiting.append(item)
+        self._news.set()
+
+    def release(self) -> None:
+        """The agent has ended: what was held back as the end of its output goes too."""
+        if self._dropped:
+            self.event("output_dropped", {"characters": self._dropped})
+        self._waiting.extend(self._tail)
+        self._tail.clear()
+        self._tail_size = self._dropped = 0
+        self._news.set()
+
+    async def run(self) -> None:
+        """Send until everything is sent after `close`, or nothing is wanted any more."""
+        try:
+            while not self._closed or self._waiting:
+                _ = await self._news.wait()
+                await self._gather()
+                while batch := self._batch():
+                    if not await self._send(batch):
+                        return
+                self._news.clear()
+                self._empty.set()
+        finally:
+            self._refused = True
+            self._empty.set()
+
+    async def _gather(self) -> None:
+        """Let a batch grow, unless somebody waits for it."""
+        try:
+            async with asyncio.timeout(BATCH_S):
+                _ = await self._hurry.wait()
+        except TimeoutError:
+            pass
+        self._hurry.clear()
+
+    async def flush(self) -> None:
+        """Come back when all that has been said so far is kept, and with it every call that ended before."""
+        if not self._refused:
+            self._empty.clear()
+            self._news.set()
+            self._hurry.set()
+            _ = await self._empty.wait()
+
+    def close(self) -> None:
+        """Nothing more is said: `run` ends when all is sent."""
+        self.release()
+        self._closed = True
+        self._hurry.set()
+
+    def _batch(self) -> list[Event]:
+        events: list[Event] = []
+        size = 0
+        while self._waiting and size < LARGEST_BATCH and len(events) < MOST_EVENTS:
+            event = self._next()
+            self._pieces += 1
+            event.attributes["piece"] = self._pieces
+            events.append(event)
+            size += len(str(event.attributes.get("text", "")))
+        return events
+
+    def _next(self) -> Event:
+        """The next event: lines of one stream that follow each other are one."""
+        first = self._waiting.popleft()
+        if isinstance(first, Event):
+            return first
+        texts, size = [first.text], len(first.text)
+        while self._waiting and isinstance(after := self._waiting[0], _Text) and after.stream == first.stream:
+            size += len(after.text) + 1
+            if size > LARGEST_EVENT:
+                break
+            texts.append(after.text)
+            _ = self._waiting.popleft()
+        return Event(name=first.stream, time_ns=first.time_ns, attributes={"text": "\n".join(texts)})

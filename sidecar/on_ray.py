@@ -1,0 +1,204 @@
+"""Agents on a Ray cluster: one actor for each worker, and in each the very same runner with one agent at a time.
+
+Ray decides where the actors live, spreads them over the nodes and starts one again elsewhere when its node is gone; the
+attempt that was lost with it comes back by its lease. The queue is the gateway's: actors take work from it by
+themselves, and nothing but results comes through the driver, which shows them and passes signals on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import ray as _ray
+from ray.exceptions import RayError
+
+from sidecar.attempt import Result
+from sidecar.engine import Here
+from sidecar.progress import Lines, Tally, progress
+from sidecar.runner import Runner
+from sidecar.settings import RunnerError, Settings, UsageError
+
+ray: Any = _ray
+"""Its annotations are not complete enough to be checked against."""
+LOOK_S = 0.5
+"""Between two looks at what the actors have done."""
+OPTIONS: dict[str, Any] = {
+    "num_cpus": 1,
+    "max_concurrency": 4,  # the runner has one thread; it is told to stop, and asked for results, by others
+    "max_restarts": -1,
+    "max_task_retries": -1,
+    "scheduling_strategy": "SPREAD",
+}
+
+
+class Quiet(Lines):
+    """Collects results for the driver; what is said goes to the actor's own log."""
+
+    def __init__(self, echo: bool) -> None:
+        super().__init__(echo)
+        self.results: list[Result] = []
+
+    def ended(self, result: Result, tally: Tally) -> None:
+        """Kept until the driver asks for it."""
+        self.results.append(result)
+
+
+class Slot:
+    """A worker: an actor that runs a runner."""
+
+    def __init__(self, settings: Settings, home: str | None) -> None:
+        if home is not None and Path(home).is_dir():
+            os.chdir(home)
+        self._settings = settings
+        self._shown = Quiet(settings.echo)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runner: Runner | None = None
+        self._told: str | None = None
+
+    def run(self) -> None:
+        """Work until there is no more."""
+
+        # Not a method: Ray would make one that is async a reason to run all of them in a loop of its own.
+        async def work() -> None:
+            with self._lock:
+                self._loop = asyncio.get_running_loop()
+                self._runner = runner = Runner(self._settings, Here(self._settings), self._shown)
+                if self._told is not None:
+                    getattr(runner, self._told)()
+            _ = await runner.run()
+
+        asyncio.run(work())
+
+    def tell(self, order: str) -> None:
+        """`stop` or `abandon`."""
+        with self._lock:
+            self._told = order
+            if self._loop is not None and self._loop.is_running():
+                _ = self._loop.call_soon_threadsafe(getattr(self._runner, order))
+
+    def results(self) -> list[Result]:
+        """What has ended since the last time."""
+        found, self._shown.results = self._shown.results, []
+        return found
+
+
+class Fleet:
+    """The actors, as the driver sees them."""
+
+    def __init__(self, settings: Settings, options: dict[str, Any]) -> None:
+        actor = ray.remote(**(OPTIONS | options))(Slot)
+        # A directory that Ray itself brings to the nodes must not be left.
+        home = None if "working_dir" in options.get("runtime_env", {}) else str(settings.agents.cwd or Path.cwd())
+        shares = _shares(settings)
+        self.slots: list[Any] = [actor.remote(share, home) for share in shares]
+        self.runs: dict[Any, Any] = {slot.run.remote(): slot for slot in self.slots}
+        self._asked: dict[Any, Any] = {}
+        self._exhausted = False
+
+    def going(self) -> bool:
+        """False when there is no more work for anybody. Raises `RunnerError` with what a runner raised."""
+        done, _ = ray.wait(list(self.runs), num_returns=len(self.runs), timeout=0)
+        for run in done:
+            self._exhausted = True
+            _ = self.runs.pop(run)
+            try:
+                ray.get(run)
+            except RayError as e:
+                raise RunnerError(f"a worker on Ray failed: {_cause(e)}") from None
+        if self._exhausted:
+            # One has found nothing more to do: those that Ray has not placed, or not again, have nothing to wait for.
+            self.runs = {run: slot for run, slot in self.runs.items() if slot not in self._asked.values()}
+        return bool(self.runs)
+
+    def results(self) -> list[Result]:
+        """What has ended since the last time. An actor that has no place has nothing to say, and is asked on."""
+        for slot in set(self.slots) - set(self._asked.values()):
+            self._asked[slot.results.remote()] = slot
+        answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=LOOK_S)
+        found: list[Result] = []
+        for asked in answered:
+            del self._asked[asked]
+            with suppress(RayError):
+                found += ray.get(asked)
+        return found
+
+    def tell(self, order: str) -> None:
+        """`stop` or `abandon`, to all."""
+        for slot in self.slots:
+            slot.tell.remote(order)
+
+
+def run(settings: Settings, address: str | None, options: str | None) -> Tally:
+    """Work on a cluster until there is no more."""
+    given = _options(options)
+    _ = os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(address=address, log_to_driver=settings.echo, logging_level=logging.WARNING, namespace="penstock")
+    except (ConnectionError, ValueError, RayError) as e:
+        raise RunnerError(f"cannot reach the Ray cluster at {address or 'this machine'}: {e}") from None
+    try:
+        with progress("bar" if sys.stderr.isatty() else "lines", settings.echo, settings.most) as shown:
+            return _drive(Fleet(settings, given), shown)
+    finally:
+        ray.shutdown()
+
+
+def _drive(fleet: Fleet, shown: Lines) -> Tally:
+    tally, orders = Tally(), ["stop", "abandon"]
+
+    def heed(*_: object) -> None:
+        order = orders.pop(0) if len(orders) > 1 else orders[0]
+        shown.say("taking no more work; once more kills the agents" if order == "stop" else "killing the agents")
+        fleet.tell(order)
+
+    before = {number: signal.signal(number, heed) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        going = True
+        while going:
+            # Asked in this order, the last answers come after the last attempt.
+            going = fleet.going()
+            for result in fleet.results():
+                tally.add(result)
+                shown.ended(result, tally)
+            if going:
+                time.sleep(LOOK_S)
+    finally:
+        for number, handler in before.items():
+            _ = signal.signal(number, handler)
+    return tally
+
+
+def _shares(settings: Settings) -> list[Settings]:
+    """The settings of each actor: one worker, a name of its own, and its share of the attempts."""
+    count = settings.workers if settings.most is None else min(settings.workers, settings.most)
+    shares = [
+        None if settings.most is None else settings.most // count + (n < settings.most % count) for n in range(count)
+    ]
+    return [replace(settings, workers=1, name=f"{settings.name}-{n}", most=most) for n, most in enumerate(shares, 1)]
+
+
+def _options(text: str | None) -> dict[str, Any]:
+    try:
+        given = json.loads(text or "{}")
+    except ValueError as e:
+        raise UsageError(f"--ray-options: {text!r} is not JSON: {e}") from None
+    if not isinstance(given, dict):
+        raise UsageError(f"--ray-options: {text!r} is not a JSON object")
+    return cast("dict[str, Any]", given)
+
+
+def _cause(error: RayError) -> str:
+    cause = getattr(error, "cause", None)
+    return str(cause or error).strip().splitlines()[-1]

@@ -1,0 +1,83 @@
+"""What an agent prints: bytes into lines, the last JSON line, and the last words for a reason. No I/O.
+
+The last line of stdout that is JSON is the agent's output. An object with a number `reward`, or an object of numbers
+`rewards`, is a reward besides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
+
+Stream = Literal["stdout", "stderr"]
+LONGEST_LINE = 1 << 20
+"""Bytes; a longer line comes in pieces of this size, and a piece is not JSON."""
+LAST_WORDS = 300
+
+
+class Lines:
+    """Cuts a stream of bytes into lines."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that are complete now, without their ends."""
+        self._rest += data
+        *lines, rest = self._rest.split(b"\n")
+        pieces = [line[at : at + LONGEST_LINE] for line in lines for at in range(0, len(line) or 1, LONGEST_LINE)]
+        while len(rest) >= LONGEST_LINE:
+            pieces.append(rest[:LONGEST_LINE])
+            rest = rest[LONGEST_LINE:]
+        self._rest = bytearray(rest)
+        return list(map(_text, pieces))
+
+    def close(self) -> list[str]:
+        """The last line, when nothing ended it."""
+        rest, self._rest = self._rest, bytearray()
+        return [_text(rest)] if rest else []
+
+
+def _text(line: bytes | bytearray) -> str:
+    return line.decode(errors="replace").removesuffix("\r")
+
+
+class Outputs:
+    """Both streams of one agent: passes its lines on and remembers what its end is told by."""
+
+    def __init__(self, line: Callable[[Stream, str], None]) -> None:
+        self._line = line
+        self._lines: dict[Stream, Lines] = {"stdout": Lines(), "stderr": Lines()}
+        self.result: Any = None
+        """The last JSON line of stdout."""
+        self.last_words = ""
+        """The last line of stderr."""
+
+    def feed(self, stream: Stream, data: bytes) -> None:
+        """Bytes that the agent wrote; none at the end of the stream."""
+        lines = self._lines[stream]
+        for line in lines.feed(data) if data else lines.close():
+            self._note(stream, line)
+            self._line(stream, line)
+
+    def _note(self, stream: Stream, line: str) -> None:
+        if stream == "stderr":
+            self.last_words = line.strip()[:LAST_WORDS] or self.last_words
+        elif (found := parsed(line)) is not None:
+            self.result = found
+
+
+def parsed(line: str) -> Any:
+    """The line as JSON; None when it is none."""
+    text = line.strip()
+    if not text or text[0] not in '{["-0123456789tf':
+        return None
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,154 @@
+"""Rewards that the runner knows: what the agent printed, and what a function or a command of the user says.
+
+All go into the finish of the attempt, in one transaction with its end: a finished attempt has its reward. The judge is
+asked before that, when every call of the agent is on the tape, and only of agents that succeeded. A judge that fails
+costs the reward, not the attempt: the event `reward_error` says why.
+
+The agent's own line counts as the runner's word (source `runner`), because the user's program printed it. Where a judge
+is named it has the word, and the agent's line is kept as what an agent says of itself (source `agent`, not trained on).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import os
+from collections.abc import Callable
+from typing import Any, cast
+
+from gateway.model import Judgement, RewardSource
+from sidecar.output import Outputs, Stream
+from sidecar.process import Command, Ending, start
+from sidecar.settings import Judging, UsageError
+from sidecar.templates import to_json
+from sidecar.transcript import Transcript
+
+PARTS = {"reward", "value", "rewards", "dimensions", "reason"}
+MOST_REASON = 10_000
+GRACE_S = 1.0
+
+
+class RewardError(Exception):
+    """What a judge said is no reward, or it said nothing."""
+
+
+class Judge:
+    """What the user has named to judge attempts, if anything."""
+
+    def __init__(self, judging: Judging) -> None:
+        """Raises `UsageError` when there is no such function."""
+        self._judging = judging
+        self._function = None if judging.function is None else _load(judging.function)
+
+    @property
+    def named(self) -> bool:
+        """Whether there is a judge."""
+        return self._function is not None or self._judging.command is not None
+
+    async def judge(self, output: Any, transcript: Transcript) -> list[Judgement]:
+        """What the judge says; raises `RewardError`, and whatever the function raises."""
+        said: list[Judgement] = []
+        try:
+            async with asyncio.timeout(self._judging.timeout_s):
+                if self._function is not None:
+                    value = await _call(self._function, transcript.rollout.input, output, transcript)
+                    said += _one(value, "runner", "runner-function")
+                if self._judging.command is not None:
+                    value = await _ask(self._judging.command, output, transcript)
+                    said += _one(value, "runner", "runner-command")
+        except TimeoutError:
+            raise RewardError(f"it took longer than {self._judging.timeout_s:g} s") from None
+        return said
+
+
+def printed(output: Any, judged: bool) -> list[Judgement]:
+    """The reward in an agent's output; raises `RewardError` when it has one that is none."""
+    if not isinstance(output, dict):
+        return []
+    found = {name: part for name, part in cast(dict[str, Any], output).items() if name in ("reward", "rewards")}
+    if not found:
+        return []
+    if isinstance(reason := cast(dict[str, Any], output).get("reason"), str):
+        found["reason"] = reason
+    return _one(found, "agent" if judged else "runner", "runner-output")
+
+
+def _one(value: Any, source: RewardSource, key: str) -> list[Judgement]:
+    if isinstance(value, Judgement):
+        own = {name: part for name, part in (("source", source), ("key", key)) if name not in value.model_fields_set}
+        return [value.model_copy(update=own)]
+    parts = _parts(value)
+    if parts is None:
+        return []
+    number, dimensions, reason = parts
+    return [Judgement(value=number, dimensions=dimensions, reason=reason, source=source, key=key)]
+
+
+def _parts(value: Any) -> tuple[float | None, dict[str, float], str | None] | None:
+    """Value, dimensions and reason of what a judge returned; None when it returned nothing."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        return _number("the reward", value), {}, None
+    given = cast(dict[str, Any], value)
+    number = given.get("reward", given.get("value"))
+    named: Any = given.get("rewards", given.get("dimensions")) or {}
+    if not isinstance(named, dict):
+        raise RewardError(f"its rewards are {to_json(named)[:100]}: an object of numbers is wanted")
+    loose = {name: part for name, part in given.items() if name not in PARTS}
+    dimensions = {name: _number(name, part) for name, part in (cast(dict[str, Any], named) | loose).items()}
+    if number is None and not dimensions:
+        return None
+    reason = given.get("reason")
+    return (
+        None if number is None else _number("reward", number),
+        dimensions,
+        str(reason)[:MOST_REASON] if reason else None,
+    )
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value) if not isinstance(value, str) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise RewardError(f"{name} is {str(value)[:100]!r}: a finite number is wanted")
+    return number
+
+
+def _load(name: str) -> Callable[..., Any]:
+    from sidecar.loading import LoadError, load
+
+    try:
+        return load(name)
+    except LoadError as e:
+        raise UsageError(f"--reward: {e}") from None
+
+
+async def _call(function: Callable[..., Any], *given: Any) -> Any:
+    """A function of either kind; one that is not async has a thread, so that heartbeats go on."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*given)
+    result = await asyncio.to_thread(function, *given)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _ask(command: str, output: Any, transcript: Transcript) -> Any:
+    """The last JSON line that the command prints when it is given what a function is."""
+    given = {"task": transcript.rollout.input, "output": output, "transcript": transcript.model_dump(mode="json")}
+    outputs = Outputs(_unheard)
+    asked = Command(("/bin/sh", "-c", command), dict(os.environ), to_json(given).encode())
+    process = await start(asked, GRACE_S, outputs.feed)
+    ending = await process.wait()
+    if ending != Ending(exit_code=0, duration_ns=ending.duration_ns):
+        how = ending.error or ending.signal or f"exit code {ending.exit_code}"
+        raise RewardError(f"{command!r}: {how}: {outputs.last_words}")
+    if outputs.result is None:
+        raise RewardError(f"{command!r} printed no number and no JSON object")
+    return outputs.result
+
+
+def _unheard(stream: Stream, line: str) -> None:
+    """What a judge prints is its own business."""

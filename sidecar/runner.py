@@ -1,0 +1,137 @@
+"""The loop of a runner: claim as many attempts as there are free workers, run them, and leave when there is no more.
+
+One claim is under way at a time, for all free workers. Without `watch` the runner leaves when the queue is open and
+empty and nobody, here or elsewhere, holds an attempt that could come back to it. It leaves also when the queue is
+draining, after `most` attempts, and when it is told to: `stop` lets the agents finish, `abandon` kills them and gives
+their attempts back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.client import Client
+from gateway.work import Claim, ClaimAnswer, ClaimRequest
+from sidecar.attempt import Result, Work
+from sidecar.engine import Engine
+from sidecar.heart import Heart
+from sidecar.patience import patiently, unless
+from sidecar.progress import Progress, Tally
+from sidecar.rewarding import Judge
+from sidecar.settings import Settings
+
+WATCH_S, LAST_S = 20.0, 0.5
+"""How long a claim waits for work: when the runner stays anyway, and when it leaves as soon as there is none."""
+MOST_CLAIMS = 100
+
+
+class Runner:
+    """Runs agents for what is in the queue."""
+
+    def __init__(self, settings: Settings, engine: Engine, progress: Progress) -> None:
+        """Raises `UsageError` when the settings name a judge that does not exist."""
+        self.tally = Tally()
+        self._settings, self._engine, self._progress = settings, engine, progress
+        self._judge = Judge(settings.judging)
+        self._works: dict[asyncio.Task[None], Work] = {}
+        self._claimed = 0
+        self._freed, self._stopping = asyncio.Event(), asyncio.Event()
+
+    def stop(self) -> None:
+        """Take no more work; the agents that run may finish."""
+        self._stopping.set()
+
+    def abandon(self) -> None:
+        """Take no more work, kill the agents and give their attempts back."""
+        self.stop()
+        for work in self._works.values():
+            work.give_back()
+
+    async def run(self) -> Tally:
+        """Work until there is no more; raises `ClientError` when the gateway refuses it."""
+        async with Client(self._settings.gateway, self._settings.key) as client:
+            _ = await client.queue()  # a wrong address or key is told at once
+            heart = Heart(client, self._settings)
+            beating = asyncio.ensure_future(heart.run())
+            try:
+                await self._take(client, heart)
+                while self._works:
+                    _ = await asyncio.wait(self._works)
+            finally:
+                await self._leave()
+                _ = beating.cancel()
+        return self.tally
+
+    async def _leave(self) -> None:
+        """However the loop has ended, no agent stays behind."""
+        self.abandon()
+        if self._works:
+            _ = await asyncio.wait(self._works)
+
+    async def _take(self, client: Client, heart: Heart) -> None:
+        while (count := await self._room()) > 0 and heart.queue != "draining":
+            answer = await unless(self._stopping, self._claim(client, count))
+            for claim in [] if answer is None else answer.claims:
+                self._begin(claim, answer.waiting if answer else 0, client, heart)
+            if answer is None or answer.queue == "draining":
+                return
+            if not answer.claims and not self._settings.watch and await self._exhausted(client):
+                return
+
+    async def _room(self) -> int:
+        """How many attempts may be claimed, once it is more than none; 0 when it is time to leave."""
+        while not self._stopping.is_set():
+            left = MOST_CLAIMS if self._settings.most is None else self._settings.most - self._claimed
+            count = min(self._settings.workers - len(self._works), left, MOST_CLAIMS)
+            if count > 0 or left <= 0:
+                return count
+            self._freed.clear()
+            _ = await unless(self._stopping, self._freed.wait())
+        return 0
+
+    async def _claim(self, client: Client, count: int) -> ClaimAnswer:
+        asked = ClaimRequest(
+            worker=self._settings.name,
+            limit=count,
+            wait_s=WATCH_S if self._settings.watch else LAST_S if self._works else 0.0,
+            lease_s=self._settings.lease_s,
+            modes=None if self._settings.modes is None else list(self._settings.modes),
+        )
+        return await patiently(lambda: client.claim(asked), self._progress.away)
+
+    async def _exhausted(self, client: Client) -> bool:
+        """Whether nothing can be in the queue again by itself."""
+        if self._works:
+            return False
+        queue = await patiently(client.queue, self._progress.away)
+        waiting = sum(count for mode, count in queue.waiting.items() if mode in (self._settings.modes or queue.waiting))
+        if queue.state == "open" and not waiting and not queue.claimed:
+            return True
+        _ = await unless(self._stopping, asyncio.sleep(LAST_S))
+        return False
+
+    def _begin(self, claim: Claim, waiting: int, client: Client, heart: Heart) -> None:
+        self._claimed += 1
+        self._progress.begun(claim, waiting)
+        work = Work(claim, self._settings, client, self._engine, self._judge, self._progress)
+        task = asyncio.ensure_future(self._work(work, heart))
+        self._works[task] = work
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        _ = self._works.pop(task, None)
+        self._freed.set()
+
+    async def _work(self, work: Work, heart: Heart) -> None:
+        heart.add(work)
+        try:
+            result = await work.run()
+        except Exception as e:
+            # The lease of this attempt ends by itself; the other workers go on.
+            result = Result("/".join(work.key), "lost", 0.0, None, f"the runner failed: {type(e).__name__}: {e}")
+        finally:
+            heart.drop(work)
+        if result.end == "returned":
+            await heart.give_back(work)
+        self.tally.add(result)
+        self._progress.ended(result, self.tally)

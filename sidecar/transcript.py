@@ -1,0 +1,62 @@
+"""What a reward is decided on: the task, what became of it, and every call of the attempt, read."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import Field
+
+from gateway.client import Client
+from gateway.model import Attempt, Message, Noun, Outcome, Rollout, Span, Turn
+
+PARALLEL = 8
+
+
+class Call(Noun):
+    """A model call."""
+
+    span: Span
+    """Its head."""
+    turn: Turn | None = None
+    """What it says; None when nothing of it is stored."""
+
+
+class Transcript(Noun):
+    """An attempt, as the gateway saw it."""
+
+    rollout: Rollout
+    """The task."""
+    attempt: Attempt
+    """The attempt, as it was claimed."""
+    outcome: Outcome
+    """How the agent ended."""
+    calls: list[Call] = Field(default_factory=list[Call])
+    """Its model calls in the order in which they began."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation of the last call that was answered, its first answer included."""
+        for call in reversed(self.calls):
+            if call.turn is not None and call.turn.choices:
+                return [*call.turn.messages, call.turn.choices[0].message]
+        return []
+
+    @property
+    def text(self) -> str:
+        """What the model said last."""
+        parts = self.messages[-1].parts if self.messages else []
+        return "".join(part.text or "" for part in parts if part.type == "text")
+
+
+async def read(client: Client, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> Transcript:
+    """The transcript of an attempt whose agent has ended."""
+    spans = [span async for span in client.spans(rollout.id, attempt.id) if span.kind == "llm"]
+    calls: list[Call] = []
+    for at in range(0, len(spans), PARALLEL):
+        calls += await asyncio.gather(*(_call(client, span) for span in spans[at : at + PARALLEL]))
+    return Transcript(rollout=rollout, attempt=attempt, outcome=outcome, calls=calls)
+
+
+async def _call(client: Client, span: Span) -> Call:
+    detail = await client.span(span.rollout, span.attempt, span.sequence)
+    return Call(span=detail.span, turn=detail.turn)

@@ -1,0 +1,151 @@
+"""`penstock run` as its users run it: a process of its own. And the questions that tests ask about attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+from fakes.process import ROOT
+
+from gateway.client import Client
+from gateway.model import Attempt, RolloutConfig, RolloutSummary, Span
+from gateway.work import RolloutSpec
+
+PATIENCE = 20.0
+AGENTS = ROOT / "tests" / "sidecar" / "agents"
+PYTHON = sys.executable
+READ_STDIN = (PYTHON, "-c", "import sys; sys.stdin.read()")
+
+
+@dataclass(slots=True)
+class Run:
+    """A `penstock run` process."""
+
+    process: asyncio.subprocess.Process
+    out: Path
+    err: Path
+
+    async def ended(self) -> int:
+        """Its exit code."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self.process.wait()
+        except TimeoutError:
+            raise AssertionError(f"penstock run did not end\n{self.stderr}") from None
+
+    @property
+    def stdout(self) -> str:
+        return self.out.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self.err.read_text()
+
+
+class StartRun(Protocol):
+    """Starts `penstock run` with these words before and after `--`."""
+
+    async def __call__(self, *words: str, agent: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> Run: ...
+
+
+@asynccontextmanager
+async def runs(url: str, home: Path) -> AsyncGenerator[StartRun]:
+    """Starts runners of a gateway; those that still run at the end are killed."""
+    numbers = count()
+    async with AsyncExitStack() as stack:
+
+        async def start(*words: str, agent: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> Run:
+            number = next(numbers)
+            out, err = home / f"run-{number}.out", home / f"run-{number}.err"
+            with out.open("wb") as stdout, err.open("wb") as stderr:
+                process = await asyncio.create_subprocess_exec(
+                    *(PYTHON, "-m", "gateway", "run", "--gateway", url, *words),
+                    *(("--", *agent) if agent else ()),
+                    env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
+                    cwd=AGENTS,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
+            made = Run(process, out, err)
+            stack.push_async_callback(_kill, made)
+            return made
+
+        yield start
+
+
+async def _kill(run: Run) -> None:
+    if run.process.returncode is None:
+        run.process.kill()
+    _ = await run.process.wait()
+    print(run.stderr)
+
+
+async def enqueue(client: Client, *inputs: Any, **config: Any) -> list[str]:
+    """Queue tasks; their names."""
+    specs = [RolloutSpec(id=f"r{n}", input=given, config=RolloutConfig(**config)) for n, given in enumerate(inputs, 1)]
+    return [made.id for made in await client.enqueue(specs)]
+
+
+async def when(client: Client, rollout: str, condition: Callable[[RolloutSummary], bool]) -> RolloutSummary:
+    """The rollout, as soon as the condition holds for it."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition(found := await client.rollout(rollout)):
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def only_attempt(client: Client, rollout: str = "r1") -> Attempt:
+    """The attempt of a rollout that has one."""
+    (attempt,) = (await client.rollout(rollout)).attempts
+    return attempt
+
+
+async def events(client: Client, rollout: str = "r1", attempt: str = "a1") -> list[Span]:
+    """What is no call."""
+    return [span async for span in client.spans(rollout, attempt) if span.kind != "llm"]
+
+
+def said(spans: list[Span], name: str) -> str:
+    """The text of the events of a name."""
+    return "\n".join(str((span.attributes or {})["text"]) for span in spans if span.name == name)
+
+
+async def written(path: Path) -> list[int]:
+    """The numbers in a file, as soon as it is there."""
+    async with asyncio.timeout(PATIENCE):
+        while not path.exists():
+            await asyncio.sleep(0.01)
+    return list(map(int, path.read_text().split()))
+
+
+async def gone(pid: int) -> None:
+    """Comes back when the process has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            _ = await ended.wait()
+    except TimeoutError:
+        raise AssertionError(f"process {pid} is still there") from None
+    finally:
+        _ = loop.remove_reader(fd)
+        os.close(fd)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False

@@ -1,0 +1,49 @@
+"""Runs `penstock` as people do: a process, its output, its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fakes.process import ROOT
+
+
+@dataclass(slots=True)
+class Done:
+    """What a command left."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out.decode()
+
+
+class Shell:
+    """A shell in a folder, with a gateway to speak to."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.folder = folder
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK", "COLUMNS"))}
+        self.env = inherited | {"PENSTOCK_GATEWAY": url, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+
+    async def start(self, *arguments: str, stdin: Any = None, **env: str) -> asyncio.subprocess.Process:
+        """A command that runs."""
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway", *arguments,
+            env=self.env | env, cwd=self.folder,
+            stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+
+    async def run(self, *arguments: str, stdin: bytes | None = None, **env: str) -> Done:
+        """A command that has ended."""
+        process = await self.start(*arguments, stdin=None if stdin is None else asyncio.subprocess.PIPE, **env)
+        out, err = await asyncio.wait_for(process.communicate(stdin), 30)
+        assert process.returncode is not None
+        return Done(process.returncode, out, err.decode())

@@ -1,0 +1,455 @@
+"""Spans go out: every field of them, in batches, until the collector has them; nothing is lost when somebody dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.collector import Collector, Reply, collecting
+from fakes.entries import body
+from fakes.otlp import Inlet, Made, inlet_at, request
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from gateway.config import Otlp
+from gateway.model import Judgement, Outcome, Usage
+from gateway.otlp import pieces
+from gateway.otlp.exporter import NOTE, Exporter
+from gateway.store import Entry
+from gateway.trace import span_id, trace_id
+from gateway.work import ClaimRequest, FinishRequest, RolloutSpec
+
+T0 = 1_790_000_000_000_000_000
+SERVERS = {"local": "http://127.0.0.1:8000/v1", "azure": "https://me.openai.azure.com", "main": "https://api.x.ai/v1"}
+
+
+@dataclass
+class Figures:
+    """What is counted."""
+
+    otlp_exported: int = 0
+    otlp_dropped: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
+    otlp_retries: int = 0
+    otlp_lag_changes: int = 0
+
+
+def exporter(inlet: Inlet, collector: Collector, figures: Figures | None = None, **settings: Any) -> Exporter:
+    made = Otlp(endpoint=collector.url, **settings)
+    url = made.traces_url()
+    assert url is not None
+    return Exporter(made, url, SERVERS, inlet.store, inlet.feed, inlet.desk, figures or Figures())
+
+
+@asynccontextmanager
+async def exporting(
+    inlet: Inlet, collector: Collector, figures: Figures | None = None, **settings: Any
+) -> AsyncGenerator[Exporter]:
+    made = exporter(inlet, collector, figures, **settings)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+@pytest.fixture
+async def collector() -> AsyncGenerator[Collector]:
+    async with collecting() as made:
+        yield made
+
+
+def call(number: int = 1, rollout: str = "r1", **fields: Any) -> Entry:
+    """A finished model call."""
+    entry = Entry(rollout, "a1", status="ok", dialect="chat", path="/v1/chat/completions?x=1", upstream="local")
+    entry.start_ns, entry.end_ns, entry.model, entry.http_status = T0 + number, T0 + number + 10**9, "m-1", 200
+    for name, value in fields.items():
+        setattr(entry, name, value)
+    return entry
+
+
+async def exported(inlet: Inlet, collector: Collector, *entries: Entry, **settings: Any) -> Sequence[Any]:
+    async with exporting(inlet, collector, **settings):
+        await inlet.desk.add(entries)
+    return collector.taken
+
+
+async def test_a_model_call_has_every_attribute(inlet: Inlet, collector: Collector) -> None:
+    entry = call(
+        stream=True, model_served="m-1-2026", response_id="chatcmpl-1", finish="length", choices=2, agent="planner",
+        first_byte_ns=250_000_000, retry_of=1, parent_id="12" * 8, trace_id="ab" * 16,
+        usage=Usage(input_tokens=10, output_tokens=5, cached_tokens=4, cache_write_tokens=3, reasoning_tokens=2),
+    )  # fmt: skip
+    (found,) = await exported(inlet, collector, entry)
+    span = found.span
+    assert (span.name, span.kind, span.status.code) == ("chat m-1", Span.SPAN_KIND_CLIENT, Status.STATUS_CODE_UNSET)
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == ("ab" * 16, "12" * 8)
+    assert span.span_id.hex() == span_id("ab" * 16, "r1", "a1", 1)
+    assert (span.start_time_unix_nano, span.end_time_unix_nano) == (T0 + 1, T0 + 1 + 10**9)
+    assert found.attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.conversation.id": "r1/a1",
+        "gen_ai.agent.name": "planner",
+        "gen_ai.request.model": "m-1",
+        "gen_ai.request.stream": True,
+        "gen_ai.request.choice.count": 2,
+        "gen_ai.response.id": "chatcmpl-1",
+        "gen_ai.response.model": "m-1-2026",
+        "gen_ai.response.finish_reasons": ["length"],
+        "gen_ai.response.time_to_first_chunk": 0.25,
+        "gen_ai.usage.input_tokens": 10,
+        "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.cache_read.input_tokens": 4,
+        "gen_ai.usage.cache_creation.input_tokens": 3,
+        "gen_ai.usage.reasoning.output_tokens": 2,
+        "openai.api.type": "chat_completions",
+        "server.address": "127.0.0.1",
+        "server.port": 8000,
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "url.path": "/v1/chat/completions",
+        "penstock.upstream": "local",
+        "penstock.retry_of": 1,
+        "penstock.rollout.id": "r1",
+        "penstock.attempt.id": "a1",
+        "penstock.span.sequence": 1,
+    }
+    assert found.resource["service.name"] == "penstock"
+    assert found.scope.name == "penstock.gateway"
+
+
+CALLS = [
+    ({"dialect": "messages"}, "chat m-1", {"gen_ai.provider.name": "anthropic", "gen_ai.operation.name": "chat"}),
+    ({"dialect": "responses", "upstream": "azure"}, "chat m-1",
+     {"gen_ai.provider.name": "azure.ai.openai", "openai.api.type": "responses", "server.port": 443}),
+    ({"dialect": "completions", "upstream": "main"}, "text_completion m-1", {"gen_ai.provider.name": "x_ai"}),
+    ({"dialect": "embeddings"}, "embeddings m-1", {"gen_ai.operation.name": "embeddings"}),
+    ({"dialect": "chat", "model": None}, "chat", {"gen_ai.request.model": None}),
+    ({"dialect": "models", "method": "GET", "model": None}, "GET", {"gen_ai.operation.name": None}),
+    ({"status": "error", "error": "http_429", "http_status": 429}, "chat m-1", {"error.type": "429"}),
+    ({"status": "error", "error": "timeout", "upstream": None}, "chat m-1",
+     {"error.type": "timeout", "server.address": None}),
+    ({"status": "cancelled"}, "chat m-1", {"error.type": "cancelled"}),
+    ({"status": "interrupted", "error": "gateway_died"}, "chat m-1", {"error.type": "gateway_died"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "name", "attributes"), CALLS)
+async def test_calls_of_every_kind(
+    inlet: Inlet, collector: Collector, fields: dict[str, Any], name: str, attributes: dict[str, Any]
+) -> None:
+    (found,) = await exported(inlet, collector, call(**fields))
+    assert found.span.name == name
+    assert {key: found.attributes.get(key) for key in attributes} == attributes
+    failed = "error.type" in attributes
+    assert found.span.status.code == (Status.STATUS_CODE_ERROR if failed else Status.STATUS_CODE_UNSET)
+    assert found.span.status.message == (fields.get("error", "cancelled").removeprefix("http_") if failed else "")
+
+
+async def test_a_rollout_of_the_queue_is_one_tree(inlet: Inlet, collector: Collector) -> None:
+    async with exporting(inlet, collector):
+        await inlet.desk.enqueue([RolloutSpec(id="q1")])
+        await inlet.desk.claim(ClaimRequest(worker="w1"))
+        made = [
+            call(rollout="q1", response_id="c-1"),
+            call(rollout="q1", trace_id="ab" * 16),
+            Entry("q1", "a1", kind="event", name="note", status="ok", start_ns=T0, end_ns=T0, attributes={"n": 1}),
+            Entry("q1", "a1", kind="event", name="stdout", status="ok", start_ns=T0, end_ns=T0,
+                  attributes={"text": "secret"}),
+            Entry("q1", "a1", kind="tool", status="error", error="tool_error", start_ns=T0, end_ns=T0 + 5, attributes={
+                "mcp.method.name": "tools/call", "gen_ai.tool.name": "search", "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.call.arguments": {"q": "secret"}}),
+        ]  # fmt: skip
+        await inlet.desk.add(made)
+        await inlet.desk.reward("q1", "a1", Judgement(value=0.5, dimensions={"style": 1.0}, reason="fine", span=1))
+        await inlet.desk.reward("q1", "a1", Judgement(value=1.0))
+        await inlet.desk.finish(
+            "q1", "a1", FinishRequest(status="failed", outcome=Outcome(exit_code=3, reason="gave up"))
+        )
+    (root,) = collector.named("invoke_agent")
+    trace, root_id = trace_id("q1", "a1"), span_id(trace_id("q1", "a1"), "q1", "a1", 0)
+    assert (root.span.trace_id.hex(), root.span.span_id.hex(), root.span.parent_span_id) == (trace, root_id, b"")
+    assert (root.span.kind, root.span.status.code) == (Span.SPAN_KIND_INTERNAL, Status.STATUS_CODE_ERROR)
+    assert root.span.status.message == "gave up"
+    told = root.attributes
+    assert (told["gen_ai.operation.name"], told["error.type"], told["process.exit.code"]) == (
+        *("invoke_agent", "failed", 3),
+    )
+    assert (told["penstock.attempt.status"], told["penstock.attempt.reward"]) == ("failed", 1.0)
+    inside, outside = collector.named("chat m-1")
+    assert inside.span.parent_span_id.hex() == root_id
+    # A call in a trace of the agent's own has no place in ours.
+    assert (outside.span.trace_id.hex(), outside.span.parent_span_id) == ("ab" * 16, b"")
+    (note,) = collector.named("note")
+    assert (note.attributes["n"], note.span.parent_span_id.hex()) == (1, root_id)
+    (tool,) = collector.named("tools/call search")
+    assert (tool.span.kind, tool.attributes["error.type"]) == (Span.SPAN_KIND_CLIENT, "tool_error")
+    assert tool.attributes["gen_ai.operation.name"] == "execute_tool"
+    first, second = collector.named("gen_ai.evaluation.result")
+    assert first.span.parent_span_id == inside.span.span_id
+    assert second.span.parent_span_id.hex() == root_id
+    assert first.attributes["gen_ai.response.id"] == "c-1"
+    assert (first.attributes["gen_ai.evaluation.name"], first.attributes["gen_ai.evaluation.score.value"]) == (
+        *("reward", 0.5),
+    )
+    assert first.attributes["gen_ai.evaluation.explanation"] == "fine"
+    scores = {}
+    for event in first.span.events:
+        assert event.name == "gen_ai.evaluation.result"
+        found = {pair.key: pair.value for pair in event.attributes}
+        scores[found["gen_ai.evaluation.name"].string_value] = found["gen_ai.evaluation.score.value"].double_value
+    assert scores == {"reward": 0.5, "style": 1.0}
+    assert len(collector.taken) == 7, "output is content: it stays here"
+    assert "secret" not in str([one.span for one in collector.taken])
+
+
+async def test_what_nobody_has_handed_out_has_no_parent_that_never_comes(inlet: Inlet, collector: Collector) -> None:
+    (found,) = await exported(inlet, collector, call())
+    assert found.span.parent_span_id == b""
+    assert found.span.trace_id.hex() == trace_id("r1", "a1")
+
+
+REQUEST = """{"model": "m-1", "temperature": 0, "max_tokens": 7, "stop": "END", "seed": 3, "top_p": null,
+ "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"},
+  {"role": "assistant", "tool_calls": [{"id": "t1", "type": "function",
+    "function": {"name": "find", "arguments": "{\\"x\\": [\\"\\\\ud83d\\"]}"}}]},
+  {"role": "tool", "tool_call_id": "t1", "content": "found"}],
+ "tools": [{"type": "function",
+   "function": {"name": "find", "description": "finds", "parameters": {"type": "object"}}}]}
+"""
+RESPONSE = """{"id": "c-1", "choices": [{"index": 0, "finish_reason": "tool_calls", "message": {"role": "assistant",
+ "content": "ok", "tool_calls": [{"id": "t2", "type": "function", "function": {"name": "find", "arguments": "{br"}}]}}]}
+"""
+
+
+async def test_content_is_sent_only_when_it_is_wanted(inlet: Inlet, collector: Collector) -> None:
+    said = body(REQUEST.encode(), RESPONSE.encode())
+    (found,) = await exported(inlet, collector, call(body=said), capture_content=True)
+    told = found.attributes
+    assert told["gen_ai.input.messages"] == [
+        {"role": "system", "parts": [{"type": "text", "content": "be brief"}]},
+        {"role": "user", "parts": [{"type": "text", "content": "hi"}]},
+        {"role": "assistant", "parts": [{"type": "tool_call", "id": "t1", "name": "find", "arguments": {"x": ["?"]}}]},
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "t1", "response": "found"}]},
+    ]
+    parts = [
+        {"type": "text", "content": "ok"},
+        {"type": "tool_call", "id": "t2", "name": "find", "arguments": "{br"},
+    ]
+    assert told["gen_ai.output.messages"] == [{"role": "assistant", "parts": parts, "finish_reason": "tool_call"}]
+    assert told["gen_ai.tool.definitions"] == [
+        {"type": "function", "name": "find", "description": "finds", "parameters": {"type": "object"}}
+    ]
+    sampling = {"temperature": 0.0, "max_tokens": 7, "seed": 3, "stop_sequences": ["END"]}
+    assert {name: told[f"gen_ai.request.{name}"] for name in sampling} == sampling
+    assert "gen_ai.request.top_p" not in told
+
+
+async def test_no_content_without_being_asked(inlet: Inlet, collector: Collector) -> None:
+    (found,) = await exported(inlet, collector, call(body=body(REQUEST.encode(), RESPONSE.encode())))
+    assert "be brief" not in str(found.span)
+    assert "find" not in str(found.span)
+
+
+async def test_too_much_content_is_left_out(
+    inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "MOST_CONTENT", 1500)
+    large = REQUEST.replace("be brief", "x" * 2000)
+    (found,) = await exported(
+        inlet, collector, call(body=body(large.encode(), RESPONSE.encode())), capture_content=True
+    )
+    assert "gen_ai.input.messages" not in found.attributes
+    assert found.attributes["penstock.content_omitted"] == "gen_ai.input.messages"
+    assert "gen_ai.output.messages" in found.attributes
+
+
+async def test_instructions_that_are_sent_apart_stay_apart(inlet: Inlet, collector: Collector) -> None:
+    asked = b'{"model": "m", "max_tokens": 5, "system": "be brief", "messages": [{"role": "user", "content": "hi"}]}'
+    (found,) = await exported(inlet, collector, call(dialect="messages", body=body(asked, b"{}")), capture_content=True)
+    assert found.attributes["gen_ai.system_instructions"] == [{"type": "text", "content": "be brief"}]
+    assert [message["role"] for message in found.attributes["gen_ai.input.messages"]] == ["user"]
+
+
+async def test_spans_that_came_in_go_out_as_they_were(inlet: Inlet, collector: Collector) -> None:
+    async with exporting(inlet, collector):
+        attributes = {"a": [1, None, {"b": "x"}], "gen_ai.input.messages": "secret", "error.type": "E"}
+        made = Made(attributes=attributes, resource={"penstock.rollout_id": "r1", "service.name": "flights"})
+        asked = request(made)
+        scope = asked.resource_spans[0].scope_spans[0]
+        scope.scope.name, scope.scope.version = "lib", "2"
+        span = scope.spans[0]
+        span.kind, span.trace_state, span.dropped_attributes_count = Span.SPAN_KIND_PRODUCER, "x=y", 2
+        span.status.code, span.status.message = Status.STATUS_CODE_ERROR, "broken"
+        event = span.events.add(name="e", time_unix_nano=T0)
+        event.attributes.add(key="k").value.bool_value = True
+        span.links.add(trace_id=b"\1" * 16, span_id=b"\2" * 8)
+        assert (await inlet.post(asked.SerializeToString())).body == b""
+    (found,) = collector.taken
+    del span.attributes[1]
+    ids = {"penstock.rollout.id": "r1", "penstock.attempt.id": "a1"}
+    assert found.attributes == {"a": [1, None, {"b": "x"}], "error.type": "E"} | ids
+    del found.span.attributes[2:]
+    assert found.span == span
+    assert (found.resource["service.name"], found.scope) == ("flights", scope.scope)
+
+
+async def test_it_goes_in_batches(inlet: Inlet, collector: Collector) -> None:
+    figures = Figures()
+    async with exporting(inlet, collector, figures, batch=10):
+        await inlet.desk.add([call(number) for number in range(95)])
+        await collector.until(spans=95)
+    assert len(set(collector.ids)) == len(collector.ids) == 95 == figures.otlp_exported
+    assert len(collector.requests) == 10
+    assert figures.otlp_dropped == {}
+    assert figures.otlp_lag_changes == 0
+
+
+async def test_a_large_batch_is_cut_by_its_size(
+    inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "LARGEST_REQUEST", 1000)
+    await exported(inlet, collector, *[call(number) for number in range(12)])
+    assert len(collector.ids) == len(set(collector.ids)) == 12
+    assert len(collector.requests) >= 4
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [Reply(429), Reply(502), Reply(503, headers={"Retry-After": "0.01"}), Reply(504), Reply(hang_up=True)],
+    ids=["429", "502", "503", "504", "closed"],
+)
+async def test_what_passes_is_tried_again(inlet: Inlet, collector: Collector, reply: Reply) -> None:
+    figures = Figures()
+    collector.script.append(reply)
+    async with exporting(inlet, collector, figures):
+        await inlet.desk.add([call()])
+        await collector.until(spans=1)
+    assert (figures.otlp_exported, figures.otlp_retries, figures.otlp_dropped) == (1, 1, {})
+
+
+async def test_the_collector_says_how_long_to_wait(inlet: Inlet, collector: Collector) -> None:
+    loop = asyncio.get_running_loop()
+    collector.script += [Reply(503, headers={"Retry-After": "1.5"})]
+    async with exporting(inlet, collector):
+        await inlet.desk.add([call()])
+        await collector.until(requests=1)
+        asked = loop.time()
+        await collector.until(spans=1)
+        assert loop.time() - asked >= 1.4
+
+
+@pytest.mark.parametrize("code", [400, 401, 404, 413, 500, 307])
+async def test_what_is_refused_for_good_is_dropped_and_counted(inlet: Inlet, collector: Collector, code: int) -> None:
+    figures = Figures()
+    collector.script.append(Reply(code, headers={"Location": "http://127.0.0.1:1/"}))
+    async with exporting(inlet, collector, figures):
+        await inlet.desk.add([call(1), call(2)])
+        await collector.until(requests=1)
+        await inlet.desk.add([call(3)])
+        await collector.until(spans=1)
+    assert (figures.otlp_exported, figures.otlp_retries) == (1, 0)
+    assert figures.otlp_dropped == {("refused",): 2}
+
+
+async def test_a_partial_success_is_counted_and_not_repeated(inlet: Inlet, collector: Collector) -> None:
+    figures = Figures()
+    collector.script.append(Reply(rejected=2, message="two were strange"))
+    async with exporting(inlet, collector, figures):
+        await inlet.desk.add([call(1), call(2), call(3)])
+        await collector.until(spans=3)
+    assert (figures.otlp_exported, figures.otlp_dropped) == (1, {("rejected",): 2})
+    assert len(collector.requests) == 1
+
+
+async def test_a_silent_collector_is_asked_again(inlet: Inlet, collector: Collector) -> None:
+    never = asyncio.Event()
+    collector.script.append(Reply(before=never))
+    async with exporting(inlet, collector, timeout=0.2):
+        await inlet.desk.add([call()])
+        await collector.until(spans=1)
+    assert len(collector.requests) == 2
+    never.set()
+
+
+async def test_a_collector_that_is_away_harms_nothing(inlet: Inlet, collector: Collector) -> None:
+    figures = Figures()
+    collector.script += [Reply(503)] * 2
+    loop = asyncio.get_running_loop()
+    async with exporting(inlet, collector, figures, timeout=15.0):
+        await inlet.desk.add([call(number) for number in range(50)])
+        await collector.until(requests=1)
+        began = loop.time()
+    # A gateway that stops does not wait for one that takes nothing.
+    assert loop.time() - began < 5.0
+    collector.script.clear()
+    async with exporting(inlet, collector, figures):
+        await collector.until(spans=50)
+    assert figures.otlp_exported == 50
+
+
+async def test_nobody_listens_at_first(inlet: Inlet) -> None:
+    async with collecting() as gone:
+        port = int(gone.url.rpartition(":")[2])
+    async with exporting(inlet, gone):
+        await inlet.desk.add([call()])
+        async with collecting(port) as back:
+            await back.until(spans=1)
+
+
+async def test_a_restart_goes_on_where_it_was(tmp_path: Path, collector: Collector) -> None:
+    for life in range(3):
+        async with inlet_at(tmp_path) as inlet, exporting(inlet, collector):
+            await inlet.desk.add([call(number, f"r{life}") for number in range(20)])
+    assert len(collector.ids) == len(set(collector.ids)) == 60
+
+
+async def test_the_first_time_it_begins_with_what_comes(inlet: Inlet, collector: Collector) -> None:
+    await inlet.desk.add([call(1)])
+    async with exporting(inlet, collector):
+        assert inlet.store.note(NOTE) == str(inlet.store.cursor()).encode()
+        await inlet.desk.add([call(2)])
+        await collector.until(spans=1)
+    assert [one.attributes["penstock.span.sequence"] for one in collector.taken] == [2]
+
+
+async def test_a_root_is_sent_once(inlet: Inlet, collector: Collector) -> None:
+    async with exporting(inlet, collector):
+        await inlet.desk.enqueue([RolloutSpec(id="q1")])
+        await inlet.desk.claim(ClaimRequest(worker="w1"))
+        await inlet.desk.finish("q1", "a1", FinishRequest(status="succeeded"))
+        await collector.until(spans=1)
+        await inlet.desk.reward("q1", "a1", Judgement(value=1.0))
+        await collector.until(spans=2)
+    assert len(collector.named("invoke_agent")) == 1
+
+
+async def test_headers_come_from_the_environment(
+    inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLECTOR_HEADERS", "api-key=a%20b, x-scope = s")
+    await exported(inlet, collector, call(), headers_env="COLLECTOR_HEADERS")
+    headers = {name.lower(): value for name, value in collector.requests[0].items()}
+    assert (headers["api-key"], headers["x-scope"]) == ("a b", "s")
+
+
+async def test_one_span_that_cannot_be_sent_keeps_nothing_back(
+    inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    figures, whole = Figures(), pieces.outgoing.of_call
+
+    def broken(span: Any, *rest: Any) -> Span:
+        if span.sequence == 2:
+            raise RuntimeError("strange")
+        return whole(span, *rest)
+
+    monkeypatch.setattr(pieces.outgoing, "of_call", broken)
+    async with exporting(inlet, collector, figures):
+        await inlet.desk.add([call(1), call(2), call(3)])
+        await collector.until(spans=2)
+    assert (figures.otlp_exported, figures.otlp_dropped) == (2, {("unreadable",): 1})
+    assert "cannot be exported" in caplog.text

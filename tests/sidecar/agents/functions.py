@@ -1,0 +1,43 @@
+"""Agents and judges that are functions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from gateway.model import Judgement
+from sidecar.transcript import Transcript
+
+
+def double(task: Any) -> dict[str, Any]:
+    """A sync agent."""
+    print("thinking", end="")
+    return {"twice": task["n"] * 2, "reward": 0.25, "url": os.environ["OPENAI_BASE_URL"]}
+
+
+async def later(task: Any) -> list[Any]:
+    """An async agent."""
+    await asyncio.sleep(0)
+    return [task["n"]]
+
+
+def broken(task: Any) -> None:
+    """An agent that fails."""
+    raise RuntimeError(f"cannot do {task['n']}")
+
+
+def calls(task: Any, output: Any, transcript: Transcript) -> dict[str, Any]:
+    """A judge that counts what the tape has."""
+    return {"reward": len(transcript.calls), "agreement": output["answers"][-1] == transcript.text, "reason": "counted"}
+
+
+async def judged(task: Any, output: Any, transcript: Transcript) -> Judgement:
+    """An async judge with an opinion of its own."""
+    await asyncio.sleep(0)
+    return Judgement(value=0.75, source="judge", reason=f"{transcript.outcome.exit_code}")
+
+
+def nobody(task: Any, output: Any, transcript: Transcript) -> float:
+    """A judge that fails."""
+    raise KeyError("answer")

@@ -1,0 +1,305 @@
+"""`penstock run` against a real gateway: what agents are given, and what becomes of their attempts."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.process import Gateway
+from fakes.runs import AGENTS, PYTHON, StartRun, enqueue, events, only_attempt, said, when
+
+from gateway.client import Client
+from gateway.model import AttemptStatus, Reward, RolloutStatus, Span
+
+REPORT = (PYTHON, str(AGENTS / "report.py"))
+ASK = (PYTHON, str(AGENTS / "ask.py"))
+SLEEP = (PYTHON, "-c", "import time; time.sleep(600)")
+
+
+def rewards(spans: list[Span]) -> list[Reward]:
+    """The rewards among spans."""
+    return [Reward.of(span) for span in spans if span.kind == "reward"]
+
+
+async def test_an_agent_finds_its_task_and_its_way(gateway: Gateway, client: Client, start_run: StartRun) -> None:
+    task = {"question": "why?", "item": {"id": 7}, "text": "zwölf"}
+    _ = await enqueue(client, task)
+    words = ("--arg", "{question}", "--arg", "-c", "--arg", "id={item.id} at {openai_url}", "--env", "OPENAI_X={text}")
+    run = await start_run(*words, agent=REPORT, env={"PENSTOCK_KEY": "secret", "ANTHROPIC_AUTH_TOKEN": "real"})
+    assert await run.ended() == 0, run.stderr
+    seen: dict[str, Any] = (await only_attempt(client)).outcome.output  # pyright: ignore[reportOptionalMemberAccess]
+    env, base = seen["env"], gateway.url + "/rollout/r1/attempt/a1/mode/train"
+    assert json.loads(seen["stdin"]) == json.loads(env["PENSTOCK_INPUT"]) == task
+    assert seen["argv"] == ["why?", "-c", f"id=7 at {base}/v1"]
+    assert env["OPENAI_BASE_URL"] == env["OPENAI_API_BASE"] == f"{base}/v1"
+    assert env["ANTHROPIC_BASE_URL"] == env["PENSTOCK_URL"] == env["OTEL_EXPORTER_OTLP_ENDPOINT"] == base
+    assert env["OPENAI_API_KEY"] == env["ANTHROPIC_API_KEY"] == env["PENSTOCK_TOKEN"]
+    assert env["OPENAI_X"] == "zwölf"
+    assert "PENSTOCK_KEY" not in env
+    assert "ANTHROPIC_AUTH_TOKEN" not in env
+    assert (env["PENSTOCK_ROLLOUT_ID"], env["PENSTOCK_ATTEMPT_ID"]) == ("r1", "a1")
+
+
+async def test_what_is_too_large_for_a_variable_is_in_a_file(client: Client, start_run: StartRun) -> None:
+    task = {"text": "x" * 200_000}
+    _ = await enqueue(client, task)
+    run = await start_run("--no-stdin", agent=REPORT)
+    assert await run.ended() == 0, run.stderr
+    outcome = (await only_attempt(client)).outcome
+    assert outcome is not None
+    assert outcome.output["file"] == len(json.dumps(task, separators=(",", ":")))
+    assert "PENSTOCK_INPUT" not in outcome.output["env"]
+    assert outcome.output["stdin"] == ""
+    assert not Path(outcome.output["env"]["PENSTOCK_INPUT_FILE"]).exists()
+
+
+async def test_a_judge_sees_every_call(client: Client, start_run: StartRun) -> None:
+    _ = await enqueue(client, {"question": "how many", "calls": 3}, {"question": "how many", "calls": 1})
+    run = await start_run("--workers", "2", "--reward", "functions:calls", agent=ASK)
+    assert await run.ended() == 0, run.stderr
+    for rollout, calls in (("r1", 3), ("r2", 1)):
+        attempt = await only_attempt(client, rollout)
+        assert (attempt.status, attempt.reward, attempt.totals.calls) == (AttemptStatus.SUCCEEDED, calls, calls)
+        (reward,) = rewards(await events(client, rollout))
+        assert (reward.source, reward.dimensions, reward.reason) == ("runner", {"agreement": 1.0}, "counted")
+        assert not reward.late
+    assert run.stdout == "2 succeeded, 0 failed, mean reward 2.000 of 2\n"
+
+
+async def test_output_is_kept_in_its_order_with_its_end(client: Client, start_run: StartRun) -> None:
+    _ = await enqueue(client, None)
+    script = "import sys\nfor n in range(20000): print(n)\nprint('bad end', file=sys.stderr); sys.exit(3)"
+    run = await start_run("--keep-output", "20KiB", agent=(PYTHON, "-c", script))
+    assert await run.ended() == 1
+    assert "no attempt succeeded: exit code 3: bad end" in run.stderr
+    attempt, spans = await only_attempt(client), await events(client)
+    assert attempt.outcome is not None
+    assert (attempt.outcome.exit_code, attempt.outcome.reason) == (3, "exit code 3: bad end")
+    assert attempt.outcome.duration_ns
+    lines = list(map(int, said(spans, "stdout").split()))
+    assert lines == sorted(lines)
+    assert (lines[0], lines[-1]) == (0, 19999)
+    (dropped,) = (span.attributes or {} for span in spans if span.name == "output_dropped")
+    kept = sum(len(str(line)) + 1 for line in lines)
+    everything = sum(len(str(line)) + 1 for line in range(20000)) + len("bad end\n")
+    assert kept + len("bad end\n") + dropped["characters"] == everything
+    assert kept <= 20 << 10
+    assert said(spans, "stderr") == "bad end"
+    pieces = [(span.attributes or {})["piece"] for span in spans]
+    assert pieces == list(range(1, len(pieces) + 1))
+
+
+@pytest.mark.parametrize(
+    ("agent", "arg", "reason"),
+    [
+        (REPORT, "{answer}", "'{answer}' asks for 'answer', which the task does not have: its fields are question"),
+        ((PYTHON, "-c", "import os; os.kill(os.getpid(), 9)"), "", "SIGKILL"),
+        ((PYTHON, "-c", "raise SystemExit(7)"), "", "exit code 7"),
+    ],
+)
+async def test_a_failure_says_why(
+    client: Client, start_run: StartRun, agent: tuple[str, ...], arg: str, reason: str
+) -> None:
+    _ = await enqueue(client, {"question": "?"})
+    run = await start_run("--arg", arg, agent=agent)
+    assert await run.ended() == 1
+    attempt = await only_attempt(client)
+    assert attempt.status == AttemptStatus.FAILED
+    assert attempt.outcome is not None
+    assert attempt.outcome.reason == reason
+    assert attempt.outcome.signal == ("SIGKILL" if reason == "SIGKILL" else None)
+
+
+async def test_what_fails_is_tried_again_when_it_is_to_be(client: Client, start_run: StartRun, tmp_path: Path) -> None:
+    _ = await enqueue(client, None, retry_on=["failed"], max_attempts=3)
+    script = f"import sys; open({str(tmp_path / 'tries')!r}, 'a').write('x'); sys.exit(1)"
+    run = await start_run(agent=(PYTHON, "-c", script))
+    assert await run.ended() == 1
+    assert (tmp_path / "tries").read_text() == "xxx"
+    assert run.stdout == "0 succeeded, 3 failed\n"
+
+
+async def test_printed_rewards(client: Client, start_run: StartRun) -> None:
+    _ = await enqueue(client, None)
+    printed = 'print(\'{"reward": 0.5, "rewards": {"style": 1}, "answer": 4}\'); print(\'bye\')'
+    run = await start_run(agent=(PYTHON, "-c", printed))
+    assert await run.ended() == 0, run.stderr
+    attempt = await only_attempt(client)
+    assert attempt.reward == 0.5
+    assert attempt.outcome is not None
+    assert attempt.outcome.output["answer"] == 4
+    (reward,) = rewards(await events(client))
+    assert (reward.source, reward.value, reward.dimensions) == ("runner", 0.5, {"style": 1.0})
+
+
+async def test_a_judge_has_the_word_over_what_the_agent_prints(client: Client, start_run: StartRun) -> None:
+    _ = await enqueue(client, {"n": 1})
+    command = 'python3 -c \'import json,sys; t = json.load(sys.stdin); print(t["task"]["n"] * 0.5)\''
+    agent = (PYTHON, "-c", "print('{\"reward\": 100}')")
+    run = await start_run("--reward", "functions:judged", "--reward-command", command, agent=agent)
+    assert await run.ended() == 0, run.stderr
+    found = {reward.source: (reward.value, reward.trusted) for reward in rewards(await events(client))}
+    assert found == {"agent": (100.0, False), "judge": (0.75, True), "runner": (0.5, True)}
+    assert (await only_attempt(client)).reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--reward", "functions:nobody"), "KeyError: 'answer'"),
+        (("--reward-command", "echo sorry; exit 4"), "'echo sorry; exit 4': exit code 4: "),
+        (("--reward-command", "echo much"), "'echo much' printed no number and no JSON object"),
+        (("--reward-command", "sleep 600", "--reward-timeout", "100ms"), "it took longer than 0.1 s"),
+    ],
+)
+async def test_a_judge_that_fails_costs_the_reward_only(
+    client: Client, start_run: StartRun, words: tuple[str, ...], reason: str
+) -> None:
+    _ = await enqueue(client, None)
+    run = await start_run(*words, agent=("true",))
+    assert await run.ended() == 0, run.stderr
+    attempt = await only_attempt(client)
+    assert (attempt.status, attempt.reward) == (AttemptStatus.SUCCEEDED, None)
+    (event,) = (span for span in await events(client) if span.name == "reward_error")
+    assert (event.attributes or {})["reason"] == reason
+
+
+async def test_functions_are_agents_too(gateway: Gateway, client: Client, start_run: StartRun) -> None:
+    _ = await enqueue(client, {"n": 21}, max_attempts=1)
+    run = await start_run("--callable", "functions:double")
+    assert await run.ended() == 0, run.stderr
+    attempt = await only_attempt(client)
+    assert attempt.outcome is not None
+    url = gateway.url + "/rollout/r1/attempt/a1/mode/train/v1"
+    assert attempt.outcome.output == {"twice": 42, "reward": 0.25, "url": url}
+    assert attempt.reward == 0.25
+    for function, output, reason in (
+        ("functions:later", [21], None),
+        ("functions:broken", None, "exit code 1: RuntimeError: cannot do 21"),
+        ("functions:none", None, "exit code 1: 'functions:none': functions has no 'none'"),
+    ):
+        _ = await client.requeue("r1")
+        run = await start_run("--callable", function)
+        assert await run.ended() == (0 if reason is None else 1)
+        newest = (await client.attempts("r1"))[-1]
+        assert newest.outcome is not None
+        assert (newest.outcome.output, newest.outcome.reason) == (output, reason)
+
+
+async def test_the_helper_says_what_an_agent_thinks_of_itself(client: Client, start_run: StartRun) -> None:
+    _ = await enqueue(client, None)
+    script = "from sidecar.helper import event, reward; event('step', n=1); reward(0.7, style=1, reason='felt good')"
+    run = await start_run(agent=(PYTHON, "-c", script))
+    assert await run.ended() == 0, run.stderr
+    spans = await events(client)
+    (reward,) = rewards(spans)
+    assert (reward.value, reward.dimensions, reward.source) == (0.7, {"style": 1.0}, "agent")
+    assert not reward.trusted
+    assert (await only_attempt(client)).reward is None
+    assert [span.attributes for span in spans if span.name == "step"] == [{"n": 1}]
+
+
+async def test_a_runner_takes_what_it_is_told_to(client: Client, start_run: StartRun) -> None:
+    _ = await enqueue(client, *range(5))
+    run = await start_run("--max", "2", "--workers", "4", agent=("true",))
+    assert await run.ended() == 0, run.stderr
+    assert run.stdout == "2 succeeded, 0 failed\n"
+    run = await start_run("--mode", "val,test", agent=("true",))
+    assert await run.ended() == 0, run.stderr
+    assert run.stdout == "0 succeeded, 0 failed\n"
+    assert (await client.queue()).waiting == {"train": 3}
+
+
+async def test_a_runner_that_watches_leaves_when_the_queue_is_drained(client: Client, start_run: StartRun) -> None:
+    run = await start_run("--watch", agent=("true",))
+    for name in ("one", "two"):
+        _ = await enqueue(client, name) if name == "one" else await client.requeue("r1")
+        _ = await when(client, "r1", lambda rollout: rollout.status == RolloutStatus.SUCCEEDED)
+    _ = await client.set_queue("draining")
+    assert await run.ended() == 0, run.stderr
+    assert run.stdout == "2 succeeded, 0 failed\n"
+
+
+async def test_a_paused_queue_is_waited_for(client: Client, start_run: StartRun) -> None:
+    _ = await enqueue(client, None)
+    _ = await client.set_queue("paused")
+    run = await start_run(agent=("true",))
+    _ = await when(client, "r1", lambda _: "waiting" not in run.stderr)
+    _ = await client.set_queue("open")
+    assert await run.ended() == 0, run.stderr
+    assert run.stdout == "1 succeeded, 0 failed\n"
+
+
+async def test_workers_say_what_they_use(client: Client, start_run: StartRun, tmp_path: Path) -> None:
+    _ = await enqueue(client, None)
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    _ = smi.write_text("#!/bin/sh\necho '41, 1024'\necho '7, 512'\n")
+    smi.chmod(0o755)
+    script = "x = bytearray(50 << 20)\nwhile True: pass"
+    path = f"{smi.parent}:/usr/bin:/bin"
+    run = await start_run("--lease", "1s", "--name", "w1", agent=(PYTHON, "-c", script), env={"PATH": path})
+    worker = (await client.workers())[0] if await client.workers() else None
+    while worker is None or not worker.figures.cpu_percent or (worker.figures.memory_bytes or 0) < 50 << 20:
+        worker = next(iter(await client.workers()), None)
+    assert (worker.id, worker.attempts) == ("w1", ["r1/a1"])
+    assert worker.figures.cpu_percent > 1
+    assert (worker.figures.gpu_percent, worker.figures.gpu_memory_bytes) == (41.0, 1536 << 20)
+    _ = await client.cancel("r1")
+    assert await run.ended() == 1
+
+
+async def test_the_first_signal_lets_agents_finish(client: Client, start_run: StartRun, tmp_path: Path) -> None:
+    _ = await enqueue(client, None, None)
+    script = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'go')!r}).exists(): time.sleep(0.01)"
+    run = await start_run(agent=(PYTHON, "-c", script))
+    _ = await when(client, "r1", lambda rollout: rollout.status == RolloutStatus.RUNNING)
+    run.process.send_signal(signal.SIGTERM)
+    while "taking no more work" not in run.stderr:
+        _ = await client.queue()
+    (tmp_path / "go").touch()
+    assert await run.ended() == 0, run.stderr
+    assert run.stdout == "1 succeeded, 0 failed\n"
+    assert (await client.queue()).waiting == {"train": 1}
+
+
+async def test_the_second_signal_gives_attempts_back(client: Client, start_run: StartRun) -> None:
+    _ = await enqueue(client, None)
+    run = await start_run("--lease", "1s", agent=SLEEP)
+    _ = await when(client, "r1", lambda rollout: rollout.status == RolloutStatus.RUNNING)
+    run.process.send_signal(signal.SIGINT)
+    while "taking no more work" not in run.stderr:
+        _ = await client.queue()
+    run.process.send_signal(signal.SIGINT)
+    assert await run.ended() == 130
+    assert run.stdout == "0 succeeded, 0 failed, 1 given back\n"
+    run = await start_run(agent=("true",))
+    assert await run.ended() == 0, run.stderr
+    assert [attempt.status for attempt in await client.attempts("r1")] == ["unresponsive", "succeeded"]
+
+
+@pytest.mark.parametrize(
+    ("words", "agent", "message"),
+    [
+        ((), (), "say what to run, after --"),
+        ((), ("no-such-command",), "there is no command 'no-such-command' on the PATH"),
+        (("--callable", "functions:double"), ("true",), "--callable is run instead of a command"),
+        (("--reward", "functions:gone"), ("true",), "--reward: 'functions:gone': functions has no 'gone'"),
+        (("--workers", "0"), ("true",), "--workers: 0 is not a number from 1"),
+        (("--timeout", "5 minutes"), ("true",), "--timeout: '5 minutes' is not a time"),
+        (("--mode", "all"), ("true",), "--mode: 'all' is not a mode: use train, val, test, online"),
+        (("--env", "X"), ("true",), "--env: 'X' is not NAME=VALUE"),
+        (("--lease", "100ms"), ("true",), "--lease: 0.1 s is not between 1s and 1h"),
+    ],
+)
+async def test_wrong_options_are_told_before_anything_is_claimed(
+    client: Client, start_run: StartRun, words: tuple[str, ...], agent: tuple[str, ...], message: str
+) -> None:
+    _ = await enqueue(client, None)
+    run = await start_run(*words, agent=agent)
+    assert await run.ended() == 2
+    assert message in run.stderr
+    assert (await client.rollout("r1")).tries == 0
