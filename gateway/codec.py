@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import zstandard
@@ -32,7 +32,7 @@ UNREADABLE = (zstandard.ZstdError, struct.error, ValueError, TypeError, LookupEr
 _CHAIN = 8 << 20
 _NEAR = 16384
 _FAR = 32768
-_BLOCK = 16384
+_STEPS = (16384, 1024, 128)
 _INLINE = 700
 """Five to a page of 4 KB: larger ones would leave more of it empty, and beyond half a page take pages of their own."""
 _FRAME = 3
@@ -189,44 +189,29 @@ def _dictionary(base: Base, prefix: int) -> zstandard.ZstdCompressionDict:
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
-    """Length of the longest common prefix: blocks by memcmp, then bisection in the block that differs."""
-    high = min(len(a), len(b))
-    low = 0
-    while low < high and b.startswith(a[low : min(low + _BLOCK, high)], low):
-        low += _BLOCK
-    if low >= high:
-        return high
-    high = min(low + _BLOCK, high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if b.startswith(a[low:middle], low):
-            low = middle
-        else:
-            high = middle
-    return low + 1 if a[low] == b[low] else low
+    """Length of the longest common prefix: memcmp in steps that become smaller, then the first byte that differs."""
+    done, most = 0, min(len(a), len(b))
+    for step in _STEPS:
+        while done + step <= most and b.startswith(a[done : done + step], done):
+            done += step
+    end = min(done + _STEPS[-1], most)
+    return done + _agreeing(a[done:end], b[done:end], "big")
 
 
 def common_suffix(a: bytes, b: bytes, most: int) -> int:
-    """Length of the longest common suffix of at most `most` bytes."""
-    ends = len(a), len(b)
-    done = 0
-    while done < most:
-        size = min(_BLOCK, most - done)
-        if not b.endswith(a[ends[0] - done - size : ends[0] - done], 0, ends[1] - done):
-            break
-        done += size
-    if done >= most:
-        return max(0, most)
-    high = min(done + _BLOCK, most)
-    while high - done > 1:
-        middle = (done + high) // 2
-        if b.endswith(a[ends[0] - middle : ends[0] - done], 0, ends[1] - done):
-            done = middle
-        else:
-            high = middle
-    if done < most and a[ends[0] - done - 1] == b[ends[1] - done - 1]:
-        done += 1
-    return done
+    """Length of the longest common suffix of at most `most` bytes, found in the same way."""
+    done, end_a, end_b = 0, len(a), len(b)
+    for step in _STEPS:
+        while done + step <= most and b.endswith(a[end_a - done - step : end_a - done], 0, end_b - done):
+            done += step
+    size = min(done + _STEPS[-1], most) - done
+    return done + _agreeing(a[end_a - done - size : end_a - done], b[end_b - done - size : end_b - done], "little")
+
+
+def _agreeing(a: bytes, b: bytes, order: Literal["big", "little"]) -> int:
+    """How many bytes of two pieces of one length agree, from the first on (`big`) or from the last back (`little`)."""
+    differing = int.from_bytes(a, order) ^ int.from_bytes(b, order)
+    return len(a) - (differing.bit_length() + 7) // 8
 
 
 def pack_small(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:

@@ -28,7 +28,7 @@ from gateway.metrics import Metrics
 from gateway.model import AttemptStatus, Judgement, Mode, RewardSource, Rollout
 from gateway.recorder import Recorder
 from gateway.store import Claimed, Entry, Finished, TapeError, Work
-from gateway.store.work import MODES, Looked
+from gateway.store.tasks import MODES, Looked
 from gateway.work import (
     ClaimRequest,
     Enqueued,
@@ -232,6 +232,8 @@ class Desk:
             # A shorter lease than the last one, or one that was revived.
             if answer.held:
                 self._watch(answer.rollout, answer.attempt, now + lease)
+        # It may have let go of what another worker waits for.
+        self._pass_on()
         return answers
 
     async def finish(self, rollout: str, attempt: str, asked: FinishRequest) -> Finished:

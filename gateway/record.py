@@ -120,6 +120,8 @@ class Record:
             entry = self._entry = self._opened()
         if final:
             self._close(entry)
+        else:
+            entry.model = self.call.dialect.model(self.call.body)
         entry.body = self._bytes(b"".join(self.pieces) if final else b"")
         return entry
 
@@ -130,7 +132,6 @@ class Record:
         entry.start_ns, entry.agent = request.started_ns, address.agent
         entry.dialect, entry.method = call.dialect.name, request.method
         entry.path, entry.request_bytes = redact_url(call.path), len(self.body)
-        entry.model = call.dialect.model(call.body)
         for low, _, value in request.headers:
             if low == b"traceparent" and (found := trace.parse(value.decode("latin-1"))):
                 entry.trace_id, entry.parent_id = found
@@ -139,7 +140,9 @@ class Record:
         return entry
 
     def _close(self, entry: Entry) -> None:
-        facts = self._facts()
+        facts, call = self._facts(), self.call
+        # An alias has replaced the name that was asked for.
+        entry.model = facts.model if self.body is call.body else call.dialect.model(call.body)
         entry.status, entry.error = self.status, self.error
         entry.end_ns, entry.first_byte_ns = self.end_ns, self.first_byte_ns
         entry.http_status, entry.stream = self.http_status, self.stream
@@ -155,7 +158,7 @@ class Record:
         except Exception:
             # The bytes are what happened; what could not be read out of them now can be read later.
             _log.exception("a call of %s could not be read", self.call.address.rollout)
-            return Facts()
+            return Facts(self.call.dialect.model(self.call.body))
 
     def _bytes(self, response: bytes) -> Body:
         block, pool = self._redactor.block, self.pool

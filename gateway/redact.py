@@ -9,7 +9,7 @@ like one: a presigned link is a credential. Agent tokens are masked wherever the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 MASK = b"***"
@@ -52,22 +52,29 @@ class Redactor:
                 self._known[name] = known
         return known
 
-    def block(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    def block(self, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
         """`name: value CRLF` lines with secrets masked."""
+        lines = self._lines(headers)
+        # Looking into every value costs more than all else here, and almost never finds a token.
+        return lines if b"pst_" not in lines else self._lines([(name, _without_tokens(it)) for name, it in headers])
+
+    def _lines(self, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
         parts: list[bytes] = []
         for name, value in headers:
-            treatment = self._treatment(name)
-            if treatment == _HIDE:
-                value = MASK
-            elif treatment == _URL or b"pst_" in value:
-                value = _masked(value, treatment)
+            if self._known.get(name) != _KEEP:
+                value = self._masked(name, value)
             parts += (name, b": ", value, b"\r\n")
         return b"".join(parts)
 
+    def _masked(self, name: bytes, value: bytes) -> bytes:
+        treatment = self._treatment(name)
+        if treatment == _URL:
+            return url(value.decode("latin-1")).encode("latin-1")
+        return MASK if treatment == _HIDE else value
 
-def _masked(value: bytes, treatment: int) -> bytes:
-    text = value.decode("latin-1")
-    return (url(text) if treatment == _URL else _AGENT_TOKEN.sub("***", text)).encode("latin-1")
+
+def _without_tokens(value: bytes) -> bytes:
+    return _AGENT_TOKEN.sub("***", value.decode("latin-1")).encode("latin-1")
 
 
 def is_secret(name: bytes) -> bool:

@@ -23,7 +23,8 @@ from gateway.store.check import problems
 from gateway.store.environment import Environment, TapeError, Txn
 from gateway.store.read import Reader
 from gateway.store.records import Entry
-from gateway.store.work import MODES, Claimed, Finished, Refused, Task, Work
+from gateway.store.tasks import MODES, Claimed, Finished, Refused, Task
+from gateway.store.work import Work
 from gateway.store.write import Item, Writer
 from gateway.work import QueueState
 

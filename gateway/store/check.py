@@ -15,8 +15,8 @@ from gateway.model import Rollout, RolloutStatus, Span, SpanStatus, Worker
 from gateway.store import records
 from gateway.store.environment import TapeError
 from gateway.store.read import Reader
+from gateway.store.tasks import MODES
 from gateway.store.view import View
-from gateway.store.work import MODES
 
 _SPANS, _SUMS = (records.ATTEMPT.index(name) for name in ("spans", "totals"))
 

@@ -13,8 +13,8 @@ from gateway import codec, keys
 from gateway.model import ID_PATTERN, Attempt, Change, Exchange, Mode, Rollout, Span, Worker
 from gateway.store.environment import Cursor, Environment
 from gateway.store.records import Style
+from gateway.store.tasks import MODES
 from gateway.store.view import View
-from gateway.store.work import MODES
 from gateway.work import QueueStatus
 
 _ID = re.compile(ID_PATTERN)

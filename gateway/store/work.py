@@ -12,14 +12,11 @@ Operations and calls go through one queue in order: when one has been committed,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args
+from collections.abc import Iterable, Sequence
 
-from gateway import keys, lifecycle
-from gateway.lifecycle import CLAIMED, FINAL, LIVE, WAITING
+from gateway import keys
+from gateway.lifecycle import FINAL, LIVE, WAITING
 from gateway.model import (
-    Attempt,
     AttemptStatus,
     Figures,
     Judgement,
@@ -32,97 +29,19 @@ from gateway.model import (
     Worker,
 )
 from gateway.store import records
-from gateway.store.batch import Batch
 from gateway.store.environment import scan
+from gateway.store.ledger import Ledger, attempt_of, deadline, get, put, status_of
 from gateway.store.memory import Live
 from gateway.store.records import Entry
+from gateway.store.tasks import MODES, Claimed, Finished, Looked, Refused
 from gateway.work import Enqueued, Held, HeldAnswer, QueueState, RewardAnswer, RolloutSpec
 
-if TYPE_CHECKING:
-    from gateway.store.write import Writer
-
-T = TypeVar("T")
-
-MODES: tuple[Mode, ...] = get_args(Mode)
-"""Their place is their byte in the key of the queue: append, never reorder."""
-GRACE_NS = 30 * 10**9
-"""How long an attempt that was given up and shows a sign of life is its worker's again."""
 FORGOTTEN_NS = 24 * 3600 * 10**9
 """After how long a worker that is not heard of is forgotten."""
 
 
-class Refused(Exception):
-    """An operation that cannot be done; nothing was written."""
-
-    def __init__(
-        self,
-        kind: Literal["not_found", "conflict", "invalid"],
-        message: str,
-        field: str | None = None,
-        value: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.kind, self.field, self.value = kind, field, value
-
-
-class Task(Generic[T]):
-    """An operation on its way to the tape; `run` may be called again when the transaction was."""
-
-    def __init__(self, do: Callable[[Work], T]) -> None:
-        self._do = do
-        self.result: T | None = None
-        self.refusal: Refused | None = None
-
-    def run(self, work: Work) -> None:
-        """Does it, or notes why it cannot be done."""
-        self.result = self.refusal = None
-        try:
-            self.result = self._do(work)
-        except Refused as refusal:
-            self.refusal = refusal
-
-
-@dataclass(slots=True)
-class Claimed:
-    """An attempt that was handed out."""
-
-    rollout: Rollout
-    attempt: Attempt
-
-
-@dataclass(slots=True)
-class Finished:
-    """An attempt that has ended."""
-
-    rollout: Rollout
-    attempt: Attempt
-    ended: AttemptStatus | None
-    """How it ended; None when it had ended before."""
-    rewarded: list[RewardSource]
-    """Sources of the rewards that were kept."""
-
-
-class Looked(NamedTuple):
-    """What was found when an attempt's time had come."""
-
-    rollout: str
-    attempt: str
-    again_ns: int | None
-    """When to look again; None when there is nothing more to see."""
-    requeued: Mode | None = None
-    """Set when its rollout waits for another attempt now."""
-    ended: AttemptStatus | None = None
-    """How it has ended now."""
-
-
-class Work:
+class Work(Ledger):
     """What can be done in one transaction."""
-
-    def __init__(self, writer: Writer, batch: Batch) -> None:
-        self._writer = writer
-        self._batch = batch
-        self._txn = batch.txn
-        self._dbs = writer.dbs
 
     # -- giving work -------------------------------------------------------------------------------------------------
 
@@ -173,7 +92,7 @@ class Work:
             raise Refused("conflict", f"rollout {name!r} has {rollout.status} already", "rid", name)
         for attempt in self._attempts(name):
             live = self._live(name, attempt)
-            if live is not None and _status(live) in LIVE:
+            if live is not None and status_of(live) in LIVE:
                 self._end_attempt(live, AttemptStatus.CANCELLED, now, Outcome(reason="its rollout was cancelled"))
         self._leave_queue(rollout)
         self._move(rollout, RolloutStatus.CANCELLED, now)
@@ -223,11 +142,11 @@ class Work:
         rollout.tries += 1
         rollout.attempt = self._free_name(rollout)
         live = self._writer.live(self._batch, Entry(name, rollout.attempt, start_ns=now))
-        _set(live, status=AttemptStatus.PREPARING, worker=worker, lease_ns=lease_ns, last_seen_ns=now)
+        put(live, status=AttemptStatus.PREPARING, worker=worker, lease_ns=lease_ns, last_seen_ns=now)
         self._put("live", live.key, b"")
         self._writer.touch(self._batch, live)
         self._move(rollout, RolloutStatus.PREPARING, now)
-        return Claimed(rollout.model_copy(), _attempt(live))
+        return Claimed(rollout.model_copy(), attempt_of(live))
 
     def _free_name(self, rollout: Rollout) -> str:
         """`a1`, `a2` ...: an agent may have used such a name by itself."""
@@ -241,8 +160,10 @@ class Work:
     ) -> list[HeldAnswer]:
         """Renews leases, and says which of them are lost."""
         answers = [self._renew(worker, one, lease_ns, now) for one in held]
-        names = [f"{answer.rollout}/{answer.attempt}" for answer in answers if answer.held]
+        names = [f"{one.rollout}/{one.attempt}" for one in held]
         known = self._worker(worker, now)
+        for name in set(known.attempts) - set(names):
+            self._let_go(worker, name)
         known.last_seen_ns, known.figures, known.attempts = now, figures, names
         known.finished += self._writer.finished.pop(worker, 0)
         self._put("workers", worker.encode(), known.model_dump_json(exclude_defaults=True).encode())
@@ -250,15 +171,22 @@ class Work:
 
     def _renew(self, worker: str, held: Held, lease_ns: int, now: int) -> HeldAnswer:
         live = self._live(held.rollout, held.attempt)
-        mine = live is not None and _get(live, "worker") == worker
-        if live is not None and mine:
-            _set(live, lease_ns=now + lease_ns)
-            self._writer.touch(self._batch, live)
-            if held.running or _status(live) == AttemptStatus.UNRESPONSIVE:
-                self._sign_of_life(live, now)
-        kept = live is not None and mine and _status(live) in LIVE
-        status = None if live is None else _status(live)
-        return HeldAnswer(rollout=held.rollout, attempt=held.attempt, held=kept, status=status)
+        status = None if live is None else status_of(live)
+        if live is not None and get(live, "worker") == worker:
+            if status in LIVE:
+                put(live, lease_ns=now + lease_ns)
+                self._writer.touch(self._batch, live)
+            if held.running or status == AttemptStatus.UNRESPONSIVE:
+                self.sign_of_life(live, now, lease_ns)
+            status = status_of(live)
+            return HeldAnswer(rollout=held.rollout, attempt=held.attempt, held=status in LIVE, status=status)
+        return HeldAnswer(rollout=held.rollout, attempt=held.attempt, held=False, status=status)
+
+    def _let_go(self, worker: str, name: str) -> None:
+        """What a worker no longer names is over there; if it had been ended before, another attempt may begin."""
+        live = self._live(*name.split("/"))
+        if live is not None and get(live, "worker") == worker and status_of(live) not in LIVE:
+            self._release(live)
 
     def finish(
         self,
@@ -271,18 +199,18 @@ class Work:
     ) -> Finished:
         """Ends an attempt with its rewards (and whether each is trusted). The same end may be said again."""
         live = self._attempt(name)
-        holder = _get(live, "worker")
+        holder = get(live, "worker")
         if worker is not None and holder is not None and worker != holder:
             raise Refused("conflict", f"attempt {'/'.join(name)} is held by worker {holder!r}", "worker", worker)
         for judgement, _ in rewards:
             _check_span(live, judgement)
-        if _status(live) == AttemptStatus.UNRESPONSIVE:
-            self._sign_of_life(live, now)
-        ended = _status(live) not in LIVE
+        if status_of(live) == AttemptStatus.UNRESPONSIVE:
+            self.sign_of_life(live, now)
+        ended = status_of(live) not in LIVE
         if ended:
             self._release(live)
-        if ended and _status(live) != end:
-            raise Refused("conflict", f"attempt {'/'.join(name)} has ended as {_status(live)}", "status", end)
+        if ended and status_of(live) != end:
+            raise Refused("conflict", f"attempt {'/'.join(name)} has ended as {status_of(live)}", "status", end)
         rewarded: list[RewardSource] = []
         for place, (judgement, trusted) in enumerate(rewards):
             # What is said again with the same end is not kept again.
@@ -291,24 +219,24 @@ class Work:
                 rewarded.append(judgement.source)
         rollout = self._rollout(name[0])
         if not ended:
-            _set(live, lease_ns=None)
+            put(live, lease_ns=None)
             self._end_attempt(live, end, now, outcome)
             self._follow(rollout, live, end, now)
             if holder is not None:
                 self._writer.finished[holder] += 1
-        elif _get(live, "outcome") is None or _get(live, "outcome")[records.OUTCOME.index("duration_ns")] is None:
+        elif get(live, "outcome") is None or get(live, "outcome")[records.OUTCOME.index("duration_ns")] is None:
             # The clock had ended it; its worker knows more.
-            _set(live, outcome=records.outcome_values(outcome))
+            put(live, outcome=records.outcome_values(outcome))
             self._tell(live)
-        return Finished(rollout.model_copy(), _attempt(live), None if ended else end, rewarded)
+        return Finished(rollout.model_copy(), attempt_of(live), None if ended else end, rewarded)
 
     def give_back(self, names: Iterable[tuple[str, str]], now: int) -> None:
         """Takes back what was claimed and could not be handed over: it was no try."""
         for name in names:
             live, rollout = self._attempt(name), self._rollout(name[0])
-            if _status(live) != AttemptStatus.PREPARING or rollout.attempt != name[1]:
+            if status_of(live) != AttemptStatus.PREPARING or rollout.attempt != name[1]:
                 continue
-            _set(live, lease_ns=None)
+            put(live, lease_ns=None)
             self._end_attempt(live, AttemptStatus.CANCELLED, now, Outcome(reason="its worker left before it had it"))
             rollout.tries -= 1
             self._move(rollout, RolloutStatus.REQUEUING, now)
@@ -323,7 +251,7 @@ class Work:
         if live is None:
             return Looked(*name, None)
         rollout = self._rollout(name[0])
-        if _status(live) not in LIVE:
+        if status_of(live) not in LIVE:
             return self._look_at_ended(live, rollout, now)
         due = deadline(rollout, live)
         if due is None or due[0] > now:
@@ -333,8 +261,8 @@ class Work:
         return self._look_at_ended(live, rollout, now)._replace(ended=due[1])
 
     def _look_at_ended(self, live: Live, rollout: Rollout, now: int) -> Looked:
-        """Its worker may still have to kill the agent: the next attempt waits for it, for as long as the lease lasts."""
-        lease = _get(live, "lease_ns")
+        """Its worker may still have to kill the agent: the next attempt waits for as long as the lease lasts."""
+        lease = get(live, "lease_ns")
         if rollout.status != RolloutStatus.REQUEUING or rollout.attempt != live.name[1]:
             self._forget(live)
             return Looked(*live.name, None)
@@ -343,33 +271,20 @@ class Work:
         self._release(live)
         return Looked(*live.name, None, requeued=rollout.mode)
 
-    def _release(self, live: Live) -> None:
-        """Its worker has nothing to do with it any more: the next attempt may be handed out."""
-        self._forget(live)
-        _set(live, lease_ns=None)
-        self._writer.touch(self._batch, live)
-        rollout = self._rollout(live.name[0])
-        if rollout.status == RolloutStatus.REQUEUING and rollout.attempt == live.name[1]:
-            self._join_queue(rollout)
-
-    def _forget(self, live: Live) -> None:
-        self._txn.delete(live.key, db=self._dbs["live"])
-        self._batch.wrote = True
-
     def take_up(self, now: int, grace_ns: int) -> list[tuple[str, str, int | None]]:
         """What was handed out in an earlier life, with when to look at it; workers have time to come back."""
         found: list[tuple[str, str, int | None]] = []
         for key, _ in list(scan(self._txn, self._dbs["live"], b"")):
             name = keys.split_attempt_key(key)
             live = self._attempt(name)
-            lease = _get(live, "lease_ns")
+            lease = get(live, "lease_ns")
             if lease is not None and lease < now + grace_ns:
-                _set(live, lease_ns=now + grace_ns)
+                put(live, lease_ns=now + grace_ns)
             # Nobody could be heard of while there was no gateway.
-            _set(live, last_seen_ns=max(now, _get(live, "last_seen_ns")))
+            put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
             self._writer.touch(self._batch, live)
             due = deadline(self._rollout(name[0]), live)
-            found.append((*name, now if _status(live) not in LIVE else None if due is None else due[0]))
+            found.append((*name, now if status_of(live) not in LIVE else None if due is None else due[0]))
         return found
 
     # -- judging it --------------------------------------------------------------------------------------------------
@@ -379,11 +294,11 @@ class Work:
         live = self._attempt(name)
         _check_span(live, judgement)
         sequence, reward, new = self._judge(live, judgement, trusted, now)
-        answer = RewardAnswer(sequence=sequence, trusted=reward.trusted, late=reward.late, reward=_get(live, "reward"))
+        answer = RewardAnswer(sequence=sequence, trusted=reward.trusted, late=reward.late, reward=get(live, "reward"))
         return answer, new
 
     def _judge(self, live: Live, judgement: Judgement, trusted: bool, now: int) -> tuple[int, Reward, bool]:
-        late = _status(live) not in LIVE
+        late = status_of(live) not in LIVE
         reward = Reward(**judgement.model_dump(), trusted=trusted, late=late)
         # What an agent says must not stand in the way of what is trusted.
         key = None if reward.key is None else live.key + (b"t" if trusted else b"u") + reward.key.encode()
@@ -396,7 +311,7 @@ class Work:
         if key is not None:
             self._put("rewards", key, keys.u32(entry.sequence))
         if reward.trusted and reward.value is not None:
-            _set(live, reward=reward.value)
+            put(live, reward=reward.value)
             self._tell(live)
         return entry.sequence, reward, True
 
@@ -407,78 +322,6 @@ class Work:
             self._writer.put(self._batch, entry, seen_ns=now)
         return [entry.sequence for entry in entries]
 
-    # -- what follows ------------------------------------------------------------------------------------------------
-
-    def seen(self, live: Live, now: int) -> None:
-        """The agent has made a call: it is at work, whatever was thought of it."""
-        self._sign_of_life(live, now)
-
-    def _sign_of_life(self, live: Live, now: int) -> None:
-        """`preparing` becomes `running`; `unresponsive` too, while nobody else has its rollout."""
-        status = _status(live)
-        if status not in (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE):
-            return
-        rollout = self._rollout(live.name[0])
-        if rollout.attempt != live.name[1] or rollout.status not in (RolloutStatus.PREPARING, RolloutStatus.REQUEUING):
-            return
-        if status == AttemptStatus.UNRESPONSIVE:
-            if not self._may_revive(rollout, live, now):
-                return
-            self._leave_queue(rollout)
-            self._put("live", live.key, b"")
-            _set(live, ended_ns=None, outcome=None)
-        _set(live, status=lifecycle.move_attempt(status, AttemptStatus.RUNNING))
-        self._tell(live)
-        self._move(rollout, RolloutStatus.RUNNING, now)
-
-    def _may_revive(self, rollout: Rollout, live: Live, now: int) -> bool:
-        """Not when it would be given up again at once: the agent itself has been silent for too long."""
-        lease = max(_get(live, "lease_ns") or 0, now + GRACE_NS)
-        due = lifecycle.deadline(rollout.config, _get(live, "created_ns"), _get(live, "last_seen_ns"), lease)
-        if due is not None and due[0] <= now:
-            return False
-        _set(live, lease_ns=lease)
-        return True
-
-    def _follow(self, rollout: Rollout, live: Live, end: AttemptStatus, now: int) -> None:
-        """The rollout goes where the end of its attempt sends it. The end of an attempt that is not its own, because
-        another was handed out or it has ended, changes nothing."""
-        if rollout.status in CLAIMED and rollout.attempt in (None, live.name[1]):
-            self._move(rollout, lifecycle.after_attempt(end, rollout.tries, rollout.config), now)
-            self._queue_again(rollout, live, now)
-
-    def _queue_again(self, rollout: Rollout, live: Live, now: int) -> None:
-        """A rollout that is to have another attempt joins the queue, now or when the lease of the last one is over."""
-        if rollout.status == RolloutStatus.REQUEUING:
-            lease = _get(live, "lease_ns")
-            if lease is not None and lease > now:
-                self._put("live", live.key, b"")
-            else:
-                self._join_queue(rollout)
-
-    def _move(self, rollout: Rollout, status: RolloutStatus, now: int) -> None:
-        rollout.status = lifecycle.move_rollout(rollout.status, status)
-        rollout.ended_ns = now if status in FINAL else None
-        self._writer.put_rollout(self._batch, rollout)
-        self._batch.append(b"r" + keys.rollout_key(rollout.id))
-
-    def _end_attempt(self, live: Live, status: AttemptStatus, now: int, outcome: Outcome) -> None:
-        moved = lifecycle.move_attempt(_status(live), status)
-        _set(live, status=moved, ended_ns=now, outcome=records.outcome_values(outcome))
-        self._forget(live)
-        self._tell(live)
-
-    def _join_queue(self, rollout: Rollout) -> None:
-        key = keys.queue_key(MODES.index(rollout.mode), rollout.priority, rollout.place or 0)
-        self._put("queue", key, keys.rollout_key(rollout.id))
-        self._writer.waiting.add(key, rollout.id)
-
-    def _leave_queue(self, rollout: Rollout) -> None:
-        if rollout.status in WAITING:
-            key = keys.queue_key(MODES.index(rollout.mode), rollout.priority, rollout.place or 0)
-            self._txn.delete(key, db=self._dbs["queue"])
-            self._writer.waiting.remove(key)
-
     def _worker(self, name: str, now: int) -> Worker:
         stored = self._batch.view.get("workers", name.encode())
         if stored is not None:
@@ -488,43 +331,6 @@ class Work:
                 self._txn.delete(key, db=self._dbs["workers"])
         return Worker(id=name, first_seen_ns=now)
 
-    # -- records -----------------------------------------------------------------------------------------------------
-
-    def _put(self, database: str, key: bytes, value: bytes) -> None:
-        self._txn.put(key, value, db=self._dbs[database])
-        self._batch.wrote = True
-
-    def _tell(self, live: Live) -> None:
-        self._writer.touch(self._batch, live)
-        self._batch.append(b"a" + live.key)
-
-    def _known(self, name: str) -> Rollout | None:
-        known = self._writer.rollout(self._batch, name)
-        return None if known is None else known.rollout
-
-    def _rollout(self, name: str) -> Rollout:
-        found = self._known(name)
-        if found is None:
-            raise Refused("not_found", f"there is no rollout {name!r}; GET /api/rollouts lists them", "rid", name)
-        return found
-
-    def _attempts(self, rollout: str) -> list[str]:
-        known = self._writer.rollout(self._batch, rollout)
-        return [] if known is None else known.attempts
-
-    def _live(self, rollout: str, attempt: str) -> Live | None:
-        if attempt not in self._attempts(rollout):
-            return None
-        return self._writer.live(self._batch, Entry(rollout, attempt))
-
-    def _attempt(self, name: tuple[str, str]) -> Live:
-        live = self._live(*name)
-        if live is None:
-            self._rollout(name[0])
-            hint = f"GET /api/rollouts/{name[0]}/attempts lists them"
-            raise Refused("not_found", f"rollout {name[0]!r} has no attempt {name[1]!r}; {hint}", "aid", name[1])
-        return live
-
 
 _REASONS = {
     AttemptStatus.TIMEOUT: "it took longer than config.timeout_s",
@@ -532,34 +338,8 @@ _REASONS = {
 }
 
 
-def deadline(rollout: Rollout, live: Live) -> tuple[int, AttemptStatus] | None:
-    """When a live attempt ends by itself, and how."""
-    seen, lease = _get(live, "last_seen_ns"), _get(live, "lease_ns")
-    return lifecycle.deadline(rollout.config, _get(live, "created_ns"), seen, lease)
-
-
-_PLACES = {name: place for place, name in enumerate(records.ATTEMPT)}
-
-
-def _get(live: Live, name: str) -> Any:
-    return live.values[_PLACES[name]]
-
-
-def _set(live: Live, **values: Any) -> None:
-    for name, value in values.items():
-        live.values[_PLACES[name]] = value
-
-
-def _status(live: Live) -> AttemptStatus:
-    return AttemptStatus(_get(live, "status"))
-
-
-def _attempt(live: Live) -> Attempt:
-    return records.attempt_of(*live.name, live.values)
-
-
 def _check_span(live: Live, judgement: Judgement) -> None:
-    spans = _get(live, "spans")
+    spans = get(live, "spans")
     if judgement.span is not None and judgement.span > spans:
         message = f"attempt {'/'.join(live.name)} has no span {judgement.span}: the last is {spans}"
         raise Refused("invalid", message, "span", str(judgement.span))

@@ -20,9 +20,10 @@ from gateway.store.batch import Batch
 from gateway.store.environment import Environment, TapeError, Txn, scan
 from gateway.store.memory import Known, Live, Memory
 from gateway.store.records import Entry, Style
+from gateway.store.tasks import Task
 from gateway.store.view import BLOCK, View
 from gateway.store.waiting import Waiting
-from gateway.store.work import Task, Work
+from gateway.store.work import Work
 
 TOGETHER = 32
 """Entries from which a batch is compressed together."""
@@ -161,7 +162,7 @@ class Writer:
         if seen > live.values[_SEEN]:
             live.values[_SEEN] = seen
         if live.values[_STATUS] in _DORMANT and seen:
-            Work(self, batch).seen(live, max(seen, entry.end_ns or 0) if seen_ns is None else seen)
+            Work(self, batch).sign_of_life(live, max(seen, entry.end_ns or 0) if seen_ns is None else seen)
         if entry.status == SpanStatus.OPEN:
             self._announce(batch, live, entry)
             return
@@ -202,7 +203,8 @@ class Writer:
     def _index(self, batch: Batch, live: Live, sequence: int, cursor: int) -> None:
         block, at = divmod(sequence - 1, BLOCK)
         cursors = self._block(batch, live, block)
-        cursors.extend(bytes(max(0, 8 * (at + 1) - len(cursors))))
+        if len(cursors) < 8 * at:
+            cursors.extend(bytes(8 * at - len(cursors)))
         cursors[8 * at : 8 * at + 8] = keys.number(cursor)
         self.touch(batch, live)
 
