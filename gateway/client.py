@@ -22,7 +22,17 @@ from pydantic import ValidationError
 
 from gateway.connection import ClientError, Connection, brief
 from gateway.model import Attempt, Change, Judgement, Rollout, RolloutSummary, Span, Worker
-from gateway.views import AttemptList, ChangePage, RolloutPage, SpanDetail, SpanPage, Stats, Token, TokenRequest
+from gateway.views import (
+    AttemptList,
+    ChangePage,
+    Diagnosis,
+    RolloutPage,
+    SpanDetail,
+    SpanPage,
+    Stats,
+    Token,
+    TokenRequest,
+)
 from gateway.work import (
     ClaimAnswer,
     ClaimRequest,
@@ -83,6 +93,10 @@ class Client(Connection):
     async def rollout(self, rollout: str) -> RolloutSummary:
         """One rollout."""
         return await self.get(_path(rollout), RolloutSummary)
+
+    async def diagnosis(self, rollout: str, model: str | None = None) -> Diagnosis:
+        """What of a rollout can be trained on, and why the rest cannot; `model` judges the calls of that model."""
+        return await self.get(f"{_path(rollout)}/diagnosis", Diagnosis, {"model": model})
 
     async def attempts(self, rollout: str) -> list[Attempt]:
         """The attempts of a rollout, oldest first."""

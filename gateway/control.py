@@ -29,6 +29,7 @@ from gateway.pages import Tape
 from gateway.views import (
     AttemptList,
     ChangePage,
+    Diagnosis,
     Health,
     RolloutPage,
     SpanDetail,
@@ -139,6 +140,10 @@ _SPAN = f"{_ATTEMPT}/spans/{{sequence}}"
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/rollouts", "rollouts", "List rollouts", RolloutPage, reads.get_rollouts, query=reads.PageQuery),
     Route("GET", "/api/rollouts/{rid}", "rollout", "One rollout", RolloutSummary, reads.get_rollout),
+    Route(
+        "GET", "/api/rollouts/{rid}/diagnosis", "diagnosis", "Can it be trained on?",
+        Diagnosis, reads.get_diagnosis, query=reads.DiagnosisQuery,
+    ),
     Route("GET", "/api/rollouts/{rid}/attempts", "attempts", "Attempts of a rollout", AttemptList, reads.get_attempts),
     Route(
         "GET", "/api/rollouts/{rid}/spans", "rollout_spans", "Spans of a rollout",

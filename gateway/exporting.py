@@ -181,12 +181,14 @@ class Parquet:
 
 
 async def export(nouns: AsyncIterable[BaseModel], sink: Sink) -> int:
-    """Everything into the sink; how many rows it was."""
+    """Everything into the sink, which is closed whatever happens; how many rows it was."""
     count = 0
-    async for noun in nouns:
-        sink.write(row(noun))
-        count += 1
-    sink.close()
+    try:
+        async for noun in nouns:
+            sink.write(row(noun))
+            count += 1
+    finally:
+        sink.close()
     return count
 
 

@@ -9,6 +9,7 @@ from aiohttp import web
 from pydantic import Field
 
 from gateway.context import CONTROL, Control
+from gateway.diagnosis import diagnose
 from gateway.dialects.reading import read_exchange
 from gateway.guard import ApiError, answer, id_of, query_of, sequence_of
 from gateway.model import Exchange, Noun, Rollout, Span
@@ -29,7 +30,7 @@ from gateway.pages import (
     summary,
 )
 from gateway.query import Query, Target, parse
-from gateway.views import AttemptList, ExchangeView, RolloutPage, SpanDetail, SpanPage
+from gateway.views import AttemptList, Diagnosis, ExchangeView, RolloutPage, SpanDetail, SpanPage
 
 
 class PageQuery(Noun):
@@ -45,7 +46,8 @@ class PageQuery(Noun):
 
 async def get_rollouts(request: web.Request) -> web.Response:
     """Rollouts with their attempts and sums, newest first. In the filter the terms rollout, status, mode, origin,
-    started and metadata speak of the rollout; one call of it must satisfy all the others together."""
+    group, priority, tries, input, reward, worker, attempt_status, started and metadata speak of the rollout and its
+    attempts; one span of it must satisfy all the others together."""
     control, asked, query = _asked(request, "rollouts")
     found = await _page(rollouts_walk(control.tape, query), "rollouts", asked, query)
     return answer(RolloutPage(rollouts=found.rows, next=encode_cursor("rollouts", found.mark), scanned=found.scanned))
@@ -86,6 +88,24 @@ async def _spans(walk: Walk[Span], name: str, asked: PageQuery, query: Query) ->
 async def get_rollout(request: web.Request) -> web.Response:
     """A rollout with its attempts and sums."""
     return answer(summary(request.app[CONTROL].tape, _rollout(request)))
+
+
+class DiagnosisQuery(Noun):
+    """Parameters of a diagnosis."""
+
+    model: str | None = Field(default=None, max_length=256)
+    """The model that is trained; the one that most calls asked for when not given."""
+
+
+async def get_diagnosis(request: web.Request) -> web.Response:
+    """Whether a rollout can be trained on, call by call, and if not why, with what mends it. Reads the bytes of its
+    calls, of 2,000 at most."""
+    tape, asked, rollout = request.app[CONTROL].tape, query_of(request, DiagnosisQuery), _rollout(request)
+
+    def judge() -> Diagnosis:
+        return diagnose(summary(tape, rollout), tape.spans(rollout.id), tape.exchange, asked.model)
+
+    return answer(await asyncio.to_thread(judge))
 
 
 async def get_attempts(request: web.Request) -> web.Response:

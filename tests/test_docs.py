@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway import lifecycle
 from gateway.control import ROUTES
 from gateway.metrics import METRICS
 from gateway.query import FIELDS
@@ -41,6 +42,10 @@ def test_every_metric_is_documented_and_exists() -> None:
     for line, name in rows("Metrics"):
         assert METRICS[name].help in line
         assert METRICS[name].kind in line
+
+
+def test_the_documented_states_are_those_of_the_tables() -> None:
+    assert lifecycle.diagram() in (ROOT / "docs" / "queue.md").read_text(encoding="utf-8")
 
 
 def test_every_route_is_documented_and_exists() -> None:

@@ -120,14 +120,10 @@ def doctor(rollout: str, /, *, model: str | None = None, json: Json = False, gat
     model
         The model that is trained; the one that most calls asked for if not given.
     """
-    from urllib.parse import quote
-
     from gateway.commands import pictures
-    from gateway.views import Diagnosis
 
     async def ask(client: Client) -> None:
-        path = f"/api/rollouts/{quote(rollout, safe='')}/diagnosis"
-        found = await client.get(path, Diagnosis, {"model": model})
+        found = await client.diagnosis(rollout, model)
         show([found], json, lambda: pictures.diagnosis(found))
 
     with_client(gateway, ask)

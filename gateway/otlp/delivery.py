@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Protocol
@@ -32,8 +32,8 @@ class Figures(Protocol):
 
     otlp_exported: int
     """Spans that were taken."""
-    otlp_dropped: dict[tuple[str, ...], int]
-    """Spans that were not, by reason."""
+    otlp_dropped: int
+    """Spans that were refused or could not be read."""
     otlp_retries: int
     """Requests that were sent again."""
     otlp_lag_changes: int
@@ -61,10 +61,11 @@ class Delivery:
         if self._session is not None:
             await self._session.close()
 
-    async def send(self, body: bytes, spans: int) -> None:
+    async def send(self, body: bytes, spans: int, before_pause: Callable[[], None]) -> None:
         """Returns when the request (gzip) was taken, or dropped for good; cancel it to give up."""
         pause = FIRST_PAUSE_S
         while (wait := await self._try(body, spans)) is not None:
+            before_pause()
             # Collectors that come back are not to meet all their clients at once.
             await asyncio.sleep(wait or pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -92,18 +93,13 @@ class Delivery:
         if not 200 <= status < 300:
             # What it says is not shown: it may repeat the headers that were sent.
             _log.error("%s refused %d spans for good with %d: they are dropped", self._url, spans, status)
-            self._drop("refused", spans)
+            self._figures.otlp_dropped += spans
             return
         rejected, why = _rejected(told)
         if why:
             _log.warning("%s rejected %d of %d spans: %.500s", self._url, rejected, spans, why)
-        self._drop("rejected", min(rejected, spans))
+        self._figures.otlp_dropped += min(rejected, spans)
         self._figures.otlp_exported += spans - min(rejected, spans)
-
-    def _drop(self, reason: str, spans: int) -> None:
-        dropped = self._figures.otlp_dropped
-        if spans:
-            dropped[reason,] = dropped.get((reason,), 0) + spans
 
     def _fails(self, why: str) -> None:
         if not self.failing:

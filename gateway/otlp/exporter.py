@@ -112,12 +112,15 @@ class Exporter:
                 await self._wait()
             piece = await asyncio.to_thread(self._reader.read, self._cursor)
             if piece.spans:
-                await self._delivery.send(piece.body, piece.spans)
+                await self._delivery.send(piece.body, piece.spans, self._measure)
             self._cursor = piece.after
-            self._figures.otlp_lag_changes = self._tape.cursor() - self._cursor
+            self._measure()
             await self._note(NOTE_S)
             if not piece.full:
                 await self._pause(GATHER_S)
+
+    def _measure(self) -> None:
+        self._figures.otlp_lag_changes = self._tape.cursor() - self._cursor
 
     async def _wait(self) -> None:
         """For a change, or for the end."""

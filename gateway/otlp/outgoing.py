@@ -17,10 +17,10 @@ parent instead of one that never comes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue, KeyValueList
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Outgoing
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
@@ -28,6 +28,11 @@ from gateway.model import Attempt, Reward, Span
 from gateway.otlp import semconv
 from gateway.trace import span_id, trace_id
 
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
+Pairs: TypeAlias = "RepeatedCompositeFieldContainer[KeyValue]"
+"""Where attributes are added to."""
 INTERNAL: Final = Outgoing.SPAN_KIND_INTERNAL
 CLIENT: Final = Outgoing.SPAN_KIND_CLIENT
 _OWN = (
@@ -49,7 +54,7 @@ def of_attempt(attempt: Attempt) -> Outgoing:
     if semconv.attempt_error(attempt):
         reason = attempt.outcome.reason if attempt.outcome is not None else None
         found.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message=reason or attempt.status.value))
-    fill(found, semconv.attributes(semconv.OF_AN_ATTEMPT, attempt))
+    fill(found.attributes, semconv.attributes(semconv.OF_AN_ATTEMPT, attempt))
     return found
 
 
@@ -67,7 +72,7 @@ def of_call(span: Span, server: str | None, parent: str | None) -> Outgoing:
         attributes[semconv.ADDRESS] = url.hostname
         attributes[semconv.PORT] = url.port or (443 if url.scheme == "https" else 80)
     found.name, found.kind = " ".join(filter(None, (operation or span.method, operation and span.model))), CLIENT
-    fill(found, attributes | semconv.attributes(rows, span))
+    fill(found.attributes, attributes | semconv.attributes(rows, span))
     return found
 
 
@@ -77,7 +82,7 @@ def of_tool(span: Span, parent: str | None) -> Outgoing:
     target = attributes.get(semconv.TOOL) or attributes.get(semconv.PROMPT)
     named = " ".join(str(part) for part in (attributes.get(semconv.METHOD), target) if part)
     found.name, found.kind = span.name or named or "tool", CLIENT
-    fill(found, attributes | semconv.attributes(semconv.OF_EVERY_SPAN, span))
+    fill(found.attributes, attributes | semconv.attributes(semconv.OF_EVERY_SPAN, span))
     return found
 
 
@@ -93,8 +98,9 @@ def of_reward(span: Span, judged: Span | None, parent: str | None) -> Outgoing:
     found.name = semconv.EVALUATION
     for name, score in semconv.evaluations(reward):
         said = {semconv.EVALUATION_NAME: name, semconv.EVALUATION_VALUE: score}
-        found.events.add(name=semconv.EVALUATION, time_unix_nano=span.start_ns, attributes=pairs(attributes | said))
-    fill(found, semconv.attributes(semconv.OF_EVERY_SPAN, span) | attributes)
+        event = found.events.add(name=semconv.EVALUATION, time_unix_nano=span.start_ns)
+        fill(event.attributes, attributes | said)
+    fill(found.attributes, semconv.attributes(semconv.OF_EVERY_SPAN, span) | attributes)
     return found
 
 
@@ -102,7 +108,7 @@ def of_event(span: Span, parent: str | None) -> Outgoing:
     """Something that happened: a span without a length."""
     found = _begun(span, parent)
     found.name = span.name or "event"
-    fill(found, (span.attributes or {}) | semconv.attributes(semconv.OF_EVERY_SPAN, span))
+    fill(found.attributes, (span.attributes or {}) | semconv.attributes(semconv.OF_EVERY_SPAN, span))
     return found
 
 
@@ -118,12 +124,13 @@ def of_otel(span: Span) -> tuple[Outgoing, dict[str, Any], InstrumentationScope]
     found.dropped_attributes_count = own[semconv.DROPPED] or 0
     found.status.message = own[semconv.STATUS_DESCRIPTION] or ""
     for event in own[semconv.EVENTS] or ():
-        found.events.add(name=event["name"], time_unix_nano=event["time_ns"], attributes=pairs(event["attributes"]))
+        made = found.events.add(name=event["name"], time_unix_nano=event["time_ns"])
+        fill(made.attributes, event["attributes"])
     for link in own[semconv.LINKS] or ():
         ids = {name: bytes.fromhex(link[name]) for name in ("trace_id", "span_id")}
-        found.links.add(**ids, attributes=pairs(link["attributes"]))
+        fill(found.links.add(**ids).attributes, link["attributes"])
     attributes = {"penstock.rollout.id": span.rollout, "penstock.attempt.id": span.attempt}
-    fill(found, said | attributes)
+    fill(found.attributes, said | attributes)
     scope = InstrumentationScope(name=own[semconv.SCOPE_NAME] or "", version=own[semconv.SCOPE_VERSION] or "")
     return found, own[semconv.RESOURCE] or {}, scope
 
@@ -147,32 +154,38 @@ def _span(trace: str, own: str, parent: str | None) -> Outgoing:
     )
 
 
-def fill(span: Outgoing, attributes: Mapping[str, Any]) -> None:
-    """Adds attributes."""
-    span.attributes.extend(pairs(attributes))
+def fill(pairs: Pairs, attributes: Mapping[str, Any]) -> None:
+    """Adds attributes. Filled in place: making each message by itself costs four times as much."""
+    for key, value in attributes.items():
+        pair = pairs.add()
+        pair.key = key
+        _set(pair.value, value)
 
 
-def pairs(attributes: Mapping[str, Any]) -> list[KeyValue]:
-    """Attributes as they are sent."""
-    return [KeyValue(key=key, value=any_value(value)) for key, value in attributes.items()]
+def _set(into: AnyValue, value: Any) -> None:
+    """A plain value; None is an empty one, a number that is too large becomes text."""
+    if isinstance(value, str):
+        _set_text(into, value)
+    elif isinstance(value, bool):
+        into.bool_value = value
+    elif isinstance(value, int) and -(2**63) <= value < 2**63:
+        into.int_value = value
+    elif isinstance(value, float):
+        into.double_value = value
+    elif isinstance(value, dict):
+        into.kvlist_value.SetInParent()
+        fill(into.kvlist_value.values, cast(dict[str, Any], value))
+    elif isinstance(value, list):
+        into.array_value.SetInParent()
+        for one in cast(list[Any], value):
+            _set(into.array_value.values.add(), one)
+    elif value is not None:
+        into.string_value = str(value)
 
 
-def any_value(value: Any) -> AnyValue:
-    """A plain value as it is sent; a number that is too large becomes text."""
-    match value:
-        case None:
-            return AnyValue()
-        case bool():
-            return AnyValue(bool_value=value)
-        case str():
-            return AnyValue(string_value=value.encode("utf-8", "replace").decode())
-        case int():
-            return AnyValue(int_value=value) if -(2**63) <= value < 2**63 else AnyValue(string_value=str(value))
-        case float():
-            return AnyValue(double_value=value)
-        case dict():
-            return AnyValue(kvlist_value=KeyValueList(values=pairs({str(key): one for key, one in value.items()})))  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
-        case list() | tuple():
-            return AnyValue(array_value=ArrayValue(values=[any_value(one) for one in value]))  # pyright: ignore[reportUnknownVariableType]
-        case _:
-            return AnyValue(string_value=str(value))
+def _set_text(into: AnyValue, text: str) -> None:
+    try:
+        into.string_value = text
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which JSON can hold.
+        into.string_value = text.encode("utf-8", "replace").decode()

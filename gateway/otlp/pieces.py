@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple, Protocol
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Outgoing
 
@@ -82,8 +82,7 @@ class Reader:
             except Exception:
                 # One span that cannot be sent must not keep back all that follow.
                 _log.exception("change %d cannot be exported", change.cursor)
-                dropped = self._figures.otlp_dropped
-                dropped["unreadable",] = dropped.get(("unreadable",), 0) + 1
+                self._figures.otlp_dropped += 1
             if request.size >= LARGEST_REQUEST:
                 return Piece(request.packed(), request.spans, change.cursor, True)
         return Piece(request.packed(), request.spans, after, after - since >= self._settings.batch)
@@ -140,11 +139,16 @@ class Reader:
         exchange = self._tape.exchange(span)
         if exchange is None or span.dialect not in semconv.OPERATIONS:
             return
+        omitted: list[str] = []
         for name, value in content.of_turn(read_exchange(span.dialect, exchange, span)).items():
-            pair = outgoing.pairs({name: value})
-            if made.ByteSize() + pair[0].ByteSize() > MOST_CONTENT:
-                pair = outgoing.pairs({semconv.CONTENT_OMITTED: name})
-            made.attributes.extend(pair)
+            said = KeyValueList()
+            outgoing.fill(said.values, {name: value})
+            if made.ByteSize() + said.ByteSize() > MOST_CONTENT:
+                omitted.append(name)
+            else:
+                made.attributes.extend(said.values)
+        if omitted:
+            outgoing.fill(made.attributes, {semconv.CONTENT_OMITTED: omitted})
 
 
 class _Request:
@@ -152,6 +156,7 @@ class _Request:
 
     def __init__(self, resource: Mapping[str, Any]) -> None:
         self._made = ExportTraceServiceRequest()
+        self._group: ScopeSpans | None = None
         self._groups: dict[bytes, ScopeSpans] = {}
         self._own = resource
         self._scope = InstrumentationScope(name="penstock.gateway", version=resource["service.version"])
@@ -160,18 +165,26 @@ class _Request:
 
     def add(self, span: Outgoing) -> None:
         """A span of the gateway's own."""
-        self.add_foreign(span, self._own, self._scope)
+        if self._group is None:
+            made = self._made.resource_spans.add()
+            outgoing.fill(made.resource.attributes, self._own)
+            self._group = made.scope_spans.add(scope=self._scope)
+        self._append(self._group, span)
 
     def add_foreign(self, span: Outgoing, resource: Mapping[str, Any], scope: InstrumentationScope) -> None:
         """A span that somebody else has made."""
-        pairs = outgoing.pairs(resource)
-        key = b"".join(pair.SerializeToString() for pair in pairs) + b"\0" + scope.SerializeToString()
+        pairs = KeyValueList()
+        outgoing.fill(pairs.values, resource)
+        key = pairs.SerializeToString() + b"\0" + scope.SerializeToString()
         group = self._groups.get(key)
         if group is None:
             made = self._made.resource_spans.add()
-            made.resource.attributes.extend(pairs)
+            made.resource.attributes.extend(pairs.values)
             group = self._groups[key] = made.scope_spans.add(scope=scope)
             self.size += len(key)
+        self._append(group, span)
+
+    def _append(self, group: ScopeSpans, span: Outgoing) -> None:
         group.spans.append(span)
         self.spans += 1
         self.size += span.ByteSize()

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from fakes.goldens import check_golden
 from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, exchange, serving
 from fakes.process import ROOT
 from fakes.shell import Shell
@@ -232,6 +233,13 @@ async def test_help_names_every_command(shell: Shell) -> None:
     text = (await shell.run("--help")).text
     for name in COMMANDS:
         assert f"│ {name} " in text
+
+
+async def test_help_looks_as_it_did(shell: Shell) -> None:
+    pages = await asyncio.gather(
+        *(shell.run(*words, "--help", COLUMNS="100") for words in ((), ("enqueue",), ("reward",), ("export",)))
+    )
+    check_golden("help", "\n".join(page.text for page in pages))
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -90,6 +91,17 @@ async def test_row_groups_are_written_as_it_goes(
     await export(given([a_rollout()] * 5), Parquet(file, "rollouts"))
     found: Any = import_module("pyarrow.parquet").ParquetFile(io.BytesIO(file.getvalue())).metadata
     assert [found.row_group(n).num_rows for n in range(found.num_row_groups)] == groups
+
+
+async def test_parquet_that_fails_leaves_nothing_and_says_one_thing(tmp_path: Path) -> None:
+    async def broken() -> AsyncIterator[BaseModel]:
+        yield a_rollout()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), whole_file(tmp_path / "out.parquet") as file:
+        await export(broken(), Parquet(file, "rollouts"))
+    gc.collect()  # a writer that was left open complains when it is gone
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Figures:
     """What is counted."""
 
     otlp_exported: int = 0
-    otlp_dropped: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
+    otlp_dropped: int = 0
     otlp_retries: int = 0
     otlp_lag_changes: int = 0
 
@@ -264,7 +264,7 @@ async def test_too_much_content_is_left_out(
         inlet, collector, call(body=body(large.encode(), RESPONSE.encode())), capture_content=True
     )
     assert "gen_ai.input.messages" not in found.attributes
-    assert found.attributes["penstock.content_omitted"] == "gen_ai.input.messages"
+    assert found.attributes["penstock.content_omitted"] == ["gen_ai.input.messages"]
     assert "gen_ai.output.messages" in found.attributes
 
 
@@ -305,7 +305,7 @@ async def test_it_goes_in_batches(inlet: Inlet, collector: Collector) -> None:
         await collector.until(spans=95)
     assert len(set(collector.ids)) == len(collector.ids) == 95 == figures.otlp_exported
     assert len(collector.requests) == 10
-    assert figures.otlp_dropped == {}
+    assert figures.otlp_dropped == 0
     assert figures.otlp_lag_changes == 0
 
 
@@ -329,7 +329,7 @@ async def test_what_passes_is_tried_again(inlet: Inlet, collector: Collector, re
     async with exporting(inlet, collector, figures):
         await inlet.desk.add([call()])
         await collector.until(spans=1)
-    assert (figures.otlp_exported, figures.otlp_retries, figures.otlp_dropped) == (1, 1, {})
+    assert (figures.otlp_exported, figures.otlp_retries, figures.otlp_dropped) == (1, 1, 0)
 
 
 async def test_the_collector_says_how_long_to_wait(inlet: Inlet, collector: Collector) -> None:
@@ -353,7 +353,7 @@ async def test_what_is_refused_for_good_is_dropped_and_counted(inlet: Inlet, col
         await inlet.desk.add([call(3)])
         await collector.until(spans=1)
     assert (figures.otlp_exported, figures.otlp_retries) == (1, 0)
-    assert figures.otlp_dropped == {("refused",): 2}
+    assert figures.otlp_dropped == 2
 
 
 async def test_a_partial_success_is_counted_and_not_repeated(inlet: Inlet, collector: Collector) -> None:
@@ -362,7 +362,7 @@ async def test_a_partial_success_is_counted_and_not_repeated(inlet: Inlet, colle
     async with exporting(inlet, collector, figures):
         await inlet.desk.add([call(1), call(2), call(3)])
         await collector.until(spans=3)
-    assert (figures.otlp_exported, figures.otlp_dropped) == (1, {("rejected",): 2})
+    assert (figures.otlp_exported, figures.otlp_dropped) == (1, 2)
     assert len(collector.requests) == 1
 
 
@@ -378,11 +378,13 @@ async def test_a_silent_collector_is_asked_again(inlet: Inlet, collector: Collec
 
 async def test_a_collector_that_is_away_harms_nothing(inlet: Inlet, collector: Collector) -> None:
     figures = Figures()
-    collector.script += [Reply(503)] * 2
+    collector.script += [Reply(503)] * 3
     loop = asyncio.get_running_loop()
     async with exporting(inlet, collector, figures, timeout=15.0):
         await inlet.desk.add([call(number) for number in range(50)])
         await collector.until(requests=1)
+        await collector.until(requests=2)
+        assert figures.otlp_lag_changes >= 50
         began = loop.time()
     # A gateway that stops does not wait for one that takes nothing.
     assert loop.time() - began < 5.0
@@ -451,5 +453,5 @@ async def test_one_span_that_cannot_be_sent_keeps_nothing_back(
     async with exporting(inlet, collector, figures):
         await inlet.desk.add([call(1), call(2), call(3)])
         await collector.until(spans=2)
-    assert (figures.otlp_exported, figures.otlp_dropped) == (2, {("unreadable",): 1})
+    assert (figures.otlp_exported, figures.otlp_dropped) == (2, 1)
     assert "cannot be exported" in caplog.text
