@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import uvloop
 from aiohttp import web
@@ -29,10 +30,14 @@ from gateway.dispatcher import Desk
 from gateway.feed import Feed
 from gateway.front import Front
 from gateway.metrics import Metrics
+from gateway.otlp.ingest import INGEST, Ingest
 from gateway.proxy import Proxy
 from gateway.recorder import Recorder
 from gateway.store import Store, TapeError
 from gateway.upstream import Pool
+
+if TYPE_CHECKING:
+    from gateway.otlp.exporter import Exporter
 
 _TICK_SECONDS = 0.1
 _BACKLOG = 4096
@@ -78,12 +83,28 @@ class Gateway:
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self.desk = Desk(self.recorder, self.metrics, self._now_ns, config.rewards.trust_agent)
         application = control.make_control(self.store, self.desk, self.feed, self.auth, self.metrics, self.state)
+        application[INGEST] = Ingest(self.desk, self.store, self.metrics.otlp_spans, config.otlp.request_bytes)
+        self._exporter = self._make_exporter()
         self._runner = web.AppRunner(
-            application, handler_cancellation=True, access_log=None, shutdown_timeout=_CONTROL_SECONDS
+            application,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=_CONTROL_SECONDS,
+            auto_decompress=False,
         )
         self._server: asyncio.Server
         self._ticker: asyncio.TimerHandle
         self._drained = asyncio.Event()
+
+    def _make_exporter(self) -> Exporter | None:
+        url = self.config.otlp.traces_url()
+        if url is None:
+            return None
+        # Protobuf costs a tenth of a second and some megabytes: only where it is used.
+        from gateway.otlp.exporter import Exporter
+
+        servers = {upstream.name: upstream.base_url for upstream in self.config.upstreams()}
+        return Exporter(self.config.otlp, url, servers, self.store, self.feed, self.desk, self.metrics)
 
     def _now_ns(self) -> int:
         """The clock of the tape."""
@@ -100,6 +121,8 @@ class Gateway:
         )
         self.recorder.start()
         await self.desk.start()
+        if self._exporter is not None:
+            await self._exporter.start()
         self._server = await loop.create_server(
             lambda: Front(proxy), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
         )
@@ -133,6 +156,9 @@ class Gateway:
         await self._wait_for_calls(hurry or asyncio.Event())
         for call in list(self.proxy.running):
             call.give_up()
+        if self._exporter is not None:
+            await self.recorder.flush()
+            await self._exporter.stop()
         await self.desk.stop()
         # Answers that wait for the tape are let go by this.
         await self.recorder.close()

@@ -34,16 +34,6 @@ class State(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """Whose request an agent's is, as the data plane has found it."""
-
-    rollout: str
-    attempt: str
-    agent_token: bool
-    """True when it came with a token of the rollout's own."""
-
-
-@dataclass(frozen=True, slots=True)
 class Control:
     """What handlers work with."""
 
@@ -58,5 +48,3 @@ class Control:
 
 
 CONTROL = web.AppKey("control", Control)
-SCOPE = web.RequestKey("scope", Scope)
-"""Set on requests that came through the data plane below an address."""

@@ -25,6 +25,7 @@ from gateway.guard import ApiError, answer, body_of, query_of
 from gateway.metrics import Metrics
 from gateway.model import Judgement, Mode, Noun, Rollout, RolloutSummary
 from gateway.openapi import EVENTS, HTML, OCTETS, TEXT, Route
+from gateway.otlp.ingest import post_traces
 from gateway.pages import Tape
 from gateway.views import (
     AttemptList,
@@ -231,6 +232,8 @@ def make_control(
     app.router.add_routes([web.route(route.method, route.path, route.handler) for route in ROUTES])
     for name, handler in AGENT_ROUTES.items():
         app.router.add_post(f"{guard.AGENT}{{kind}}/{{rid}}/{{aid}}/{name}", handler)
+    for scope in ("none", "{kind}/{rid}/{aid}"):
+        app.router.add_post(f"{guard.AGENT}{scope}/v1/traces", post_traces)
     app.on_response_prepare.append(guard.add_headers)
     app.on_shutdown.append(followers.end_followers)
     return app

@@ -64,6 +64,8 @@ METRICS: dict[str, Figure] = {
     "penstock_otlp_spans_total": Figure("counter", "OpenTelemetry spans received.", ("outcome",)),
     "penstock_otlp_exported_total": Figure("counter", "Spans exported as OpenTelemetry."),
     "penstock_otlp_dropped_total": Figure("counter", "Spans that the receiver of the export refused."),
+    "penstock_otlp_retries_total": Figure("counter", "Export requests that were sent again."),
+    "penstock_otlp_lag_changes": Figure("gauge", "Changes of the tape that the export has not come to."),
 }
 
 
@@ -102,6 +104,8 @@ class Metrics:
         "inflight_calls",
         "otlp_dropped",
         "otlp_exported",
+        "otlp_lag_changes",
+        "otlp_retries",
         "otlp_spans",
         "overhead_seconds",
         "queue_claimed",
@@ -137,7 +141,7 @@ class Metrics:
         self.attempts: Counter[tuple[str, ...]] = Counter()
         self.rewards: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
-        self.otlp_exported = self.otlp_dropped = 0
+        self.otlp_exported = self.otlp_dropped = self.otlp_retries = self.otlp_lag_changes = 0
 
     def call_ended(self, dialect: str, status: str, seconds: float) -> None:
         """Count a finished call."""

@@ -96,6 +96,11 @@ class Work:
             self._wants_events = wants_events
             self._end("lost", reason)
 
+    def time_out(self, reason: str) -> None:
+        """It has run for longer than it may."""
+        if not self._finishing:
+            self._end("timeout", reason)
+
     def give_back(self) -> None:
         """The runner has to leave: somebody else shall do it."""
         self._wants_events = False
@@ -147,7 +152,7 @@ class Work:
         if limit is None:
             return await agent.wait()
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(limit, self._end, "timeout", f"the agent ran for longer than {limit:g} s")
+        timer = loop.call_later(limit, self.time_out, f"the agent ran for longer than {limit:g} s")
         try:
             return await agent.wait()
         finally:

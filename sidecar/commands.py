@@ -8,6 +8,7 @@ signal.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -141,7 +142,7 @@ def run(
         )
         settings = Settings(
             gateway=gateway.rstrip("/"),
-            name=name or f"{socket.gethostname()[:80]}-{os.getpid()}-{secrets.token_hex(2)}",
+            name=_name(name),
             key=os.environ.get("PENSTOCK_KEY"),
             agents=agents,
             judging=Judging(reward, reward_command, seconds("--reward-timeout", reward_timeout)),
@@ -168,6 +169,18 @@ class Place:
     ray_options: str | None
     job_template: Path | None
     namespace: str | None
+
+
+def _name(given: str | None) -> str:
+    """A worker's name is an id, and Ray's actors put a number behind it."""
+    from gateway.model import ID_PATTERN
+    from sidecar.settings import UsageError
+
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
+    name = given or f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
+    if not re.fullmatch(ID_PATTERN, f"{name}-1234"):
+        raise UsageError(f"--name: {name[:140]!r} is not valid: use up to 123 of A-Z a-z 0-9 . _ -")
+    return name
 
 
 def _modes(text: str | None) -> tuple[Mode, ...] | None:

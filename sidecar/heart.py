@@ -13,6 +13,7 @@ from gateway.client import Client, ClientError
 from gateway.work import HeartbeatRequest, Held, QueueState
 from sidecar.attempt import Work
 from sidecar.figures import Meter
+from sidecar.progress import Progress
 from sidecar.settings import Settings
 
 SHORTEST_S = 0.5
@@ -24,8 +25,8 @@ RETURNED_LEASE_S = 1.0
 class Heart:
     """Beats for all attempts of a runner."""
 
-    def __init__(self, client: Client, settings: Settings) -> None:
-        self._client, self._settings = client, settings
+    def __init__(self, client: Client, settings: Settings, progress: Progress) -> None:
+        self._client, self._settings, self._progress = client, settings, progress
         self._held: dict[tuple[str, str], Work] = {}
         self._meter = Meter()
         self._nudged = asyncio.Event()
@@ -45,7 +46,11 @@ class Heart:
         """Beat until cancelled."""
         interval = self._settings.lease_s / 3
         while True:
-            await self.beat(interval)
+            try:
+                await self.beat(interval)
+            except Exception as e:
+                # Without the next beat every lease would be lost.
+                self._progress.say(f"a heartbeat failed: {type(e).__name__}: {e}")
             await asyncio.sleep(min(SHORTEST_S, interval))
             try:
                 async with asyncio.timeout(max(0.0, interval - SHORTEST_S)):
@@ -69,9 +74,11 @@ class Heart:
         for work, said in zip(works, answer.attempts, strict=True):
             if said.held:
                 work.renew(left)
+            elif said.status == "timeout":
+                work.time_out("it took longer than its rollout allows")
             else:
-                over = said.status in ("cancelled", "timeout")
-                work.lose(f"the attempt is {said.status or 'unknown'} at the gateway", wants_events=over)
+                cancelled = said.status == "cancelled"
+                work.lose(f"the attempt is {said.status or 'unknown'} at the gateway", wants_events=cancelled)
 
     async def give_back(self, work: Work) -> None:
         """Let go of an attempt whose agent is dead: its lease ends as soon as one can."""

@@ -31,8 +31,8 @@ from sidecar.settings import RunnerError, Settings, UsageError
 
 ray: Any = _ray
 """Its annotations are not complete enough to be checked against."""
-LOOK_S = 0.5
-"""Between two looks at what the actors have done."""
+LOOK_S, SILENCE_S = 0.5, 5.0
+"""Between two looks at what the actors have done; how long one that says nothing may still be at work."""
 OPTIONS: dict[str, Any] = {
     "num_cpus": 1,
     "max_concurrency": 4,  # the runner has one thread; it is told to stop, and asked for results, by others
@@ -104,34 +104,42 @@ class Fleet:
         shares = _shares(settings)
         self.slots: list[Any] = [actor.remote(share, home) for share in shares]
         self.runs: dict[Any, Any] = {slot.run.remote(): slot for slot in self.slots}
-        self._asked: dict[Any, Any] = {}
-        self._exhausted = False
+        self._asked: dict[Any, tuple[Any, float]] = {}
+        self._ended: list[Any] = []
 
     def going(self) -> bool:
         """False when there is no more work for anybody. Raises `RunnerError` with what a runner raised."""
         done, _ = ray.wait(list(self.runs), num_returns=len(self.runs), timeout=0)
         for run in done:
-            self._exhausted = True
-            _ = self.runs.pop(run)
+            self._ended.append(self.runs.pop(run))
             try:
                 ray.get(run)
             except RayError as e:
                 raise RunnerError(f"a worker on Ray failed: {_cause(e)}") from None
-        if self._exhausted:
+        if self._ended:
             # One has found nothing more to do: those that Ray has not placed, or not again, have nothing to wait for.
-            self.runs = {run: slot for run, slot in self.runs.items() if slot not in self._asked.values()}
+            silent = {slot for slot, at in self._asked.values() if time.monotonic() - at > SILENCE_S}
+            self.runs = {run: slot for run, slot in self.runs.items() if slot not in silent}
         return bool(self.runs)
 
     def results(self) -> list[Result]:
         """What has ended since the last time. An actor that has no place has nothing to say, and is asked on."""
-        for slot in set(self.slots) - set(self._asked.values()):
-            self._asked[slot.results.remote()] = slot
-        answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=LOOK_S)
+        for slot in set(self.slots) - {slot for slot, _ in self._asked.values()}:
+            self._asked[slot.results.remote()] = slot, time.monotonic()
+        return self._answers(list(self._asked), LOOK_S)
+
+    def last_results(self) -> list[Result]:
+        """What those who have come to their end have not said yet."""
+        under_way = [asked for asked, (slot, _) in self._asked.items() if slot in self._ended]
+        return self._answers([*under_way, *(slot.results.remote() for slot in self._ended)], SILENCE_S)
+
+    def _answers(self, asked: list[Any], patience_s: float) -> list[Result]:
         found: list[Result] = []
-        for asked in answered:
-            del self._asked[asked]
+        done: list[Any] = ray.wait(asked, num_returns=len(asked), timeout=patience_s)[0] if asked else []
+        for answered in done:
+            _ = self._asked.pop(answered, None)
             with suppress(RayError):
-                found += ray.get(asked)
+                found += ray.get(answered)
         return found
 
     def tell(self, order: str) -> None:
@@ -165,19 +173,20 @@ def _drive(fleet: Fleet, shown: Lines) -> Tally:
 
     before = {number: signal.signal(number, heed) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        going = True
-        while going:
-            # Asked in this order, the last answers come after the last attempt.
-            going = fleet.going()
-            for result in fleet.results():
-                tally.add(result)
-                shown.ended(result, tally)
-            if going:
-                time.sleep(LOOK_S)
+        while fleet.going():
+            _tell(fleet.results(), tally, shown)
+            time.sleep(LOOK_S)
+        _tell(fleet.last_results(), tally, shown)
     finally:
         for number, handler in before.items():
             _ = signal.signal(number, handler)
     return tally
+
+
+def _tell(results: list[Result], tally: Tally, shown: Lines) -> None:
+    for result in results:
+        tally.add(result)
+        shown.ended(result, tally)
 
 
 def _shares(settings: Settings) -> list[Settings]:

@@ -106,14 +106,14 @@ class Process:
         self._control.close()
 
     async def wait(self) -> Ending:
-        """How it ended, once nothing of it is left and its output is read. Kills it when it is cancelled."""
+        """How it ended, once nothing of it is left and its output is read. So it is too when this is cancelled."""
         readers = [asyncio.ensure_future(self._read(name, self._pipe(name))) for name in ("stdout", "stderr")]
         try:
             messages = await self._follow()
-            _ = await self._process.wait()
-            _ = await asyncio.wait(readers, timeout=DRAIN_S)
         finally:
             self.close()
+            _ = await self._process.wait()
+            _ = await asyncio.wait(readers, timeout=DRAIN_S)
             for reader in readers:
                 _ = reader.cancel()
         return _ending(messages)

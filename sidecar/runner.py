@@ -51,7 +51,7 @@ class Runner:
         """Work until there is no more; raises `ClientError` when the gateway refuses it."""
         async with Client(self._settings.gateway, self._settings.key) as client:
             _ = await client.queue()  # a wrong address or key is told at once
-            heart = Heart(client, self._settings)
+            heart = Heart(client, self._settings, self._progress)
             beating = asyncio.ensure_future(heart.run())
             try:
                 await self._take(client, heart)

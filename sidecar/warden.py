@@ -10,6 +10,10 @@ runner is gone, however it died: the other end of the control socket closes.
     from the runner   T: TERM, and KILL after the grace     K: KILL at once      end of file: like T
     to the runner     {"started_ns": clock}  {"error": text}  {"status": wait status, "ended_ns": clock}, JSON lines
 
+There are two of them, parent and child, because a warden may be killed too (a cluster cleans up, memory runs out): when
+the inner one dies the outer one inherits what is left and kills it; when the outer one dies a pipe between them closes
+and the inner one ends as if the runner were gone.
+
 `after` is a command that is run at the very end, such as one that removes a container. A process of its own and the
 standard library alone: it starts in about 20 ms and no failure of the runner reaches it. Where the kernel has no
 subreapers (anything but Linux) it kills the agent's process group, which a grandchild can leave.
@@ -81,9 +85,10 @@ def _prctl(option: int, value: int) -> None:
 class Warden:
     """Runs one agent to its end."""
 
-    def __init__(self, control: int, grace_s: float) -> None:
-        os.set_inheritable(control, False)
+    def __init__(self, control: int, guard: int, grace_s: float) -> None:
+        """`guard` is a pipe that closes when the outer warden dies."""
         self.control: int | None = control
+        self.watched = {control, guard}
         self.grace_s = grace_s
         self.agent = 0
         self.ended = False
@@ -99,8 +104,6 @@ class Warden:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         _ = signal.signal(signal.SIGCHLD, self._wake_up)
         _ = signal.signal(signal.SIGTERM, self._asked_to_end)
-        _ = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _ = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._start(argv)
         while self._reap():
             self._turn()
@@ -112,9 +115,7 @@ class Warden:
         if self.agent == 0:
             _become(argv, parent, writing)
         os.close(writing)
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)  # else the agent's pipes would never end
+        _let_go()
         with os.fdopen(reading, "rb") as file:
             error = file.read().decode(errors="replace")
         self._tell(**({"error": error} if error else {"started_ns": time.monotonic_ns()}))
@@ -136,17 +137,13 @@ class Warden:
         """Wait for something to happen and do what follows from it."""
         if self.ended:
             self._terminate()
-        fds = [self.wake] if self.control is None else [self.wake, self.control]
-        ready = select.select(fds, [], [], self._patience())[0]
+        ready = select.select([self.wake, *self.watched], [], [], None if self.kill_at is None else SWEEP_S)[0]
         if self.wake in ready:
             _ = os.read(self.wake, 4096)
-        if self.control in ready:
-            self._obey()
+        for fd in self.watched.intersection(ready):
+            self._obey(fd)
         if self.kill_at is not None:
             self._sweep()
-
-    def _patience(self) -> float | None:
-        return None if self.kill_at is None else SWEEP_S
 
     def _sweep(self) -> None:
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
@@ -154,15 +151,15 @@ class Warden:
         else:
             self._signal(signal.SIGTERM)
 
-    def _obey(self) -> None:
-        assert self.control is not None
+    def _obey(self, fd: int) -> None:
         try:
-            order = os.read(self.control, 64)
+            order = os.read(fd, 64)
         except OSError:
             order = b""
         if not order:
-            os.close(self.control)
-            self.control = None
+            os.close(fd)
+            self.watched.discard(fd)
+            self.control = None if fd == self.control else self.control
         self._terminate()
         if b"K" in order:
             self.kill_at = time.monotonic()
@@ -214,14 +211,50 @@ def _send(kill: Callable[[int, int], None], pid: int, number: int) -> None:
         kill(pid, number)
 
 
+def _let_go() -> None:
+    """Of the agent's pipes, which would never end otherwise."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        _ = os.dup2(null, fd)
+
+
+def _guard(inner: int) -> None:
+    """The outer warden: wait for the inner one, then kill whatever it has left behind."""
+    _let_go()
+    with suppress(ChildProcessError):
+        _ = os.waitpid(inner, 0)
+        while True:
+            for pid in below(os.getpid(), table()):
+                _send(os.kill, pid, signal.SIGKILL)
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(SWEEP_S)
+
+
 def main() -> None:
     """The process."""
     told = json.loads(sys.argv[1])
-    Warden(told["control"], told["grace_s"]).run(sys.argv[2:])
-    if told["after"]:
-        import subprocess
+    os.set_inheritable(told["control"], False)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        _ = signal.signal(number, signal.SIG_IGN)
+    reading, writing = os.pipe()
+    inner = os.fork()
+    if inner:
+        os.close(told["control"])
+        os.close(reading)
+        _guard(inner)
+    else:
+        os.close(writing)
+        Warden(told["control"], reading, told["grace_s"]).run(sys.argv[2:])
+        if told["after"]:
+            _clean_up(told["after"])
 
-        _ = subprocess.run(told["after"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, timeout=60)
+
+def _clean_up(command: list[str]) -> None:
+    import subprocess
+
+    null = subprocess.DEVNULL
+    _ = subprocess.run(command, stdin=null, stdout=null, stderr=null, check=False, timeout=60)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from google.protobuf import json_format
+from google.rpc.error_details_pb2 import BadRequest  # pyright: ignore[reportMissingTypeStubs]
 from google.rpc.status_pb2 import Status  # pyright: ignore[reportMissingTypeStubs]
 from opentelemetry.exporter.otlp.proto.common._internal import _encode_value
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -79,7 +80,7 @@ async def inlet_at(path: Path) -> AsyncGenerator[Inlet]:
     with Store(path) as store:
         feed = Feed(store.cursor())
         recorder = Recorder(store, config.tape, metrics, feed.committed)
-        desk = Desk(recorder, time.time_ns)
+        desk = Desk(recorder, metrics, time.time_ns)
         recorder.start()
         await desk.start()
         counted: dict[tuple[str, ...], int] = {}
@@ -152,3 +153,10 @@ def status(answer: Answer) -> Status:
     if answer.kind == PROTOBUF:
         return Status.FromString(answer.body)
     return json_format.Parse(answer.body, Status())
+
+
+def violated(answer: Answer) -> list[str]:
+    """The fields that a refusal names."""
+    details = BadRequest()
+    assert status(answer).details[0].Unpack(details)
+    return [violation.field for violation in details.field_violations]

@@ -96,9 +96,11 @@ async def enqueue(client: Client, *inputs: Any, **config: Any) -> list[str]:
 async def when(client: Client, rollout: str, condition: Callable[[RolloutSummary], bool]) -> RolloutSummary:
     """The rollout, as soon as the condition holds for it."""
     async with asyncio.timeout(PATIENCE):
-        while not condition(found := await client.rollout(rollout)):
+        while True:
+            found = await client.rollout(rollout)
+            if condition(found):
+                return found
             await asyncio.sleep(0.01)
-    return found
 
 
 async def only_attempt(client: Client, rollout: str = "r1") -> Attempt:
@@ -117,12 +119,22 @@ def said(spans: list[Span], name: str) -> str:
     return "\n".join(str((span.attributes or {})["text"]) for span in spans if span.name == name)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Comes back as soon as the condition holds."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                if condition():
+                    return
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError("it did not happen") from None
+
+
 async def written(path: Path) -> list[int]:
     """The numbers in a file, as soon as it is there."""
-    async with asyncio.timeout(PATIENCE):
-        while not path.exists():
-            await asyncio.sleep(0.01)
-    return list(map(int, path.read_text().split()))
+    await until(path.exists)
+    return list(map(int, path.read_text().split()))  # noqa: ASYNC240 - a few bytes
 
 
 async def gone(pid: int) -> None:

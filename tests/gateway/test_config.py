@@ -16,7 +16,15 @@ from gateway.config import Config, ConfigError, load
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 UPSTREAM = '[[upstream]]\nname = "local"\nbase_url = "http://127.0.0.1:8000/v1/"\n'
-SECTIONS = {"auth": "[auth]", "limits": "[limits]", "tape": "[tape]", "upstream": "[[upstream]]", "route": "[[route]]"}
+SECTIONS = {
+    "auth": "[auth]",
+    "limits": "[limits]",
+    "tape": "[tape]",
+    "rewards": "[rewards]",
+    "otlp": "[otlp]",
+    "upstream": "[[upstream]]",
+    "route": "[[route]]",
+}
 
 
 def read(tmp_path: Path, text: str, **overrides: Any) -> Config:
@@ -90,6 +98,8 @@ WRONG = [
     ("", "auth = 1"),
     ("", "limits = 1"),
     ("", "tape = 1"),
+    ("", "rewards = 1"),
+    ("", "otlp = 1"),
     ("", "upstream = 1"),
     ("", "route = 1"),
     ("upstream", 'name = "a b"'),
@@ -121,6 +131,15 @@ WRONG = [
     ("tape", 'on_record_failure = { online = "drop" }'),
     ("tape", 'on_record_failure = { onlin = "pass" }'),
     ("tape", "on_record_failure = 1"),
+    ("rewards", "trust_agent = 1"),
+    ("otlp", "request_bytes = 1"),
+    ("otlp", 'endpoint = "collector:4318"'),
+    ("otlp", 'endpoint = "http://me:pw@x"'),
+    ("otlp", "headers_env = 1"),
+    ("otlp", 'protocol = "grpc"'),
+    ("otlp", "batch = 0"),
+    ("otlp", "timeout = 0"),
+    ("otlp", 'capture_content = "yes"'),
 ]
 
 
@@ -225,4 +244,6 @@ def as_toml(value: Any) -> str:
     if isinstance(value, dict):
         inner = ", ".join(f'{key} = "{one}"' for key, one in value.items())  # pyright: ignore[reportUnknownVariableType]
         return f"`{{ {inner} }}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     return f'`"{value}"`' if isinstance(value, str | Path) else f"`{value}`"

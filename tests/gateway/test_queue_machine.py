@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from fakes.entries import call
 from fakes.queue_model import MODES, SECOND, Model, Name, No
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway import keys
-from gateway.lifecycle import FINAL, LIVE
+from gateway.lifecycle import FINAL
 from gateway.model import AttemptStatus, Figures, Judgement, Mode, Outcome, RolloutConfig, RolloutStatus
-from gateway.store import Entry, Refused, Store, Task, Work
+from gateway.store import Entry, Store, Task, Work
 from gateway.work import End, Held, QueueState, RolloutSpec
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -36,20 +36,21 @@ CONFIGS = (
     RolloutConfig(timeout_s=30, retry_on=["failed", "timeout", "unresponsive"], max_attempts=2),
     RolloutConfig(unresponsive_s=10, max_attempts=4),
 )
-rollouts = st.sampled_from(["q1", "q2", "q.3", "q4", "unknown"])
-attempts = st.sampled_from(["a1", "a1", "a2", "a3", "own"])
-names = st.tuples(rollouts, attempts)
-workers = st.sampled_from(["w1", "w2"])
-leases = st.sampled_from([5 * SECOND, 20 * SECOND, 100 * SECOND])
-specs = st.builds(
-    RolloutSpec,
-    id=st.sampled_from(["q1", "q2", "q.3", "q4"]),
-    input=st.sampled_from([None, None, {"text": "q"}]),
-    mode=st.sampled_from(["train", "train", "val"]),
-    priority=st.sampled_from([0, 0, 5, -1]),
-    config=st.sampled_from(CONFIGS),
+SPECS = (
+    RolloutSpec(id="q1", mode="train", input={"text": "q"}),
+    RolloutSpec(id="q2", mode="train", priority=5, config=CONFIGS[1]),
+    RolloutSpec(id="q.3", mode="val", config=CONFIGS[2]),
+    RolloutSpec(id="q4", mode="train", priority=-1, config=CONFIGS[3]),
 )
-modes = st.lists(st.sampled_from(MODES), min_size=1, unique=True)
+OTHER = RolloutSpec(id="q1", mode="val")
+"""The same name for something else."""
+specs = st.lists(st.sampled_from([*SPECS, *SPECS, OTHER]), min_size=1, max_size=4)
+picks = st.integers(0, 9)
+"""Which of the rollouts or attempts that there are; 9 is none of them."""
+seldom = st.integers(0, 30)
+workers = st.sampled_from(["w1", "w1", "w2"])
+leases = st.sampled_from([5 * SECOND, 20 * SECOND, 100 * SECOND])
+modes: st.SearchStrategy[tuple[Mode, ...]] = st.sampled_from([MODES, MODES, ("train",), ("val", "test")])
 ends: st.SearchStrategy[End] = st.sampled_from(["succeeded", "failed", "timeout", "cancelled"])
 rewards = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([None, "k1", "k2"])), max_size=2)
 
@@ -81,10 +82,20 @@ class QueueMachine(RuleBasedStateMachine):
         self.steps = 0
         self.requeued: set[str] = set()
         self.before: dict[str, RolloutStatus] = {}
+        self.enqueue(list(SPECS))
 
     def opened(self) -> Store:
         # A little memory, so that attempts are read back from the tape all the time.
         return Store(self.path, map_bytes=1 << 20, memory_bytes=10_000)
+
+    def rollout(self, pick: int) -> str:
+        there = sorted(self.model.tasks)
+        return there[pick % len(there)] if there and pick < 9 else "unknown"
+
+    def attempt(self, pick: int) -> Name:
+        """The newest ones first."""
+        there = sorted(self.model.names(), key=lambda name: (-self.model.attempt(name).created, name))
+        return there[pick % len(there)] if there and pick < 9 else (self.rollout(pick % 9), "own")
 
     # -- transactions --------------------------------------------------------------------------------------------------
 
@@ -114,15 +125,14 @@ class QueueMachine(RuleBasedStateMachine):
     def compare(self, step: Step) -> None:
         task = step.item
         refusal = task.refusal if isinstance(task, Task) else None
+        expected: Any = None
         try:
-            expected = step.predict()
+            expected, wrong = step.predict(), None
         except No as no:
-            assert refusal is not None, f"it should be refused: {no}"
-            assert refusal.kind == str(no)
-        else:
-            assert refusal is None, f"it was refused: {refusal}"
-            if isinstance(task, Task):
-                assert step.outcome(task.result) == expected
+            wrong = str(no)
+        assert (None if refusal is None else refusal.kind) == wrong, refusal
+        if isinstance(task, Task) and refusal is None:
+            assert step.outcome(task.result) == expected
 
     @precondition(lambda self: self.held is None)
     @rule()
@@ -160,13 +170,9 @@ class QueueMachine(RuleBasedStateMachine):
         due = self.model.due(name)
         return self.now if not self.model.claimed(name) else None if due is None else due[0]
 
-    @rule(seconds=st.sampled_from([1, 9, 16, 31]))
-    def time_goes_by(self, seconds: int) -> None:
-        self.now += seconds * SECOND
-
     # -- giving work ---------------------------------------------------------------------------------------------------
 
-    @rule(given=st.lists(specs, min_size=1, max_size=4))
+    @rule(given=specs)
     def enqueue(self, given: list[RolloutSpec]) -> None:
         named, now = [(spec.id or "", spec) for spec in given], self.now
         self.do(
@@ -175,27 +181,25 @@ class QueueMachine(RuleBasedStateMachine):
             lambda made: [(one.id, one.created) for one in made],
         )
 
-    @rule(rollout=rollouts)
-    def cancel(self, rollout: str) -> None:
-        now = self.now
-        self.do(
-            lambda work: work.cancel(rollout, now), lambda: self.model.cancel(rollout, now), lambda made: None
-        )
+    @rule(pick=seldom)
+    def cancel(self, pick: int) -> None:
+        rollout, now = self.rollout(pick), self.now
+        self.do(lambda work: work.cancel(rollout, now), lambda: self.model.cancel(rollout, now), lambda made: None)
 
-    @rule(rollout=rollouts)
-    def requeue(self, rollout: str) -> None:
-        now = self.now
+    @rule(pick=picks)
+    def requeue(self, pick: int) -> None:
+        rollout, now = self.rollout(pick), self.now
         self.requeued.add(rollout)
         self.do(lambda work: work.requeue(rollout, now), lambda: self.model.requeue(rollout, now), lambda made: None)
 
-    @rule(state=st.sampled_from(["open", "open", "paused", "draining"]))
+    @rule(state=st.sampled_from(["open", "open", "open", "open", "paused", "draining"]))
     def set_state(self, state: QueueState) -> None:
         self.do(lambda work: work.set_state(state), lambda: setattr(self.model, "state", state))
 
     # -- doing it ------------------------------------------------------------------------------------------------------
 
     @rule(worker=workers, limit=st.integers(1, 3), wanted=modes, lease=leases)
-    def claim(self, worker: str, limit: int, wanted: list[Mode], lease: int) -> None:
+    def claim(self, worker: str, limit: int, wanted: tuple[Mode, ...], lease: int) -> None:
         now = self.now
         self.do(
             lambda work: work.claim(worker, limit, wanted, lease, now),
@@ -203,8 +207,9 @@ class QueueMachine(RuleBasedStateMachine):
             lambda made: [(one.rollout.id, one.attempt.id) for one in made],
         )
 
-    @rule(worker=workers, held=st.lists(st.tuples(names, st.booleans()), max_size=3), lease=leases)
-    def heartbeat(self, worker: str, held: list[tuple[Name, bool]], lease: int) -> None:
+    @rule(worker=workers, picked=st.lists(st.tuples(picks, st.booleans()), max_size=3), lease=leases)
+    def heartbeat(self, worker: str, picked: list[tuple[int, bool]], lease: int) -> None:
+        held = [(self.attempt(pick), running) for pick, running in picked]
         asked = [Held(rollout=name[0], attempt=name[1], running=running) for name, running in held]
         now = self.now
         self.do(
@@ -213,14 +218,17 @@ class QueueMachine(RuleBasedStateMachine):
             lambda made: [one.held for one in made],
         )
 
-    @rule(given=st.lists(names, max_size=2))
-    def give_back(self, given: list[Name]) -> None:
-        wanted, now = [name for name in given if self.model.there(name)], self.now
+    @rule(picked=st.lists(picks, max_size=2))
+    def give_back(self, picked: list[int]) -> None:
+        wanted, now = [name for name in map(self.attempt, picked) if self.model.there(name)], self.now
         if self.held is None:
             self.do(lambda work: work.give_back(wanted, now), lambda: self.model.give_back(wanted, now))
 
-    @rule(name=names, worker=st.sampled_from(["w1", "w2", None]), end=ends, given=rewards)
-    def finish(self, name: Name, worker: str | None, end: End, given: list[tuple[float, str | None]]) -> None:
+    @rule(pick=picks, worker=st.sampled_from(["w1", "w2", None, "own"]), end=ends, given=rewards)
+    def finish(self, pick: int, worker: str | None, end: End, given: list[tuple[float, str | None]]) -> None:
+        name = self.attempt(pick)
+        if worker == "own":
+            worker = self.model.attempt(name).worker if self.model.there(name) else None
         said = [(Judgement(value=value, key=key, source="runner"), True) for value, key in given]
         now, status = self.now, AttemptStatus(end)
         self.do(
@@ -229,25 +237,27 @@ class QueueMachine(RuleBasedStateMachine):
             lambda made: made.attempt.status,
         )
 
-    @rule(given=st.lists(names, max_size=3))
-    def expire(self, given: list[Name]) -> None:
-        """The clock asks for all that is live, and for what is not."""
-        wanted, now = [*sorted(self.model.live()), *given], self.now
+    @rule(picked=st.lists(picks, max_size=3), seconds=st.sampled_from([1, 9, 16, 31]))
+    def expire(self, picked: list[int], seconds: int) -> None:
+        """Time goes by, and the clock asks for all that is live, and for what is not."""
+        self.now += seconds * SECOND
+        wanted, now = [*sorted(self.model.live()), *map(self.attempt, picked)], self.now
         self.do(
             lambda work: work.expire(wanted, now),
             lambda: [self.model.expire(name, now) for name in wanted],
             lambda made: [(one.again_ns, one.requeued) for one in made],
         )
 
-    @rule(name=names)
-    def agent_calls(self, name: Name) -> None:
-        entry, now = call(*name), self.now
+    @rule(pick=picks)
+    def agent_calls(self, pick: int) -> None:
+        name, now = self.attempt(pick), self.now
+        entry = call(*name)
         entry.start_ns = entry.end_ns = now
         self.step(Step(entry, lambda: self.model.call(name, now), lambda made: None))
 
-    @rule(name=names, given=rewards, trusted=st.booleans())
-    def judge(self, name: Name, given: list[tuple[float, str | None]], trusted: bool) -> None:
-        now = self.now
+    @rule(pick=picks, given=rewards, trusted=st.booleans())
+    def judge(self, pick: int, given: list[tuple[float, str | None]], trusted: bool) -> None:
+        name, now = self.attempt(pick), self.now
         for value, key in given:
             said = Judgement(value=value, key=key)
             self.do(
@@ -255,6 +265,22 @@ class QueueMachine(RuleBasedStateMachine):
                 lambda value=value, key=key: self.model.reward(name, value, key, trusted),
                 lambda made: None,
             )
+
+    # -- stories that chance would seldom tell ----------------------------------------------------------------------
+
+    @rule(lease=leases, seconds=st.sampled_from([9, 31, 101]), how=st.sampled_from(["call", "beat", "finish", "other"]))
+    def somebody_is_lost_and_comes_back(self, lease: int, seconds: int, how: str) -> None:
+        """A worker claims something, is not heard of, and is there again: before another one, or after it."""
+        self.claim("w1", 1, MODES, lease)
+        self.expire([], seconds)
+        if how == "other":
+            self.claim("w2", 1, MODES, lease)
+        if how == "beat":
+            self.heartbeat("w1", [(0, True)], lease)
+        elif how == "finish":
+            self.finish(0, "w1", "succeeded", [(1.0, None)])
+        else:
+            self.agent_calls(0)
 
     # -- what must hold ------------------------------------------------------------------------------------------------
 
@@ -279,7 +305,9 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held is None)
     def the_queue_holds_who_waits(self) -> None:
         stored = list(self.store.slices("queue"))
-        waiting = {mode: [name for key, name in stored if key[0] == at] for at, mode in enumerate(MODES)}
+        waiting: dict[Mode, list[bytes]] = {
+            mode: [name for key, name in stored if key[0] == at] for at, mode in enumerate(MODES)
+        }
         for mode, found in waiting.items():
             assert found == [keys.rollout_key(name) for name in self.model.queue([mode])]
         counts = {mode: len(found) for mode, found in waiting.items() if found}
@@ -331,4 +359,4 @@ def fail(work: Work) -> None:
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=40, stateful_step_count=40, deadline=None, phases=[Phase.generate])
+TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.runs import AGENTS, PYTHON, StartRun, enqueue, gone, only_attempt, when, written
+from fakes.runs import AGENTS, PATIENCE, PYTHON, StartRun, enqueue, gone, only_attempt, written
 
 from gateway.client import Client
 from gateway.model import RolloutStatus
-
-FAMILY = (PYTHON, str(AGENTS / "family.py"))
 
 
 @dataclass(slots=True)
@@ -48,6 +46,14 @@ def nodes() -> Iterator[Nodes]:
         cluster.shutdown()
 
 
+async def requeued(client: Client) -> str:
+    """The rollout that waits for another attempt, as soon as there is one."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            async for rollout in client.rollouts("status:requeuing"):
+                return rollout.id
+
+
 async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
     nodes: Nodes, client: Client, start_run: StartRun, tmp_path: Path
 ) -> None:
@@ -71,13 +77,11 @@ async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
     run = await start_run(*ray, agent=("/bin/sh", "-c", again))
     pids = [*await written(tmp_path / "r1.pids"), *await written(tmp_path / "r2.pids")]
     await asyncio.to_thread(nodes.cluster.remove_node, nodes.second, allow_graceful=False)
-    lost = await when(client, "r1", lambda _: True)
-    while lost.status == RolloutStatus.RUNNING:
-        lost = next((r for r in [await client.rollout(x) for x in ("r1", "r2")] if r.tries > 2), lost)
-    kept = "r2" if lost.id == "r1" else "r1"
+    lost = await requeued(client)
+    kept = "r2" if lost == "r1" else "r1"
     _ = await client.cancel(kept)
     assert await run.ended() == 0, run.stderr
     for pid in pids:
         await gone(pid)
-    assert [attempt.status for attempt in await client.attempts(lost.id)] == ["succeeded", "unresponsive", "succeeded"]
+    assert [attempt.status for attempt in await client.attempts(lost)] == ["succeeded", "unresponsive", "succeeded"]
     assert (await client.rollout(kept)).status == RolloutStatus.CANCELLED

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fakes.process import Gateway
-from fakes.runs import AGENTS, PYTHON, StartRun, enqueue, events, only_attempt, said, when
+from fakes.runs import AGENTS, PYTHON, StartRun, enqueue, events, only_attempt, said, until, when
 
 from gateway.client import Client
 from gateway.model import AttemptStatus, Reward, RolloutStatus, Span
@@ -53,7 +53,7 @@ async def test_what_is_too_large_for_a_variable_is_in_a_file(client: Client, sta
     assert outcome.output["file"] == len(json.dumps(task, separators=(",", ":")))
     assert "PENSTOCK_INPUT" not in outcome.output["env"]
     assert outcome.output["stdin"] == ""
-    assert not Path(outcome.output["env"]["PENSTOCK_INPUT_FILE"]).exists()
+    await until(lambda: not Path(outcome.output["env"]["PENSTOCK_INPUT_FILE"]).exists())
 
 
 async def test_a_judge_sees_every_call(client: Client, start_run: StartRun) -> None:
@@ -258,8 +258,7 @@ async def test_the_first_signal_lets_agents_finish(client: Client, start_run: St
     run = await start_run(agent=(PYTHON, "-c", script))
     _ = await when(client, "r1", lambda rollout: rollout.status == RolloutStatus.RUNNING)
     run.process.send_signal(signal.SIGTERM)
-    while "taking no more work" not in run.stderr:
-        _ = await client.queue()
+    await until(lambda: "taking no more work" in run.stderr)
     (tmp_path / "go").touch()
     assert await run.ended() == 0, run.stderr
     assert run.stdout == "1 succeeded, 0 failed\n"
@@ -271,8 +270,7 @@ async def test_the_second_signal_gives_attempts_back(client: Client, start_run: 
     run = await start_run("--lease", "1s", agent=SLEEP)
     _ = await when(client, "r1", lambda rollout: rollout.status == RolloutStatus.RUNNING)
     run.process.send_signal(signal.SIGINT)
-    while "taking no more work" not in run.stderr:
-        _ = await client.queue()
+    await until(lambda: "taking no more work" in run.stderr)
     run.process.send_signal(signal.SIGINT)
     assert await run.ended() == 130
     assert run.stdout == "0 succeeded, 0 failed, 1 given back\n"
@@ -281,25 +279,24 @@ async def test_the_second_signal_gives_attempts_back(client: Client, start_run: 
     assert [attempt.status for attempt in await client.attempts("r1")] == ["unresponsive", "succeeded"]
 
 
-@pytest.mark.parametrize(
-    ("words", "agent", "message"),
-    [
-        ((), (), "say what to run, after --"),
-        ((), ("no-such-command",), "there is no command 'no-such-command' on the PATH"),
-        (("--callable", "functions:double"), ("true",), "--callable is run instead of a command"),
-        (("--reward", "functions:gone"), ("true",), "--reward: 'functions:gone': functions has no 'gone'"),
-        (("--workers", "0"), ("true",), "--workers: 0 is not a number from 1"),
-        (("--timeout", "5 minutes"), ("true",), "--timeout: '5 minutes' is not a time"),
-        (("--mode", "all"), ("true",), "--mode: 'all' is not a mode: use train, val, test, online"),
-        (("--env", "X"), ("true",), "--env: 'X' is not NAME=VALUE"),
-        (("--lease", "100ms"), ("true",), "--lease: 0.1 s is not between 1s and 1h"),
-    ],
-)
-async def test_wrong_options_are_told_before_anything_is_claimed(
-    client: Client, start_run: StartRun, words: tuple[str, ...], agent: tuple[str, ...], message: str
-) -> None:
+WRONG: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
+    ((), (), "say what to run, after --"),
+    ((), ("no-such-command",), "there is no command 'no-such-command' on the PATH"),
+    (("--callable", "functions:double"), ("true",), "--callable is run instead of a command"),
+    (("--reward", "functions:gone"), ("true",), "--reward: 'functions:gone': functions has no 'gone'"),
+    (("--workers", "0"), ("true",), "--workers: 0 is not a number from 1"),
+    (("--timeout", "5 minutes"), ("true",), "--timeout: '5 minutes' is not a time"),
+    (("--mode", "all"), ("true",), "--mode: 'all' is not a mode: use train, val, test, online"),
+    (("--env", "X"), ("true",), "--env: 'X' is not NAME=VALUE"),
+    (("--name", "a/b"), ("true",), "--name: 'a/b' is not valid"),
+    (("--lease", "100ms"), ("true",), "--lease: 0.1 s is not between 1s and 1h"),
+]
+
+
+async def test_wrong_options_are_told_before_anything_is_claimed(client: Client, start_run: StartRun) -> None:
     _ = await enqueue(client, None)
-    run = await start_run(*words, agent=agent)
-    assert await run.ended() == 2
-    assert message in run.stderr
+    for words, agent, message in WRONG:
+        run = await start_run(*words, agent=agent)
+        assert await run.ended() == 2
+        assert message in run.stderr
     assert (await client.rollout("r1")).tries == 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from pathlib import Path
 
 import pytest
 from fakes.process import Gateway
-from fakes.runs import AGENTS, PYTHON, StartRun, alive, enqueue, gone, only_attempt, when, written
+from fakes.runs import AGENTS, PYTHON, StartRun, alive, enqueue, gone, only_attempt, until, when, written
 
 from gateway.client import Client
 from gateway.model import AttemptStatus, RolloutStatus
@@ -118,9 +117,7 @@ async def test_a_result_is_kept_until_the_gateway_is_back(
     _ = await when(client, "r1", lambda rollout: rollout.status == RolloutStatus.RUNNING)
     _ = await gateway.kill()
     go.touch()
-    while "waiting for the gateway" not in run.stderr:
-        assert run.process.returncode is None
-        await asyncio.sleep(0.01)
+    await until(lambda: "waiting for the gateway" in run.stderr)
     await gateway.start(gateway.port)
     assert await run.ended() == 0, run.stderr
     rollout = await client.rollout("r1")

@@ -1,0 +1,245 @@
+"""A Kubernetes API server as far as Jobs go: speaks the wire format, and runs each Job's container as a local process.
+
+What it does is what the API reference says of Jobs, pods, logs, watches and deletion; a Job that is not restarted, one
+pod, no scheduler. Nothing is believed: a Job that the published schema refuses is refused here too (422).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from aiohttp import web
+
+Json = dict[str, Any]
+TOKEN = "let-me-in"
+NAMESPACE = "agents"
+SCHEMA = "1.37"
+validate: Any = import_module("kubernetes_validate")
+"""It has no annotations."""
+
+
+@dataclass(slots=True)
+class Pod:
+    """A pod, its process and its log."""
+
+    document: Json
+    log: bytes = b""
+    process: asyncio.subprocess.Process | None = None
+    logged: bool = False
+
+    def says_more_than(self, sent: int) -> bool:
+        """Whether a reader of so many bytes has something to hear."""
+        return self.logged or len(self.log) > sent
+
+
+@dataclass(slots=True)
+class Kubernetes:
+    """The server and what it holds."""
+
+    url: str = ""
+    jobs: dict[str, Json] = field(default_factory=dict[str, Json])
+    pods: dict[str, Pod] = field(default_factory=dict[str, Pod])
+    deadlines: list[int] = field(default_factory=list[int])
+    events: list[Json] = field(default_factory=list[Json])
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    tasks: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
+
+    def kubeconfig(self, home: Path) -> Path:
+        """A file that leads a client here."""
+        path = home / "kubeconfig"
+        found = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "clusters": [{"name": "k", "cluster": {"server": self.url}}],
+            "users": [{"name": "u", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": NAMESPACE}}],
+        }
+        _ = path.write_text(json.dumps(found))
+        return path
+
+    async def make_job(self, request: web.Request) -> web.Response:
+        """Create a Job and its pod."""
+        document: Json = await request.json()
+        try:
+            validate.validate(document, SCHEMA, strict=True)
+        except validate.ValidationError as e:
+            return _failure(422, f"{list(e.path)}: {e.message}")
+        name: str = document["metadata"]["name"]
+        if name in self.jobs:
+            return _failure(409, f'jobs.batch "{name}" already exists')
+        self.jobs[name] = document
+        labels = document["spec"]["template"]["metadata"].get("labels", {}) | {"job-name": name}
+        metadata = {"name": f"{name}-x1", "labels": labels}
+        pod = Pod({"kind": "Pod", "metadata": metadata, "spec": document["spec"]["template"]["spec"], "status": {}})
+        self.pods[metadata["name"]] = pod
+        await self._tell("ADDED", pod)
+        task = asyncio.ensure_future(self._run(pod))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return web.json_response(document, status=201)
+
+    async def _run(self, pod: Pod) -> None:
+        (container,) = pod.document["spec"]["containers"]
+        began = datetime.now(UTC).isoformat()
+        if container["image"] == "no/such:image":
+            await self._state(pod, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
+            return
+        pod.process = await asyncio.create_subprocess_exec(
+            *container["command"],
+            *container.get("args", []),
+            env={"PATH": os.environ["PATH"]} | {one["name"]: one["value"] for one in container["env"]},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        await self._state(pod, {"running": {"startedAt": began}})
+        assert pod.process.stdout is not None
+        while data := await pod.process.stdout.read(1000):
+            pod.log += data
+            async with self.changed:
+                self.changed.notify_all()
+        code = await pod.process.wait()
+        pod.logged = True
+        ended = {"startedAt": began, "finishedAt": datetime.now(UTC).isoformat()}
+        await self._state(pod, {"terminated": ended | {"exitCode": code if code >= 0 else 128 - code}})
+
+    async def _state(self, pod: Pod, state: Json) -> None:
+        (container,) = pod.document["spec"]["containers"]
+        pod.document["status"] = {"containerStatuses": [{"name": container["name"], "state": state}]}
+        await self._tell("MODIFIED", pod)
+
+    async def _tell(self, kind: str, pod: Pod) -> None:
+        async with self.changed:
+            pod.document["metadata"]["resourceVersion"] = str(len(self.events) + 1)
+            self.events.append({"type": kind, "object": json.loads(json.dumps(pod.document))})
+            self.changed.notify_all()
+
+    async def move_job(self, request: web.Request) -> web.Response:
+        """Change a Job."""
+        if request.headers["Content-Type"] != "application/merge-patch+json":
+            return _failure(415, "unsupported media type")
+        job = self.jobs.get(request.match_info["name"])
+        if job is None:
+            return _failure(404, "no such job")
+        spec = (await request.json())["spec"]
+        assert list(spec) == ["activeDeadlineSeconds"]
+        job["spec"] |= spec
+        self.deadlines.append(spec["activeDeadlineSeconds"])
+        return web.json_response(job)
+
+    async def delete_job(self, request: web.Request) -> web.Response:
+        """Delete a Job, and with it its pod."""
+        name, options = request.match_info["name"], cast(Json, await request.json())
+        if self.jobs.pop(name, None) is None:
+            return _failure(404, "no such job")
+        assert options["propagationPolicy"] == "Background"
+        await self._delete(f"{name}-x1", signal.SIGTERM)
+        return web.json_response({"kind": "Status", "status": "Success"})
+
+    async def delete_pod(self, request: web.Request) -> web.Response:
+        """Delete a pod at once."""
+        assert (await request.json())["gracePeriodSeconds"] == 0
+        await self._delete(request.match_info["name"], signal.SIGKILL)
+        return web.json_response({"kind": "Status", "status": "Success"})
+
+    async def _delete(self, name: str, number: signal.Signals) -> None:
+        pod = self.pods[name]
+        if pod.process is not None and pod.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(pod.process.pid, number)
+            _ = await pod.process.wait()
+        await self._tell("DELETED", pod)
+
+    def _longer_than(self, sent: int) -> bool:
+        return len(self.events) > sent
+
+    async def list_pods(self, request: web.Request) -> web.StreamResponse:
+        """Pods of a Job, or what becomes of them."""
+        job = request.query["labelSelector"].removeprefix("job-name=")
+        if request.query.get("watch") != "true":
+            items = [pod.document for pod in self.pods.values() if _of(pod.document, job) and job in self.jobs]
+            return web.json_response(
+                {"kind": "PodList", "metadata": {"resourceVersion": str(len(self.events))}, "items": items}
+            )
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        sent = int(request.query["resourceVersion"])
+        while True:
+            async with self.changed:
+                _ = await self.changed.wait_for(partial(self._longer_than, sent))
+            for event in self.events[sent:]:
+                sent += 1
+                if _of(event["object"], job):
+                    await response.write(json.dumps(event).encode() + b"\n")
+
+    async def read_log(self, request: web.Request) -> web.StreamResponse:
+        """The log of a pod, to its end."""
+        pod = self.pods[request.match_info["name"]]
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        sent = 0
+        while sent < len(pod.log) or not pod.logged:
+            async with self.changed:
+                _ = await self.changed.wait_for(partial(pod.says_more_than, sent))
+            await response.write(pod.log[sent:])
+            sent = len(pod.log)
+        return response
+
+
+def _of(pod: Json, job: str) -> bool:
+    return pod["metadata"]["labels"]["job-name"] == job
+
+
+def _failure(code: int, message: str) -> web.Response:
+    return web.json_response({"kind": "Status", "status": "Failure", "message": message, "code": code}, status=code)
+
+
+@web.middleware
+async def _admit(request: web.Request, handler: Any) -> web.StreamResponse:
+    if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+        return _failure(401, "Unauthorized")
+    return await handler(request)
+
+
+@asynccontextmanager
+async def serving() -> AsyncGenerator[Kubernetes]:
+    """A running API server."""
+    made = Kubernetes()
+    app = web.Application(middlewares=[_admit])
+    jobs, pods = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs", f"/api/v1/namespaces/{NAMESPACE}/pods"
+    app.add_routes(
+        [
+            web.post(jobs, made.make_job),
+            web.patch(jobs + "/{name}", made.move_job),
+            web.delete(jobs + "/{name}", made.delete_job),
+            web.get(pods, made.list_pods),
+            web.delete(pods + "/{name}", made.delete_pod),
+            web.get(pods + "/{name}/log", made.read_log),
+        ]
+    )
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield made
+    finally:
+        for pod in made.pods.values():
+            if pod.process is not None and pod.process.returncode is None:
+                pod.process.kill()
+        if made.tasks:
+            _ = await asyncio.wait(made.tasks)
+        await runner.cleanup()

@@ -1,0 +1,87 @@
+"""`penstock run --image`: what docker is asked, and that a container goes with its attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from fakes.process import Gateway
+from fakes.runs import AGENTS, PYTHON, StartRun, enqueue, only_attempt, until
+
+from gateway.client import Client
+from gateway.model import Attempt, AttemptStatus, Rollout
+from gateway.work import Claim
+from sidecar import containers
+from sidecar.environment import plan
+from sidecar.settings import Agents, Settings
+
+CLAIM = Claim(rollout=Rollout(id="r", input={"q": 1}), attempt=Attempt(rollout="r", id="a1"), address="/r", token="t")
+
+
+def fake(home: Path) -> dict[str, str]:
+    """The variables that put the fake in docker's place."""
+    return {"PATH": f"{AGENTS / 'bin'}:{os.environ['PATH']}", "FAKE_DOCKER": str(home)}
+
+
+def asked(home: Path) -> list[list[str]]:
+    """What docker was asked so far."""
+    file = home / "asked"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+async def test_an_agent_in_a_container(gateway: Gateway, client: Client, start_run: StartRun, tmp_path: Path) -> None:
+    _ = await enqueue(client, {"q": "why?"})
+    words = ("--image", "example/agent:1", "--image-arg", "--gpus=all", "--arg", "{q}", "--env", "COLOUR=blue")
+    run = await start_run(*words, agent=(PYTHON, str(AGENTS / "report.py")), env=fake(tmp_path))
+    assert await run.ended() == 0, run.stderr
+    outcome = (await only_attempt(client)).outcome
+    assert outcome is not None
+    seen = outcome.output
+    assert (seen["argv"], json.loads(seen["stdin"])) == (["why?"], {"q": "why?"})
+    assert seen["env"]["OPENAI_BASE_URL"].startswith(gateway.url)
+    ran, removed = asked(tmp_path)
+    assert ran[:4] == ["run", "--rm", "--init", "-i"]
+    assert "--network=host" in ran  # the gateway of this test listens on this machine alone
+    assert ran[ran.index("example/agent:1") - 1] == "--gpus=all"
+    assert "--env=COLOUR" in ran
+    assert not [word for word in ran if seen["env"]["PENSTOCK_TOKEN"] in word]
+    name = next(word.removeprefix("--name=") for word in ran if word.startswith("--name="))
+    assert removed == ["rm", "--force", name]
+
+
+async def test_a_container_goes_when_its_runner_is_killed(client: Client, start_run: StartRun, tmp_path: Path) -> None:
+    _ = await enqueue(client, None)
+    words = ("--image", "stubborn", "--lease", "1s", "--grace", "100ms")
+    run = await start_run(*words, agent=("sleep", "600"), env=fake(tmp_path))
+    await until(lambda: len(asked(tmp_path)) == 1)
+    run.process.kill()
+    await until(lambda: len(asked(tmp_path)) == 2)
+    ran, removed = asked(tmp_path)
+    assert removed == ["rm", "--force", next(word[7:] for word in ran if word.startswith("--name="))]
+    again = await start_run(agent=("true",))
+    assert await again.ended() == 0, again.stderr
+    assert [attempt.status for attempt in await client.attempts("r1")] == [
+        AttemptStatus.UNRESPONSIVE,
+        AttemptStatus.SUCCEEDED,
+    ]
+
+
+async def test_nothing_that_runs_containers_is_told(client: Client, start_run: StartRun, tmp_path: Path) -> None:
+    run = await start_run("--image", "x", agent=("true",), env={"PATH": str(tmp_path)})
+    assert await run.ended() == 2
+    assert "--image needs docker or podman, and neither is on the PATH" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("gateway", "host"),
+    [("http://127.0.0.1:1", True), ("http://localhost:1", True), ("http://[::1]:1", True), ("https://g:1", False)],
+)
+def test_the_machines_network_is_for_a_gateway_on_it(gateway: str, host: bool) -> None:
+    agents = Agents(image="x", cwd=Path("/app"))
+    settings = Settings(gateway=gateway, name="w", agents=agents)
+    made = containers.command("docker", settings, CLAIM, plan(CLAIM, gateway, agents, Path("/tmp/f")), {})
+    assert ("--network=host" in made.argv) == host
+    assert "--workdir=/app" in made.argv
+    assert made.after == ("docker", "rm", "--force", containers.container("w", CLAIM))

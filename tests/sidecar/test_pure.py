@@ -1,0 +1,258 @@
+"""The runner's decisions that need neither process nor gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.model import Attempt, Judgement, Rollout
+from gateway.work import Claim, Event
+from sidecar.environment import LARGEST_VARIABLE, environment, plan, variables
+from sidecar.figures import gpus
+from sidecar.journal import LARGEST_EVENT, Journal
+from sidecar.output import LONGEST_LINE, Lines, Outputs, parsed
+from sidecar.progress import Tally
+from sidecar.rewarding import RewardError, printed
+from sidecar.settings import Agents, UsageError, seconds, size, variable
+from sidecar.templates import TemplateError, fill
+
+ADDRESS = "/rollout/r/attempt/a1/mode/train"
+URL = "http://gateway:4747"
+
+
+def claim(task: Any = None) -> Claim:
+    """A claim of a task."""
+    return Claim(
+        rollout=Rollout(id="r", input=task), attempt=Attempt(rollout="r", id="a1"), address=ADDRESS, token="pst"
+    )
+
+
+# -- templates ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{question}", "why?"),
+        ("-q={question}!", "-q=why?!"),
+        ("{item.id} {item}", '7 {"id":7}'),
+        ("{choices.1} {none} {yes}", "b null true"),
+        ("{token} {input.token}", "T task's"),
+        ('{{question}} {"a": 1} { x }', '{question} {"a": 1} { x }'),
+        ("{input.item.id}", "7"),
+    ],
+)
+def test_templates(template: str, expected: str) -> None:
+    task = {"question": "why?", "item": {"id": 7}, "choices": ["a", "b"], "none": None, "yes": True, "token": "task's"}
+    assert fill(template, task, {"token": "T"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "task", "message"),
+    [
+        ("{b}", {"a": 1}, "'{b}' asks for 'b', which the task does not have: its fields are a"),
+        ("{a.b}", {"a": 1}, "'{a.b}' asks for 'a.b', which the task does not have: there is 1"),
+        ("{a.2}", {"a": [1]}, "there is a list of 1"),
+        ("{a}", "text", 'there is "text"'),
+    ],
+)
+def test_a_field_that_is_missing_is_named(template: str, task: Any, message: str) -> None:
+    with pytest.raises(TemplateError) as error:
+        _ = fill(template, task, {})
+    assert message in str(error.value)
+
+
+@given(st.text())
+def test_text_without_braces_is_left_alone(text: str) -> None:
+    plain = text.replace("{", "").replace("}", "")
+    assert fill(plain, {}, {}) == plain
+
+
+# -- environment -------------------------------------------------------------------------------------------------------
+
+
+def test_what_agents_inherit() -> None:
+    inherited = {
+        "PATH": "/bin",
+        "PENSTOCK_KEY": "admin",
+        "MY_COPY": "admin",
+        "OPENAI_API_KEY": "sk-real",
+        "OTEL_RESOURCE_ATTRIBUTES": "team=blue",
+        "SSL_CERT_FILE": "/ca.pem",
+        "CURL_CA_BUNDLE": "/other.pem",
+        "HTTPS_PROXY": "http://proxy",
+        "NO_PROXY": "internal",
+    }
+    made = environment(inherited, variables(claim(), URL), "admin")
+    assert made["PATH"] == "/bin"
+    assert "admin" not in made.values()
+    assert made["OPENAI_API_KEY"] == "pst"
+    assert made["OTEL_RESOURCE_ATTRIBUTES"] == "team=blue,penstock.rollout_id=r,penstock.attempt_id=a1"
+    assert (made["NODE_EXTRA_CA_CERTS"], made["CURL_CA_BUNDLE"]) == ("/ca.pem", "/other.pem")
+    assert made["NO_PROXY"] == made["no_proxy"] == "internal,gateway"
+    assert made["OTEL_EXPORTER_OTLP_HEADERS"] == "authorization=Bearer%20pst"
+
+
+def test_large_tasks_go_into_a_file() -> None:
+    small, large = (plan(claim("x" * n), URL, Agents(command=("a",)), Path("/f")) for n in (10, LARGEST_VARIABLE))
+    assert (small.own["PENSTOCK_INPUT"], small.file) == (f'"{"x" * 10}"', None)
+    assert large.file == Path("/f")
+    assert "PENSTOCK_INPUT" not in large.own
+    assert large.stdin == large.task.encode() + b"\n"
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.binary(max_size=20)), st.data())
+def test_lines_are_the_same_however_they_come(lines: list[bytes], data: st.DataObject) -> None:
+    clean = [line.replace(b"\n", b"").replace(b"\r", b"") for line in lines]
+    text = b"".join(line + b"\n" for line in clean) + b"end"
+    cut = data.draw(st.integers(0, len(text)))
+    found = Lines()
+    got = [*found.feed(text[:cut]), *found.feed(text[cut:]), *found.close()]
+    assert got == [line.decode(errors="replace") for line in clean] + ["end"]
+
+
+def test_a_line_without_an_end_takes_no_more_memory_than_it_may() -> None:
+    found = Lines()
+    assert [len(line) for line in found.feed(b"x" * (2 * LONGEST_LINE + 5))] == [LONGEST_LINE] * 2
+    assert found.close() == ["xxxxx"]
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        (" 0.5 ", 0.5),
+        ("[1]", [1]),
+        ("done", None),
+        ("NaN", None),
+        ("{'a': 1}", None),
+        ("", None),
+    ],
+)
+def test_what_is_json(line: str, value: Any) -> None:
+    assert parsed(line) == value
+
+
+def test_the_last_json_line_is_the_output() -> None:
+    outputs = Outputs(lambda stream, line: None)
+    outputs.feed("stdout", b'{"step": 1}\nthinking\n{"answer": 4}\nbye')
+    outputs.feed("stdout", b"")
+    outputs.feed("stderr", b"first\nlast words\n\n")
+    assert (outputs.result, outputs.last_words) == ({"answer": 4}, "last words")
+
+
+# -- the journal -------------------------------------------------------------------------------------------------------
+
+
+class Tape:
+    """Takes events, when it is let."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.open = asyncio.Event()
+
+    async def send(self, events: list[Event]) -> bool:
+        """One batch."""
+        _ = await self.open.wait()
+        self.events += events
+        return True
+
+
+async def test_while_the_gateway_is_away_a_bounded_part_is_kept() -> None:
+    tape = Tape()
+    journal = Journal(tape.send, 1000)
+    running = asyncio.ensure_future(journal.run())
+    for number in range(10_000):
+        journal.line("stdout", str(number))
+    journal.event("exit", {})
+    tape.open.set()
+    journal.close()
+    await running
+    texts = "\n".join(str(event.attributes["text"]) for event in tape.events if event.name == "stdout")
+    numbers = list(map(int, texts.split()))
+    assert numbers == sorted(numbers)
+    assert (numbers[0], numbers[-1]) == (0, 9999)
+    assert len(texts) <= 1000
+    assert [event.attributes["piece"] for event in tape.events] == list(range(1, len(tape.events) + 1))
+    assert "output_dropped" in [event.name for event in tape.events]
+
+
+async def test_flushed_is_sent() -> None:
+    tape = Tape()
+    tape.open.set()
+    journal = Journal(tape.send, 1 << 20)
+    running = asyncio.ensure_future(journal.run())
+    journal.line("stdout", "one")
+    journal.line("stderr", "two")
+    journal.line("stderr", "three")
+    await journal.flush()
+    assert [(event.name, event.attributes["text"]) for event in tape.events] == [
+        ("stdout", "one"),
+        ("stderr", "two\nthree"),
+    ]
+    journal.line("stdout", "x" * (LARGEST_EVENT + 1))
+    journal.close()
+    await running
+    assert [len(str(event.attributes["text"])) for event in tape.events[2:]] == [LARGEST_EVENT, 1]
+    await journal.flush()  # comes back though nothing runs any more
+
+
+# -- rewards -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ({"answer": 1}, []),
+        ([1], []),
+        (0.5, []),
+        ({"reward": None}, []),
+        ({"reward": 1}, [Judgement(value=1.0, source="runner", key="runner-output")]),
+        (
+            {"reward": 0.5, "rewards": {"style": 1}, "reason": "ok", "other": "x"},
+            [Judgement(value=0.5, dimensions={"style": 1}, reason="ok", source="runner", key="runner-output")],
+        ),
+    ],
+)
+def test_rewards_in_an_output(output: Any, expected: list[Judgement]) -> None:
+    assert printed(output, judged=False) == expected
+    assert {judgement.source for judgement in printed(output, judged=True)} <= {"agent"}
+
+
+@pytest.mark.parametrize("output", [{"reward": "high"}, {"reward": 1e999}, {"rewards": [1]}, {"rewards": {"a": "b"}}])
+def test_what_is_no_reward_is_refused(output: Any) -> None:
+    with pytest.raises(RewardError):
+        _ = printed(output, judged=False)
+
+
+# -- options and figures -----------------------------------------------------------------------------------------------
+
+
+def test_options() -> None:
+    assert [seconds("--timeout", text) for text in ("90s", "1.5h", "250ms")] == [90, 5400, 0.25]
+    assert [size("--keep-output", text) for text in ("0", "64KiB", "1MiB")] == [0, 65536, 1 << 20]
+    assert variable("A=b=c") == ("A", "b=c")
+    for wrong in (lambda: seconds("-t", "0s"), lambda: size("-k", "1 MB"), lambda: variable("1A=b")):
+        with pytest.raises(UsageError):
+            _ = wrong()
+
+
+def test_what_nvidia_smi_prints() -> None:
+    assert gpus("97, 1024\n3, 512\n") == (97.0, 1536 << 20)
+    assert gpus("[N/A], [N/A]\n") == (None, None)
+    assert gpus("No devices were found\n") == (None, None)
+
+
+def test_a_tally_reads_as_a_sentence() -> None:
+    tally = Tally()
+    tally.ends.update(succeeded=2, lost=1)
+    tally.rewarded, tally.reward = 2, 1.5
+    assert str(tally) == "2 succeeded, 0 failed, 1 lost, mean reward 0.750 of 2"
