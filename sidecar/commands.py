@@ -56,7 +56,7 @@ def run(
     keep_output: str = "1MiB",
     echo: Annotated[bool, Parameter(negative="")] = False,
     lease: str = "30s",
-    grace: str = "5s",
+    grace: str | None = None,
     on: Literal["here", "ray", "kubernetes"] = "here",
     ray_address: str | None = None,
     ray_options: str | None = None,
@@ -112,7 +112,7 @@ def run(
     lease
         How long an attempt stays this runner's when nothing is heard of it; a third of it is the heartbeat.
     grace
-        Time between TERM and KILL.
+        Time between TERM and KILL, at most half of the lease; 5s, or half of a shorter lease, if not given.
     on
         Where agents run: here, on a Ray cluster (extra `ray`), or as Kubernetes Jobs (extra `kubernetes`).
     ray_address
@@ -128,6 +128,7 @@ def run(
     from sidecar.settings import Agents, Judging, RunnerError, Settings, seconds, size, variable
 
     try:
+        lease_s = seconds("--lease", lease)
         agents = Agents(
             command=command,
             callable=callable,
@@ -138,7 +139,7 @@ def run(
             env=tuple(map(variable, env or ())),
             cwd=None if cwd is None else cwd.absolute(),
             timeout_s=None if timeout is None else seconds("--timeout", timeout),
-            grace_s=seconds("--grace", grace),
+            grace_s=min(5.0, lease_s / 2) if grace is None else seconds("--grace", grace),
         )
         settings = Settings(
             gateway=gateway.rstrip("/"),
@@ -150,7 +151,7 @@ def run(
             most=max,
             watch=watch,
             modes=_modes(mode),
-            lease_s=seconds("--lease", lease),
+            lease_s=lease_s,
             keep_output=size("--keep-output", keep_output),
             echo=echo,
         )
@@ -210,6 +211,10 @@ def _check(settings: Settings, on: str) -> None:
             raise UsageError(f"{option}: {value} is not a number from 1")
     if not 1 <= settings.lease_s <= 3600:
         raise UsageError(f"--lease: {settings.lease_s:g} s is not between 1s and 1h")
+    # When the runner is killed, its agents have this long to end, and the lease may be a third gone.
+    if settings.agents.grace_s > settings.lease_s / 2:
+        message = f"--grace: {settings.agents.grace_s:g} s is more than half of --lease ({settings.lease_s:g} s)"
+        raise UsageError(f"{message}: an agent could outlive its lease and run beside the next attempt")
     if agents.cwd is not None and not agents.image and on == "here" and not agents.cwd.is_dir():
         raise UsageError(f"--cwd: {agents.cwd} is not a directory")
     if on == "here" and agents.command and not agents.image:

@@ -18,7 +18,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class Refused(Exception):
-    """An operation that cannot be done; nothing was written."""
+    """An operation that cannot be done; what was asked for was not written."""
 
     def __init__(
         self,

@@ -305,12 +305,13 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held is None)
     def the_queue_holds_who_waits(self) -> None:
         stored = list(self.store.slices("queue"))
-        waiting: dict[Mode, list[bytes]] = {
-            mode: [name for key, name in stored if key[0] == at] for at, mode in enumerate(MODES)
-        }
+        waiting: dict[Mode, list[bytes]] = {}
+        for key, name in stored:
+            waiting.setdefault(MODES[key[0]], []).append(name)
         for mode, found in waiting.items():
             assert found == [keys.rollout_key(name) for name in self.model.queue([mode])]
-        counts = {mode: len(found) for mode, found in waiting.items() if found}
+        counts = {mode: len(found) for mode, found in waiting.items()}
+        assert sum(counts.values()) == len(self.model.queue())
         state, known = self.store.queue_state()
         assert (state, {mode: count for mode, count in known.items() if count}) == (self.model.state, counts)
         told = self.store.queue()

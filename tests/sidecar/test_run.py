@@ -290,6 +290,7 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
     (("--env", "X"), ("true",), "--env: 'X' is not NAME=VALUE"),
     (("--name", "a/b"), ("true",), "--name: 'a/b' is not valid"),
     (("--lease", "100ms"), ("true",), "--lease: 0.1 s is not between 1s and 1h"),
+    (("--lease", "4s", "--grace", "3s"), ("true",), "--grace: 3 s is more than half of --lease"),
 ]
 
 

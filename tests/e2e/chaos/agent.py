@@ -39,7 +39,7 @@ def main() -> None:
     if kind == "broken" or (kind == "flaky" and first()):
         sys.exit(1)
     os.write(journal, b"end\n")
-    print('{"reward": %s}' % reward, flush=True)
+    print(f'{{"reward": {reward}}}', flush=True)
 
 
 def lock() -> None:

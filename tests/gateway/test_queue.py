@@ -1,0 +1,500 @@
+"""The desk on a real store: the clock, the line of those who wait, and what happens when somebody leaves or fails."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.entries import call
+
+from gateway import dispatcher, lifecycle
+from gateway.config import Tape
+from gateway.dispatcher import Desk
+from gateway.metrics import Metrics
+from gateway.model import Attempt, AttemptStatus, Judgement, Mode, Outcome, RolloutConfig, RolloutStatus
+from gateway.recorder import Recorder
+from gateway.store import Claimed, Refused, Store, TapeError, Work
+from gateway.work import ClaimRequest, End, FinishRequest, HeartbeatRequest, Held, RolloutSpec
+
+PATIENCE = 10.0
+SECOND = 10**9
+AGAIN = RolloutConfig(retry_on=["failed", "timeout", "unresponsive"])
+
+
+class Clock:
+    """Runs with the machine's and can be set."""
+
+    def __init__(self) -> None:
+        self.ahead = 1_800_000_000 * SECOND - time.monotonic_ns()
+
+    def __call__(self) -> int:
+        return time.monotonic_ns() + self.ahead
+
+
+class Call:
+    """A finished call of an agent, as the recorder takes it."""
+
+    weight = 100
+
+    def __init__(self, rollout: str, attempt: str, now: int) -> None:
+        self.made = call(rollout, attempt)
+        self.made.start_ns = self.made.end_ns = now
+
+    def entry(self, final: bool) -> Any:
+        return self.made
+
+
+class Life:
+    """One life of a gateway's queue."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.clock = clock
+        self.store = Store(path, map_bytes=1 << 20)
+        self.metrics = Metrics()
+        self.recorder = Recorder(self.store, Tape(commit_ms=1.0), self.metrics, lambda cursor: None)
+        self.desk = Desk(self.recorder, self.metrics, clock)
+
+    async def enqueue(self, *names: str, mode: Mode = "train", config: RolloutConfig = AGAIN) -> None:
+        await self.desk.enqueue([RolloutSpec(id=name, mode=mode, config=config) for name in names])
+
+    async def claim(
+        self,
+        worker: str = "w1",
+        wait_s: float = 0,
+        lease_s: float = 30,
+        limit: int = 1,
+        modes: list[Mode] | None = None,
+    ) -> list[str]:
+        """ROLLOUT/ATTEMPT of each."""
+        asked = ClaimRequest(worker=worker, wait_s=wait_s, lease_s=lease_s, limit=limit, modes=modes)
+        return list(map(name_of, await self.desk.claim(asked)))
+
+    async def beat(self, *names: str, worker: str = "w1", lease_s: float = 30, running: bool = False) -> list[bool]:
+        held = [Held(rollout=name.split("/")[0], attempt=name.split("/")[1], running=running) for name in names]
+        return [one.held for one in await self.desk.heartbeat(worker, HeartbeatRequest(attempts=held, lease_s=lease_s))]
+
+    async def finish(
+        self, name: str, status: End = "succeeded", worker: str | None = "w1", rewards: Sequence[Judgement] = ()
+    ) -> RolloutStatus:
+        asked = FinishRequest(worker=worker, status=status, outcome=Outcome(exit_code=0), rewards=list(rewards))
+        return (await self.desk.finish(*name.split("/"), asked)).rollout.status
+
+    async def agent_calls(self, name: str) -> None:
+        self.recorder.put(Call(*name.split("/"), self.clock()))
+        assert await self.recorder.flush()
+
+    def attempt(self, name: str) -> Attempt:
+        rollout, attempt = name.split("/")
+        return next(one for one in self.store.attempts(rollout) if one.id == attempt)
+
+    def status(self, rollout: str) -> RolloutStatus:
+        found = self.store.rollout(rollout)
+        assert found is not None
+        return found.status
+
+    async def when(self, condition: Callable[[], bool]) -> None:
+        """Comes back when it holds; what happens is asked for again after every commit."""
+        async with asyncio.timeout(PATIENCE):
+            while not condition():  # noqa: ASYNC110 - the tape has no event for what the clock does
+                await asyncio.sleep(0.01)
+
+    async def waiting(self, count: int) -> None:
+        """Comes back when so many wait in the line."""
+        await self.when(lambda: len(self.desk._line) == count)
+
+
+def name_of(claimed: Claimed) -> str:
+    return f"{claimed.attempt.rollout}/{claimed.attempt.id}"
+
+
+@asynccontextmanager
+async def living(path: Path, clock: Clock | None = None) -> AsyncGenerator[Life]:
+    """A desk at work."""
+    life = Life(path, clock or Clock())
+    life.recorder.start()
+    await life.desk.start()
+    try:
+        yield life
+    finally:
+        await life.desk.stop()
+        await life.recorder.close()
+        assert list(life.store.check()) == []
+        life.store.close()
+
+
+@pytest.fixture
+async def life(tmp_path: Path) -> AsyncGenerator[Life]:
+    async with living(tmp_path) as made:
+        yield made
+
+
+def patient(step: Awaitable[Any]) -> asyncio.Future[Any]:
+    return asyncio.ensure_future(step)
+
+
+# -- the clock ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "end"),
+    [
+        (RolloutConfig(timeout_s=0.2), AttemptStatus.TIMEOUT),
+        (RolloutConfig(unresponsive_s=0.2, retry_on=[]), AttemptStatus.UNRESPONSIVE),
+    ],
+)
+async def test_an_attempt_ends_when_its_time_has_come(life: Life, config: RolloutConfig, end: AttemptStatus) -> None:
+    await life.enqueue("q1", config=config)
+    began = time.monotonic()
+    assert await life.claim() == ["q1/a1"]
+    await life.when(lambda: life.status("q1") == RolloutStatus.FAILED)
+    assert 0.2 <= time.monotonic() - began < 2
+    attempt = life.attempt("q1/a1")
+    assert attempt.status == end
+    assert attempt.ended_ns is not None
+    assert attempt.ended_ns - attempt.created_ns >= 0.2 * SECOND
+    assert attempt.outcome is not None
+    assert attempt.outcome.reason
+
+
+async def test_an_agent_that_calls_is_not_unresponsive(life: Life) -> None:
+    await life.enqueue("q1", config=RolloutConfig(unresponsive_s=0.3))
+    await life.claim()
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        await life.agent_calls("q1/a1")
+        await asyncio.sleep(0.05)
+    assert life.attempt("q1/a1").status == AttemptStatus.RUNNING
+    await life.when(lambda: life.attempt("q1/a1").status == AttemptStatus.UNRESPONSIVE)
+
+
+async def test_a_worker_that_is_not_heard_of_loses_its_lease_and_another_one_gets_the_rollout(life: Life) -> None:
+    await life.enqueue("q1")
+    began = time.monotonic()
+    assert await life.claim("w1", lease_s=1) == ["q1/a1"]
+    assert await life.claim("w2", wait_s=PATIENCE) == ["q1/a2"]
+    assert 1 <= time.monotonic() - began < 3
+    assert life.attempt("q1/a1").status == AttemptStatus.UNRESPONSIVE
+    # The first one comes back: too late for everything.
+    assert await life.beat("q1/a1", worker="w1", running=True) == [False]
+    with pytest.raises(Refused, match="has ended as unresponsive"):
+        await life.finish("q1/a1", worker="w1")
+    await life.agent_calls("q1/a1")
+    assert life.attempt("q1/a1").status == AttemptStatus.UNRESPONSIVE
+    with pytest.raises(Refused, match="held by worker 'w2'"):
+        await life.finish("q1/a2", worker="w1")
+    assert await life.finish("q1/a2", worker="w2") == RolloutStatus.SUCCEEDED
+
+
+async def test_heartbeats_keep_a_lease(life: Life) -> None:
+    await life.enqueue("q1")
+    await life.claim(lease_s=1)
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        assert await life.beat("q1/a1", lease_s=1) == [True]
+        await asyncio.sleep(0.2)
+    assert life.attempt("q1/a1").status == AttemptStatus.PREPARING
+
+
+@pytest.mark.parametrize("how", ["beat", "finish", "call"])
+async def test_who_is_given_up_and_comes_back_before_another_one_goes_on(life: Life, how: str) -> None:
+    await life.enqueue("q1")
+    await life.claim(lease_s=1)
+    await life.when(lambda: life.status("q1") == RolloutStatus.REQUEUING)
+    if how == "beat":
+        assert await life.beat("q1/a1") == [True]
+    elif how == "call":
+        await life.agent_calls("q1/a1")
+    else:
+        assert await life.finish("q1/a1") == RolloutStatus.SUCCEEDED
+    assert life.status("q1") == (RolloutStatus.SUCCEEDED if how == "finish" else RolloutStatus.RUNNING)
+    assert await life.claim("w2") == []
+    if how != "finish":
+        assert life.attempt("q1/a1").ended_ns is None
+        assert await life.finish("q1/a1") == RolloutStatus.SUCCEEDED
+
+
+async def test_one_that_was_revived_is_watched_again(life: Life) -> None:
+    await life.enqueue("q1")
+    await life.claim(lease_s=1)
+    await life.when(lambda: life.status("q1") == RolloutStatus.REQUEUING)
+    assert await life.beat("q1/a1", lease_s=1) == [True]
+    began = time.monotonic()
+    assert await life.claim("w2", wait_s=PATIENCE) == ["q1/a2"]
+    assert time.monotonic() - began < 2.5
+
+
+async def test_a_shorter_lease_counts_at_once(life: Life) -> None:
+    await life.enqueue("q1")
+    await life.claim(lease_s=600)
+    assert await life.beat("q1/a1", lease_s=1) == [True]
+    began = time.monotonic()
+    assert await life.claim("w2", wait_s=PATIENCE) == ["q1/a2"]
+    assert time.monotonic() - began < 3
+
+
+async def test_a_sign_of_life_does_not_shorten_a_lease(life: Life) -> None:
+    await life.enqueue("q1", config=RolloutConfig(unresponsive_s=0.2))
+    await life.claim(lease_s=3600)
+    lease = life.attempt("q1/a1").lease_ns
+    await life.when(lambda: life.status("q1") == RolloutStatus.REQUEUING)
+    await life.agent_calls("q1/a1")
+    assert life.status("q1") == RolloutStatus.RUNNING
+    assert life.attempt("q1/a1").lease_ns == lease
+
+
+@pytest.mark.parametrize(
+    "config", [RolloutConfig(timeout_s=0.2, retry_on=["timeout"]), RolloutConfig(unresponsive_s=0.2)]
+)
+async def test_the_next_attempt_waits_until_the_worker_of_the_last_has_let_go(
+    life: Life, config: RolloutConfig
+) -> None:
+    """Its agent is alive until its runner has heard that it is to be killed, and has killed it."""
+    await life.enqueue("q1", config=config)
+    await life.claim("w1", lease_s=60)
+    await life.beat("q1/a1")
+    await life.when(lambda: life.status("q1") == RolloutStatus.REQUEUING)
+    other = patient(life.claim("w2", wait_s=PATIENCE))
+    await life.waiting(1)
+    assert not other.done()
+    if config.timeout_s is not None:
+        # The runner hears of it, kills the agent and names it no more.
+        assert await life.beat("q1/a1") == [False]
+        assert not other.done()
+        assert await life.beat() == []
+    else:
+        with pytest.raises(Refused):
+            await life.finish("q1/a1", "failed")
+    await life.when(other.done)
+    assert other.result() == ["q1/a2"]
+
+
+async def test_the_clock_ends_an_attempt_and_its_worker_says_the_same(life: Life) -> None:
+    await life.enqueue("q1", config=RolloutConfig(timeout_s=0.2))
+    await life.claim()
+    await life.when(lambda: life.status("q1") == RolloutStatus.FAILED)
+    outcome = Outcome(signal="SIGTERM", duration_ns=5)
+    asked = FinishRequest(worker="w1", status="timeout", outcome=outcome, rewards=[Judgement(value=0.0)])
+    for _ in range(2):
+        done = await life.desk.finish("q1", "a1", asked)
+        assert done.attempt.outcome is not None
+        assert (done.attempt.outcome.signal, done.attempt.reward) == ("SIGTERM", 0.0)
+    assert sum(span.kind == "reward" for span in life.store.spans("q1", "a1")) == 1
+
+
+async def test_a_clock_that_never_ends_and_one_that_is_far_away(life: Life) -> None:
+    await life.enqueue("q1", config=RolloutConfig())
+    await life.enqueue("q2", config=RolloutConfig.model_construct(timeout_s=1e300, unresponsive_s=1e300))
+    assert await life.claim(limit=2) == ["q1/a1", "q2/a1"]
+    assert lifecycle.deadline(RolloutConfig.model_construct(timeout_s=1e300), 0, 0, None) is not None
+
+
+# -- another life ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_restart_takes_leases_up_with_grace_and_forgets_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(dispatcher, "GRACE_S", 1.5)
+    async with living(tmp_path, clock) as life:
+        await life.enqueue("q1", "q2", "q3")
+        assert await life.claim("w1", lease_s=5, limit=2) == ["q1/a1", "q2/a1"]
+        await life.desk.set_state("paused")
+    clock.ahead += 3600 * SECOND
+    async with living(tmp_path, clock) as life:
+        assert life.store.queue_state()[0] == "paused"
+        await life.desk.set_state("open")
+        for name in ("q1/a1", "q2/a1"):
+            assert life.attempt(name).status == AttemptStatus.PREPARING
+            assert 0 < (life.attempt(name).lease_ns or 0) - clock() <= 1.5 * SECOND
+        # Who comes back in time goes on; who does not is given up when the grace is over.
+        assert await life.beat("q1/a1", running=True, lease_s=3600) == [True]
+        assert await life.claim("w2") == ["q3/a1"]
+        assert await life.claim("w2", wait_s=PATIENCE) == ["q2/a2"]
+        assert life.status("q1") == RolloutStatus.RUNNING
+
+
+async def test_the_silence_of_a_gateway_that_was_away_is_not_the_agents(tmp_path: Path) -> None:
+    clock = Clock()
+    async with living(tmp_path, clock) as life:
+        await life.enqueue("q1", config=RolloutConfig(unresponsive_s=30))
+        await life.claim("w1", lease_s=3600)
+    clock.ahead += 600 * SECOND
+    async with living(tmp_path, clock) as life:
+        await life.enqueue("tick", config=RolloutConfig(timeout_s=0.05))
+        await life.claim("w2")
+        await life.when(lambda: life.status("tick") == RolloutStatus.FAILED)
+        assert life.attempt("q1/a1").status == AttemptStatus.PREPARING
+
+
+# -- the line ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_thousand_wait_and_as_many_are_given_work_as_there_is(life: Life) -> None:
+    waiting = [patient(life.claim(f"w{number}", wait_s=60)) for number in range(1000)]
+    await life.waiting(1000)
+    await life.enqueue(*(f"q{number}" for number in range(300)))
+    await life.when(lambda: sum(one.done() for one in waiting) == 300)
+    claimed = [one.result() for one in waiting if one.done()]
+    assert sorted(name for [name] in claimed) == sorted(f"q{number}/a1" for number in range(300))
+    await life.enqueue("last")
+    await life.when(lambda: sum(one.done() for one in waiting) == 301)
+    assert len(life.desk._line) == 699
+    await life.desk.set_state("draining")
+    assert await asyncio.gather(*(one for one in waiting if not one.done())) == [[]] * 699
+
+
+async def test_who_has_waited_longest_is_first(life: Life) -> None:
+    waiting: list[asyncio.Future[Any]] = []
+    for number in range(5):
+        waiting.append(patient(life.claim(f"w{number}", wait_s=60)))
+        await life.waiting(number + 1)
+    for number in range(5):
+        await life.enqueue(f"q{number}")
+        await life.when(waiting[number].done)
+        assert sum(one.done() for one in waiting) == number + 1
+
+
+async def test_work_goes_to_those_who_take_it(life: Life) -> None:
+    val = [patient(life.claim(f"v{number}", wait_s=60, modes=["val"])) for number in range(3)]
+    await life.waiting(3)
+    train = patient(life.claim("t", wait_s=60, modes=["train"]))
+    await life.waiting(4)
+    await life.enqueue("q1", mode="train")
+    await life.when(train.done)
+    assert train.result() == ["q1/a1"]
+    assert not any(one.done() for one in val)
+    await life.enqueue("q2", "q3", "q4", mode="val")
+    assert sorted(await asyncio.gather(*val)) == [["q2/a1"], ["q3/a1"], ["q4/a1"]]
+
+
+async def test_who_leaves_or_gives_up_does_not_take_a_wake_up_along(life: Life) -> None:
+    """Behind those who leave in every possible moment stands one who stays."""
+    chance = random.Random(5)
+    for number in range(60):
+        leaving = [
+            patient(life.claim(f"w{number}", wait_s=chance.choice([60, 0.001 * chance.randrange(1, 12)])))
+            for _ in range(6)
+        ]
+        staying = patient(life.claim("w-stays", wait_s=60))
+        await asyncio.sleep(0)
+        enqueued = patient(life.enqueue(f"q{number}"))
+        for one in leaving:
+            await asyncio.sleep(chance.choice([0, 0, 0.001, 0.003]))
+            one.cancel()
+        _ = await asyncio.wait(leaving)
+        await enqueued
+        taken = [one.result() for one in leaving if not one.cancelled() and one.result()]
+        if taken:
+            _ = staying.cancel()
+            _ = await asyncio.wait([staying])
+        else:
+            await life.when(staying.done)
+            taken = [staying.result()]
+        [[name]] = taken
+        assert await life.finish(name, worker=None) == RolloutStatus.SUCCEEDED
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_claim_costs_no_try(life: Life) -> None:
+    """The tape has handed it out, and there is nobody to whom it could be given."""
+    gate = threading.Event()
+    await life.enqueue("q1", config=RolloutConfig(max_attempts=1))
+    held = patient(life.recorder.submit(lambda work: gate.wait(PATIENCE)))
+    leaving = patient(life.claim("gone", lease_s=3600))
+    await asyncio.sleep(0.02)
+    _ = leaving.cancel()
+    gate.set()
+    assert await held
+    assert await life.claim("w2", wait_s=PATIENCE) != []
+    rollout = life.store.rollout("q1")
+    assert rollout is not None
+    assert (rollout.tries, rollout.status) == (1, RolloutStatus.PREPARING)
+    assert rollout.attempt is not None
+    assert await life.finish(f"q1/{rollout.attempt}", worker="w2") == RolloutStatus.SUCCEEDED
+
+
+async def test_a_closed_queue_hands_out_nothing(life: Life) -> None:
+    await life.enqueue("q1")
+    await life.desk.set_state("paused")
+    assert await life.claim() == []
+    waiting = patient(life.claim(wait_s=60))
+    await life.waiting(1)
+    await life.desk.set_state("open")
+    assert await waiting == ["q1/a1"]
+    waiting = patient(life.claim(wait_s=60))
+    await life.waiting(1)
+    await life.desk.set_state("draining")
+    assert await waiting == []
+    await life.enqueue("q2")
+    assert await life.claim(wait_s=60) == []
+
+
+async def test_who_waits_is_sent_home_at_the_end(tmp_path: Path) -> None:
+    async with living(tmp_path) as life:
+        waiting = patient(life.claim(wait_s=60))
+        await life.waiting(1)
+    assert await waiting == []
+
+
+# -- a tape that fails -------------------------------------------------------------------------------------------------
+
+
+class Faulty:
+    """The environment of a tape whose disk is full now and then: everything is done, and nothing is kept."""
+
+    def __init__(self, life: Life) -> None:
+        self.full = False
+        self._environment: Any = life.store._writer._env
+        self._write = self._environment.write
+        self._environment.write = self.write
+
+    def write(self, apply: Callable[[Any], Any]) -> Any:
+        if not self.full:
+            return self._write(apply)
+        with self._environment._env.begin(write=True) as txn:
+            _ = apply(txn)
+            raise TapeError("the disk is full")
+
+
+async def test_a_tape_that_fails_loses_nothing_and_starves_nobody(life: Life) -> None:
+    disk = Faulty(life)
+    await life.enqueue("q1", "q2")
+    assert await life.claim(lease_s=1) == ["q1/a1"]
+    disk.full = True
+    for refused in (life.claim(), life.desk.set_state("paused"), life.enqueue("q3"), life.finish("q1/a1")):
+        with pytest.raises(TapeError):
+            await refused
+    # The queue in memory is the queue on the tape again, without anybody having written in between.
+    assert life.store.queue_state() == ("open", {"train": 1})
+    assert life.store.rollout("q3") is None
+    # Its time comes while nothing can be written; it is looked at again when something can.
+    await life.when(
+        lambda: life.attempt("q1/a1").lease_ns is not None and life.clock() > (life.attempt("q1/a1").lease_ns or 0)
+    )
+    assert life.attempt("q1/a1").status == AttemptStatus.PREPARING
+    disk.full = False
+    assert await life.claim("w2") == ["q2/a1"]
+    assert await life.claim("w2", wait_s=PATIENCE) == ["q1/a2"]
+
+
+async def test_a_task_that_cannot_be_done_does_not_disturb_the_others(life: Life) -> None:
+    await life.enqueue("q1")
+
+    def broken(work: Work) -> None:
+        work.claim("w9", 1, None, 30 * SECOND, life.clock())
+        raise ZeroDivisionError("planted")
+
+    results = await asyncio.gather(
+        life.recorder.submit(broken), life.claim("w1"), life.finish("q9/a1"), return_exceptions=True
+    )
+    assert isinstance(results[0], TapeError)
+    assert results[1] == ["q1/a1"]
+    assert isinstance(results[2], Refused)
+    assert life.attempt("q1/a1").worker == "w1"
