@@ -15,12 +15,14 @@ import hmac
 import re
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.model import ID_PATTERN
 
 PREFIX = "pst_"
 PURPOSE = b"penstock agent token 1\0"
+_KEY_HEADERS = ("authorization", "x-api-key")
+_KEY_LENGTHS = frozenset(map(len, _KEY_HEADERS))
 EXPIRY = struct.Struct(">Q")
 """Seconds since the epoch; 0 is never."""
 
@@ -64,7 +66,10 @@ class Auth:
 
     def is_admin(self, headers: Mapping[str, str]) -> bool:
         """True when the request may use the control API."""
-        presented = list(credentials(headers))
+        return self.opens_control(list(credentials(headers)))
+
+    def opens_control(self, presented: Sequence[str]) -> bool:
+        """True when these keys, all that a request presents, open the control API."""
         if any(map(is_token, presented)):
             return False
         if self.admin_key is None:
@@ -81,11 +86,13 @@ class Auth:
 def credentials(headers: Mapping[str, str]) -> Iterator[str]:
     """Every key that a request presents, where the SDKs put them: `Authorization: Bearer` and `x-api-key`."""
     for name, value in headers.items():
-        scheme, _, rest = value.strip().partition(" ")
-        if name.lower() == "x-api-key":
-            yield value.strip()
-        elif name.lower() == "authorization" and scheme.lower() == "bearer":
-            yield rest.strip()
+        # Most headers are told by their length.
+        if len(name) in _KEY_LENGTHS and (low := name.lower()) in _KEY_HEADERS:
+            scheme, _, rest = value.strip().partition(" ")
+            if low == "x-api-key":
+                yield value.strip()
+            elif scheme.lower() == "bearer":
+                yield rest.strip()
 
 
 def is_token(credential: str) -> bool:

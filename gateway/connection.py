@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from io import BytesIO
 from typing import Self, TypeVar
 
 import aiohttp
@@ -76,7 +77,8 @@ class Connection:
         url = URL(self.url + path, encoded=True).with_query({k: v for k, v in (params or {}).items() if v is not None})
         headers = {"Content-Type": "application/json"} if body is not None else {}
         try:
-            async with self._session.request(method, url, data=body, headers=headers) as response:
+            data = None if body is None else BytesIO(body.encode())
+            async with self._session.request(method, url, data=data, headers=headers) as response:
                 if response.status >= 400:
                     raise await _refusal(response)
                 yield response

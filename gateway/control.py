@@ -217,7 +217,7 @@ ROUTES: tuple[Route, ...] = (
 """The API."""
 
 
-AGENT_ROUTES = {"rewards": writes.post_agent_reward, "events": writes.post_events}
+AGENT_ROUTES = {"rewards": writes.post_agent_reward, "events": writes.post_agent_events}
 """What an agent may say below its own address, on the data plane."""
 
 
@@ -229,7 +229,9 @@ def make_control(
     # How large a body may be is decided where it comes in.
     app = web.Application(middlewares=[guard.middleware(auth, public)], client_max_size=0)
     app[CONTROL] = Control(tape, desk, feed, auth, metrics, state, keep_alive_s, set())
-    app.router.add_routes([web.route(route.method, route.path, route.handler) for route in ROUTES])
+    # They are tried in turn: what workers ask all the time stands first.
+    busy_first = sorted(ROUTES, key=lambda route: route.handler not in (writes.post_finish, writes.post_claims))
+    app.router.add_routes([web.route(route.method, route.path, route.handler) for route in busy_first])
     for name, handler in AGENT_ROUTES.items():
         app.router.add_post(f"{guard.AGENT}{{kind}}/{{rid}}/{{aid}}/{name}", handler)
     for scope in ("none", "{kind}/{rid}/{aid}"):

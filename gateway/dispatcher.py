@@ -62,7 +62,6 @@ class Desk:
         self._line: dict[asyncio.Future[None], frozenset[Mode]] = {}
         self._due: list[tuple[int, tuple[str, str]]] = []
         self._watched: dict[tuple[str, str], int] = {}
-        self._giving: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._expiring: asyncio.Task[None] | None = None
@@ -87,8 +86,8 @@ class Desk:
                 await self._expiring
         self._wake()
 
-    async def _do(self, operation: Callable[[Work], T]) -> T:
-        return await self._recorder.submit(operation)
+    def _do(self, operation: Callable[[Work], T]) -> asyncio.Future[T]:
+        return self._recorder.submit(operation)
 
     # -- giving work -------------------------------------------------------------------------------------------------
 
@@ -141,7 +140,7 @@ class Desk:
 
     async def _take(self, asked: ClaimRequest, modes: frozenset[Mode]) -> list[Claimed]:
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)
-        taking = asyncio.ensure_future(self._do(lambda work: work.claim(asked.worker, asked.limit, modes, lease, now)))
+        taking = self._do(lambda work: work.claim(asked.worker, asked.limit, modes, lease, now))
         try:
             claimed = await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -163,12 +162,9 @@ class Desk:
             return
         names = [(one.rollout.id, one.attempt.id) for one in taking.result()]
         if names and not self._stopped:
-            giving = asyncio.ensure_future(self._do(lambda work: work.give_back(names, self.now_ns())))
-            self._giving.add(giving)
-            giving.add_done_callback(self._gave_back)
+            self._do(lambda work: work.give_back(names, self.now_ns())).add_done_callback(self._gave_back)
 
     def _gave_back(self, giving: asyncio.Future[None]) -> None:
-        self._giving.discard(giving)
         if not giving.cancelled() and (error := giving.exception()) is not None:
             _log.error("what a client left behind waits for its lease to end: %s", error)
         self._pass_on()
@@ -227,7 +223,7 @@ class Desk:
     async def heartbeat(self, worker: str, asked: HeartbeatRequest) -> list[HeldAnswer]:
         """Renews a worker's leases."""
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)
-        answers = await self._do(lambda work: work.heartbeat(worker, asked.attempts, lease, asked.figures, now))
+        answers = await self._do(lambda work: work.heartbeat(worker, asked, lease, now))
         for answer in answers:
             # A shorter lease than the last one, or one that was revived.
             if answer.held:
@@ -267,10 +263,10 @@ class Desk:
     def _trusts(self, judgement: Judgement) -> bool:
         return judgement.source != "agent" or self._trust_agent
 
-    async def add(self, entries: Sequence[Entry]) -> list[int]:
-        """Adds spans that are no calls; their sequences."""
+    async def add(self, entries: Sequence[Entry], known: bool = False) -> list[int]:
+        """Adds spans that are no calls; their sequences. `known`: refuses those of attempts that are not there."""
         now = self.now_ns()
-        return await self._do(lambda work: work.add(entries, now))
+        return await self._do(lambda work: work.add(entries, now, known))
 
     # -- the clock ---------------------------------------------------------------------------------------------------
 

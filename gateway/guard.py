@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
 from aiohttp import web
+from multidict import CIMultiDict
 from pydantic import BaseModel, ValidationError
 
 from gateway.auth import Auth, credentials, is_token
@@ -46,6 +47,7 @@ HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
 }
+_JSON = CIMultiDict(HEADERS | {"Content-Type": "application/json; charset=utf-8"})
 log = logging.getLogger("penstock.control")
 
 
@@ -89,13 +91,13 @@ def middleware(auth: Auth, public: frozenset[str]) -> Any:
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Signal handler: runs before any response is sent, streams included."""
-    for name, value in HEADERS.items():
-        response.headers.setdefault(name, value)
+    if "Cache-Control" not in response.headers:
+        response.headers.update(HEADERS)
 
 
 def answer(model: BaseModel) -> web.Response:
     """A model as JSON."""
-    return web.Response(text=model.model_dump_json(), content_type="application/json")
+    return web.Response(body=model.model_dump_json().encode(), headers=_JSON)
 
 
 def query_of(request: web.Request, model: type[M]) -> M:
@@ -141,7 +143,7 @@ def _check_key(request: web.Request, auth: Auth, public: frozenset[str]) -> None
     presented = list(credentials(request.headers))
     if any(map(is_token, presented)) and request.path.startswith(("/api", "/metrics")):
         raise ApiError(403, "an agent token opens the data plane for its own rollout only, never the control API")
-    if request.path in public or auth.is_admin(request.headers):
+    if request.path in public or auth.opens_control(presented):
         return
     if presented:
         raise ApiError(401, "this is not the gateway's admin key", "Authorization")

@@ -14,10 +14,18 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 ID_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
-Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+
+
+def _no_dots(value: str) -> str:
+    if value in (".", ".."):
+        raise ValueError("it may not be . or ..: no path could name it")
+    return value
+
+
+Id = Annotated[str, StringConstraints(pattern=ID_PATTERN), AfterValidator(_no_dots)]
 
 LONGEST_S = 10 * 365 * 86400
 """Ten years, in seconds: longer than anything waits."""

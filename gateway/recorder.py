@@ -104,10 +104,11 @@ class Recorder:
         """True when the end of the next call has to wait for the writer."""
         return self._metrics.recorder_queue_bytes > self._config.queue_bytes
 
-    async def submit(self, do: Callable[[Work], T]) -> T:
-        """Does something in the next transaction, after all that was queued before, and returns when it is durable.
+    def submit(self, do: Callable[[Work], T]) -> asyncio.Future[T]:
+        """Does something in the next transaction, after all that was queued before; done when it is durable.
 
-        Raises `Refused` when it cannot be done and `TapeError` when the tape does not take it; nothing is written then.
+        Fails with `Refused` when it cannot be done and with `TapeError` when the tape does not take it; nothing is
+        written then.
         """
         task = Task(do)
         done: asyncio.Future[T] = self._loop.create_future()
@@ -125,7 +126,7 @@ class Recorder:
         self._push(task, True, release)
         # Somebody waits for the answer: what else comes may go with the next commit.
         self._hurry.set()
-        return await done
+        return done
 
     def _push(self, call: Recordable | Task[Any] | None, final: bool, done: Done | None) -> None:
         weight = 0 if call is None or isinstance(call, Task) else call.weight

@@ -139,6 +139,8 @@ class HeartbeatRequest(Noun):
 
     attempts: list[Held] = Field(default_factory=list[Held], max_length=1000)
     """What it is working on; their leases begin anew."""
+    complete: bool = True
+    """True when `attempts` is all that it is working on: what it no longer names is over there."""
     lease_s: float = Field(default=30.0, ge=1, le=3600)
     """How long they are its own from now; s."""
     figures: Figures = Field(default_factory=Figures)

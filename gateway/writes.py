@@ -110,7 +110,7 @@ async def post_reward(request: web.Request) -> web.Response:
 async def post_events(request: web.Request) -> web.Response:
     """Add events to an attempt, such as lines of output."""
     asked = await body_of(request, EventsRequest)
-    return await _add(_desk(request), id_of(request, "rid"), id_of(request, "aid"), asked)
+    return await _add(request, asked, known=True)
 
 
 async def post_feedback(request: web.Request) -> web.Response:
@@ -156,14 +156,20 @@ async def post_agent_reward(request: web.Request) -> web.Response:
     return answer(await _desk(request).desk.reward(id_of(request, "rid"), id_of(request, "aid"), said))
 
 
+async def post_agent_events(request: web.Request) -> web.Response:
+    """An agent adds events to its own attempt, which may be as new as a call's."""
+    return await _add(request, await body_of(request, EventsRequest), known=False)
+
+
 def _desk(request: web.Request) -> Control:
     return request.app[CONTROL]
 
 
-async def _add(control: Control, rollout: str, attempt: str, asked: EventsRequest) -> web.Response:
-    now = control.desk.now_ns()
+async def _add(request: web.Request, asked: EventsRequest, known: bool) -> web.Response:
+    desk, rollout, attempt = _desk(request).desk, id_of(request, "rid"), id_of(request, "aid")
+    now = desk.now_ns()
     entries = [_entry(rollout, attempt, event, now) for event in asked.events]
-    return answer(EventsAnswer(sequences=await control.desk.add(entries)))
+    return answer(EventsAnswer(sequences=await desk.add(entries, known)))
 
 
 def _entry(rollout: str, attempt: str, event: Event, now: int) -> Entry:

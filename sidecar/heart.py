@@ -85,10 +85,18 @@ class Heart:
         held = [Held(rollout=work.key[0], attempt=work.key[1])]
         try:
             async with asyncio.timeout(self._settings.lease_s / 3):
-                asked = HeartbeatRequest(attempts=held, lease_s=RETURNED_LEASE_S)
+                asked = HeartbeatRequest(attempts=held, lease_s=RETURNED_LEASE_S, complete=False)
                 _ = await self._client.heartbeat(self._settings.name, asked)
         except (ClientError, TimeoutError):
             pass  # the lease ends by itself
+
+    async def say_goodbye(self) -> None:
+        """Nothing is worked on any more: who looks at the workers must not see what was."""
+        try:
+            async with asyncio.timeout(self._settings.lease_s / 3):
+                _ = await self._client.heartbeat(self._settings.name, HeartbeatRequest())
+        except (ClientError, TimeoutError):
+            pass  # it will be forgotten
 
     async def _request(self, works: list[Work], lease_s: float) -> HeartbeatRequest:
         agents = [work.agent for work in works if work.agent is not None]

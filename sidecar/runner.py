@@ -60,6 +60,7 @@ class Runner:
             finally:
                 await self._leave()
                 _ = beating.cancel()
+                await heart.say_goodbye()
         return self.tally
 
     async def _leave(self) -> None:

@@ -52,7 +52,7 @@ class Ledger:
         self._move(rollout, RolloutStatus.RUNNING, now)
 
     def _may_revive(self, rollout: Rollout, live: Live, now: int, lease: int) -> bool:
-        """Not when it would be given up again at once: the agent itself has been silent for too long. The lease that its
+        """Not when it would be given up again at once: the agent itself has been silent too long. The lease that its
         worker relies on is never cut short."""
         lease = max(get(live, "lease_ns") or 0, lease)
         due = lifecycle.deadline(rollout.config, get(live, "created_ns"), get(live, "last_seen_ns"), lease)

@@ -18,7 +18,6 @@ from gateway import keys
 from gateway.lifecycle import FINAL, LIVE, WAITING
 from gateway.model import (
     AttemptStatus,
-    Figures,
     Judgement,
     Mode,
     Outcome,
@@ -34,7 +33,7 @@ from gateway.store.ledger import Ledger, attempt_of, deadline, get, put, status_
 from gateway.store.memory import Live
 from gateway.store.records import Entry
 from gateway.store.tasks import MODES, Claimed, Finished, Looked, Refused
-from gateway.work import Enqueued, Held, HeldAnswer, QueueState, RewardAnswer, RolloutSpec
+from gateway.work import Enqueued, HeartbeatRequest, Held, HeldAnswer, QueueState, RewardAnswer, RolloutSpec
 
 FORGOTTEN_NS = 24 * 3600 * 10**9
 """After how long a worker that is not heard of is forgotten."""
@@ -155,16 +154,16 @@ class Work(Ledger):
             number += 1
         return f"a{number}"
 
-    def heartbeat(
-        self, worker: str, held: Sequence[Held], lease_ns: int, figures: Figures, now: int
-    ) -> list[HeldAnswer]:
+    def heartbeat(self, worker: str, asked: HeartbeatRequest, lease_ns: int, now: int) -> list[HeldAnswer]:
         """Renews leases, and says which of them are lost."""
-        answers = [self._renew(worker, one, lease_ns, now) for one in held]
-        names = [f"{one.rollout}/{one.attempt}" for one in held]
+        answers = [self._renew(worker, one, lease_ns, now) for one in asked.attempts]
         known = self._worker(worker, now)
-        for name in set(known.attempts) - set(names):
-            self._let_go(worker, name)
-        known.last_seen_ns, known.figures, known.attempts = now, figures, names
+        if asked.complete:
+            names = [f"{one.rollout}/{one.attempt}" for one in asked.attempts]
+            for name in set(known.attempts) - set(names):
+                self._let_go(worker, name)
+            known.attempts, known.figures = names, asked.figures
+        known.last_seen_ns = now
         known.finished += self._writer.finished.pop(worker, 0)
         self._put("workers", worker.encode(), known.model_dump_json(exclude_defaults=True).encode())
         return answers
@@ -315,8 +314,10 @@ class Work(Ledger):
             self._tell(live)
         return entry.sequence, reward, True
 
-    def add(self, entries: Sequence[Entry], now: int) -> list[int]:
-        """Adds spans that are no calls; their sequences."""
+    def add(self, entries: Sequence[Entry], now: int, known: bool = False) -> list[int]:
+        """Adds spans that are no calls; their sequences. `known`: their attempts must be there already."""
+        for name in {(entry.rollout, entry.attempt) for entry in entries} if known else ():
+            self._attempt(name)
         for entry in entries:
             entry.sequence = 0
             self._writer.put(self._batch, entry, seen_ns=now)

@@ -23,9 +23,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gateway import keys
 from gateway.lifecycle import FINAL
-from gateway.model import AttemptStatus, Figures, Judgement, Mode, Outcome, RolloutConfig, RolloutStatus
+from gateway.model import AttemptStatus, Judgement, Mode, Outcome, RolloutConfig, RolloutStatus
 from gateway.store import Entry, Store, Task, Work
-from gateway.work import End, Held, QueueState, RolloutSpec
+from gateway.work import End, HeartbeatRequest, Held, QueueState, RolloutSpec
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Thousands of commits: what a disk takes for each would be all that this test does."""
@@ -38,9 +38,9 @@ CONFIGS = (
 )
 SPECS = (
     RolloutSpec(id="q1", mode="train", input={"text": "q"}),
-    RolloutSpec(id="q2", mode="train", priority=5, config=CONFIGS[1]),
+    RolloutSpec(id="q2", mode="train", priority=-1, config=CONFIGS[1]),
     RolloutSpec(id="q.3", mode="val", config=CONFIGS[2]),
-    RolloutSpec(id="q4", mode="train", priority=-1, config=CONFIGS[3]),
+    RolloutSpec(id="q4", mode="train", priority=5, config=CONFIGS[3]),
 )
 OTHER = RolloutSpec(id="q1", mode="val")
 """The same name for something else."""
@@ -213,7 +213,7 @@ class QueueMachine(RuleBasedStateMachine):
         asked = [Held(rollout=name[0], attempt=name[1], running=running) for name, running in held]
         now = self.now
         self.do(
-            lambda work: work.heartbeat(worker, asked, lease, Figures(), now),
+            lambda work: work.heartbeat(worker, HeartbeatRequest(attempts=asked), lease, now),
             lambda: self.model.heartbeat(worker, held, lease, now),
             lambda made: [one.held for one in made],
         )
@@ -229,6 +229,9 @@ class QueueMachine(RuleBasedStateMachine):
         name = self.attempt(pick)
         if worker == "own":
             worker = self.model.attempt(name).worker if self.model.there(name) else None
+        self.end(name, worker, end, given)
+
+    def end(self, name: Name, worker: str | None, end: End, given: list[tuple[float, str | None]]) -> None:
         said = [(Judgement(value=value, key=key, source="runner"), True) for value, key in given]
         now, status = self.now, AttemptStatus(end)
         self.do(
@@ -250,8 +253,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(pick=picks)
     def agent_calls(self, pick: int) -> None:
-        name, now = self.attempt(pick), self.now
-        entry = call(*name)
+        self.called(self.attempt(pick))
+
+    def called(self, name: Name) -> None:
+        entry, now = call(*name), self.now
         entry.start_ns = entry.end_ns = now
         self.step(Step(entry, lambda: self.model.call(name, now), lambda made: None))
 
@@ -281,6 +286,14 @@ class QueueMachine(RuleBasedStateMachine):
             self.finish(0, "w1", "succeeded", [(1.0, None)])
         else:
             self.agent_calls(0)
+
+    @rule(pick=picks, end=ends, lease=leases)
+    def an_agent_has_an_attempt_of_its_own(self, pick: int, end: End, lease: int) -> None:
+        """It addresses an attempt that nobody has claimed; its end is not the rollout's while that is claimed."""
+        name = self.rollout(pick), "own"
+        self.claim("w1", 1, MODES, lease)
+        self.called(name)
+        self.end(name, None, end, [(0.5, None)])
 
     # -- what must hold ------------------------------------------------------------------------------------------------
 
@@ -360,4 +373,4 @@ def fail(work: Work) -> None:
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

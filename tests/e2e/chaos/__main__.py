@@ -37,6 +37,7 @@ def main() -> int:
         gateway_kills=given.gateway_kills,
         calm_after_gateway=False,
         lease_s=given.lease,
+        timeout_s=3.0 * given.lease,
         patience_s=given.patience,
     )
     with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as home:

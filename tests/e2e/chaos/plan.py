@@ -23,7 +23,6 @@ KINDS = {
 }
 """How agents behave, and how many of a hundred behave so."""
 ENDLESS = 1000
-HANGS_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,8 @@ class Plan:
     calm_after_gateway: bool = True
     """Runners are killed only after the gateway: what they held needs no longer than its lease then."""
     lease_s: int = 3
+    timeout_s: float = 3.0
+    """Of rollouts whose agents hang."""
     patience_s: float = 120.0
     """After which it has failed."""
 
@@ -71,7 +72,7 @@ class Plan:
         config = RolloutConfig(
             max_attempts=2 if kind == "broken" else ENDLESS,
             retry_on=["failed", "timeout", "unresponsive"],
-            timeout_s=HANGS_S if kind == "hanging" else None,
+            timeout_s=self.timeout_s if kind == "hanging" else None,
         )
         return RolloutSpec(id=name, input=task, mode="train", group=kind, config=config)
 
