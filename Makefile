@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench soak clean
+.PHONY: help install demo test check bench chaos soak clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ check: install ## Lint, types, layering
 
 bench: install ## Measure side by side with bare aiohttp, LiteLLM and Portkey
 	$(BIN)/python -m bench --install
+
+chaos: install ## 10,000 rollouts while agents, runners and the gateway are killed
+	PYTHONPATH=tests $(BIN)/python -m e2e.chaos
 
 soak: install ## A million calls: does memory stay flat?
 	$(BIN)/python -m bench.soak --calls 1000000

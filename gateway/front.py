@@ -85,7 +85,7 @@ class Front(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected."""
-        self.transport = transport  # type: ignore[assignment]
+        self.transport = transport  # type: ignore[assignment] # asyncio's signature is wider than what it gives
         self.seen = monotonic()
         self.planes.fronts.add(self)
 

@@ -165,7 +165,7 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection stands."""
-        self.transport = transport  # type: ignore[assignment]
+        self.transport = transport  # type: ignore[assignment] # asyncio's signature is wider than what it gives
         self.owner.connections += 1
 
     def data_received(self, data: bytes) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from gateway.dialects.base import Facts
-from gateway.dialects.parts import content_parts, result_part
+from gateway.dialects.parts import content_parts, flat_tools, result_part
 from gateway.dialects.post import Post, marked, routes
 from gateway.dialects.wire import (
     Json,
@@ -126,14 +126,7 @@ class Messages(Post):
 
     def tools(self, asked: Json) -> list[Tool]:
         """The client's and Anthropic's own."""
-        return [
-            Tool(
-                name=text(item.get("name")) or text(item.get("type")) or "tool",
-                description=text(item.get("description")),
-                parameters=item.get("input_schema"),
-            )
-            for item in objs(asked.get("tools"))
-        ]
+        return flat_tools(asked.get("tools"), "input_schema")
 
     def choices(self, answer: Json) -> list[Choice]:
         """One, once a message has begun."""

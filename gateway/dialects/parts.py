@@ -6,14 +6,27 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.wire import arr, loads, obj, text
-from gateway.model import Message, Part
+from gateway.dialects.wire import arr, loads, obj, objs, text
+from gateway.model import Message, Part, Tool
 
 TEXT = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text"})
 MEDIA = frozenset(
     {"image_url", "input_image", "image_file", "input_audio", "audio_url", "video_url", "input_video", "input_file"}
     | {"audio", "file", "image", "document", "search_result", "video"}
 )
+
+
+def flat_tools(offered: Any, schema: str) -> list[Tool]:
+    """The tools of APIs that write them without an envelope: by name, the provider's own by type. `schema` is the field
+    of the arguments' schema."""
+    return [
+        Tool(
+            name=text(item.get("name")) or text(item.get("type")) or "tool",
+            description=text(item.get("description")),
+            parameters=item.get(schema),
+        )
+        for item in objs(offered)
+    ]
 
 
 def content_parts(content: Any) -> list[Part]:

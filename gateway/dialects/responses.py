@@ -18,7 +18,7 @@ import msgspec
 import orjson
 
 from gateway.dialects.base import Facts
-from gateway.dialects.parts import content_parts, result_part
+from gateway.dialects.parts import content_parts, flat_tools, result_part
 from gateway.dialects.post import Post, routes
 from gateway.dialects.wire import (
     INPUT,
@@ -141,14 +141,7 @@ class Responses(Post):
 
     def tools(self, asked: Json) -> list[Tool]:
         """Functions and custom tools by name, the provider's own by type."""
-        return [
-            Tool(
-                name=text(item.get("name")) or text(item.get("type")) or "tool",
-                description=text(item.get("description")),
-                parameters=item.get("parameters"),
-            )
-            for item in objs(asked.get("tools"))
-        ]
+        return flat_tools(asked.get("tools"), "parameters")
 
     def choices(self, answer: Json) -> list[Choice]:
         """One, of all items."""
