@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from gateway.otlp.exporter import Exporter
 
 _TICK_SECONDS = 0.1
+_LOOK_EVERY = 10
+"""Ticks between two looks at clients that send nothing."""
 _BACKLOG = 4096
 _CONTROL_SECONDS = 1.0
 
@@ -94,6 +96,7 @@ class Gateway:
         )
         self._server: asyncio.Server
         self._ticker: asyncio.TimerHandle
+        self._ticks = 0
         self._drained = asyncio.Event()
 
     def _make_exporter(self) -> Exporter | None:
@@ -140,7 +143,9 @@ class Gateway:
         now = monotonic()
         limits = self.config.limits
         self.proxy.sweep(now)
-        for front in list(self.proxy.fronts):
+        self._ticks += 1
+        # Idle clients are many and in no hurry.
+        for front in list(self.proxy.fronts) if self._ticks % _LOOK_EVERY == 0 else ():
             if front.overdue(now, limits.head_timeout, limits.keepalive_timeout):
                 front.close()
         self.metrics.clients = len(self.proxy.fronts)

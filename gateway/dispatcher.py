@@ -200,6 +200,8 @@ class Desk:
     def _wake_for(self, counts: Mapping[Mode, int]) -> None:
         """Wakes as many of those who wait as there is new work for them, the longest waiting first."""
         left = {mode: count for mode, count in counts.items() if count > 0}
+        if not left:
+            return
         for woken, modes in list(self._line.items()):
             if not left:
                 return
@@ -239,6 +241,7 @@ class Desk:
         end = AttemptStatus(asked.status)
         try:
             done = await self._do(lambda work: work.finish(name, asked.worker, end, asked.outcome, rewards, now))
+            self._watched.pop(name, None)
             self._count(done.ended, done.rewarded)
             return done
         finally:
@@ -282,6 +285,9 @@ class Desk:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        # What has ended in the meantime need not be looked at.
+        while self._due and self._watched.get(self._due[0][1]) != self._due[0][0]:
+            heappop(self._due)
         if self._due and self._expiring is None and not self._stopped:
             seconds = max(0.0, (self._due[0][0] - self.now_ns()) / 1e9)
             self._timer = asyncio.get_running_loop().call_later(seconds, self._ring)
@@ -297,6 +303,10 @@ class Desk:
             if self._watched.get(name) == at:
                 del self._watched[name]
                 due.append(name)
+        if not due:
+            self._expiring = None
+            self._set_timer()
+            return
         try:
             looked = await self._do(lambda work: work.expire(due, now))
         except TapeError as error:

@@ -26,7 +26,6 @@ from gateway.dialects.wire import (
     lenient,
     loads,
     obj,
-    objs,
     peek,
     text,
 )

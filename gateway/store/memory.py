@@ -14,7 +14,7 @@ from gateway.codec import Base
 from gateway.model import Rollout
 
 _KEYFRAMES = 64
-_ROLLOUTS = 16384
+_ROLLOUTS = 4096
 _SIGNATURE = 160
 _WORTH = 256
 _OVERHEAD = 3072

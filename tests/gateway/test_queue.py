@@ -11,11 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from fakes.entries import call
+from fakes.rig import inside
 from pydantic import ValidationError
 
 from gateway import dispatcher, lifecycle
+from gateway.client import Client
 from gateway.config import Tape
 from gateway.dispatcher import Desk
 from gateway.metrics import Metrics
@@ -301,6 +304,26 @@ async def test_a_time_that_is_longer_than_any_clock(life: Life) -> None:
     # A tape that was written before there was a limit.
     far = lifecycle.deadline(RolloutConfig.model_construct(timeout_s=1e300), 0, 0, None)
     assert far == (LONGEST_S * SECOND, AttemptStatus.TIMEOUT)
+
+
+async def test_a_clock_that_is_set_ends_nothing(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, years = time.time_ns, 10 * 365 * 86400 * SECOND
+    async with inside(tmp_path, http) as rig, Client(rig.base.url) as client:
+        names = ["q1", "tick"]
+        configs = [RolloutConfig(timeout_s=3600), RolloutConfig(timeout_s=0.2)]
+        specs = [RolloutSpec(id=name, config=config) for name, config in zip(names, configs, strict=True)]
+        _ = await client.enqueue(specs)
+        for jump in (years, -years):
+            monkeypatch.setattr(time, "time_ns", lambda jump=jump: real() + jump)
+            _ = await client.claim(ClaimRequest(worker="w1"))
+        async with asyncio.timeout(PATIENCE):
+            while (await client.rollout("tick")).status != RolloutStatus.FAILED:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+        [attempt], [tick] = await client.attempts("q1"), await client.attempts("tick")
+        assert attempt.status == AttemptStatus.PREPARING
+        assert abs(tick.created_ns - real()) < 3600 * SECOND
 
 
 # -- another life ------------------------------------------------------------------------------------------------------
