@@ -40,7 +40,7 @@ OUT = HERE / "out" / "queue.json"
 CLIENTS = 64
 IDLE = 1000
 BATCH = 100
-WAIT_S = 50
+WAIT_S = 55
 """As long as a runner's claims wait."""
 LOAD = 500
 """Cycles a second at which latency is taken."""

@@ -20,7 +20,7 @@ from sidecar.progress import Progress, Tally
 from sidecar.rewarding import Judge
 from sidecar.settings import Settings
 
-WATCH_S, LAST_S = 50.0, 0.5
+WATCH_S, LAST_S = 55.0, 0.5
 """How long a claim waits for work: when the runner stays anyway, and when it leaves as soon as there is none."""
 MOST_CLAIMS = 100
 
