@@ -213,8 +213,9 @@ class Work(Ledger):
         rewarded: list[RewardSource] = []
         for place, (judgement, trusted) in enumerate(rewards):
             # What is said again with the same end is not kept again.
-            keyed = judgement.model_copy(update={"key": judgement.key or f"finish.{place}"})
-            if self._judge(live, keyed, trusted, now)[2]:
+            made = judgement.key is None
+            keyed = judgement.model_copy(update={"key": f"finish.{place}"}) if made else judgement
+            if self._judge(live, keyed, trusted, now, known_new=made and not ended)[2]:
                 rewarded.append(judgement.source)
         rollout = self._rollout(name[0])
         if not ended:
@@ -296,12 +297,15 @@ class Work(Ledger):
         answer = RewardAnswer(sequence=sequence, trusted=reward.trusted, late=reward.late, reward=get(live, "reward"))
         return answer, new
 
-    def _judge(self, live: Live, judgement: Judgement, trusted: bool, now: int) -> tuple[int, Reward, bool]:
+    def _judge(
+        self, live: Live, judgement: Judgement, trusted: bool, now: int, known_new: bool = False
+    ) -> tuple[int, Reward, bool]:
+        """(its span, the reward, whether it is new); `known_new` spares looking for its key."""
         late = status_of(live) not in LIVE
-        reward = Reward(**judgement.model_dump(), trusted=trusted, late=late)
+        reward = Reward(**dict(judgement), trusted=trusted, late=late)
         # What an agent says must not stand in the way of what is trusted.
         key = None if reward.key is None else live.key + (b"t" if trusted else b"u") + reward.key.encode()
-        earlier = None if key is None else self._batch.view.get("rewards", key)
+        earlier = None if key is None or known_new else self._batch.view.get("rewards", key)
         if earlier is not None:
             return int.from_bytes(earlier), reward, False
         entry = Entry(*live.name, kind="reward", name="reward", method="", status="ok", start_ns=now, end_ns=now)
