@@ -122,7 +122,7 @@ def _look_at_tape(control: Control) -> None:
     figures.queue_rollouts = {(mode,): queue.waiting.get(mode, 0) for mode in get_args(Mode)}
     figures.queue_oldest_seconds = 0.0 if queue.oldest_ns is None else max(0.0, (now - queue.oldest_ns) / 1e9)
     figures.queue_claimed = queue.claimed
-    figures.workers = sum(worker.last_seen_ns >= now - writes.SHOWN_NS for worker in control.tape.workers())
+    figures.workers = len(writes.recent_workers(control.tape, now))
 
 
 @cache

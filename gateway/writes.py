@@ -1,7 +1,7 @@
 """The half of the control API that changes things: giving work, doing it, judging it.
 
 Handlers are thin: they check what was asked (`gateway.guard`), hand it to the desk (`gateway.dispatcher`) and answer
-when it is durable. What the tape refuses becomes an `ApiError` by `_REFUSALS`. An agent's own requests come through the
+when it is durable. What the tape refuses becomes an `ApiError` in the guard. An agent's own requests come through the
 data plane, which has checked whose they are (`gateway.proxy`); they arrive below `/agent` with their scope in the path.
 """
 
@@ -17,6 +17,7 @@ from gateway.address import Address, path_of
 from gateway.context import CONTROL, Control
 from gateway.guard import ApiError, answer, body_of, id_of
 from gateway.model import Judgement, Worker
+from gateway.pages import Tape
 from gateway.store import Claimed, Entry
 from gateway.work import (
     Claim,
@@ -140,9 +141,12 @@ async def post_queue(request: web.Request) -> web.Response:
 async def get_workers(request: web.Request) -> web.Response:
     """The workers that were heard of in the last quarter of an hour."""
     control = _desk(request)
-    since = control.desk.now_ns() - SHOWN_NS
-    found: list[Worker] = await asyncio.to_thread(control.tape.workers)
-    return answer(WorkerList(workers=[worker for worker in found if worker.last_seen_ns >= since]))
+    return answer(WorkerList(workers=await asyncio.to_thread(recent_workers, control.tape, control.desk.now_ns())))
+
+
+def recent_workers(tape: Tape, now_ns: int) -> list[Worker]:
+    """Those who were heard of lately, by name."""
+    return [worker for worker in tape.workers() if worker.last_seen_ns >= now_ns - SHOWN_NS]
 
 
 # -- what agents say of themselves -----------------------------------------------------------------------------------

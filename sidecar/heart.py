@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 from gateway.client import Client, ClientError
 from gateway.work import HeartbeatRequest, Held, QueueState
@@ -81,22 +82,19 @@ class Heart:
                 work.lose(f"the attempt is {said.status or 'unknown'} at the gateway", wants_events=cancelled)
 
     async def give_back(self, work: Work) -> None:
-        """Let go of an attempt whose agent is dead: its lease ends as soon as one can."""
+        """Let go of an attempt whose agent is dead: its lease ends as soon as one can, or else by itself."""
         held = [Held(rollout=work.key[0], attempt=work.key[1])]
-        try:
-            async with asyncio.timeout(self._settings.lease_s / 3):
-                asked = HeartbeatRequest(attempts=held, lease_s=RETURNED_LEASE_S, complete=False)
-                _ = await self._client.heartbeat(self._settings.name, asked)
-        except (ClientError, TimeoutError):
-            pass  # the lease ends by itself
+        await self._say(HeartbeatRequest(attempts=held, lease_s=RETURNED_LEASE_S, complete=False))
 
     async def say_goodbye(self) -> None:
         """Nothing is worked on any more: who looks at the workers must not see what was."""
-        try:
+        await self._say(HeartbeatRequest())
+
+    async def _say(self, asked: HeartbeatRequest) -> None:
+        """Once: if the gateway does not hear it, time will tell it."""
+        with suppress(ClientError, TimeoutError):
             async with asyncio.timeout(self._settings.lease_s / 3):
-                _ = await self._client.heartbeat(self._settings.name, HeartbeatRequest())
-        except (ClientError, TimeoutError):
-            pass  # it will be forgotten
+                _ = await self._client.heartbeat(self._settings.name, asked)
 
     async def _request(self, works: list[Work], lease_s: float) -> HeartbeatRequest:
         agents = [work.agent for work in works if work.agent is not None]

@@ -11,11 +11,11 @@ from typing import Any
 
 from gateway import codec, keys
 from gateway.lifecycle import CLAIMED, WAITING
-from gateway.model import Rollout, RolloutStatus, Span, SpanStatus, Worker
+from gateway.model import RolloutStatus, Span, SpanStatus, Worker
 from gateway.store import records
 from gateway.store.environment import TapeError
 from gateway.store.read import Reader
-from gateway.store.tasks import MODES
+from gateway.store.tasks import queue_key
 from gateway.store.view import View
 
 _SPANS, _SUMS = (records.ATTEMPT.index(name) for name in ("spans", "totals"))
@@ -54,7 +54,7 @@ def _rollout(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
         rollout = view.rollout(key[:-1].decode("ascii"))
         if rollout is None:
             return
-        waits = view.get("queue", _queue_key(rollout)) is not None
+        waits = view.get("queue", queue_key(rollout)) is not None
         held = rollout.attempt and view.get("live", keys.attempt_key(rollout.id, rollout.attempt)) is not None
     if rollout.place is None:
         return
@@ -150,12 +150,8 @@ def _queue(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     rollout = tape.rollout(value[:-1].decode("ascii"))
     if rollout is None:
         yield "it names a rollout that is missing"
-    elif rollout.status in WAITING and _queue_key(rollout) != key:
+    elif rollout.status in WAITING and queue_key(rollout) != key:
         yield f"rollout {rollout.id} should wait at another place"
-
-
-def _queue_key(rollout: Rollout) -> bytes:
-    return keys.queue_key(MODES.index(rollout.mode), rollout.priority, rollout.place or 0)
 
 
 def _live(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:

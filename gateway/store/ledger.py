@@ -13,7 +13,7 @@ from gateway.store import records
 from gateway.store.batch import Batch
 from gateway.store.memory import Live
 from gateway.store.records import Entry
-from gateway.store.tasks import MODES, Refused
+from gateway.store.tasks import Refused, queue_key
 
 if TYPE_CHECKING:
     from gateway.store.write import Writer
@@ -90,13 +90,13 @@ class Ledger:
         self._tell(live)
 
     def _join_queue(self, rollout: Rollout) -> None:
-        key = keys.queue_key(MODES.index(rollout.mode), rollout.priority, rollout.place or 0)
+        key = queue_key(rollout)
         self._put("queue", key, keys.rollout_key(rollout.id))
         self._writer.waiting.add(key, rollout.id)
 
     def _leave_queue(self, rollout: Rollout) -> None:
         if rollout.status in WAITING:
-            key = keys.queue_key(MODES.index(rollout.mode), rollout.priority, rollout.place or 0)
+            key = queue_key(rollout)
             self._txn.delete(key, db=self._dbs["queue"])
             self._writer.waiting.remove(key)
 

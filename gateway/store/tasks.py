@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar, get_args
 
+from gateway import keys
 from gateway.model import Attempt, AttemptStatus, Mode, RewardSource, Rollout
 
 if TYPE_CHECKING:
@@ -15,6 +16,11 @@ T = TypeVar("T")
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 """Their place is their byte in the key of the queue: append, never reorder."""
+
+
+def queue_key(rollout: Rollout) -> bytes:
+    """Where a rollout waits."""
+    return keys.queue_key(MODES.index(rollout.mode), rollout.priority, rollout.place or 0)
 
 
 class Refused(Exception):

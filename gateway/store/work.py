@@ -30,7 +30,7 @@ from gateway.model import (
 from gateway.store import records
 from gateway.store.environment import scan
 from gateway.store.ledger import Ledger, attempt_of, deadline, get, put, status_of
-from gateway.store.memory import Live
+from gateway.store.memory import Known, Live
 from gateway.store.records import Entry
 from gateway.store.tasks import MODES, Claimed, Finished, Looked, Refused
 from gateway.work import Enqueued, HeartbeatRequest, Held, HeldAnswer, QueueState, RewardAnswer, RolloutSpec
@@ -55,13 +55,15 @@ class Work(Ledger):
                 present[name] = found
             elif seen.setdefault(name, spec) != spec:
                 raise _taken(place, name, "another rollout of this request")
-        return [self._enqueue(name, spec, present.get(name), now) for name, spec in specs]
+        made: list[Enqueued] = []
+        for name, spec in specs:
+            created = name not in present
+            if created:
+                present[name] = self._enqueue(name, spec, now)
+            made.append(Enqueued(id=name, status=present[name].status, created=created))
+        return made
 
-    def _enqueue(self, name: str, spec: RolloutSpec, present: Rollout | None, now: int) -> Enqueued:
-        # A name that stands twice in the request is there from its first time on.
-        present = present or self._writer.remembered(name)
-        if present is not None:
-            return Enqueued(id=name, status=present.status, created=False)
+    def _enqueue(self, name: str, spec: RolloutSpec, now: int) -> Rollout:
         rollout = Rollout(
             id=name,
             origin="queued",
@@ -74,13 +76,13 @@ class Work(Ledger):
             priority=spec.priority,
             config=spec.config,
         )
-        rollout.place = self._writer.add_rollout(self._batch, rollout)
+        rollout.place = self._writer.add_rollout(self._batch, Known(rollout, []))
         self._writer.put_rollout(self._batch, rollout)
         task = records.task_record(spec.input, spec.metadata)
         if task is not None:
             self._put("tasks", keys.rollout_key(name), task)
         self._join_queue(rollout)
-        return Enqueued(id=name, status=rollout.status, created=True)
+        return rollout
 
     def cancel(self, name: str, now: int) -> Rollout:
         """Ends a rollout that waits or runs; one that was cancelled already stays so."""

@@ -265,16 +265,12 @@ class Writer:
                 self._memory.add_rollout(known)
         return known
 
-    def remembered(self, name: str) -> Rollout | None:
-        """A rollout, if the tape need not be asked."""
-        known = self._memory.rollout(name)
-        return None if known is None else known.rollout
-
-    def add_rollout(self, batch: Batch, rollout: Rollout) -> int:
+    def add_rollout(self, batch: Batch, known: Known) -> int:
         """Makes a rollout; the cursor of the change."""
-        cursor = batch.append(b"r" + keys.rollout_key(rollout.id))
-        batch.txn.put(keys.number(cursor), keys.rollout_key(rollout.id), db=self.dbs["order"], append=True)
-        self._memory.add_rollout(Known(rollout, []))
+        key = keys.rollout_key(known.rollout.id)
+        cursor = batch.append(b"r" + key)
+        batch.txn.put(keys.number(cursor), key, db=self.dbs["order"], append=True)
+        self._memory.add_rollout(known)
         return cursor
 
     def put_rollout(self, batch: Batch, rollout: Rollout) -> None:
@@ -283,9 +279,10 @@ class Writer:
 
     def _new_rollout(self, batch: Batch, entry: Entry) -> Known:
         made = Rollout(id=entry.rollout, origin=entry.origin, mode=entry.mode, created_ns=entry.start_ns)
-        self.add_rollout(batch, made)
+        known = Known(made, [])
+        self.add_rollout(batch, known)
         self.put_rollout(batch, made)
-        return Known(made, []) if (known := self._memory.rollout(made.id)) is None else known
+        return known
 
     def _new_attempt(self, batch: Batch, entry: Entry, known: Known) -> Live:
         key = keys.attempt_key(entry.rollout, entry.attempt)
