@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import re
 import statistics
@@ -24,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import cast
@@ -33,7 +32,7 @@ import uvloop
 
 from bench import procfs
 from bench.programs import Cores, pin
-from bench.store import Figure
+from bench.store import Figure, report
 
 HERE = Path(__file__).parent
 OUT = HERE / "out" / "queue.json"
@@ -175,8 +174,8 @@ async def alone(bench: Bench, total: int) -> list[float]:
 async def at_load(bench: Bench, total: int) -> list[float]:
     """How long each claim of 64 clients takes that keep to a pace together; ms."""
     sockets = await bench.sockets(CLIENTS)
-    for _ in range(total // BATCH):
-        await sockets[0].ask(enqueue(names(BATCH)))
+    for first in range(0, total, BATCH):
+        await sockets[0].ask(enqueue(names(min(BATCH, total - first))))
     took: list[float] = []
     left, began = iter(range(total)), time.perf_counter()
 
@@ -290,14 +289,8 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="where profiles go")
     given = parser.parse_args()
     os.sched_setaffinity(0, {Cores.choose().load})
-    found: list[Figure] = []
     with gateway(given.profile) as bench:
-        for figure in figures(bench, given.cycles, given.idle_seconds, given.tries):
-            print(figure, flush=True)
-            found.append(figure)
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps([asdict(figure) | {"met": figure.met} for figure in found], indent=1) + "\n")
-    print(f"\n{sum(figure.met is False for figure in found)} targets missed; written to {OUT.relative_to(HERE.parent)}")
+        report(figures(bench, given.cycles, given.idle_seconds, given.tries), OUT)
 
 
 if __name__ == "__main__":

@@ -292,17 +292,17 @@ def figures() -> Iterator[Figure]:
     yield from measure_million()
 
 
-def main() -> None:
-    """Measures, prints, writes."""
+def report(figures: Iterable[Figure], out: Path) -> None:
+    """Prints figures as they are measured, and writes them."""
     found: list[Figure] = []
-    for figure in figures():
+    for figure in figures:
         print(figure, flush=True)
         found.append(figure)
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps([asdict(figure) | {"met": figure.met} for figure in found], indent=1) + "\n")
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps([asdict(figure) | {"met": figure.met} for figure in found], indent=1) + "\n")
     missed = sum(figure.met is False for figure in found)
-    print(f"\n{missed} targets missed; written to {OUT.relative_to(HERE.parent)}")
+    print(f"\n{missed} targets missed; written to {out.relative_to(HERE.parent)}")
 
 
 if __name__ == "__main__":
-    main()
+    report(figures(), OUT)

@@ -17,7 +17,7 @@ from fakes.process import Gateway
 from fakes.shell import Done, Shell
 
 from gateway.client import Client
-from gateway.model import AttemptStatus
+from gateway.model import AttemptStatus, Figures
 from gateway.work import Claim, ClaimRequest, Event, FinishRequest, HeartbeatRequest, Held, RolloutSpec
 
 TASKS = b'{"id": "q1", "question": "2+2?", "topic": "sums"}\n{"id": "q2", "question": "3*3?", "topic": "products"}\n'
@@ -137,7 +137,7 @@ async def test_workers_are_listed(shell: Shell, client: Client) -> None:
     _ = await client.enqueue([RolloutSpec(id="r1")])
     claim = await claimed(client, "host-1")
     held = Held(rollout="r1", attempt=claim.attempt.id, running=True)
-    _ = await client.heartbeat("host-1", HeartbeatRequest(attempts=[held], figures={"cpu_percent": 50}))  # pyright: ignore
+    _ = await client.heartbeat("host-1", HeartbeatRequest(attempts=[held], figures=Figures(cpu_percent=50)))
     rows = [line.split() for line in (await shell.run("workers")).text.splitlines()]
     assert rows[1][0] == "host-1"
     assert f"r1/{claim.attempt.id}" in rows[1]

@@ -143,7 +143,7 @@ def test_a_summary_has_the_reward_of_the_newest_attempt_that_has_one() -> None:
     assert rollout is not None
     for rewards, expected in (((None, None), None), ((0.5, None), 0.5), ((0.5, 0.0), 0.0)):
         found = [a.model_copy(update={"reward": r}) for a, r in zip(attempts, rewards, strict=True)]
-        tape.attempts = lambda rid, found=found: found  # pyright: ignore
+        tape.attempts = lambda rid, found=found: found  # pyright: ignore # this instance only
         assert summary(tape, rollout).reward == expected
 
 
