@@ -26,10 +26,13 @@ from aiohttp import web
 from gateway import control
 from gateway.auth import Auth
 from gateway.config import Config, ConfigError, load
+from gateway.context import Control
+from gateway.control_plane import ControlPlane
 from gateway.dispatcher import Desk
 from gateway.feed import Feed
 from gateway.front import Front
 from gateway.metrics import Metrics
+from gateway.operations import Operations
 from gateway.otlp.ingest import INGEST, Ingest
 from gateway.proxy import Proxy
 from gateway.recorder import Recorder
@@ -84,7 +87,9 @@ class Gateway:
         # Times are counted from here, so that they never run backwards while the process lives.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self.desk = Desk(self.recorder, self.metrics, self._now_ns, config.rewards.trust_agent)
-        application = control.make_control(self.store, self.desk, self.feed, self.auth, self.metrics, self.state)
+        context = Control(self.store, self.desk, self.feed, self.auth, self.metrics, self.state)
+        self.operations = Operations(context, control.OPERATIONS)
+        application = control.make_control(context)
         application[INGEST] = Ingest(self.desk, self.store, self.metrics.otlp_spans, config.otlp.request_bytes)
         self._exporter = self._make_exporter()
         self._runner = web.AppRunner(
@@ -119,8 +124,9 @@ class Gateway:
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
+        plane = ControlPlane(server, self.operations)
         self.proxy = proxy = Proxy(
-            self.config, self.pools, self.auth, self.recorder, self.metrics, server, self._epoch_ns
+            self.config, self.pools, self.auth, self.recorder, self.metrics, plane, self._epoch_ns
         )
         self.recorder.start()
         await self.desk.start()
@@ -167,6 +173,7 @@ class Gateway:
         await self.desk.stop()
         # Answers that wait for the tape are let go by this.
         await self.recorder.close()
+        await self.operations.finish(_CONTROL_SECONDS)
         self._ticker.cancel()
         for front in list(self.proxy.fronts):
             front.close()

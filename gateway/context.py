@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from aiohttp import web
@@ -43,8 +43,9 @@ class Control:
     auth: Auth
     metrics: Metrics
     state: State
-    keep_alive_s: float
-    followers: set[asyncio.Task[object]]
+    keep_alive_s: float = 15.0
+    """How often a follower that hears nothing is told that the gateway lives."""
+    followers: set[asyncio.Task[object]] = field(default_factory=set[asyncio.Task[object]])
 
 
 CONTROL = web.AppKey("control", Control)

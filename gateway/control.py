@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib.metadata import version
 from typing import get_args
@@ -18,15 +19,12 @@ from aiohttp import web
 from pydantic import Field
 
 from gateway import apidocs, followers, guard, metrics, openapi, reads, stats, writes
-from gateway.auth import Auth
-from gateway.context import CONTROL, Control, Feed, State
-from gateway.dispatcher import Desk
-from gateway.guard import ApiError, answer, body_of, query_of
-from gateway.metrics import Metrics
+from gateway.context import CONTROL, Control
+from gateway.guard import ApiError, answer, query_of
 from gateway.model import Judgement, Mode, Noun, Rollout, RolloutSummary
 from gateway.openapi import EVENTS, HTML, OCTETS, TEXT, Route
+from gateway.operations import Ids, operate
 from gateway.otlp.ingest import post_traces
-from gateway.pages import Tape
 from gateway.views import (
     AttemptList,
     ChangePage,
@@ -59,8 +57,6 @@ from gateway.work import (
     WorkerList,
 )
 
-__all__ = ["ROUTES", "Feed", "State", "Tape", "make_control"]
-
 
 class StatsQuery(Noun):
     """Parameters of the figures."""
@@ -76,13 +72,13 @@ async def get_stats(request: web.Request) -> web.Response:
     return answer(await stats.gather(control.tape, asked.spans, control.state.gaps))
 
 
-async def post_token(request: web.Request) -> web.Response:
+async def make_token(control: Control, ids: Ids, asked: TokenRequest) -> Token:
     """Make an agent token: the API key of an agent that may speak for one rollout and for nothing else. The rollout
     need not exist yet. Tokens are not stored: a lost one is made again, a leaked one is good until it expires."""
-    asked, now = await body_of(request, TokenRequest), int(time.time())
-    token = request.app[CONTROL].auth.mint(asked.rollout, asked.expires_s, now)
+    now = int(time.time())
+    token = control.auth.mint(asked.rollout, asked.expires_s, now)
     expires_ns = None if asked.expires_s is None else (now + asked.expires_s) * 10**9
-    return answer(Token(token=token, rollout=asked.rollout, expires_ns=expires_ns))
+    return Token(token=token, rollout=asked.rollout, expires_ns=expires_ns)
 
 
 async def get_openapi(request: web.Request) -> web.Response:
@@ -122,7 +118,7 @@ def _look_at_tape(control: Control) -> None:
     figures.queue_rollouts = {(mode,): queue.waiting.get(mode, 0) for mode in get_args(Mode)}
     figures.queue_oldest_seconds = 0.0 if queue.oldest_ns is None else max(0.0, (now - queue.oldest_ns) / 1e9)
     figures.queue_claimed = queue.claimed
-    figures.workers = len(writes.recent_workers(control.tape, now))
+    figures.workers = len(reads.recent_workers(control.tape, now))
 
 
 @cache
@@ -167,47 +163,47 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", "/api/rollouts", "enqueue", "Queue tasks",
-        EnqueueAnswer, writes.post_rollouts, body=EnqueueRequest, errors=(409, 415),
+        EnqueueAnswer, writes.enqueue, body=EnqueueRequest, errors=(409, 415),
     ),
     Route(
         "POST", "/api/rollouts/{rid}/cancel", "cancel", "Cancel a rollout",
-        Rollout, writes.post_cancel, body=Empty, errors=(409, 415),
+        Rollout, writes.cancel, body=Empty, errors=(409, 415),
     ),
     Route(
         "POST", "/api/rollouts/{rid}/requeue", "requeue", "Queue a rollout again",
-        Rollout, writes.post_requeue, body=Empty, errors=(409, 415),
+        Rollout, writes.requeue, body=Empty, errors=(409, 415),
     ),
     Route(
-        "POST", "/api/claims", "claim", "Take work", ClaimAnswer, writes.post_claims, body=ClaimRequest, errors=(415,)
+        "POST", "/api/claims", "claim", "Take work", ClaimAnswer, writes.claim, body=ClaimRequest, errors=(415,)
     ),
     Route(
         "POST", "/api/workers/{wid}/heartbeat", "heartbeat", "Keep what was claimed",
-        HeartbeatAnswer, writes.post_heartbeat, body=HeartbeatRequest, errors=(415,),
+        HeartbeatAnswer, writes.heartbeat, body=HeartbeatRequest, errors=(415,),
     ),
     Route(
         "POST", f"{_ATTEMPT}/finish", "finish", "End an attempt",
-        FinishAnswer, writes.post_finish, body=FinishRequest, errors=(409, 415),
+        FinishAnswer, writes.finish, body=FinishRequest, errors=(409, 415),
     ),
     Route(
         "POST", f"{_ATTEMPT}/rewards", "reward", "Reward an attempt",
-        RewardAnswer, writes.post_reward, body=Judgement, errors=(415,),
+        RewardAnswer, writes.reward, body=Judgement, errors=(415,),
     ),
     Route(
         "POST", f"{_ATTEMPT}/events", "events", "Add events to an attempt",
-        EventsAnswer, writes.post_events, body=EventsRequest, errors=(415,),
+        EventsAnswer, writes.add_events, body=EventsRequest, errors=(415,),
     ),
     Route(
         "POST", "/api/feedback", "feedback", "Reward a response",
-        FeedbackAnswer, writes.post_feedback, body=FeedbackRequest, errors=(404, 415),
+        FeedbackAnswer, writes.feedback, body=FeedbackRequest, errors=(404, 415),
     ),
-    Route("GET", "/api/queue", "queue", "How much work there is", QueueStatus, writes.get_queue),
+    Route("GET", "/api/queue", "queue", "How much work there is", QueueStatus, reads.get_queue),
     Route(
         "POST", "/api/queue", "set_queue", "Open, pause or drain the queue",
-        QueueStatus, writes.post_queue, body=QueueRequest, errors=(415,),
+        QueueStatus, writes.set_queue, body=QueueRequest, errors=(415,),
     ),
-    Route("GET", "/api/workers", "workers", "Who works", WorkerList, writes.get_workers),
+    Route("GET", "/api/workers", "workers", "Who works", WorkerList, reads.get_workers),
     Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
-    Route("POST", "/api/tokens", "token", "Make an agent token", Token, post_token, body=TokenRequest, errors=(415,)),
+    Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest, errors=(415,)),
     Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),
     Route("GET", "/api/docs", "docs", "Readable documentation", HTML, get_docs, public=True),
     Route("GET", "/healthz", "healthz", "Alive?", Health, get_health, public=True),
@@ -217,25 +213,40 @@ ROUTES: tuple[Route, ...] = (
 """The API."""
 
 
-AGENT_ROUTES = {"rewards": writes.post_agent_reward, "events": writes.post_agent_events}
-"""What an agent may say below its own address, on the data plane."""
+_AGENT = guard.AGENT + "{kind}/{rid}/{aid}"
+
+AGENT_ROUTES: tuple[Route, ...] = (
+    Route("POST", f"{_AGENT}/rewards", "", "", RewardAnswer, writes.agent_reward, body=Judgement),
+    Route("POST", f"{_AGENT}/events", "", "", EventsAnswer, writes.agent_events, body=EventsRequest),
+)
+"""What an agent may say below its own address, on the data plane: no part of the API."""
 
 
-def make_control(
-    tape: Tape, desk: Desk, feed: Feed, auth: Auth, metrics: Metrics, state: State, keep_alive_s: float = 15.0
-) -> web.Application:
-    """The application. Its `shutdown` must be called when the gateway stops: it ends the followers."""
+OPERATIONS = [*(route for route in ROUTES if route.body is not None), *AGENT_ROUTES]
+"""What changes something."""
+
+
+def make_control(control: Control) -> web.Application:
+    """The application that serves what reads, and says of what changes something which methods it knows. Its `shutdown`
+    must be called when the gateway stops: it ends the followers."""
     public = frozenset(route.path for route in ROUTES if route.public)
     # How large a body may be is decided where it comes in.
-    app = web.Application(middlewares=[guard.middleware(auth, public)], client_max_size=0)
-    app[CONTROL] = Control(tape, desk, feed, auth, metrics, state, keep_alive_s, set())
-    # They are tried in turn: what workers ask all the time stands first.
-    busy_first = sorted(ROUTES, key=lambda route: route.handler not in (writes.post_finish, writes.post_claims))
-    app.router.add_routes([web.route(route.method, route.path, route.handler) for route in busy_first])
-    for name, handler in AGENT_ROUTES.items():
-        app.router.add_post(f"{guard.AGENT}{{kind}}/{{rid}}/{{aid}}/{name}", handler)
+    app = web.Application(middlewares=[guard.middleware(control.auth, public)], client_max_size=0)
+    app[CONTROL] = control
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, route.handler if route.body is None else _operated(route))
     for scope in ("none", "{kind}/{rid}/{aid}"):
         app.router.add_post(f"{guard.AGENT}{scope}/v1/traces", post_traces)
     app.on_response_prepare.append(guard.add_headers)
     app.on_shutdown.append(followers.end_followers)
     return app
+
+
+def _operated(route: Route) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """An operation as a handler, for paths that are written in escapes: the data plane does not find those."""
+
+    async def handle(request: web.Request) -> web.Response:
+        body = await request.read()
+        return answer(await operate(request.app[CONTROL], route, request.match_info, request.content_type, body))
+
+    return handle

@@ -1,8 +1,8 @@
 """The control plane behind the port of the data plane: an aiohttp server at the other end of a socket pair.
 
 A request for it passes the same parser and the same queue as a call, so that either plane can follow the other on a
-keep-alive connection; then it goes to aiohttp unchanged, on a connection that nobody else uses until it is answered,
-and is not recorded.
+keep-alive connection. What changes something is an operation and answered at once (`gateway.operations`); anything else
+goes to aiohttp unchanged, on a connection that nobody else uses until it is answered. Neither is recorded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from gateway.admission import Admitted
 from gateway.front import Front
 from gateway.heads import control_head, framed
 from gateway.link import Link
+from gateway.operations import Operations
 from gateway.relay import Relay
 from gateway.request import Request
 from gateway.upstream import Connector
@@ -49,14 +50,19 @@ def agent_target(method: str, call: Admitted) -> bytes | None:
 class ControlPlane(Connector):
     """Makes connections to the embedded server."""
 
-    def __init__(self, server: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, server: Callable[[], asyncio.Protocol], operations: Operations) -> None:
         """`server` makes its protocols."""
         super().__init__("control plane")
         self._server = server
+        self._operations = operations
         self._idle: list[Link] = []
 
     def serve(self, front: Front, request: Request, target: bytes | None = None) -> None:
-        """Begins a request; `target` is where it goes instead of where it says."""
+        """Begins a request; `target` is where it goes instead of where it says, if the data plane has checked it."""
+        found = self._operations.find(request.method, request.target if target is None else target)
+        if found is not None:
+            self._operations.serve(front, request, *found, trusted=target is not None)
+            return
         front.served = call = ControlCall(front, request)
         call.target = request.target if target is None else target
         if self._idle:

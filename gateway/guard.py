@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from difflib import get_close_matches
+from http import HTTPStatus
 from typing import Any, Literal, TypeVar
 
 from aiohttp import web
@@ -47,7 +48,8 @@ HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
 }
-_JSON = CIMultiDict(HEADERS | {"Content-Type": "application/json; charset=utf-8"})
+JSON = CIMultiDict(HEADERS | {"Content-Type": "application/json; charset=utf-8"})
+_ID = re.compile(ID_PATTERN)
 log = logging.getLogger("penstock.control")
 
 
@@ -80,13 +82,21 @@ def middleware(auth: Auth, public: frozenset[str]) -> Any:
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             if not request.path.startswith(AGENT):
-                _check_host(request, auth)
-                _check_key(request, auth, public)
+                check(request.headers, request.path, auth, public)
             return await handler(request)
-        except Exception as e:
-            return _refusal(_classify(e, request))
+        except Exception as error:
+            status, reason, headers, body = refusal(classify(error, request.method, request.path))
+            return web.Response(
+                status=status, reason=reason, body=body, headers=headers | {"Content-Type": "application/json"}
+            )
 
     return guard
+
+
+def check(headers: Mapping[str, str], path: str, auth: Auth, public: frozenset[str] = frozenset()) -> None:
+    """Raises `ApiError` when a request may not pass."""
+    _check_host(headers.get("Host", ""), auth)
+    _check_key(list(credentials(headers)), path, auth, path in public)
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -97,7 +107,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 def answer(model: BaseModel) -> web.Response:
     """A model as JSON."""
-    return web.Response(body=model.model_dump_json().encode(), headers=_JSON)
+    return web.Response(body=model.model_dump_json().encode(), headers=JSON)
 
 
 def query_of(request: web.Request, model: type[M]) -> M:
@@ -108,18 +118,22 @@ def query_of(request: web.Request, model: type[M]) -> M:
     return _validated(model, lambda: model.model_validate(dict(request.query)))
 
 
-async def body_of(request: web.Request, model: type[M]) -> M:
+def body_of(content_type: str, body: bytes, model: type[M]) -> M:
     """The JSON body, checked. Other content types are refused: a foreign web page can send those without asking."""
-    if request.content_type != "application/json":
-        raise ApiError(415, "the body must be JSON", "Content-Type", request.content_type, ("application/json",))
-    body = await request.read()
+    media = content_type.partition(";")[0].strip().lower()
+    if media != "application/json":
+        raise ApiError(415, "the body must be JSON", "Content-Type", media, ("application/json",))
     return _validated(model, lambda: model.model_validate_json(body))
 
 
 def id_of(request: web.Request, name: str) -> str:
     """An id from the path."""
-    value = request.match_info[name]
-    if not re.fullmatch(ID_PATTERN, value):
+    return check_id(name, request.match_info[name])
+
+
+def check_id(name: str, value: str) -> str:
+    """The id; raises `ApiError` when it is none."""
+    if not _ID.fullmatch(value):
         raise ApiError(400, f"{name} is not an id: letters, digits and . _ - only", name, value, (ID_PATTERN,))
     return value
 
@@ -132,25 +146,23 @@ def sequence_of(request: web.Request) -> int:
     return int(value)
 
 
-def _check_host(request: web.Request, auth: Auth) -> None:
-    host = request.headers.get("Host", "")
+def _check_host(host: str, auth: Auth) -> None:
     if auth.admin_key is None and not LOOPBACK.fullmatch(host):
         allowed = ("localhost", "127.0.0.1", "[::1]")
         raise ApiError(403, "without an admin key the control API answers to local names only", "Host", host, allowed)
 
 
-def _check_key(request: web.Request, auth: Auth, public: frozenset[str]) -> None:
-    presented = list(credentials(request.headers))
-    if any(map(is_token, presented)) and request.path.startswith(("/api", "/metrics")):
+def _check_key(presented: Sequence[str], path: str, auth: Auth, public: bool) -> None:
+    if any(map(is_token, presented)) and path.startswith(("/api", "/metrics")):
         raise ApiError(403, "an agent token opens the data plane for its own rollout only, never the control API")
-    if request.path in public or auth.opens_control(presented):
+    if public or auth.opens_control(presented):
         return
     if presented:
         raise ApiError(401, "this is not the gateway's admin key", "Authorization")
     raise ApiError(401, "the admin key is missing: send Authorization: Bearer <key> or x-api-key", "Authorization")
 
 
-def _classify(error: Exception, request: web.Request) -> ApiError:
+def classify(error: Exception, method: str, path: str) -> ApiError:
     """Every error by its kind; what is not known is ours, and logged."""
     match error:
         case ApiError():
@@ -162,26 +174,25 @@ def _classify(error: Exception, request: web.Request) -> ApiError:
         case QueryError():
             return ApiError(400, str(error), "filter", error.term, error.allowed)
         case CursorError():
-            return ApiError(400, f"cursor {error}", "cursor", request.query.get("cursor"))
+            return ApiError(400, f"cursor {error}", "cursor", error.given)
         case web.HTTPNotFound():
-            return ApiError(404, f"there is nothing at {request.path}; GET /api/docs lists what there is")
+            return ApiError(404, f"there is nothing at {path}; GET /api/docs lists what there is")
         case web.HTTPMethodNotAllowed():
-            return ApiError(
-                405, f"{request.path} does not know {error.method}", "method", error.method, list(error.allowed_methods)
-            )
+            return ApiError(405, f"{path} does not know {method}", "method", method, list(error.allowed_methods))
         case web.HTTPException():
             return ApiError(error.status, error.reason)
         case _:
-            log.error("%s %s failed", request.method, request.path, exc_info=error)
+            log.error("%s %s failed", method, path, exc_info=error)
             return ApiError(500, "the gateway failed; its log says why")
 
 
-def _refusal(error: ApiError) -> web.Response:
+def refusal(error: ApiError) -> tuple[int, str, dict[str, str], bytes]:
+    """(status, reason, headers of its own, body)."""
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
     if error.status == 405:
         headers["Allow"] = ", ".join(error.problem.allowed or ())
     body = ErrorAnswer(error=error.problem).model_dump_json(exclude_none=True)
-    return web.Response(status=error.status, text=body, content_type="application/json", headers=headers)
+    return error.status, HTTPStatus(error.status).phrase, headers, body.encode()
 
 
 def _validated(model: type[M], validate: Callable[[], M]) -> M:

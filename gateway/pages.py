@@ -75,6 +75,10 @@ class Tape(Protocol):
 class CursorError(ValueError):
     """A paging cursor that is not one of this list's."""
 
+    def __init__(self, message: str, given: str) -> None:
+        super().__init__(message)
+        self.given = given
+
 
 T = TypeVar("T")
 
@@ -247,9 +251,9 @@ def decode_cursor(name: str, cursor: str | None) -> Mark | None:
         blob = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         kind, *mark = json.loads(blob)
     except (ValueError, TypeError):
-        raise CursorError("is not a cursor that this gateway gave") from None
+        raise CursorError("is not a cursor that this gateway gave", cursor) from None
     if kind != name or not any(_fits(mark, shape) for shape in MARKS[name]):
-        raise CursorError("is a cursor of another list")
+        raise CursorError("is a cursor of another list", cursor)
     return tuple(mark)
 
 

@@ -6,10 +6,9 @@ what is no request or may not pass is refused; the rest is a `gateway.call`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import monotonic
 
 from gateway.address import AddressError, from_path
@@ -42,11 +41,10 @@ class Proxy:
         auth: Auth,
         recorder: Recorder,
         metrics: Metrics,
-        control: Callable[[], asyncio.Protocol],
+        control: ControlPlane,
         epoch_ns: int,
     ) -> None:
-        """`control` makes a protocol of the control plane; `epoch_ns`: what the clock of the tape adds to the monotonic
-        one."""
+        """`epoch_ns`: what the clock of the tape adds to the monotonic one."""
         self.config = config
         self.pools = pools
         self.recorder = recorder
@@ -59,7 +57,7 @@ class Proxy:
         self.header_bytes = config.limits.header_bytes
         self.request_bytes = config.limits.request_bytes
         self.strict = config.tape.record == "strict"
-        self._control = ControlPlane(control)
+        self._control = control
         self.epoch_ns = epoch_ns
         self._silent = {
             family: next(pool for pool in pools.values() if pool.config.dialect == family)

@@ -1,9 +1,11 @@
-"""Reading the tape over HTTP: lists with filters and pages, single rollouts and spans, the exact bytes of a call."""
+"""Reading the tape over HTTP: lists with filters and pages, single rollouts and spans, the exact bytes of a call, the
+queue and who works."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from typing import Final
 
 from aiohttp import web
 from pydantic import Field
@@ -12,7 +14,7 @@ from gateway.context import CONTROL, Control
 from gateway.diagnosis import diagnose
 from gateway.dialects.reading import read_exchange
 from gateway.guard import ApiError, answer, id_of, query_of, sequence_of
-from gateway.model import Exchange, Noun, Rollout, Span
+from gateway.model import Exchange, Noun, Rollout, Span, Worker
 from gateway.openapi import OCTETS
 from gateway.pages import (
     SCAN,
@@ -31,6 +33,10 @@ from gateway.pages import (
 )
 from gateway.query import Query, Target, parse
 from gateway.views import AttemptList, Diagnosis, ExchangeView, RolloutPage, SpanDetail, SpanPage
+from gateway.work import WorkerList
+
+SHOWN_NS: Final = 15 * 60 * 10**9
+"""How long a worker that is not heard of is still listed."""
 
 
 class PageQuery(Noun):
@@ -128,6 +134,22 @@ async def get_request_body(request: web.Request) -> web.Response:
 async def get_response_body(request: web.Request) -> web.Response:
     """The exact bytes of the response body as they were received, content encoding kept."""
     return _bytes(request, "response", _exchange(request).response_body)
+
+
+async def get_queue(request: web.Request) -> web.Response:
+    """How much work there is."""
+    return answer(await asyncio.to_thread(request.app[CONTROL].tape.queue))
+
+
+async def get_workers(request: web.Request) -> web.Response:
+    """The workers that were heard of in the last quarter of an hour."""
+    control = request.app[CONTROL]
+    return answer(WorkerList(workers=await asyncio.to_thread(recent_workers, control.tape, control.desk.now_ns())))
+
+
+def recent_workers(tape: Tape, now_ns: int) -> list[Worker]:
+    """Those who were heard of lately, by name."""
+    return [worker for worker in tape.workers() if worker.last_seen_ns >= now_ns - SHOWN_NS]
 
 
 def _rollout(request: web.Request) -> Rollout:

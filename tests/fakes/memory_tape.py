@@ -12,6 +12,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from gateway.auth import Auth
+from gateway.context import Control
 from gateway.control import make_control
 from gateway.dispatcher import Desk
 from gateway.metrics import Metrics
@@ -168,7 +169,9 @@ async def serving(
 ) -> AsyncGenerator[Serving]:
     """Serve a tape on a free port."""
     auth, metrics, state = Auth(admin_key, SECRET), Metrics(), Condition()
-    runner = web.AppRunner(make_control(tape, NO_DESK, tape, auth, metrics, state, keep_alive_s), shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        make_control(Control(tape, NO_DESK, tape, auth, metrics, state, keep_alive_s)), shutdown_timeout=1.0
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
