@@ -220,7 +220,8 @@ class RolloutConfig(Noun):
     timeout_s: float | None = Field(default=None, gt=0, le=LONGEST_S, allow_inf_nan=False)
     """Seconds from the claim after which an attempt ends as `timeout`; None is no limit."""
     unresponsive_s: float | None = Field(default=None, gt=0, le=LONGEST_S, allow_inf_nan=False)
-    """Seconds without a call or another sign of the agent's own after which an attempt is `unresponsive`."""
+    """Seconds without a call or another sign of the agent's own after which an attempt is `unresponsive`. While a call
+    runs it is not silent."""
     max_attempts: int = Field(default=3, ge=1, le=1000)
     """How many attempts may be made."""
     retry_on: list[Retry] = Field(default_factory=lambda: list[Retry](["unresponsive"]))
@@ -299,7 +300,7 @@ class Attempt(Noun):
     created_ns: int = 0
     """When it was claimed, or first seen."""
     last_seen_ns: int = 0
-    """When its newest span started."""
+    """When it was last heard of: when its newest call began or ended."""
     spans: int = 0
     """The highest span sequence given out."""
     totals: Totals = Field(default_factory=Totals)
@@ -357,7 +358,7 @@ class RolloutSummary(Rollout):
     totals: Totals = Field(default_factory=Totals)
     """Sums over its attempts."""
     last_seen_ns: int = 0
-    """When its newest span started."""
+    """When it was last heard of: when its newest call began or ended."""
     reward: float | None = None
     """The reward of its newest attempt that has one."""
 

@@ -45,7 +45,7 @@ TOKEN_S: Final = 7 * 86400
 
 async def enqueue(control: Control, ids: Ids, asked: EnqueueRequest) -> EnqueueAnswer:
     """Queue tasks: all of them, or none when one cannot be. Sending the same again queues nothing twice: a name that is
-    queued already is answered with `created: false`, and with 409 when it stands for another input, mode or group."""
+    queued already is answered with `created: false`, and with 409 when anything else about it differs."""
     return EnqueueAnswer(rollouts=await control.desk.enqueue(asked.rollouts))
 
 

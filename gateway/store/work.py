@@ -255,12 +255,19 @@ class Work(Ledger):
         rollout = self._rollout(name[0])
         if status_of(live) not in LIVE:
             return self._look_at_ended(live, rollout, now)
+        if self._calling(live):
+            # An agent that waits for an answer is not silent.
+            put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
         due = deadline(rollout, live)
         if due is None or due[0] > now:
             return Looked(*name, None if due is None else due[0])
         self._end_attempt(live, due[1], now, Outcome(reason=_REASONS[due[1]]))
         self._follow(rollout, live, due[1], now)
         return self._look_at_ended(live, rollout, now)._replace(ended=due[1])
+
+    def _calling(self, live: Live) -> bool:
+        """True while a call of it runs."""
+        return next(scan(self._txn, self._dbs["open"], live.key), None) is not None
 
     def _look_at_ended(self, live: Live, rollout: Rollout, now: int) -> Looked:
         """Its worker may still have to kill the agent: the next attempt waits for as long as the lease lasts."""
@@ -339,6 +346,7 @@ class Work(Ledger):
         return Worker(id=name, first_seen_ns=now)
 
 
+_GIVEN = ("input", "mode", "group", "metadata", "priority", "config")
 _REASONS = {
     AttemptStatus.TIMEOUT: "it took longer than config.timeout_s",
     AttemptStatus.UNRESPONSIVE: "nothing was heard of it in time",
@@ -356,8 +364,9 @@ def _same(place: int, name: str, spec: RolloutSpec, present: Rollout) -> None:
     """Refuses a name that means something else."""
     if present.origin != "queued":
         raise _taken(place, name, "a rollout that did not come from the queue")
-    if (present.input, present.mode, present.group) != (spec.input, spec.mode, spec.group):
-        raise _taken(place, name, "a rollout with another input, mode or group")
+    for field in _GIVEN:
+        if getattr(present, field) != getattr(spec, field):
+            raise _taken(place, name, f"a rollout with another {field}")
 
 
 def _taken(place: int, name: str, by: str) -> Refused:

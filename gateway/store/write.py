@@ -151,18 +151,18 @@ class Writer:
     # -- calls -------------------------------------------------------------------------------------------------------
 
     def put(self, batch: Batch, entry: Entry, seen_ns: int | None = None) -> None:
-        """Writes a span, as it is now. `seen_ns`: when the agent was heard of by it, if that is not when it began: the
-        times of what others send are theirs, and 0 is no sign of life."""
+        """Writes a span, as it is now. `seen_ns`: when the agent was heard of by it, if that is not when it began or
+        ended: the times of what others send are theirs, and 0 is no sign of life."""
         live = self.live(batch, entry)
         announced = bool(entry.sequence)
         if not announced:
             live.values[_SPANS] += 1
             entry.sequence = live.values[_SPANS]
-        seen = entry.start_ns if seen_ns is None else seen_ns
+        seen = max(entry.start_ns, entry.end_ns or 0) if seen_ns is None else seen_ns
         if seen > live.values[_SEEN]:
             live.values[_SEEN] = seen
         if live.values[_STATUS] in _DORMANT and seen:
-            Work(self, batch).sign_of_life(live, max(seen, entry.end_ns or 0) if seen_ns is None else seen)
+            Work(self, batch).sign_of_life(live, seen)
         if entry.status == SpanStatus.OPEN:
             self._announce(batch, live, entry)
             return

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.entries import call
+from fakes.entries import call, finish, running
 from fakes.rig import inside
 from pydantic import ValidationError
 
@@ -177,6 +177,26 @@ async def test_an_agent_that_calls_is_not_unresponsive(life: Life) -> None:
         await life.agent_calls("q1/a1")
         await asyncio.sleep(0.05)
     assert life.attempt("q1/a1").status == AttemptStatus.RUNNING
+    await life.when(lambda: life.attempt("q1/a1").status == AttemptStatus.UNRESPONSIVE)
+
+
+async def test_an_agent_that_waits_for_an_answer_is_not_unresponsive(life: Life) -> None:
+    await life.enqueue("q1", config=RolloutConfig(unresponsive_s=0.2))
+    await life.claim()
+    waiting = Call("q1", "a1", life.clock())
+    waiting.made = running("q1", "a1")
+    waiting.made.start_ns = life.clock()
+    life.recorder.announce(waiting)
+    assert await life.recorder.flush()
+    answered = time.monotonic() + 1
+    while time.monotonic() < answered:
+        assert life.attempt("q1/a1").status == AttemptStatus.RUNNING
+        await asyncio.sleep(0.05)
+    finish(waiting.made)
+    waiting.made.end_ns = ended = life.clock()
+    life.recorder.put(waiting)
+    assert await life.recorder.flush()
+    assert life.attempt("q1/a1").last_seen_ns == ended
     await life.when(lambda: life.attempt("q1/a1").status == AttemptStatus.UNRESPONSIVE)
 
 

@@ -135,13 +135,17 @@ async def test_the_same_again_queues_nothing_twice(client: Client) -> None:
 async def test_all_are_queued_or_none(client: Client) -> None:
     known, new = RolloutSpec(id=name(), input=1), RolloutSpec(id=name())
     _ = await client.enqueue([known])
-    for wrong in (
-        RolloutSpec(id=known.id, input=2),
-        RolloutSpec(id=known.id, input=1, mode="val"),
-        RolloutSpec(id=known.id, input=1, group="g"),
-    ):
+    for differs, wrong in {
+        "input": RolloutSpec(id=known.id, input=2),
+        "mode": RolloutSpec(id=known.id, input=1, mode="val"),
+        "group": RolloutSpec(id=known.id, input=1, group="g"),
+        "metadata": RolloutSpec(id=known.id, input=1, metadata={"topic": "sums"}),
+        "priority": RolloutSpec(id=known.id, input=1, priority=7),
+        "config": RolloutSpec(id=known.id, input=1, config=RolloutConfig(timeout_s=60)),
+    }.items():
         said = await refused(client.enqueue([new, wrong]), 409)
         assert "rollouts[1].id" in said
+        assert f"another {differs}" in said
         assert known.id is not None
         assert known.id in said
     said = await refused(client.enqueue([new, RolloutSpec(id=new.id, input=3)]), 409)
