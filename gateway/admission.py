@@ -6,9 +6,11 @@ request continues, or the connection it comes on.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import msgspec
 
@@ -58,6 +60,8 @@ class Admission:
         except AddressError as error:
             raise ClientFault(400, "address", str(error), error.part) from None
         admitted = Admitted(_NOWHERE, find(request.method, below), below + mark + query, request.body(), [])
+        if admitted.dialect.name == "opaque":
+            _check_path(below)
         token = self._authorize(headers)
         if address is None:
             address = Address(token) if token is not None else self._follow(admitted, session)
@@ -114,6 +118,21 @@ def _check_target(target: str) -> None:
         path = target.partition("?")[0].lower().replace("%2e", ".").replace("%2f", "/")
         if {".", ".."} & set(path.split("/")):
             raise ClientFault(400, "target", "the path may not hold the segments . and ..", "target")
+
+
+_OPERATION = re.compile(
+    r"/+((inference/)?v1/)?(load_lora_adapter|unload_lora_adapter|adapters|pause|resume|sleep|wake_up|abort_requests|"
+    r"collective_rpc|init_weight_transfer_engine|start_weight_update|update_weights|finish_weight_update|"
+    r"update_weight_version|weight_checker|release_kv_cache_memory|reset_[a-z]+_cache|scale_elastic_ep)(/.*)?"
+)
+"""What operates a vLLM server: some of it asks for no key, and for the rest the gateway would give its own."""
+
+
+def _check_path(path: str) -> None:
+    """An agent may ask a model, not change the server that all ask."""
+    if _OPERATION.fullmatch(unquote(path)):
+        message = f"the path {redact_url(path[:80])!r} operates the model server; agents may not do that"
+        raise ClientFault(403, "path", message, "path")
 
 
 def _agent_token(headers: Mapping[bytes, bytes]) -> str | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+import aiohttp
 import uvloop
 from aiohttp import web
 
@@ -36,6 +37,12 @@ from gateway.operations import Operations
 from gateway.otlp.ingest import INGEST, Ingest
 from gateway.proxy import Proxy
 from gateway.recorder import Recorder
+from gateway.releases.checking import Checking
+from gateway.releases.driver import Driver
+from gateway.releases.jobs import Jobs, Progress, Report
+from gateway.releases.model import Release
+from gateway.releases.residing import Residents
+from gateway.releases.switch import Switch
 from gateway.store import Store, TapeError
 from gateway.upstream import Pool
 
@@ -69,6 +76,10 @@ class State:
         return self.metrics.recording_gaps
 
 
+async def _not_yet(release: Release, progress: Progress) -> Report:
+    return Report(False, "not there yet")
+
+
 class Gateway:
     """A running gateway. `start`, then `stop`."""
 
@@ -87,11 +98,22 @@ class Gateway:
         # Times are counted from here, so that they never run backwards while the process lives.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self.desk = Desk(self.recorder, self.metrics, self._now_ns, config.rewards.trust_agent)
-        context = Control(self.store, self.desk, self.feed, self.auth, self.metrics, self.state)
+        upstreams = {upstream.name: upstream for upstream in config.upstreams()}
+        self.residents = Residents(self.store, upstreams, self._ask_upstreams, self._now_ns)
+        self.switch = Switch(self.store, self.recorder, self.metrics, self.residents.changed)
+        checking = Checking(self.store.resources, upstreams, self._ask_upstreams)
+        jobs = Jobs(checking, _not_yet, _not_yet)
+        self.releases = Driver(
+            self.store, self.recorder, self.switch, self.feed, self._now_ns, jobs, upstreams, self.residents.changed
+        )
+        context = Control(
+            self.store, self.desk, self.releases, self.feed, self.pools, self.auth, self.metrics, self.state
+        )
         self.operations = Operations(context, control.OPERATIONS)
         application = control.make_control(context)
         application[INGEST] = Ingest(self.desk, self.store, self.metrics.otlp_spans, config.otlp.request_bytes)
         self._exporter = self._make_exporter()
+        self._session: aiohttp.ClientSession | None = None
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,
@@ -103,6 +125,12 @@ class Gateway:
         self._ticker: asyncio.TimerHandle
         self._ticks = 0
         self._drained = asyncio.Event()
+
+    def _ask_upstreams(self) -> aiohttp.ClientSession:
+        """The session of what the gateway itself asks."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        return self._session
 
     def _make_exporter(self) -> Exporter | None:
         url = self.config.otlp.traces_url()
@@ -126,10 +154,12 @@ class Gateway:
         assert server is not None
         plane = ControlPlane(server, self.operations)
         self.proxy = proxy = Proxy(
-            self.config, self.pools, self.auth, self.recorder, self.metrics, plane, self._epoch_ns
+            self.config, self.pools, self.auth, self.recorder, self.metrics, plane, self.switch, self._epoch_ns
         )
         self.recorder.start()
         await self.desk.start()
+        self.releases.start()
+        self.residents.start()
         if self._exporter is not None:
             await self._exporter.start()
         self._server = await loop.create_server(
@@ -171,6 +201,8 @@ class Gateway:
             await self.recorder.flush()
             await self._exporter.stop()
         await self.desk.stop()
+        await self.releases.stop()
+        await self.residents.stop()
         # Answers that wait for the tape are let go by this.
         await self.recorder.close()
         await self.operations.finish(_CONTROL_SECONDS)
@@ -178,6 +210,8 @@ class Gateway:
         for front in list(self.proxy.fronts):
             front.close()
         await self._runner.cleanup()
+        if self._session is not None:
+            await self._session.close()
         for pool in self.pools.values():
             pool.close()
         self.store.close()

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from gateway.admission import Admitted
 from gateway.errors import GatewayFault, Refusal, UpstreamFault
 from gateway.front import Front
-from gateway.heads import family_of, framed, refusal_body, refusal_head
+from gateway.heads import PROMPT, family_of, framed, refusal_body, refusal_head
 from gateway.link import Link
 from gateway.record import Record
 from gateway.relay import Relay
+from gateway.releases.gate import Gate
+from gateway.releases.model import Pin
+from gateway.releases.switch import Found
 from gateway.request import Request
 from gateway.rewrite import replace_model
 from gateway.upstream import Pool
@@ -38,6 +42,7 @@ class Call(Relay):
         "_admitted",
         "_announced",
         "_candidates",
+        "_gate",
         "_overhead",
         "_proxy",
         "_sent",
@@ -52,6 +57,8 @@ class Call(Relay):
         self._proxy = proxy
         self._admitted = admitted
         self._candidates: list[Pool] = []
+        self._gate: Gate | None = None
+        """The gate it waits at."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
         self._announced = False
         self._tail = b""
@@ -82,9 +89,60 @@ class Call(Relay):
             mode = call.address.mode
             message = f"this call cannot be recorded, and mode {mode!r} refuses calls that are not: {failing}"
             raise GatewayFault(503, "tape", message)
-        self._candidates, alias = proxy.route(call, self.request)
+        found = None if proxy.switch.catalog.empty else proxy.switch.look(call, self._prompt())
+        if found is None:
+            self._route()
+            return
+        pins = proxy.switch.pinned(call, found)
+        if pins is not None:
+            self._switch(found, pins)
+        else:
+            self._pinning(found)
+
+    def _route(self) -> None:
+        """Nothing of it is a released resource."""
+        self._candidates, alias = self._proxy.route(self._admitted, self.request)
         if alias is not None:
-            self.record.body = replace_model(call.body, alias)
+            self.record.body = replace_model(self._admitted.body, alias)
+        self._forward()
+
+    def _prompt(self) -> str | None:
+        """The prompt that its path or its header names."""
+        named = self._admitted.address.prompt
+        return named or next((value.decode("latin-1") for low, _, value in self.request.headers if low == PROMPT), None)
+
+    def _pinning(self, found: Found) -> None:
+        """The first call of its rollout that uses a resource waits until the tape has what the rollout is given."""
+        proxy = self._proxy
+        now = proxy.epoch_ns + int(monotonic() * 1e9)
+        proxy.switch.pin(self._admitted, found, now).add_done_callback(lambda done: self._on_pinned(found, done))
+
+    def _on_pinned(self, found: Found, done: asyncio.Future[list[Pin]]) -> None:
+        if self.record.status != "open":
+            # Its client has left.
+            return
+        try:
+            error, switch = done.exception(), self._proxy.switch
+            if error is not None and self._refuses_gaps():
+                raise GatewayFault(503, "tape", f"this rollout cannot be given its versions: {error}")
+            pins = switch.unpinned(self._admitted, found, error) if error else switch.pinned(self._admitted, found)
+            assert pins is not None
+            self._switch(found, pins)
+        except Refusal as refusal:
+            self._fail(refusal)
+        except Exception:
+            _log.exception("a call of %s could not be switched", self._admitted.address.rollout)
+            self._fail(internal_fault())
+
+    def _switch(self, found: Found, pins: Mapping[str, Pin]) -> None:
+        """To what its rollout was given."""
+        made, record = self._proxy.switch.switched(self._admitted, found, pins), self.record
+        record.body, record.versions, record.arm, record.texts = made.body, made.versions, made.arm, made.texts
+        if made.upstream is None:
+            self._candidates, alias = self._proxy.route(self._admitted, self.request)
+            record.body = record.body if alias is None else replace_model(record.body, alias)
+        else:
+            self._candidates = [self._proxy.pool(made.upstream, found.model)]
         self._forward()
 
     def _refuses_gaps(self) -> bool:
@@ -99,20 +157,47 @@ class Call(Relay):
         length = None if record.body is self._admitted.body else len(record.body)
         head, record.sent = pool.heads.compose(self.request, pool.target(self._admitted.path).encode("latin-1"), length)
         self._sent = head, framed(self.request, record.body)
-        link = pool.take()
+        self._reach(pool)
+
+    def _reach(self, pool: Pool, fresh: bool = False) -> None:
+        """Connects, as soon as the upstream's gate is open."""
+        if pool.gate.shut:
+            self._gate = pool.gate
+            pool.gate.wait(self)
+        else:
+            self._connect(pool, fresh)
+
+    def _connect(self, pool: Pool, fresh: bool) -> None:
+        link = None if fresh else pool.take()
         if link is not None:
             self.on_connected(link)
         else:
             self.connecting = pool.connect(self)
+
+    def on_open(self) -> None:
+        """The gate that it has waited at is open."""
+        self._gate, pool = None, self.record.pool
+        if pool is not None:
+            self._connect(pool, fresh=False)
+
+    def on_refused(self, refusal: Refusal) -> None:
+        """The gate was not opened in time: the next upstream, or a clear answer."""
+        self._gate = None
+        if self._candidates:
+            self._try_next()
+        else:
+            self._fail(refusal)
 
     def on_connected(self, link: Link) -> None:
         """A connection is there: write the request."""
         self.send(link, *self._sent)
 
     def on_unreachable(self, reason: str, detail: str) -> None:
-        """No connection came about: the next upstream, or a clear answer."""
-        self.connecting = None
-        if self._candidates:
+        """No connection came about: the next upstream, or a clear answer. One that is held may be starting again."""
+        self.connecting, pool = None, self.record.pool
+        if pool is not None and pool.gate.held:
+            self._reach(pool)
+        elif self._candidates:
             self._try_next()
         else:
             status = 504 if reason == "connect_timeout" else 502
@@ -158,6 +243,9 @@ class Call(Relay):
         self.record.trailers = link.headers[link.head_fields :]
         self.release_link()
         self._end("ok" if status < 400 else "error", None if status < 400 else f"http_{status}")
+        if status == 404 and self.record.versions:
+            # A server that was restarted has lost its adapters.
+            self._proxy.switch.lost()
         self._write_last(out)
 
     def _write_last(self, out: bytes) -> None:
@@ -221,16 +309,17 @@ class Call(Relay):
 
     def on_broken(self, link: Link, reason: str) -> None:
         """The upstream broke off. Before its answer began it is asked again; after that the client gets what came."""
-        self.link = None
+        self.link, pool = None, self.record.pool
         if self.record.status != "open":
             return
         if self.started:
             if link.pieces:
                 self.record.arrived(link.pieces, monotonic())
             self._cut_off("error", reason)
-        elif link.reused and not link.seen and self.record.pool is not None:
+        elif pool is not None and not link.seen and (link.reused or pool.gate.held):
+            # It lost a race with the keep-alive timer, or its engine was stopped to be changed.
             self._proxy.metrics.upstream_retries += 1
-            self.connecting = self.record.pool.connect(self)
+            self._reach(pool, fresh=True)
         elif self._candidates:
             self._try_next()
         else:
@@ -242,13 +331,20 @@ class Call(Relay):
             self._announced = True
             self._proxy.recorder.announce(self.record)
         pool, link = self.record.pool, self.link
-        if pool is None or (self.connecting is not None and not self.connecting.done()):
+        if pool is None or self._gate is not None or (self.connecting is not None and not self.connecting.done()):
             return
         if link is None or link.caller is not self:
             self._give_up_on("internal", internal_fault())
         elif not self.held and now - self.touched > pool.config.read_timeout:
             message = f"{self._where()} sent nothing for {pool.config.read_timeout:g} s (upstream.read_timeout)"
             self._give_up_on("timeout", UpstreamFault(504, "timeout", message))
+
+    def cancel_link(self) -> None:
+        """Nobody wants the answer any more, also where it has not been asked for yet."""
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.leave(self)
+        super().cancel_link()
 
     def _give_up_on(self, reason: str, refusal: Refusal) -> None:
         self.cancel_link()

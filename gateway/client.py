@@ -20,8 +20,9 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from gateway.connection import ClientError, Connection, brief
+from gateway.connection import ClientError, brief
 from gateway.model import Attempt, Change, Judgement, Rollout, RolloutSummary, Span, Worker
+from gateway.releases.client import ReleaseClient
 from gateway.views import (
     AttemptList,
     ChangePage,
@@ -65,7 +66,7 @@ PAGE = 1000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
-class Client(Connection):
+class Client(ReleaseClient):
     """A connection to a gateway's control API."""
 
     # Reading ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from gateway.model import Mode
 
-Family = Literal["openai", "anthropic"]
+Family = Literal["openai", "anthropic", "gemini"]
 
 
 class ConfigError(Exception):
@@ -48,9 +48,9 @@ class Upstream(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """What routes and spans call it."""
     base_url: str
-    """As its official SDK takes it: with `/v1` for openai, without for anthropic."""
+    """As its official SDK takes it: with `/v1` for openai, without for anthropic and gemini."""
     dialect: Family = "openai"
-    """Whose API it speaks: `openai` (chat, completions, responses, embeddings) or `anthropic` (messages)."""
+    """Whose API it speaks: `openai` (chat, completions, responses, embeddings), `anthropic` (messages) or `gemini`."""
     key_env: str | None = None
     """Environment variable with its API key; it replaces the agent's. Without it the agent's own key passes through."""
     connect_timeout: float = Field(default=10.0, gt=0)
@@ -266,6 +266,7 @@ class Config(Section):
 _PUBLIC = (
     Upstream(name="openai", base_url="https://api.openai.com/v1", dialect="openai"),
     Upstream(name="anthropic", base_url="https://api.anthropic.com", dialect="anthropic"),
+    Upstream(name="gemini", base_url="https://generativelanguage.googleapis.com", dialect="gemini"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from gateway.auth import Auth
 from gateway.dispatcher import Desk
 from gateway.metrics import Metrics
 from gateway.pages import Tape
+from gateway.releases.driver import Driver
+from gateway.upstream import Pool
 
 
 class Feed(Protocol):
@@ -39,7 +42,9 @@ class Control:
 
     tape: Tape
     desk: Desk
+    releases: Driver
     feed: Feed
+    upstreams: Mapping[str, Pool]
     auth: Auth
     metrics: Metrics
     state: State

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib.metadata import version
@@ -18,13 +19,30 @@ from typing import get_args
 from aiohttp import web
 from pydantic import Field
 
-from gateway import apidocs, followers, guard, metrics, openapi, reads, stats, writes
+from gateway import apidocs, followers, guard, holding, metrics, openapi, reads, stats, writes
 from gateway.context import CONTROL, Control
 from gateway.guard import ApiError, answer, query_of
 from gateway.model import Judgement, Mode, Noun, Rollout, RolloutSummary
 from gateway.openapi import EVENTS, HTML, OCTETS, TEXT, Route
 from gateway.operations import Ids, operate
 from gateway.otlp.ingest import post_traces
+from gateway.releases import handlers
+from gateway.releases.model import (
+    ENDED,
+    AssignmentPage,
+    AuditTrail,
+    Decision,
+    NewRelease,
+    NewVersion,
+    PinList,
+    Release,
+    ReleaseList,
+    ReleaseView,
+    Resource,
+    ResourceList,
+    ResourceView,
+    Stage,
+)
 from gateway.views import (
     AttemptList,
     ChangePage,
@@ -118,6 +136,8 @@ def _look_at_tape(control: Control) -> None:
     figures.queue_rollouts = {(mode,): queue.waiting.get(mode, 0) for mode in get_args(Mode)}
     figures.queue_oldest_seconds = 0.0 if queue.oldest_ns is None else max(0.0, (now - queue.oldest_ns) / 1e9)
     figures.queue_claimed = queue.claimed
+    live = Counter(release.stage for release in control.releases.tape.releases() if release.live)
+    figures.releases = {(stage,): live[stage] for stage in get_args(Stage) if stage not in ENDED}
     figures.workers = len(reads.recent_workers(control.tape, now))
 
 
@@ -132,6 +152,7 @@ def _docs_page() -> str:
 
 
 _ATTEMPT = "/api/rollouts/{rid}/attempts/{aid}"
+_RELEASE = "/api/releases/{release}"
 _SPAN = f"{_ATTEMPT}/spans/{{sequence}}"
 
 ROUTES: tuple[Route, ...] = (
@@ -202,6 +223,43 @@ ROUTES: tuple[Route, ...] = (
         QueueStatus, writes.set_queue, body=QueueRequest, errors=(415,),
     ),
     Route("GET", "/api/workers", "workers", "Who works", WorkerList, reads.get_workers),
+    Route("GET", "/api/resources", "resources", "What releases can change", ResourceList, handlers.get_resources),
+    Route("GET", "/api/resources/{resource}", "resource", "One resource", ResourceView, handlers.get_resource),
+    Route(
+        "POST", "/api/resources/{resource}", "add_version", "Register a version",
+        Resource, handlers.add_version, body=NewVersion, errors=(409, 415),
+    ),
+    Route(
+        "POST", "/api/resources/{resource}/releases", "start_release", "Start a release",
+        Release, handlers.start_release, body=NewRelease, errors=(409, 415),
+    ),
+    Route(
+        "GET", "/api/releases", "releases", "List releases",
+        ReleaseList, handlers.get_releases, query=handlers.ReleasesQuery,
+    ),
+    Route("GET", _RELEASE, "release", "One release", ReleaseView, handlers.get_release),
+    Route("GET", f"{_RELEASE}/audit", "audit", "Why it is where it is", AuditTrail, handlers.get_audit),
+    Route(
+        "GET", f"{_RELEASE}/assignments", "assignments", "Who takes part",
+        AssignmentPage, handlers.get_assignments, query=handlers.AssignmentsQuery,
+    ),
+    *(
+        Route(
+            "POST", f"{_RELEASE}/{action}", action, f"{action.capitalize()} a release",
+            Release, handlers.decision(action), body=Decision, errors=(409, 415),
+        )
+        for action in handlers.DECISIONS
+    ),
+    Route("GET", "/api/upstreams", "upstreams", "Where calls go", holding.UpstreamList, holding.get_upstreams),
+    Route(
+        "POST", "/api/upstreams/{upstream}/hold", "hold_upstream", "Let calls wait",
+        holding.UpstreamView, holding.hold, body=holding.HoldRequest, errors=(415,),
+    ),
+    Route(
+        "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go",
+        holding.UpstreamView, holding.open_again, body=Empty, errors=(415,),
+    ),
+    Route("GET", "/api/rollouts/{rid}/pins", "pins", "What a rollout was given", PinList, handlers.get_pins),
     Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
     Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest, errors=(415,)),
     Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),

@@ -18,7 +18,7 @@ GIVE_TOKENS: Final = frozenset({"chat", "completions"})
 """Those in which engines return token ids."""
 CUT: Final = frozenset({"length", "max_tokens", "max_output_tokens"})
 """Finish reasons of an answer that was not finished."""
-HARMLESS: Final[frozenset[Trouble]] = frozenset({"mixed_versions", "cut_off", "retokenised"})
+HARMLESS: Final[frozenset[Trouble]] = frozenset({"cut_off", "retokenised"})
 """What does not keep a call out of training."""
 ENDED_BADLY: Final[dict[SpanStatus, tuple[Trouble, str]]] = {
     SpanStatus.ERROR: ("error", "it failed"),
@@ -74,8 +74,8 @@ def of_attempt(rollout: RolloutSummary, attempt: Attempt, spans: Sequence[Span])
     if attempt.reward is None:
         yield _unrewarded(rollout, attempt, [Reward.of(span) for span in spans if span.kind == "reward"])
     served = {name: sorted(versions) for name, versions in _versions(spans).items() if len(versions) > 1}
-    for name, versions in sorted(served.items()):
-        reason = f"its calls were served by {len(versions)} versions of {name}: {', '.join(versions)}"
+    for (_, name), versions in sorted(served.items()):
+        reason = f"its calls were served by {len(versions)} versions of {name}, {', '.join(versions)}: it fell back"
         yield finding("mixed_versions", reason, rollout, attempt.id)
 
 
@@ -132,9 +132,10 @@ def _without_ids(rollout: RolloutSummary, span: Span, tokens: Tokens) -> Finding
     return say(reason=f"the engine returned no token ids of the {missing}")
 
 
-def _versions(spans: Sequence[Span]) -> dict[str, set[str]]:
-    served: dict[str, set[str]] = {}
+def _versions(spans: Sequence[Span]) -> dict[tuple[str, str], set[str]]:
+    """By agent and resource: two agents of a rollout may be of different audiences."""
+    served: dict[tuple[str, str], set[str]] = {}
     for span in spans:
         for name, version in (span.versions or {}).items():
-            served.setdefault(name, set()).add(version)
+            served.setdefault((span.agent or "", name), set()).add(version)
     return served

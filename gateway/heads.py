@@ -30,7 +30,10 @@ HOP: Final = frozenset(
 CREDENTIALS: Final = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"x-penstock-token")
 """Where clients put keys, agent tokens among them."""
 
-_OWN: Final = HOP | {b"host", b"expect", b"x-penstock-token"}
+PROMPT: Final = b"x-penstock-prompt"
+"""Names the prompt that the first system text of a request is."""
+
+_OWN: Final = HOP | {b"host", b"expect", b"x-penstock-token", PROMPT}
 _NO_TRAILERS: Final = _OWN | {b"content-length", b"transfer-encoding", b"trailer", *CREDENTIALS}
 _TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9_-]{40,}")
 _KNOWN_NAMES: Final = 4096
@@ -171,8 +174,11 @@ def refusal_body(family: str, refusal: Refusal) -> bytes:
 
 
 def family_of(headers: Headers) -> str:
-    """Whose API a call to an unknown path speaks: Anthropic clients name their version, or at least themselves."""
+    """Whose API a call to an unknown path speaks: Anthropic clients name their version, or at least themselves, and
+    Google's send headers of their own."""
     for low, _, value in headers:
+        if low.startswith(b"x-goog-api-"):
+            return "gemini"
         if (
             low.startswith(b"anthropic-")
             or low == b"x-api-key"

@@ -16,6 +16,13 @@
 | `live`     | rollout NUL attempt NUL             | nothing: attempts that were claimed and have not ended         |
 | `rewards`  | rollout NUL attempt NUL key         | sequence (u32) of the reward that was given this key           |
 | `workers`  | name                                | the worker                                                     |
+| `resources` | resource NUL version NUL           | a version of it                                                |
+| `stable`   | resource                            | which version new rollouts get                                 |
+| `releases` | release                             | the release                                                    |
+| `audit`    | release NUL number (u32)            | a link of its audit chain                                      |
+| `assigned` | release NUL number (u32)            | a rollout that takes part                                      |
+| `seen`     | release NUL number (u32)            | what was seen of it when it was counted                        |
+| `pins`     | rollout NUL                         | the versions that it was given                                 |
 
 Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never mixes with it.
 Log and bodies are only ever appended and take whole segments: pages are full, and a commit is few operations. The log

@@ -61,6 +61,10 @@ METRICS: dict[str, Figure] = {
     "penstock_claim_seconds": Figure("histogram", "From asking for work that is there to having it."),
     "penstock_attempts_total": Figure("counter", "Attempts that have ended.", ("status",)),
     "penstock_rewards_total": Figure("counter", "Rewards that were kept.", ("source",)),
+    "penstock_upstream_waiting": Figure("gauge", "Calls that wait for an upstream that is held.", ("upstream",)),
+    "penstock_releases": Figure("gauge", "Releases that are live, by stage.", ("stage",)),
+    "penstock_prompt_rewrites_total": Figure("counter", "Prompts whose pinned version was sent.", ("way",)),
+    "penstock_prompt_misses_total": Figure("counter", "System texts that passed untouched, by why.", ("why",)),
     "penstock_otlp_spans_total": Figure("counter", "OpenTelemetry spans received.", ("outcome",)),
     "penstock_otlp_exported_total": Figure("counter", "Spans exported as OpenTelemetry."),
     "penstock_otlp_dropped_total": Figure("counter", "Spans that the receiver of the export refused."),
@@ -108,6 +112,8 @@ class Metrics:
         "otlp_retries",
         "otlp_spans",
         "overhead_seconds",
+        "prompt_misses",
+        "prompt_rewrites",
         "queue_claimed",
         "queue_oldest_seconds",
         "queue_rollouts",
@@ -115,12 +121,14 @@ class Metrics:
         "recorder_queue_calls",
         "recorder_wait_seconds",
         "recording_gaps",
+        "releases",
         "request_bytes",
         "response_bytes",
         "rewards",
         "tape_bytes",
         "upstream_connections",
         "upstream_retries",
+        "upstream_waiting",
         "workers",
     )  # fmt: skip
 
@@ -141,6 +149,10 @@ class Metrics:
         self.attempts: Counter[tuple[str, ...]] = Counter()
         self.rewards: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
+        self.upstream_waiting: dict[tuple[str, ...], int] = {}
+        self.releases: dict[tuple[str, ...], int] = {}
+        self.prompt_rewrites: Counter[tuple[str, ...]] = Counter()
+        self.prompt_misses: Counter[tuple[str, ...]] = Counter()
         self.otlp_exported = self.otlp_dropped = self.otlp_retries = self.otlp_lag_changes = 0
 
     def call_ended(self, dialect: str, status: str, seconds: float) -> None:

@@ -137,7 +137,8 @@ class Span(Noun):
     first_byte_ns: int | None = None
     """From start to the first byte of the response body; ns."""
     dialect: str = "opaque"
-    """Wire format spoken: chat, completions, responses, messages, embeddings, models, count_tokens or opaque."""
+    """Wire format spoken: chat, completions, responses, messages, embeddings, models, count_tokens, gemini,
+    gemini_count_tokens, gemini_embeddings or opaque."""
     method: str = "POST"
     """HTTP method."""
     path: str = ""
@@ -179,7 +180,7 @@ class Span(Noun):
     versions: dict[str, str] | None = None
     """Versions of released resources that served it: name -> version."""
     arm: str | None = None
-    """Arm of a release that it was assigned to."""
+    """RELEASE:ARM of each release that its rollout takes part in, with commas between them."""
     trace_id: str | None = None
     """W3C trace id, 32 hex digits. Derived from the attempt unless the client sent a traceparent."""
     span_id: str | None = None
@@ -505,8 +506,10 @@ class Change(Noun):
 
     cursor: int
     """Its place in the feed; ask for `since=cursor` to go on after it."""
-    kind: Literal["rollout", "attempt", "span"]
+    kind: Literal["rollout", "attempt", "span", "resource", "release"]
     """What changed."""
+    name: str | None = None
+    """Set when kind is resource or release: which one."""
     rollout: Rollout | None = None
     """Set when kind is rollout."""
     attempt: Attempt | None = None

@@ -29,6 +29,9 @@ PATH_HELP = {
     "rid": "Id of a rollout.",
     "aid": "Id of an attempt of the rollout.",
     "wid": "Name of a worker.",
+    "resource": "Name of a resource.",
+    "release": "Name of a release.",
+    "upstream": "Name of an upstream of the configuration.",
     "sequence": "Number of a span within its attempt, from 1.",
 }
 
@@ -45,7 +48,7 @@ class Route:
     answer: type[BaseModel] | str
     """Model of the answer, or its media type when it is not JSON."""
     handler: Callable[..., Any]
-    """Its docstring is the endpoint's description."""
+    """Its docstring is the endpoint's description. With a body it is an operation, else a handler of aiohttp's."""
     query: type[BaseModel] | None = None
     """Model whose fields are the query parameters."""
     body: type[BaseModel] | None = None

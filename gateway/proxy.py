@@ -10,21 +10,23 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from time import monotonic
+from typing import get_args
 
 from gateway.address import AddressError, from_path
 from gateway.admission import Admission, Admitted
 from gateway.auth import Auth
 from gateway.call import Call, family, internal_fault
-from gateway.config import Config
+from gateway.config import Config, Family
 from gateway.control_plane import ControlPlane, agent_target, is_control
 from gateway.dialects import find
-from gateway.errors import Refusal
+from gateway.errors import GatewayFault, Refusal
 from gateway.front import Front
 from gateway.heads import refusal_body, refusal_head
 from gateway.implicit import Conversations
 from gateway.metrics import Metrics
 from gateway.recorder import Recorder
 from gateway.redact import Redactor
+from gateway.releases.switch import Switch
 from gateway.request import Request
 from gateway.upstream import Pool
 
@@ -42,6 +44,7 @@ class Proxy:
         recorder: Recorder,
         metrics: Metrics,
         control: ControlPlane,
+        switch: Switch,
         epoch_ns: int,
     ) -> None:
         """`epoch_ns`: what the clock of the tape adds to the monotonic one."""
@@ -58,10 +61,11 @@ class Proxy:
         self.request_bytes = config.limits.request_bytes
         self.strict = config.tape.record == "strict"
         self._control = control
+        self.switch = switch
         self.epoch_ns = epoch_ns
         self._silent = {
             family: next(pool for pool in pools.values() if pool.config.dialect == family)
-            for family in ("openai", "anthropic")
+            for family in get_args(Family)
         }
 
     def serve(self, front: Front, request: Request) -> None:
@@ -102,11 +106,21 @@ class Proxy:
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None]:
         """(upstreams to try in turn, model name to send instead)."""
         if self.config.route:
-            model = call.dialect.model(call.body)
+            model = call.dialect.model(call.body, call.path)
             for route in self.config.route:
                 if model is not None and route.matches(model):
                     return [self.pools[name] for name in route.upstream], route.alias
         return [self._silent[family(call.dialect.name, call.dialect.family, request)]], None
+
+    def pool(self, name: str, model: str | None) -> Pool:
+        """The upstream that serves a version of weights; raises `GatewayFault` when it is not configured any more."""
+        found = self.pools.get(name)
+        if found is None:
+            message = (
+                f"model {model!r} is served by upstream {name!r}, which is not configured: add [[upstream]] {name!r}"
+            )
+            raise GatewayFault(503, "upstream", message)
+        return found
 
     def sweep(self, now: float) -> None:
         """Once a tick: announces calls that have run for a while, ends those whose upstream is silent."""
@@ -118,6 +132,7 @@ class Proxy:
                 _log.exception("a running call could not be looked after")
         for pool in self.pools.values():
             pool.expire(now)
+            self.metrics.upstream_waiting[(pool.name,)] = pool.gate.waiting
             self.metrics.connections(pool.name, "idle", pool.idle)
             self.metrics.connections(pool.name, "busy", pool.connections - pool.idle)
 

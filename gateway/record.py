@@ -22,6 +22,8 @@ from gateway.upstream import Pool
 
 _log = logging.getLogger("penstock.recorder")
 _OVERHEAD = 1024
+PROMPTS = "penstock.prompts.sha256"
+"""Attribute of a call: the hashes of its prompts as the agent sent them, by resource."""
 
 
 class Record:
@@ -32,6 +34,7 @@ class Record:
         "_limit",
         "_redactor",
         "_size",
+        "arm",
         "body",
         "call",
         "encoding",
@@ -48,8 +51,10 @@ class Record:
         "sent",
         "status",
         "stream",
+        "texts",
         "trailers",
         "truncated",
+        "versions",
     )
 
     def __init__(self, call: Admitted, request: Request, redactor: Redactor, limit: int) -> None:
@@ -74,6 +79,11 @@ class Record:
         self.status = "open"
         self.error: str | None = None
         self.end_ns: int | None = None
+        self.versions: dict[str, str] = {}
+        """Versions of resources that it was sent with, by name."""
+        self.arm: str | None = None
+        self.texts: dict[str, str] = {}
+        """SHA-256 of each prompt as the agent sent it."""
         self._size = 0
         self._limit = limit
         self._redactor = redactor
@@ -118,10 +128,12 @@ class Record:
         entry = self._entry
         if entry is None:
             entry = self._entry = self._opened()
+        entry.versions, entry.arm = self.versions or None, self.arm
+        entry.attributes = {PROMPTS: self.texts} if self.texts else None
         if final:
             self._close(entry)
         else:
-            entry.model = self.call.dialect.model(self.call.body)
+            entry.model = self.call.dialect.model(self.call.body, self.call.path)
         entry.body = self._bytes(b"".join(self.pieces) if final else b"")
         return entry
 
@@ -142,7 +154,8 @@ class Record:
     def _close(self, entry: Entry) -> None:
         facts, call = self._facts(), self.call
         # An alias has replaced the name that was asked for.
-        entry.model = facts.model if self.body is call.body else call.dialect.model(call.body)
+        named = facts.model if self.body is call.body else None
+        entry.model = named or call.dialect.model(call.body, call.path)
         entry.status, entry.error = self.status, self.error
         entry.end_ns, entry.first_byte_ns = self.end_ns, self.first_byte_ns
         entry.http_status, entry.stream = self.http_status, self.stream
@@ -158,7 +171,7 @@ class Record:
         except Exception:
             # The bytes are what happened; what could not be read out of them now can be read later.
             _log.exception("a call of %s could not be read", self.call.address.rollout)
-            return Facts(self.call.dialect.model(self.call.body))
+            return Facts(self.call.dialect.model(self.call.body, self.call.path))
 
     def _bytes(self, response: bytes) -> Body:
         block, pool = self._redactor.block, self.pool

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from gateway.config import Upstream
 from gateway.heads import RequestHeads
 from gateway.link import Caller, Link
+from gateway.releases.gate import Gate
 
 _log = logging.getLogger("penstock.upstream")
 
@@ -85,6 +86,7 @@ class Pool(Connector):
         self.path = parts.path
         self.origin = f"{parts.scheme}://{parts.netloc}"
         self.heads = RequestHeads(parts.netloc.encode("ascii"), _credential(config), admin_key)
+        self.gate = Gate(config.name)
         self._idle: deque[Link] = deque()
         self._context = ssl.create_default_context() if self.tls else None
 
@@ -150,4 +152,6 @@ def _credential(config: Upstream) -> tuple[bytes, bytes] | None:
         return None
     if config.dialect == "anthropic":
         return b"x-api-key", key.encode()
+    if config.dialect == "gemini":
+        return b"x-goog-api-key", key.encode()
     return b"Authorization", b"Bearer " + key.encode()

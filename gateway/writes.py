@@ -17,6 +17,7 @@ from gateway.context import Control
 from gateway.guard import ApiError
 from gateway.model import Judgement, Rollout
 from gateway.operations import Ids
+from gateway.releases.outcomes import is_hard
 from gateway.store import Claimed, Entry
 from gateway.work import (
     Claim,
@@ -140,7 +141,10 @@ async def _add(control: Control, ids: Ids, asked: EventsRequest, known: bool) ->
     desk, rollout, attempt = control.desk, ids["rid"], ids["aid"]
     now = desk.now_ns()
     entries = [_entry(rollout, attempt, event, now) for event in asked.events]
-    return EventsAnswer(sequences=await desk.add(entries, known))
+    added = EventsAnswer(sequences=await desk.add(entries, known))
+    if any(is_hard(entry.kind, entry.name, entry.attributes) for entry in entries):
+        await control.releases.violated(rollout)
+    return added
 
 
 def _entry(rollout: str, attempt: str, event: Event, now: int) -> Entry:

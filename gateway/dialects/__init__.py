@@ -9,6 +9,7 @@ from gateway.dialects.base import Dialect
 from gateway.dialects.chat import Chat
 from gateway.dialects.completions import Completions
 from gateway.dialects.embeddings import Embeddings
+from gateway.dialects.gemini import Gemini, GeminiCount, GeminiEmbeddings
 from gateway.dialects.messages import CountTokens, Messages
 from gateway.dialects.models import Models
 from gateway.dialects.opaque import Opaque
@@ -22,6 +23,9 @@ DIALECTS: tuple[Dialect, ...] = (
     Completions(),
     Embeddings(),
     CountTokens(),
+    Gemini(),
+    GeminiCount(),
+    GeminiEmbeddings(),
     Models(),
     OPAQUE,
 )

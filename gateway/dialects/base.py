@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.dialects.places import Place
 from gateway.model import Turn, Usage
 
 
@@ -34,14 +35,14 @@ class Dialect(Protocol):
     name: str
     """As it stands in `Span.dialect`."""
     family: str
-    """Whose error shape and base URL it shares: `openai` or `anthropic`."""
+    """Whose error shape and base URL it shares: `openai`, `anthropic` or `gemini`."""
 
     def matches(self, method: str, path: str) -> bool:
         """True when a call of this method to this path (no query, below the rollout's address) is this dialect's."""
         ...
 
-    def model(self, request: bytes) -> str | None:
-        """The model a request names; None if it names none or cannot be read."""
+    def model(self, request: bytes, path: str = "") -> str | None:
+        """The model a request names in its body or path; None if it names none or cannot be read."""
         ...
 
     def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
@@ -50,6 +51,15 @@ class Dialect(Protocol):
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         """The whole exchange as a Turn, from decoded bodies."""
+        ...
+
+    def system_texts(self, request: bytes) -> list[Place]:
+        """Where the system and developer texts of a request stand, in the order of the wire format. None of them if the
+        body cannot be read."""
+        ...
+
+    def tool_texts(self, request: bytes) -> list[Place]:
+        """Where the descriptions of the tools on offer stand. Their names and schemas are not texts."""
         ...
 
     def over(self, response: bytes) -> bool:

@@ -6,6 +6,7 @@ Reasoning is read from `reasoning_content` and from `reasoning`: servers disagre
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import msgspec
@@ -13,6 +14,7 @@ import orjson
 
 from gateway.dialects.base import Facts
 from gateway.dialects.parts import content_parts, result_part
+from gateway.dialects.places import Described, Item, Quoted, quoted_items, quoted_tool
 from gateway.dialects.post import Post, marked, routes
 from gateway.dialects.wire import (
     PROMPT,
@@ -59,7 +61,22 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
 
 
+class _Asked(msgspec.Struct):
+    messages: list[Item] | None = None
+
+
+class _Offer(msgspec.Struct):
+    function: Described | None = None
+    custom: Described | None = None
+
+
+class _Offers(msgspec.Struct):
+    tools: list[_Offer] | None = None
+
+
 _decode = lenient(_Answer)
+_asked = msgspec.json.Decoder(_Asked).decode
+_offers = msgspec.json.Decoder(_Offers).decode
 
 
 class Chat(Post):
@@ -69,6 +86,16 @@ class Chat(Post):
     family = "openai"
     routes: ClassVar[frozenset[str]] = routes("/chat/completions")
     apart: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "functions", "model", "stream"})
+
+    def quoted_system(self, request: bytes) -> Iterator[Quoted]:
+        """Messages of the roles system and developer."""
+        return quoted_items(_asked(request).messages, "messages")
+
+    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
+        """Of functions and custom tools."""
+        for at, offer in enumerate(_offers(request).tools or ()):
+            yield from quoted_tool(offer.function, ("tools", at, "function"))
+            yield from quoted_tool(offer.custom, ("tools", at, "custom"))
 
     def over(self, response: bytes) -> bool:
         """True after `[DONE]`."""

@@ -5,9 +5,11 @@ The answer has chat's frame with `text` where chat has `message`. There is no co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from gateway.dialects.chat import Chat
+from gateway.dialects.places import Quoted
 from gateway.dialects.post import routes
 from gateway.dialects.wire import Json, arr, count, earliest, joined, objs, text
 from gateway.model import Choice, Message, Part, Tool
@@ -19,6 +21,14 @@ class Completions(Chat):
     name = "completions"
     routes: ClassVar[frozenset[str]] = routes("/completions")
     apart: ClassVar[frozenset[str]] = frozenset({"prompt", "model", "stream"})
+
+    def quoted_system(self, request: bytes) -> Iterator[Quoted]:
+        """None: a prompt has no roles."""
+        return iter(())
+
+    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
+        """None."""
+        return iter(())
 
     def fold(self, index: int, pieces: list[Json]) -> Json:
         """The pieces of one choice as a choice of a plain answer."""

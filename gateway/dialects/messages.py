@@ -7,12 +7,14 @@ Anthropic runs itself (`server_tool_use`) are parts of type unknown: the client 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import msgspec
 
 from gateway.dialects.base import Facts
 from gateway.dialects.parts import content_parts, flat_tools, result_part
+from gateway.dialects.places import Item, Quoted, quoted_content, quoted_items, quoted_tools
 from gateway.dialects.post import Post, marked, routes
 from gateway.dialects.wire import (
     Json,
@@ -60,6 +62,12 @@ class _Event(msgspec.Struct):
     usage: Any = None
 
 
+class _Asked(msgspec.Struct):
+    system: msgspec.Raw = msgspec.Raw()
+    messages: list[Item] | None = None
+
+
+_asked = msgspec.json.Decoder(_Asked).decode
 _plain = lenient(_Answer)
 _event = lenient(_Event)
 
@@ -71,6 +79,16 @@ class Messages(Post):
     family = "anthropic"
     routes: ClassVar[frozenset[str]] = routes("/messages")
     apart: ClassVar[frozenset[str]] = frozenset({"messages", "system", "tools", "model", "stream"})
+
+    def quoted_system(self, request: bytes) -> Iterator[Quoted]:
+        """The system text, then messages of the role system, which newer models take in mid-conversation."""
+        asked = _asked(request)
+        yield from quoted_content(asked.system, ("system",), "system")
+        yield from quoted_items(asked.messages, "messages")
+
+    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
+        """Of the client's tools."""
+        return quoted_tools(request)
 
     def over(self, response: bytes) -> bool:
         """True after `message_stop`."""

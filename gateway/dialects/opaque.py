@@ -7,6 +7,7 @@ by it.
 from __future__ import annotations
 
 from gateway.dialects.base import Facts
+from gateway.dialects.places import Place
 from gateway.dialects.wire import error_message, label, loads, obj, peek
 from gateway.model import Turn
 
@@ -21,7 +22,7 @@ class Opaque:
         """Always."""
         return True
 
-    def model(self, request: bytes) -> str | None:
+    def model(self, request: bytes, path: str = "") -> str | None:
         """The model, if the request is a JSON object that names one."""
         return label(peek(request).model)
 
@@ -33,6 +34,14 @@ class Opaque:
         """The model asked for, and the error if the answer is one."""
         error = None if stream else error_message(obj(loads(response)))
         return Turn(dialect=self.name, model=self.model(request), stream=stream, error=error)
+
+    def system_texts(self, request: bytes) -> list[Place]:
+        """None that is understood."""
+        return []
+
+    def tool_texts(self, request: bytes) -> list[Place]:
+        """None that is understood."""
+        return []
 
     def over(self, response: bytes) -> bool:
         """Nobody knows."""

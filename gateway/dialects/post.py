@@ -7,10 +7,12 @@ that a plain call would have had, so that there is one reading of an answer and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import ClassVar
 
 from gateway.dialects.base import Facts
 from gateway.dialects.parts import fingerprint
+from gateway.dialects.places import Place, Quoted, located
 from gateway.dialects.wire import Json, document, error_message, label, loads, obj, peek, text
 from gateway.model import Choice, Message, Tool, Turn, Usage
 
@@ -24,12 +26,15 @@ class Post(ABC):
     """Its paths; a base URL may or may not end in /v1."""
     apart: ClassVar[frozenset[str]]
     """The request's fields that are no sampling parameters."""
+    served: ClassVar[str] = "model"
+    id: ClassVar[str] = "id"
+    """The answer's fields for the model that it is from, and for its id."""
 
     def matches(self, method: str, path: str) -> bool:
         """True for a POST to exactly one of its routes."""
         return method == "POST" and path in self.routes
 
-    def model(self, request: bytes) -> str | None:
+    def model(self, request: bytes, path: str = "") -> str | None:
         """The model that the request names."""
         return label(peek(request).model)
 
@@ -41,14 +46,14 @@ class Post(ABC):
         """The whole exchange."""
         problems: list[str] = []
         asked = document(request, "request", problems)
-        answer = self.assemble(response, problems) if stream else document(response, "response", problems)
+        answer = self.answer(response, stream, problems)
         return Turn(
             dialect=self.name,
             model=text(asked.get("model")),
-            model_served=text(answer.get("model")),
-            response_id=text(answer.get("id")),
+            model_served=text(answer.get(self.served)),
+            response_id=text(answer.get(self.id)),
             stream=stream,
-            sampling={key: value for key, value in asked.items() if key not in self.apart},
+            sampling=self.sampling(asked),
             messages=self.messages(asked, problems),
             tools=self.tools(asked),
             choices=self.choices(answer),
@@ -56,6 +61,22 @@ class Post(ABC):
             error=error_message(answer),
             problems=problems,
         )
+
+    def system_texts(self, request: bytes) -> list[Place]:
+        """Those that `quoted_system` points at."""
+        return located(request, self.quoted_system)
+
+    def tool_texts(self, request: bytes) -> list[Place]:
+        """Those that `quoted_descriptions` points at."""
+        return located(request, self.quoted_descriptions)
+
+    def quoted_system(self, request: bytes) -> Iterable[Quoted]:
+        """The strings that are system texts; none unless a dialect has any. Raises `wire.UNREADABLE`."""
+        return ()
+
+    def quoted_descriptions(self, request: bytes) -> Iterable[Quoted]:
+        """The strings that describe tools; none unless a dialect has any. Raises `wire.UNREADABLE`."""
+        return ()
 
     def over(self, response: bytes) -> bool:
         """Only streams with a last event of their own can be over early."""
@@ -68,9 +89,16 @@ class Post(ABC):
 
     def reply(self, response: bytes, stream: bool) -> bytes:
         """Fingerprint source of the first choice."""
-        answer = self.assemble(response, []) if stream else obj(loads(response))
-        choices = self.choices(answer)
+        choices = self.choices(self.answer(response, stream, []))
         return fingerprint(choices[0].message) if choices else b""
+
+    def answer(self, response: bytes, stream: bool, problems: list[str]) -> Json:
+        """The body of a plain answer, however it was sent."""
+        return self.assemble(response, problems) if stream else document(response, "response", problems)
+
+    def sampling(self, asked: Json) -> Json:
+        """The sampling parameters of a request."""
+        return {key: value for key, value in asked.items() if key not in self.apart}
 
     @abstractmethod
     def assemble(self, body: bytes, problems: list[str]) -> Json:

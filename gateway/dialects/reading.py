@@ -36,6 +36,7 @@ def read_exchange(dialect_name: str, exchange: Exchange, span: Span) -> Turn:
     request, request_problem = decode_body(exchange.request_body, _encoding(exchange.request_headers))
     response, response_problem = decode_body(exchange.response_body, _encoding(exchange.response_headers))
     turn = by_name(dialect_name).read(request, response, span.stream)
+    turn.model = turn.model or span.model  # Some APIs name it in the path.
     turn.problems[:0] = [
         *(["the exchange was too large to be kept whole"] if span.truncated else []),
         *([f"request: {request_problem}"] if request_problem else []),

@@ -12,6 +12,7 @@ out), is the answer put together from the events before it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import msgspec
@@ -19,6 +20,7 @@ import orjson
 
 from gateway.dialects.base import Facts
 from gateway.dialects.parts import content_parts, flat_tools, result_part
+from gateway.dialects.places import Item, Quoted, quoted_content, quoted_items, quoted_tools
 from gateway.dialects.post import Post, routes
 from gateway.dialects.wire import (
     INPUT,
@@ -77,6 +79,12 @@ class _Event(msgspec.Struct):
     response: _Answer | None = None
 
 
+class _Asked(msgspec.Struct):
+    instructions: msgspec.Raw = msgspec.Raw()
+    input: list[Item] | str | None = None
+
+
+_asked = msgspec.json.Decoder(_Asked).decode
 _plain = lenient(_Answer)
 _event = lenient(_Event)
 
@@ -88,6 +96,16 @@ class Responses(Post):
     family = "openai"
     routes: ClassVar[frozenset[str]] = routes("/responses")
     apart: ClassVar[frozenset[str]] = frozenset({"input", "instructions", "tools", "model", "stream"})
+
+    def quoted_system(self, request: bytes) -> Iterator[Quoted]:
+        """The instructions, then messages of the roles system and developer."""
+        asked = _asked(request)
+        yield from quoted_content(asked.instructions, ("instructions",), "system")
+        yield from quoted_items(asked.input if isinstance(asked.input, list) else None, "input")
+
+    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
+        """Of functions and custom tools."""
+        return quoted_tools(request)
 
     def over(self, response: bytes) -> bool:
         """True after the event that holds the whole response."""

@@ -12,9 +12,11 @@ from typing import Any
 from gateway import codec, keys
 from gateway.lifecycle import CLAIMED, WAITING
 from gateway.model import RolloutStatus, Span, SpanStatus, Worker
+from gateway.releases.model import Assignment, Entry, Release, Resource, Seen, digest
 from gateway.store import records
 from gateway.store.environment import TapeError
 from gateway.store.read import Reader
+from gateway.store.releasing import pins_of
 from gateway.store.tasks import queue_key
 from gateway.store.view import View
 
@@ -172,6 +174,54 @@ def _worker(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
         yield "it is the record of another worker"
 
 
+def _resource(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    version = Resource.model_validate_json(value)
+    if keys.attempt_key(version.name, version.version) != key:
+        yield "it is the record of another version"
+    if digest("", {"kind": version.kind, "content": version.read().model_dump(mode="json")}) != version.sha256:
+        yield "its content was changed: its hash does not agree"
+
+
+def _release(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    with tape.view() as view:
+        release = Release.model_validate_json(view.get("releases", key) or value)
+        stored = view.get("audit", keys.rollout_key(release.id) + keys.u32(release.revision))
+    if stored is None or Entry.model_validate_json(stored).hash != release.head:
+        yield "the last entry of its audit chain is not the one that it names"
+
+
+def _link(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    entry, before = Entry.model_validate_json(value), key[:-4] + keys.u32(int.from_bytes(key[-4:]) - 1)
+    if entry.hash != entry.digest():
+        yield "it was changed: its hash does not agree"
+    with tape.view() as view:
+        stored = view.get("audit", before)
+    if entry.previous != ("" if stored is None else Entry.model_validate_json(stored).hash):
+        yield "it does not follow the entry before it"
+
+
+def _assigned(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    assignment = Assignment.model_validate_json(value)
+    pins = [pin for pin in tape.pins(assignment.rollout) if pin.release == key[:-5].decode("ascii")]
+    if [(pin.number, pin.arm) for pin in pins[:1]] != [(assignment.number, assignment.arm)]:
+        yield f"rollout {assignment.rollout} is not pinned to it"
+
+
+def _seen(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    seen = Seen.model_validate_json(value)
+    with tape.view() as view:
+        stored = view.get("assigned", key)
+    if stored is None or Assignment.model_validate_json(stored).rollout != seen.rollout:
+        yield "it was not assigned"
+
+
+def _pins(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    for pin in pins_of(value):
+        with tape.view() as view:
+            if view.get("resources", keys.attempt_key(pin.resource, pin.version)) is None:
+                yield f"it is pinned to {pin.resource}@{pin.version}, which is missing"
+
+
 def _numbering(tape: Reader, database: str, span_of: Callable[[int, int], tuple[int, int]]) -> Iterator[str]:
     """Segments must follow each other without a hole."""
     expected = 1
@@ -198,4 +248,10 @@ _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...]
     ("live", _live),
     ("rewards", _reward),
     ("workers", _worker),
+    ("resources", _resource),
+    ("releases", _release),
+    ("audit", _link),
+    ("assigned", _assigned),
+    ("seen", _seen),
+    ("pins", _pins),
 )

@@ -22,7 +22,7 @@ from gateway.codec import UNREADABLE
 FORMAT = b"1"
 DATABASES = (
     "meta", "rollouts", "tasks", "order", "attempts", "index", "open", "styles", "log", "bodies",
-    "queue", "live", "rewards", "workers",
+    "queue", "live", "rewards", "workers", "resources", "stable", "releases", "audit", "assigned", "seen", "pins",
 )  # fmt: skip
 READERS = 512
 _GROW_AT = 0.8

@@ -121,6 +121,8 @@ class Entry:
     parent_id: str | None = None
     kind: str = "llm"
     name: str | None = None
+    versions: dict[str, str] | None = None
+    arm: str | None = None
     attributes: dict[str, Any] | None = None
     span_id: str | None = None
     body: Body | None = None
@@ -167,8 +169,8 @@ class Entry:
                 self.retry_of,
                 self.trace_id,
                 self.parent_id,
-                None,
-                None,
+                self.versions,
+                self.arm,
                 self.attributes,
                 self.span_id,
             ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from gateway import codec, keys
 from gateway.codec import Base, Body
@@ -15,6 +15,7 @@ BLOCK = 256
 """Sequences in one record of the index."""
 
 _RESOLVED_IN = {b"o": "open", b"a": "attempts", b"r": "rollouts"}
+_NAMED: dict[bytes, Literal["resource", "release"]] = {b"v": "resource", b"e": "release"}
 _RECENT = 4
 
 
@@ -145,6 +146,8 @@ class View:
         if kind == b"s":
             span = span_from(key, key[keys.head_key_length(key) :], self.style)
             return Change.model_construct(cursor=at, kind="span", span=span)
+        if kind in _NAMED:
+            return Change(cursor=at, kind=_NAMED[kind], name=key[:-1].decode("ascii"))
         stored = self.get(_RESOLVED_IN[kind], key)
         if stored is None:
             return None

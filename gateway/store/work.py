@@ -32,6 +32,7 @@ from gateway.store.environment import scan
 from gateway.store.ledger import Ledger, attempt_of, deadline, get, put, status_of
 from gateway.store.memory import Known, Live
 from gateway.store.records import Entry
+from gateway.store.releasing import Releasing
 from gateway.store.tasks import MODES, Claimed, Finished, Looked, Refused
 from gateway.work import Enqueued, HeartbeatRequest, Held, HeldAnswer, QueueState, RewardAnswer, RolloutSpec
 
@@ -41,6 +42,11 @@ FORGOTTEN_NS = 24 * 3600 * 10**9
 
 class Work(Ledger):
     """What can be done in one transaction."""
+
+    @property
+    def releases(self) -> Releasing:
+        """What can be done to releases in it."""
+        return Releasing(self._writer, self._batch)
 
     # -- giving work -------------------------------------------------------------------------------------------------
 

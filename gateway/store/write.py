@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from gateway import codec, keys
 from gateway.codec import Body
 from gateway.model import AttemptStatus, Rollout, SpanStatus
+from gateway.releases.model import Release
 from gateway.store import records
 from gateway.store.batch import Batch
 from gateway.store.environment import Environment, TapeError, Txn, scan
@@ -48,6 +49,8 @@ class Writer:
         self._cursor = 0
         self._body = 0
         self.waiting = Waiting()
+        self.releases: dict[str, Release] = {}
+        """Releases that are live."""
         self.finished: Counter[str] = Counter()
         """Attempts that each worker has finished since it was last heard of."""
 
@@ -128,6 +131,8 @@ class Writer:
             tuple(records.padded(value, records.STYLE_DEFAULTS)): keys.to_number(key) for key, value in stored
         }
         self._styles_seen.clear()
+        releases = (Release.model_validate_json(record) for _, record in scan(txn, self.dbs["releases"], b""))
+        self.releases = {release.id: release for release in releases if release.live}
         self._recall_waiting(txn)
 
     def _recall_waiting(self, txn: Txn) -> None:

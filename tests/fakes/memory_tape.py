@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 from aiohttp import web
@@ -17,12 +18,15 @@ from gateway.control import make_control
 from gateway.dispatcher import Desk
 from gateway.metrics import Metrics
 from gateway.model import Attempt, Change, Chunk, Exchange, Mode, Rollout, Span, SpanStatus, Totals, Usage, Worker
+from gateway.releases.driver import Driver
 from gateway.work import QueueState, QueueStatus
 
 T0 = 1_790_000_000_000_000_000
 """When the tests' calls begin: 2026-09-21 14:13:20 UTC."""
 NO_DESK = cast(Desk, None)
 """Reading needs none."""
+NO_RELEASES = cast(Driver, SimpleNamespace(tape=SimpleNamespace(releases=list)))
+"""No more, and there are none."""
 SECRET = b"a secret of 16 bytes or more"
 
 
@@ -170,7 +174,8 @@ async def serving(
     """Serve a tape on a free port."""
     auth, metrics, state = Auth(admin_key, SECRET), Metrics(), Condition()
     runner = web.AppRunner(
-        make_control(Control(tape, NO_DESK, tape, auth, metrics, state, keep_alive_s)), shutdown_timeout=1.0
+        make_control(Control(tape, NO_DESK, NO_RELEASES, tape, {}, auth, metrics, state, keep_alive_s)),
+        shutdown_timeout=1.0,
     )
     await runner.setup()
     try:

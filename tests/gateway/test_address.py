@@ -34,6 +34,7 @@ def test_a_bare_prefix_addresses_its_root(address: Address) -> None:
     [
         ("/rollout/r/v1/x", Address("r"), "/v1/x"),
         ("/rollout/r/agent/planner/v1/x", Address("r", agent="planner"), "/v1/x"),
+        ("/rollout/r/attempt/a/prompt/travel/v1/x", Address("r", "a", prompt="travel"), "/v1/x"),
         ("/proxy/rollout/r/attempt/0/mode/val/openai/v1/x", Address("r", "0", mode="val"), "/v1/x"),
         ("/proxy/rollout/r/attempt/0/mode/train/openai", Address("r", "0", mode="train"), "/openai"),
         ("/rollout/r/attempt/a/v1/rollout/z", Address("r", "a"), "/v1/rollout/z"),

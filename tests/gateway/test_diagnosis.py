@@ -171,12 +171,23 @@ def test_the_model_of_most_calls_is_the_one_that_is_judged() -> None:
 
 def test_some_findings_do_not_block() -> None:
     made = judge(
-        (span(1, finish="length", versions={"policy": "v3"}), good()), (span(2, versions={"policy": "v4"}), good())
+        (span(1, finish="length", versions={"policy": "v3"}), good()), (span(2, versions={"policy": "v3"}), good())
     )
-    assert codes(made) == ["mixed_versions", "cut_off"]
+    assert codes(made) == ["cut_off"]
     assert not any(finding.blocks for finding in found(made))
     assert made.attempts[0].trainable == 2
-    assert made.attempts[0].findings[0].reason == "its calls were served by 2 versions of policy: v3, v4"
+
+
+def test_what_fell_back_in_the_middle_is_not_trained_on() -> None:
+    versions = ({"policy": "v3"}, {"policy": "v4"})
+    made = judge(*((span(number, versions=one), good()) for number, one in enumerate(versions, 1)))
+    assert codes(made) == ["mixed_versions"]
+    assert found(made)[0].blocks
+    assert found(made)[0].reason == "its calls were served by 2 versions of policy, v3, v4: it fell back"
+    # Two agents may have a version each.
+    agents = ("planner", "critic")
+    made = judge(*((span(n, versions=versions[n - 1], agent=agents[n - 1]), good()) for n in (1, 2)))
+    assert codes(made) == []
 
 
 def test_a_rollout_without_attempts() -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from collections.abc import AsyncGenerator
 from html.parser import HTMLParser
 from typing import Any
 
 import aiohttp
+import pytest
+from fakes.experiment import policy, prompt
 from fakes.memory_tape import MemoryTape, call, serving
 from fakes.process import Gateway
 from fakes.tape import Tape
 from jsonschema import Draft202012Validator
 
 from gateway import apidocs
+from gateway.client import Client
 from gateway.control import ROUTES
 from gateway.openapi import document, field_docs
 from gateway.query import FIELDS
+from gateway.releases.model import Decision, NewRelease
 from gateway.views import SpanPage
 
 DOC = document(ROUTES, "1.2.3")
@@ -85,21 +91,50 @@ BODIES: dict[str, Any] = {
     "/api/rollouts/{rid}/attempts/{aid}/rewards": {"dimensions": {"style": 0.5}},
     "/api/rollouts/{rid}/attempts/{aid}/events": {"events": [{"name": "stdout", "attributes": {"text": "hi"}}]},
     "/api/queue": {"state": "open"},
+    "/api/resources/{resource}": {"kind": "prompt", "content": {"text": "Text two"}},
+    "/api/resources/{resource}/releases": {"candidate": "v2", "policy": {"margin_absolute": 0.1}},
+    "/api/upstreams/{upstream}/hold": {"bound_s": 5},
 }
 """What is sent to each path that takes a body; nothing where it is not here."""
 
 
-async def test_the_server_answers_as_described(http: aiohttp.ClientSession, gateway: Gateway, tape: Tape) -> None:
+async def ready(client: Client, action: str) -> str:
+    """A release to which this can be done."""
+    resource = "prompt-" + action.strip("{}")
+    for text in ("one", "two"):
+        await client.add_version(resource, prompt(f"Text {text}"))
+    release = (await client.start_release(resource, NewRelease(candidate="v2", policy=policy()))).id
+    while (await client.release(release)).release.stage != "canary":  # noqa: ASYNC110 - a few requests
+        await asyncio.sleep(0)
+    if action == "resume":
+        await client.decide(release, "hold", Decision())
+    return release
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncGenerator[Client]:
+    """Of the gateway."""
+    async with Client(gateway.url) as made:
+        yield made
+
+
+async def test_the_server_answers_as_described(
+    http: aiohttp.ClientSession, gateway: Gateway, tape: Tape, client: Client
+) -> None:
     """Every operation in turn, against one gateway; JSON answers are held against the schema of the document."""
     asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     async with http.post(f"{gateway.openai('r1')}/chat/completions", json=asked) as response:
         answered = (await response.json())["id"]
     await tape.spans("r1", 1)
+    for text in ("zero", "one"):
+        await client.add_version("known", prompt(f"Text {text}"))
     bodies = BODIES | {"/api/feedback": {"response_id": answered, "value": 1}}
     for path, method, operation in OPERATIONS:
         # A rollout that came by its address can be judged; only one that was queued can be cancelled and requeued.
         rid = "q2" if path.endswith(("/cancel", "/requeue")) else "r1"
-        url = gateway.url + path.format(rid=rid, aid="a1", wid="w1", sequence=1)
+        release = await ready(client, path.rpartition("/")[2]) if "{release}" in path else ""
+        names = {"resource": "known", "release": release, "upstream": "fake-openai"}
+        url = gateway.url + path.format(rid=rid, aid="a1", wid="w1", sequence=1, **names)
         query = {"follow": "false"} if path == "/api/changes" else {}
         sent = bodies.get(path, {}) if method == "post" else None
         async with http.request(method, url, json=sent, params=query) as response:

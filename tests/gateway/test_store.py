@@ -68,7 +68,6 @@ def test_an_entry_writes_its_fields_in_the_order_of_the_record() -> None:
     _, start, took, *own = codec.decode(entry.head(1, 77, [5, None, None, None, None]))
     assert (start, took) == (100, 30)
     expected = {name: f"<{name}>" for name in names} | {"body": 77, "usage": [5, None, None, None, None]}
-    expected |= {"versions": None, "arm": None}
     assert own == [expected[name] for name in records.OWN[2:]]
 
 

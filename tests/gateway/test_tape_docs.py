@@ -40,7 +40,7 @@ def test_the_documented_reader_reads(tmp_path: Path, together: bool) -> None:
         for batch in [entries] if together else [[entry] for entry in entries]:
             store.write(batch)
     bodies: dict[int, bytes] = {}
-    with lmdb.open(str(tmp_path / "tape"), max_dbs=16, readonly=True) as env:
+    with lmdb.open(str(tmp_path / "tape"), max_dbs=len(DATABASES), readonly=True) as env:
         database = env.open_db(b"bodies", create=False)
         with env.begin(db=database) as txn:
             for key, value in txn.cursor():

@@ -20,7 +20,9 @@ id model usage choices message messages delta content text type role tool_calls 
 function custom name arguments input output item response output_index content_index error event content_block summary
 partial_json thinking citation stop_reason system instructions tools functions prompt status call_id audio source object
 incomplete_details prompt_tokens prompt_tokens_details input_tokens cached_tokens is_error tool_use_id image_url action
-reasoning_content refusal detail
+reasoning_content refusal detail instructions description functionDeclarations systemInstruction system_instruction
+contents parts functionCall functionResponse candidates finishReason usageMetadata promptTokenCount generationConfig
+generateContentRequest requests args thought inlineData responseId modelVersion
 """
 WORDS = """
 assistant tool user text tool_use tool_result thinking redacted_thinking function_call_output function_call message
@@ -59,6 +61,8 @@ def survives(dialect: Dialect, request: bytes, response: bytes, streamed: bool) 
     assert all(dialect.conversation(request))
     assert isinstance(dialect.reply(response, streamed), bytes)
     assert dialect.model(request) is None or isinstance(dialect.model(request), str)
+    for place in [*dialect.system_texts(request), *dialect.tool_texts(request)]:
+        assert json.loads(request[place.start : place.end]) == place.text
 
 
 @pytest.mark.parametrize("name", [dialect.name for dialect in DIALECTS])
@@ -119,6 +123,27 @@ SAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
             {"type": "response.created", "response": {"id": "i", "output": []}},
             {"type": "response.output_item.added", "output_index": 0, "item": {"type": "message", "content": []}},
             {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "a"},
+        ],
+    ),
+    "gemini": (
+        {
+            "systemInstruction": {"parts": [{"text": "s"}]},
+            "contents": [
+                {"role": "user", "parts": [{"text": "a"}, {"functionResponse": {"name": "f", "response": {}}}]},
+                {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"a": 1}}}]},
+            ],
+            "tools": [{"functionDeclarations": [{"name": "f", "description": "d"}]}],
+            "generationConfig": {"temperature": 1},
+        },
+        {
+            "candidates": [{"index": 0, "finishReason": "STOP", "content": {"parts": [{"functionCall": {}}]}}],
+            "usageMetadata": {"promptTokenCount": 1},
+            "responseId": "i",
+            "modelVersion": "m",
+        },
+        [
+            {"candidates": [{"index": 0, "content": {"parts": [{"text": "a"}]}}], "responseId": "i"},
+            {"candidates": [{"finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 1}},
         ],
     ),
 }

@@ -1,0 +1,262 @@
+"""Google's Gemini: `POST /v1beta/models/{model}:generateContent` and its like, also below a Vertex project.
+
+The model stands in the path. A stream is a list of answers, each with the next parts: as events with `?alt=sse`, else
+as one JSON array, which is no stream to HTTP. Fields are camelCase or snake_case, since protobuf's JSON reads either,
+and where a list is due one object will do. Thoughts are parts marked as such; they are not in `candidatesTokenCount`.
+Function calls have an id only in newer versions. Tool results stay where they are, in a user's message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import msgspec
+import orjson
+
+from gateway.dialects.base import Facts
+from gateway.dialects.gemini_wire import field, folded, items, message_of, tools_of, usage_of
+from gateway.dialects.places import Described, Path, Quoted, quoted_text, quoted_tool
+from gateway.dialects.post import Post
+from gateway.dialects.wire import Json, arr, chunks, count, document, label, lenient, loads, obj, objs, text
+from gateway.model import Choice, Message, Tool, Usage
+from gateway.sse import last
+
+_ROUTE = re.compile(
+    r"(?:/v1(?:alpha|beta|beta1)?)?(?:/projects/[^/]+/locations/[^/]+)?(?:/publishers/[^/]+)?"
+    r"/(models|tunedModels|endpoints)/([^/:]+):([A-Za-z]+)"
+)
+CALL = (b'"functionCall":', b'"function_call":')
+TAIL = 3
+"""Events at the end of a stream: the finish reason and the usage stand in the last, or in one of the last."""
+
+
+class _Part(msgspec.Struct):
+    text: msgspec.Raw = msgspec.Raw()
+
+
+class _Content(msgspec.Struct):
+    parts: list[_Part] | _Part | None = None
+
+
+class _Tool(msgspec.Struct):
+    functionDeclarations: list[Described] | Described | None = None
+    function_declarations: list[Described] | Described | None = None
+
+
+class _Request(msgspec.Struct):
+    """Of a request what is text of its maker's."""
+
+    systemInstruction: _Content | None = None
+    system_instruction: _Content | None = None
+    tools: list[_Tool] | _Tool | None = None
+    generateContentRequest: _Request | None = None
+
+
+class _Called(msgspec.Struct):
+    functionCall: Any = None
+    function_call: Any = None
+
+
+class _Said(msgspec.Struct):
+    parts: list[_Called] | None = None
+
+
+class _Candidate(msgspec.Struct):
+    finishReason: Any = None
+    content: _Said | None = None
+
+
+class _Answer(msgspec.Struct):
+    """Of an answer only what a head wants."""
+
+    responseId: Any = None
+    modelVersion: Any = None
+    usageMetadata: Any = None
+    candidates: list[_Candidate] | None = None
+
+
+_request = msgspec.json.Decoder(_Request).decode
+_plain = lenient(_Answer)
+
+
+class Gemini(Post):
+    """generateContent and streamGenerateContent."""
+
+    name = "gemini"
+    family = "gemini"
+    routes: ClassVar[frozenset[str]] = frozenset({"generateContent", "streamGenerateContent"})
+    """The methods that a model in the path is asked for."""
+    apart: ClassVar[frozenset[str]] = frozenset(
+        {"contents", "systemInstruction", "system_instruction", "tools", "model", "generationConfig"}
+    )
+    served: ClassVar[str] = "modelVersion"
+    id: ClassVar[str] = "responseId"
+
+    def matches(self, method: str, path: str) -> bool:
+        """True for a POST to one of its methods of a model."""
+        found = _ROUTE.fullmatch(path)
+        return method == "POST" and found is not None and found[3] in self.routes
+
+    def model(self, request: bytes, path: str = "") -> str | None:
+        """The model in the path; a tuned one with its collection, as its name is written."""
+        found = _ROUTE.fullmatch(path.partition("?")[0])
+        return None if found is None else label(found[2] if found[1] == "models" else f"{found[1]}/{found[2]}")
+
+    def quoted_system(self, request: bytes) -> Iterator[Quoted]:
+        """The parts of the system instruction."""
+        for asked, path in _requests(request):
+            for key in ("systemInstruction", "system_instruction"):
+                content: _Content | None = getattr(asked, key)
+                for part, at in _listed(content and content.parts, (*path, key, "parts")):
+                    yield from quoted_text(part.text, (*at, "text"), "system")
+
+    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
+        """Of function declarations."""
+        for asked, path in _requests(request):
+            for tool, at in _listed(asked.tools, (*path, "tools")):
+                for key in ("functionDeclarations", "function_declarations"):
+                    declared: list[Described] | Described | None = getattr(tool, key)
+                    for function, place in _listed(declared, (*at, key)):
+                        yield from quoted_tool(function, place)
+
+    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+        """Of a stream of one candidate the last events, and a count of its calls; of several candidates everything."""
+        if not stream or b'"candidateCount"' in request:
+            answer = _plain(response if not stream and _is_plain(response) else self._whole(response, stream))
+            return _facts(answer, sum(map(_calls, answer.candidates or ())))
+        answer = _Answer()
+        for chunk in map(_plain, last(response, TAIL)):
+            answer.responseId = chunk.responseId or answer.responseId
+            answer.modelVersion = chunk.modelVersion or answer.modelVersion
+            answer.usageMetadata = chunk.usageMetadata or answer.usageMetadata
+            answer.candidates = answer.candidates or chunk.candidates
+            if answer.candidates and chunk.candidates and (finish := chunk.candidates[0].finishReason):
+                answer.candidates[0].finishReason = finish
+        return _facts(answer, sum(map(response.count, CALL)))
+
+    def _whole(self, response: bytes, stream: bool) -> bytes:
+        return orjson.dumps(self.answer(response, stream, []))
+
+    def answer(self, response: bytes, stream: bool, problems: list[str]) -> Json:
+        """A plain answer, or a stream of either kind folded into one."""
+        if stream:
+            return self.assemble(response, problems)
+        if _is_plain(response):
+            return document(response, "response", problems)
+        value = loads(response)
+        if not isinstance(value, list):
+            problems.append("response: a JSON array that ended early or cannot be read")
+        return folded(objs(value), problems)
+
+    def assemble(self, body: bytes, problems: list[str]) -> Json:
+        """Events, each an answer with the next parts."""
+        return folded(list(chunks(body, problems)), problems)
+
+    def sampling(self, asked: Json) -> Json:
+        """The generation's configuration, and whatever stands beside it."""
+        return obj(asked.get("generationConfig")) | super().sampling(asked)
+
+    def messages(self, asked: Json, problems: list[str]) -> list[Message]:
+        """The system instruction, then one for one."""
+        instruction = message_of(obj(field(asked, "systemInstruction")), "system")
+        return [
+            *([Message(role="system", parts=instruction.parts)] if instruction.parts else []),
+            *[message_of(obj(item), "user") for item in items(asked.get("contents"))],
+        ]
+
+    def tools(self, asked: Json) -> list[Tool]:
+        """Functions by name, Google's own by their field."""
+        return [it for tool in items(asked.get("tools")) for it in tools_of(obj(tool))]
+
+    def choices(self, answer: Json) -> list[Choice]:
+        """The candidates."""
+        return [
+            Choice(
+                index=at if (index := count(item.get("index"))) is None else index,
+                message=message_of(obj(item.get("content")), "model"),
+                finish=text(item.get("finishReason")),
+            )
+            for at, item in enumerate(objs(answer.get("candidates")))
+        ]
+
+    def usage(self, answer: Json) -> Usage | None:
+        """As reported, thoughts added to the output."""
+        return usage_of(answer.get("usageMetadata"))
+
+
+class GeminiCount(Gemini):
+    """Token counting: a request of contents, or a whole request inside, and an answer of one number."""
+
+    name = "gemini_count_tokens"
+    routes: ClassVar[frozenset[str]] = frozenset({"countTokens"})
+
+    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+        """Nothing was made."""
+        return Facts()
+
+    def messages(self, asked: Json, problems: list[str]) -> list[Message]:
+        """Those that are counted."""
+        return super().messages(obj(field(asked, "generateContentRequest")) or asked, problems)
+
+    def usage(self, answer: Json) -> Usage | None:
+        """None was used."""
+        return None
+
+
+class GeminiEmbeddings(Gemini):
+    """Embeddings of one content or of several; the vectors are left alone."""
+
+    name = "gemini_embeddings"
+    routes: ClassVar[frozenset[str]] = frozenset({"embedContent", "batchEmbedContents"})
+    apart: ClassVar[frozenset[str]] = Gemini.apart | {"content", "requests"}
+
+    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+        """What it cost, where that is said."""
+        return Facts(usage=usage_of(_plain(response).usageMetadata))
+
+    def messages(self, asked: Json, problems: list[str]) -> list[Message]:
+        """A user's message per content."""
+        items = [obj(it.get("content")) for it in [asked, *objs(asked.get("requests"))] if it.get("content")]
+        return [message_of(item, "user") for item in items]
+
+    def conversation(self, request: bytes) -> list[bytes]:
+        """None: what is embedded is no conversation."""
+        return []
+
+
+def _requests(request: bytes) -> Iterator[tuple[_Request, Path]]:
+    asked = _request(request)
+    yield asked, ()
+    if asked.generateContentRequest is not None:
+        yield asked.generateContentRequest, ("generateContentRequest",)
+
+
+def _listed(items: Any, path: Path) -> Iterator[tuple[Any, Path]]:
+    """Items and where they stand; one object stands for a list of it."""
+    if isinstance(items, list):
+        yield from ((item, (*path, at)) for at, item in enumerate(arr(items)))
+    elif items is not None:
+        yield items, path
+
+
+def _facts(answer: _Answer, calls: int) -> Facts:
+    candidates = answer.candidates or []
+    return Facts(
+        model_served=label(answer.modelVersion),
+        response_id=label(answer.responseId),
+        finish=label(candidates[0].finishReason) if candidates else None,
+        usage=usage_of(answer.usageMetadata),
+        tool_calls=calls,
+        choices=len(candidates),
+    )
+
+
+def _calls(candidate: _Candidate) -> int:
+    parts = (candidate.content and candidate.content.parts) or ()
+    return sum(bool(obj(part.functionCall) or obj(part.function_call)) for part in parts)
+
+
+def _is_plain(response: bytes) -> bool:
+    return response.lstrip()[:1] != b"["

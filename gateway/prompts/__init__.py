@@ -1,0 +1,1 @@
+"""Prompts of unmodified agents: found in a request, induced from many, recognised, written anew. Pure."""

@@ -1,0 +1,185 @@
+"""Prompts out of messages: system texts are grouped by call-site and prompt, and each group gives a template.
+
+Of one call-site (agent and tools on offer), runs of four tokens that stand in many texts are prompt; what only one text
+has is in a slot and does not count, however long it is. Texts that share much of what counts are of one group. What a
+group has in common (`gateway.prompts.common`) is its template. Where a slot holds prompts itself, a few long texts
+again and again, the group is split by them. What a template does not match is tried again by itself.
+
+What comes out is measured with the very scan that recognises prompts later. It is a proposal: a person registers it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gateway.prompts.align import tokens
+from gateway.prompts.common import common
+from gateway.prompts.recognise import match
+from gateway.prompts.template import Template
+
+Texts: TypeAlias = Counter[str]
+"""Different texts, and how often each was sent."""
+Values: TypeAlias = Mapping[str, str]
+
+FEWEST = 20
+"""Messages from which a prompt is proposed."""
+GROUPED, ALIGNED, CHARACTERS = 256, 64, 1_500_000
+"""How many different texts are grouped, how many of a group aligned, how long they are together: the bounds of time."""
+RUN = 4
+ALIKE = 0.35
+"""Tokens in a run, and how much two texts of one group have in common at least."""
+LONG_VALUE, OFTEN, MOSTLY, NEARLY_ALL = 60, 5, 0.3, 0.8
+"""Characters, messages, share of common text, and share of the messages from which a slot is taken to hold prompts."""
+LEVELS = 3
+EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A system text that was sent."""
+
+    text: str
+    agent: str | None = None
+    """Name of the agent or call-site, where it is known."""
+    tools: frozenset[str] = frozenset()
+    """Names of the tools on offer."""
+    rollout: str | None = None
+    """Agents resend their prompt with every call: within one rollout a text counts once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A prompt that was found."""
+
+    template: Template
+    messages: int
+    """How many messages are this prompt."""
+    coverage: float
+    """Their share, from 0 to 1, of those messages of the call-site that are this prompt or none that was found."""
+    slots: Mapping[str, list[str]]
+    """A few values of each slot, the most frequent first."""
+    agent: str | None
+    """As in the samples."""
+    call_site: str
+    """Stands for agent, tools and template; 16 hex digits."""
+
+
+def propose(samples: Iterable[Sample], fewest: int = FEWEST) -> list[Proposal]:
+    """The prompts that at least so many messages are, the most frequent first."""
+    sites: defaultdict[tuple[str | None, frozenset[str]], Texts] = defaultdict(Texts)
+    seen: set[Sample] = set()
+    for it in samples:
+        if it.rollout is None or it not in seen:
+            seen.add(it)
+            sites[it.agent, it.tools][it.text] += 1
+    found = [proposal for (agent, tools), texts in sites.items() for proposal in _of_site(texts, agent, tools)]
+    return sorted((it for it in found if it.messages >= fewest), key=lambda it: -it.messages)
+
+
+def _of_site(texts: Texts, agent: str | None, tools: frozenset[str]) -> Iterator[Proposal]:
+    templates = list(dict.fromkeys(induced(_spread(texts, GROUPED))))
+    found: dict[Template, list[tuple[Values, int]]] = {template: [] for template in templates}
+    strange = 0
+    for text, count in texts.items():
+        ways = [(template, way) for template in templates if not isinstance(way := match(template, text), str)]
+        if len(ways) == 1:
+            found[ways[0][0]].append((ways[0][1], count))
+        else:
+            strange += count
+    for template, values in found.items():
+        messages = sum(count for _, count in values)
+        if messages:
+            coverage = messages / (messages + strange)
+            examples = {slot: _examples(slot, values) for slot in template.slots}
+            yield Proposal(template, messages, coverage, examples, agent, call_site(agent, tools, template))
+
+
+def call_site(agent: str | None, tools: Iterable[str], template: Template) -> str:
+    """A name for a prompt where it is used; 16 hex digits."""
+    return hashlib.sha256(json.dumps([agent, sorted(tools), template.source]).encode()).hexdigest()[:16]
+
+
+def _examples(slot: str, values: list[tuple[Values, int]]) -> list[str]:
+    counts = Texts()
+    for value, count in values:
+        counts[value[slot]] += count
+    return [value for value, _ in counts.most_common(EXAMPLES)]
+
+
+def _spread(texts: Texts, most: int) -> Texts:
+    """At most so many texts, and no more than can be worked through in a moment, evenly taken."""
+    longest = max(map(len, texts), default=1)
+    size = min(most, max(CHARACTERS // max(longest, 1), OFTEN))
+    return Texts(dict(list(texts.items())[:: -(-len(texts) // size) or 1]))
+
+
+def induced(texts: Texts, levels: int = LEVELS) -> Iterator[Template]:
+    """The templates of a call-site's texts."""
+    for group in groups(texts):
+        template = _template(group)
+        if template is None:
+            continue
+        parts = list(_parts(template, group))
+        if not (parts and levels):
+            yield template
+            parts = [Texts({text: count for text, count in group.items() if match(template, text) == "miss"})]
+        for part in parts if levels else ():
+            yield from induced(part, levels - 1)
+
+
+def _template(group: Texts) -> Template | None:
+    template = common(_spread(group, ALIGNED)) if group.total() >= OFTEN else None
+    return None if template is None or template.weakness else template
+
+
+def groups(texts: Texts) -> list[Texts]:
+    """Texts apart by prompt."""
+    runs = {text: _token_runs(text) for text in texts}
+    others = Counter(run for its in runs.values() for run in its)
+    others.subtract(list(others))
+    found: list[tuple[set[int], Texts]] = []
+    for text, count in texts.items():
+        alike = [_alike(runs[text], leader, others) for leader, _ in found]
+        if max(alike, default=0.0) < ALIKE:
+            found.append((runs[text], Texts({text: count})))
+        else:
+            found[alike.index(max(alike))][1][text] += count
+    return [group for _, group in found]
+
+
+def _token_runs(text: str) -> set[int]:
+    cut = tokens(text)
+    return set(map(hash, zip(*(cut[shift:] for shift in range(RUN)), strict=False)))
+
+
+def _alike(one: set[int], other: set[int], others: Mapping[int, int]) -> float:
+    """What both have of what either has, from 0 to 1; a run counts as often as there are other texts with it."""
+    both, either = (sum(map(others.__getitem__, runs)) for runs in (one & other, one | other))
+    return both / either if either else 0.0
+
+
+def _parts(template: Template, group: Texts) -> Iterator[Texts]:
+    """A group by the prompts in the first slot that holds prompts; nothing if there is none."""
+    ways = [(text, count, way) for text, count in group.items() if not isinstance(way := match(template, text), str)]
+    for slot in template.slots:
+        held = Texts()
+        for _, count, way in ways:
+            held[way[slot]] += count
+        if min(map(len, held), default=0) < LONG_VALUE:
+            continue
+        kinds = [kind for kind in groups(_spread(held, GROUPED)) if _is_prompt(kind)]
+        if len(kinds) > 1 and sum(kind.total() for kind in kinds) >= NEARLY_ALL * held.total():
+            for kind in kinds:
+                yield Texts({text: count for text, count, way in ways if way[slot] in kind})
+            return
+
+
+def _is_prompt(kind: Texts) -> bool:
+    template = _template(kind)
+    mean = sum(map(len, kind)) / len(kind)
+    return template is not None and sum(map(len, template.anchors)) >= MOSTLY * mean

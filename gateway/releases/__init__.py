@@ -1,0 +1,1 @@
+"""Releases: moving traffic from one version to another as an experiment that can be taken back."""

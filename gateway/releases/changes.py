@@ -1,0 +1,59 @@
+"""What changes of a release by a decision of the rules, or by a person's word, and the entry that says so. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gateway.releases.model import Entry, Release
+from gateway.store import Refused
+
+
+def entry(action: str, who: str, why: str, assignment: int | None = None) -> Entry:
+    """A link of the chain, as far as it is known before it is written."""
+    return Entry(number=0, at_ns=0, who=who, action=action, before=None, after="draft", why=why, assignment=assignment)
+
+
+ROLLED_BACK: Final[Mapping[str, Any]] = {"stage": "rolled_back", "split": 0.0, "waits": None, "held_in": None}
+
+
+def _advance(release: Release) -> Mapping[str, Any]:
+    step = release.step + 1
+    return {"stage": "canary", "step": step, "split": release.policy.stages[step].split, "waits": None}
+
+
+def _hold(release: Release) -> Mapping[str, Any]:
+    return {"stage": "held", "held_in": release.stage}
+
+
+def _resume(release: Release) -> Mapping[str, Any]:
+    if release.held_in is None:
+        raise Refused("conflict", f"release {release.id} is {release.stage}, not held", "release", release.id)
+    return {"stage": release.held_in, "held_in": None}
+
+
+def _approve(release: Release) -> Mapping[str, Any]:
+    if release.stage != "canary":
+        raise Refused("conflict", f"release {release.id} is {release.stage}: there is nothing to approve", "release")
+    return {"waits": None}
+
+
+Update = Callable[[Release], Mapping[str, Any]]
+DECIDED: Final[Mapping[str, Update]] = {
+    "advance": _advance,
+    "promote": lambda _: {"stage": "promoted", "split": 0.0, "waits": None},
+    "roll_back": lambda _: ROLLED_BACK,
+    "hold": _hold,
+    "wait": lambda _: {"waits": "approval"},
+}
+"""What changes of a release by each decision of the rules."""
+WANTED: Final[Mapping[str, Update]] = {
+    "promote": lambda _: {"stage": "promoted", "split": 0.0, "waits": None, "held_in": None},
+    "rollback": lambda _: ROLLED_BACK,
+    "abort": lambda _: {"stage": "aborted", "split": 0.0, "waits": None, "held_in": None},
+    "hold": _hold,
+    "resume": _resume,
+    "approve": _approve,
+}
+"""What changes of it when a person says so."""
+ACTIONS: Final = tuple(WANTED)

@@ -1,0 +1,305 @@
+"""Drives releases: does what a stage asks for, and what people want.
+
+Each release that is live has one task. Before the canary it runs the stage's job (`jobs`) and moves on, or rolls back;
+in the canary it counts and decides (`counting`). Whoever else changes the release is noticed by its revision, and the
+task looks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+from gateway.feed import Feed
+from gateway.recorder import Recorder
+from gateway.releases.changes import ROLLED_BACK, WANTED, entry
+from gateway.releases.counting import Counting
+from gateway.releases.decision import Canary, figures, hard_stop
+from gateway.releases.intervals import interval
+from gateway.releases.jobs import Job, Jobs, Progress, Report
+from gateway.releases.model import (
+    GATEWAY,
+    Assignment,
+    Decision,
+    NewRelease,
+    NewVersion,
+    Release,
+    ReleaseView,
+    Resource,
+    Stage,
+)
+from gateway.releases.outcomes import baseline, is_hard
+from gateway.releases.stages import NEXT
+from gateway.releases.switch import Switch
+from gateway.releases.trail import OUT_OF_TURN
+from gateway.releases.weights import ModelVersion
+from gateway.store import Refused, Store, TapeError, Work
+
+T = TypeVar("T")
+RETRY_S: Final = 1.0
+HISTORY: Final = 2_000
+"""Rollouts before the start from which the baseline is taken."""
+_log = logging.getLogger("penstock.releases")
+
+
+@dataclass(slots=True)
+class _Driven:
+    task: asyncio.Task[None]
+    progress: Progress | None = None
+    canary: Canary | None = None
+
+    def show(self, canary: Canary) -> None:
+        """The one that is stepped."""
+        self.canary = canary
+
+
+class Driver:
+    """All releases of a gateway. `start` before use, `stop` before the recorder closes."""
+
+    def __init__(
+        self,
+        tape: Store,
+        recorder: Recorder,
+        switch: Switch,
+        feed: Feed,
+        now_ns: Callable[[], int],
+        jobs: Jobs,
+        upstreams: Collection[str],
+        changed: Callable[[], None],
+    ) -> None:
+        """`upstreams`: names of those that are configured; `changed` is told of every change."""
+        self.tape = tape
+        self._recorder = recorder
+        self._switch = switch
+        self._feed = feed
+        self._now_ns = now_ns
+        self._jobs: Mapping[Stage, tuple[str, Job]] = {
+            "draft": ("check", jobs.check),
+            "checked": ("replay", jobs.replay),
+            "replayed": ("shadow", jobs.shadow),
+        }
+        self._upstreams = upstreams
+        self._tell = changed
+        self._counting = Counting(tape, recorder, feed, now_ns, self._changed_now)
+        self._driven: dict[str, _Driven] = {}
+
+    def start(self) -> None:
+        """Goes on with what an earlier life has begun."""
+        self._switch.reload()
+        for release in self.tape.releases():
+            if release.live:
+                self._drive(release.id)
+
+    async def stop(self) -> None:
+        """Lets go of them; they go on with the next start."""
+        tasks = [driven.task for driven in self._driven.values()]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _do(self, operation: Callable[[Work], T]) -> T:
+        """An operation; what calls are given follows it at once."""
+        done = await self._recorder.submit(operation)
+        self._changed_now()
+        return done
+
+    def _changed_now(self) -> None:
+        self._switch.reload()
+        self._tell()
+
+    # -- what people do ----------------------------------------------------------------------------------------------
+
+    async def add_version(self, name: str, new: NewVersion) -> Resource:
+        """Registers a version; raises `Refused`."""
+        content, now = new.read(), self._now_ns()
+        if isinstance(content, ModelVersion) and content.upstream not in self._upstreams:
+            message = (
+                f"content.upstream: {content.upstream!r} is not configured; there are {', '.join(self._upstreams)}"
+            )
+            raise Refused("invalid", message, "content.upstream", content.upstream)
+        return await self._do(lambda work: work.releases.add_version(name, new, now))
+
+    async def begin(self, resource: str, new: NewRelease) -> Release:
+        """Starts a release; raises `Refused` and `ConfigError`."""
+        found = self.tape.resources().get(resource)
+        if found is None:
+            message = f"there is no resource {resource!r}; `penstock resource add {resource}` registers one"
+            raise Refused("not_found", message, "resource", resource)
+        policy, mean = new.policy, None
+        if not policy.hold_split and policy.margin_absolute is None:
+            history = list(islice((rollout for _, rollout in self.tape.rollouts()), HISTORY))
+            mean = await asyncio.to_thread(baseline, self.tape, history, policy, resource, found[0].version)
+        release = Release(
+            id="new",
+            resource=resource,
+            kind=found[1][0].kind,
+            stable=found[0].version,
+            candidate=new.candidate,
+            only=new.only,
+            policy=policy,
+            baseline=mean,
+            margin=policy.d(mean),
+            salt=secrets.token_hex(16),
+            author=new.author,
+        )
+        link = entry("start", new.author or "api", new.why or "it was started")
+        now = self._now_ns()
+        made = await self._do(lambda work: work.releases.start(release, link, now))
+        self._drive(made.id)
+        return made
+
+    async def decide(self, name: str, action: str, said: Decision) -> Release:
+        """Does what a person wants; raises `Refused`."""
+        release = self.tape.release(name)
+        if release is None:
+            raise Refused("not_found", f"there is no release {name!r}; GET /api/releases lists them", "release", name)
+        update = WANTED[action](release)
+        link = entry(action, said.who or "api", said.why or f"a person said {action}", release.counted)
+        now = self._now_ns()
+        made = await self._do(lambda work: work.releases.change(name, release.revision, update, link, now))
+        self._drive(name)
+        return made
+
+    async def violated(self, rollout: str) -> None:
+        """A hard violation was seen in a rollout: if it is on a candidate, its release does not wait for its turn."""
+        for pin in self.tape.pins(rollout):
+            release = None if pin.release is None else self.tape.release(pin.release)
+            if release is not None and release.live and pin.arm == "candidate":
+                await self._stop_hard(release, rollout)
+
+    async def _stop_hard(self, release: Release, rollout: str) -> None:
+        number = await asyncio.to_thread(self._violations, release)
+        why = hard_stop(release.policy, number)
+        if why is not None:
+            link, now = entry("roll_back", GATEWAY, why), self._now_ns()
+            link.evidence = {OUT_OF_TURN: number, "rollout": rollout}
+            with suppress(Refused):
+                # Its task, or a person, may have been quicker.
+                await self._do(lambda work: work.releases.change(release.id, None, ROLLED_BACK, link, now))
+
+    def _violations(self, release: Release) -> int:
+        """Hard ones on the candidate, of all that were assigned."""
+        found = 0
+        for assignment in self._assigned(release.id):
+            if assignment.arm == "candidate":
+                spans = self.tape.spans(assignment.rollout)
+                found += sum(is_hard(span.kind, span.name, span.attributes) for span in spans)
+        return found
+
+    def _assigned(self, name: str) -> list[Assignment]:
+        found: list[Assignment] = []
+        while page := self.tape.assignments(name, len(found))[0]:
+            found += page
+        return found
+
+    def view(self, release: Release) -> ReleaseView:
+        """A release with its evidence."""
+        driven = self._driven.get(release.id)
+        view = ReleaseView(release=release, waiting=release.assigned - release.counted)
+        canary = (
+            driven.canary if driven is not None and driven.canary is not None else self._counting.walked(release)[0]
+        )
+        view.figures, view.interval = figures(canary.evidence), interval(canary.evidence.reward)
+        if driven is not None and driven.progress is not None:
+            view.doing, view.done, view.total = driven.progress.doing, driven.progress.done, driven.progress.total
+        if oldest := self.tape.assignments(release.id, release.counted, 1)[0]:
+            view.oldest_ns = oldest[0].assigned_ns
+        return view
+
+    # -- one release -------------------------------------------------------------------------------------------------
+
+    def _drive(self, name: str) -> None:
+        driven = self._driven.get(name)
+        if driven is None or driven.task.done():
+            self._driven[name] = _Driven(asyncio.ensure_future(self._run(name)))
+
+    async def _run(self, name: str) -> None:
+        while True:
+            try:
+                if not await self._step(name):
+                    self._driven.pop(name, None)
+                    return
+            except Refused as refusal:
+                # Somebody else has changed it: look again.
+                _log.info("release %s: %s", name, refusal)
+            except TapeError as error:
+                _log.error("release %s waits for the tape: %s", name, error)
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                _log.exception("release %s cannot go on", name)
+                await asyncio.sleep(RETRY_S)
+
+    async def _step(self, name: str) -> bool:
+        """Does the next thing; False when there will be none."""
+        release = self.tape.release(name)
+        if release is None or not release.live:
+            return False
+        if release.stage == "held":
+            await self._changed(release)
+        elif release.stage == "canary":
+            await self._counting.run(release, self._driven[name].show)
+        elif release.stage == "shadowed":
+            await self._move(release, "canary", "canary", "new rollouts are assigned", {})
+        else:
+            await self._prepare(release)
+        return True
+
+    async def _prepare(self, release: Release) -> None:
+        """A stage before the canary."""
+        after = NEXT[release.stage]
+        action, job = self._jobs[release.stage]
+        wish = getattr(release.policy, after)
+        if wish == "skip":
+            await self._move(release, action, after, "skipped by the policy", {"skipped": True})
+            return
+        driven = self._driven[release.id]
+        driven.progress = Progress(action)
+        try:
+            report = await self._unless_changed(release, job(release, driven.progress))
+        except (Refused, TapeError):
+            raise
+        except Exception:
+            _log.exception("release %s: the %s failed", release.id, action)
+            report = Report(False, "the gateway failed at it; its log says why")
+        finally:
+            driven.progress = None
+        if report is None:
+            return
+        if report.ok or wish == "report":
+            await self._move(release, action, after, report.why, report.evidence | {"ok": report.ok})
+        else:
+            await self._move(
+                release, "roll_back", "rolled_back", f"{action}: {report.why}", report.evidence | {"ok": False}
+            )
+
+    async def _unless_changed(self, release: Release, job: Awaitable[Report]) -> Report | None:
+        """What the job found; None when the release was changed by somebody before."""
+        working, changed = asyncio.ensure_future(job), asyncio.ensure_future(self._changed(release))
+        try:
+            await asyncio.wait([working, changed], return_when=asyncio.FIRST_COMPLETED)
+            return await working if working.done() else None
+        finally:
+            for task in (working, changed):
+                task.cancel()
+
+    async def _changed(self, release: Release) -> None:
+        """Returns when somebody else has changed it."""
+        while (now := self.tape.release(release.id)) is not None and now.revision == release.revision:
+            await self._feed.wait(self._feed.cursor)
+
+    async def _move(self, release: Release, action: str, stage: Stage, why: str, evidence: dict[str, Any]) -> None:
+        link = entry(action, GATEWAY, why)
+        link.evidence = evidence
+        update: dict[str, Any] = {"stage": stage}
+        if stage == "canary":
+            update |= {"step": 0, "split": release.policy.stages[0].split}
+        now = self._now_ns()
+        await self._do(lambda work: work.releases.change(release.id, release.revision, update, link, now))

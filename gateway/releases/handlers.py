@@ -1,0 +1,158 @@
+"""The control API of resources and releases: operations that change them, and reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from pydantic import Field
+
+from gateway.config import ConfigError
+from gateway.context import CONTROL, Control
+from gateway.guard import ApiError, answer, id_of, query_of
+from gateway.model import Id, Noun
+from gateway.operations import Ids
+from gateway.releases.changes import ACTIONS
+from gateway.releases.model import (
+    AssignmentPage,
+    AuditTrail,
+    Decision,
+    NewRelease,
+    NewVersion,
+    PinList,
+    Release,
+    ReleaseList,
+    ReleaseView,
+    Resource,
+    ResourceList,
+    ResourceView,
+)
+
+
+class ReleasesQuery(Noun):
+    """Parameters of the list of releases."""
+
+    resource: Id | None = None
+    """Only those of this resource."""
+    live: bool = False
+    """Only those that can still change what an agent gets."""
+
+
+class AssignmentsQuery(Noun):
+    """Parameters of a page of assignments."""
+
+    after: int = Field(default=0, ge=0, lt=2**32)
+    """The number after which the page begins."""
+    limit: int = Field(default=1000, ge=1, le=10_000)
+    """How many at most."""
+
+
+async def add_version(control: Control, ids: Ids, asked: NewVersion) -> Resource:
+    """Register a version of a resource. The first one is stable at once; every other is tried by a release. Versions
+    never change: the same content again is answered with the version that has it, and 409 says that a name is taken."""
+    return await control.releases.add_version(ids["resource"], asked)
+
+
+async def start_release(control: Control, ids: Ids, asked: NewRelease) -> Release:
+    """Start a release of a resource: its candidate is checked, replayed and shadowed as the policy says, then new
+    rollouts are assigned to it. 409 when another release is live for the same calls."""
+    try:
+        return await control.releases.begin(ids["resource"], asked)
+    except ConfigError as error:
+        raise ApiError(400, f"policy: {error}", "policy") from None
+
+
+def decision(action: str) -> Callable[[Control, Ids, Decision], Awaitable[Release]]:
+    """The operation by which a person does something to a release."""
+
+    async def decide(control: Control, ids: Ids, asked: Decision) -> Release:
+        return await control.releases.decide(ids["release"], action, asked)
+
+    decide.__doc__ = DECISIONS[action]
+    return decide
+
+
+DECISIONS = {
+    "promote": "Make the candidate the stable version now, whatever the evidence says. Rollouts keep what they have.",
+    "rollback": "Send every new call to the stable version, also those of rollouts on the candidate: these are marked "
+    "as mixed.",
+    "abort": "End a release: no new rollout gets the candidate; those that have it keep it.",
+    "hold": "Stop a release where it is: no new rollout takes part.",
+    "resume": "Go on with a release that is held.",
+    "approve": "Let a release leave the stage of its canary that waits for a person.",
+}
+"""What a person can do, and what that does."""
+assert DECISIONS.keys() == set(ACTIONS)
+
+
+async def get_resources(request: web.Request) -> web.Response:
+    """All resources with their versions, by name."""
+    control = request.app[CONTROL]
+    return answer(ResourceList(resources=await asyncio.to_thread(_resources, control)))
+
+
+async def get_resource(request: web.Request) -> web.Response:
+    """One resource with its versions."""
+    control, name = request.app[CONTROL], id_of(request, "resource")
+    found = {one.name: one for one in await asyncio.to_thread(_resources, control)}
+    if name not in found:
+        raise ApiError(404, f"there is no resource {name!r}; GET /api/resources lists them", "resource", name)
+    return answer(found[name])
+
+
+def _resources(control: Control) -> list[ResourceView]:
+    live = [release for release in control.releases.tape.releases() if release.live]
+    return [
+        ResourceView(
+            name=name,
+            kind=versions[0].kind,
+            stable=stable,
+            versions=versions,
+            releases=[release.id for release in live if release.resource == name],
+        )
+        for name, (stable, versions) in sorted(control.releases.tape.resources().items())
+    ]
+
+
+async def get_releases(request: web.Request) -> web.Response:
+    """Releases, newest first."""
+    control, asked = request.app[CONTROL], query_of(request, ReleasesQuery)
+    found = await asyncio.to_thread(control.releases.tape.releases)
+    kept = [one for one in found if asked.resource in (None, one.resource) and (one.live or not asked.live)]
+    return answer(ReleaseList(releases=kept))
+
+
+async def get_release(request: web.Request) -> web.Response:
+    """One release with what its evidence says now."""
+    control = request.app[CONTROL]
+    found: ReleaseView = await asyncio.to_thread(control.releases.view, _release(request))
+    return answer(found)
+
+
+async def get_audit(request: web.Request) -> web.Response:
+    """Every change of a release: who, why, and the evidence, each linked to the one before by its hash."""
+    release = _release(request)
+    return answer(AuditTrail(entries=await asyncio.to_thread(request.app[CONTROL].releases.tape.audit, release.id)))
+
+
+async def get_assignments(request: web.Request) -> web.Response:
+    """Rollouts that take part in a release, in the order of their assignment, with what was seen of each."""
+    asked, release = query_of(request, AssignmentsQuery), _release(request)
+    read = request.app[CONTROL].releases.tape.assignments
+    assigned, seen = await asyncio.to_thread(read, release.id, asked.after, asked.limit)
+    more = assigned[-1].number if assigned and assigned[-1].number < release.assigned else None
+    return answer(AssignmentPage(assignments=assigned, seen=seen, next=more))
+
+
+async def get_pins(request: web.Request) -> web.Response:
+    """The versions that a rollout was given."""
+    return answer(PinList(pins=request.app[CONTROL].releases.tape.pins(id_of(request, "rid"))))
+
+
+def _release(request: web.Request) -> Release:
+    name = id_of(request, "release")
+    found = request.app[CONTROL].releases.tape.release(name)
+    if found is None:
+        raise ApiError(404, f"there is no release {name!r}; GET /api/releases lists them", "release", name)
+    return found

@@ -1,0 +1,45 @@
+"""What the stages before the canary ask for: jobs that say whether the candidate passes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gateway.releases.model import Release
+
+
+@dataclass(slots=True)
+class Report:
+    """What a job found."""
+
+    ok: bool
+    why: str
+    """In a sentence."""
+    evidence: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a job has come."""
+
+    doing: str
+    done: int = 0
+    total: int = 0
+
+
+class Job(Protocol):
+    """What a stage asks for before the release moves on."""
+
+    def __call__(self, release: Release, progress: Progress, /) -> Awaitable[Report]:
+        """Done when it is known whether the candidate passes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """One for each stage before the canary."""
+
+    check: Job
+    replay: Job
+    shadow: Job

@@ -1,0 +1,158 @@
+"""Keeps servers holding the adapters that calls may ask for: loads what is missing, unloads what nobody needs.
+
+Wanted are the stable versions, the candidates of live releases, and every version that an unfinished rollout is pinned
+to: the tape is read for that only when there is something to unload. It looks after every change of a release, and
+every half minute, because a server that was restarted has lost its adapters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Final
+
+import aiohttp
+
+from gateway.config import Upstream
+from gateway.lifecycle import FINAL
+from gateway.releases.model import Release, Resource, Stable
+from gateway.releases.serving import Engine, ServingError, Settled, settle
+from gateway.releases.weights import ModelVersion, Residency
+from gateway.store import Store, TapeError
+
+EVERY_S: Final = 30.0
+QUIET_NS: Final = 3600 * 10**9
+"""How long a rollout that did not come from the queue, and so never ends, may be silent and still be at work."""
+_log = logging.getLogger("penstock.releases")
+
+
+class Residents:
+    """The adapters of all servers. `start` before use."""
+
+    def __init__(
+        self,
+        tape: Store,
+        upstreams: Mapping[str, Upstream],
+        session: Callable[[], aiohttp.ClientSession],
+        now_ns: Callable[[], int],
+    ) -> None:
+        """`upstreams` by name; `session` for what is asked of them."""
+        self._tape = tape
+        self._upstreams = upstreams
+        self._session = session
+        self._now_ns = now_ns
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._said: dict[str, str] = {}
+
+    def start(self) -> None:
+        """From now on."""
+        self._task = asyncio.ensure_future(self._run())
+
+    def changed(self) -> None:
+        """A resource or a release has changed."""
+        self._changed.set()
+
+    async def stop(self) -> None:
+        """Leaves the servers as they are."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                await self.settle()
+            except TapeError as error:
+                _log.error("adapters are not looked after: %s", error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._changed.wait()
+
+    async def settle(self) -> None:
+        """Looks at every server once."""
+        resources, releases = self._tape.resources(), self._tape.releases()
+        known = _known(resources)
+        wanted = _wanted(resources, releases)
+        for name, versions in known.items():
+            if name in self._upstreams and any(one.adapter is not None for one, _ in versions.values()):
+                await self._settle(self._upstreams[name], versions, wanted)
+
+    async def _settle(
+        self, upstream: Upstream, versions: Mapping[str, tuple[ModelVersion, str]], wanted: set[str]
+    ) -> None:
+        residency = Residency({served: version for served, (version, _) in versions.items()})
+        names = [served for served, (_, place) in versions.items() if place in wanted]
+        engine = Engine(self._session(), upstream.base_url, upstream.key())
+        try:
+            present = await engine.adapters()
+            if residency.plan(present, names).unload:
+                pinned = await asyncio.to_thread(self._pinned)
+                names += [served for served, (_, place) in versions.items() if place in pinned and served not in names]
+            done = await settle(engine, residency, names)
+        except ServingError as error:
+            self._say(upstream.name, str(error))
+            return
+        if done.done:
+            _log.info("upstream %r: loaded or unloaded %s", upstream.name, ", ".join(done.done))
+        self._say(upstream.name, _trouble(done))
+
+    def _say(self, upstream: str, trouble: str) -> None:
+        """Into the log, once each time that it changes."""
+        if trouble != self._said.get(upstream, ""):
+            self._said[upstream] = trouble
+            if trouble:
+                _log.error("upstream %r: %s", upstream, trouble)
+
+    def _pinned(self) -> set[str]:
+        """NAME@VERSION of everything that an unfinished rollout is pinned to."""
+        found: set[str] = set()
+        for rollout, pins in self._tape.all_pins():
+            new = {f"{pin.resource}@{pin.version}" for pin in pins} - found
+            if new and self._unfinished(rollout):
+                found |= new
+        return found
+
+    def _unfinished(self, rollout: str) -> bool:
+        found = self._tape.rollout(rollout)
+        if found is None:
+            # Its first call is under way.
+            return True
+        if found.origin == "queued":
+            return found.status not in FINAL
+        heard = max((attempt.last_seen_ns for attempt in self._tape.attempts(rollout)), default=found.created_ns)
+        return self._now_ns() - heard < QUIET_NS
+
+
+def _known(
+    resources: Mapping[str, tuple[Stable, list[Resource]]],
+) -> dict[str, dict[str, tuple[ModelVersion, str]]]:
+    """By upstream: what is served under which name, and NAME@VERSION of it."""
+    found: dict[str, dict[str, tuple[ModelVersion, str]]] = {}
+    for _, versions in resources.values():
+        for version in versions:
+            content = version.read()
+            if isinstance(content, ModelVersion):
+                served = content.name(version.name, version.version)
+                found.setdefault(content.upstream, {})[served] = content, version.place
+    return found
+
+
+def _wanted(resources: Mapping[str, tuple[Stable, list[Resource]]], releases: Iterable[Release]) -> set[str]:
+    """NAME@VERSION of what new rollouts may be given."""
+    stable = {
+        f"{name}@{version}"
+        for name, (one, _) in resources.items()
+        for version in (one.version, *(rule.version for rule in one.rules))
+    }
+    # Whether a draft's candidate can be loaded at all is found out by its check.
+    live = [release for release in releases if release.live and release.stage != "draft"]
+    return stable | {f"{it.resource}@{version}" for it in live for version in (it.stable, it.candidate)}
+
+
+def _trouble(done: Settled) -> str:
+    return "; ".join([*done.plan.problems.values(), *map(str, done.failed.values()), *done.plan.warnings])

@@ -1,0 +1,208 @@
+"""Where traffic is switched: which resources a call uses, what its rollout is given of them, and the request to send.
+
+`look` is asked for every call and must cost nothing while nothing is registered. `pinned` answers from memory; the
+first call of a rollout that uses a resource waits until its pin is on the tape (`pin`), so that no crash can put a
+rollout on two arms. What is known of resources and releases is a `Catalog`, made anew when one changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from gateway.admission import Admitted
+from gateway.metrics import Metrics
+from gateway.prompts.recognise import Known, Recogniser
+from gateway.prompts.rewriting import Findings, find, write
+from gateway.prompts.template import Template
+from gateway.recorder import Recorder
+from gateway.releases.assignment import Asker, stable_version
+from gateway.releases.model import Pin, PromptText, Release, Resource, Stable, ToolText
+from gateway.releases.weights import ModelVersion
+from gateway.rewrite import replace_model
+from gateway.store import TapeError
+from gateway.store.releasing import Wanted
+
+REMEMBERED: Final = 16_384
+"""Rollouts whose pins are remembered."""
+_log = logging.getLogger("penstock.releases")
+
+
+class Tape(Protocol):
+    """The slice of the tape that is read."""
+
+    def resources(self) -> dict[str, tuple[Stable, list[Resource]]]: ...
+    def releases(self) -> list[Release]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One version of a model, as calls are sent to it."""
+
+    upstream: str
+    served: str
+
+
+class Catalog:
+    """Resources and releases as the data plane needs them; immutable."""
+
+    def __init__(self, resources: Mapping[str, tuple[Stable, list[Resource]]], releases: Iterable[Release]) -> None:
+        self.stable = {name: stable for name, (stable, _) in resources.items()}
+        self.models: dict[str, dict[str, Weights]] = {}
+        self.templates: dict[str, dict[str, Template]] = {}
+        known: list[Known] = []
+        for name, (_, versions) in resources.items():
+            for version in versions:
+                content = version.read()
+                if isinstance(content, ModelVersion):
+                    served = content.name(name, version.version)
+                    self.models.setdefault(name, {})[version.version] = Weights(content.upstream, served)
+                    continue
+                self.templates.setdefault(name, {})[version.version] = content.template
+                if content.sent:
+                    known.append(_known(name, content))
+        self.recogniser = Recogniser(known)
+        self.rolled_back = frozenset(one.id for one in releases if one.stage == "rolled_back")
+
+    @property
+    def empty(self) -> bool:
+        """True while there is nothing to switch."""
+        return not (self.models or self.templates)
+
+
+def _known(name: str, content: PromptText | ToolText) -> Known:
+    return Known(name, content.template, content.tool if isinstance(content, ToolText) else None)
+
+
+@dataclass(slots=True)
+class Found:
+    """What a call uses."""
+
+    resources: list[str]
+    prompts: Findings | None
+    model: str | None
+    """The model asked for, when it is a resource."""
+
+
+@dataclass(slots=True)
+class Switched:
+    """The request to send."""
+
+    body: bytes
+    upstream: str | None
+    """Where it must go; None where routes decide."""
+    versions: dict[str, str]
+    """Version by resource."""
+    arm: str | None
+    """RELEASE:ARM of each release that the rollout takes part in, with commas between them."""
+    texts: dict[str, str]
+    """SHA-256 of each prompt as the agent sent it, by resource."""
+
+
+class Switch:
+    """Holds the catalog and the pins of late."""
+
+    def __init__(self, tape: Tape, recorder: Recorder, metrics: Metrics, lost: Callable[[], None]) -> None:
+        """`lost` is called when a server does not know the version that it was sent."""
+        self._tape = tape
+        self._recorder = recorder
+        self._metrics = metrics
+        self.lost = lost
+        self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
+        self.catalog = Catalog({}, ())
+
+    def reload(self) -> None:
+        """A resource or a release has changed."""
+        self.catalog = Catalog(self._tape.resources(), self._tape.releases())
+
+    # -- what does it use? ------------------------------------------------------------------------------------------
+
+    def look(self, call: Admitted, explicit: str | None) -> Found | None:
+        """What a call uses of the catalog, None for nothing. `explicit`: the prompt that its header names."""
+        catalog = self.catalog
+        model = call.dialect.model(call.body, call.path) if catalog.models else None
+        found = Found([], None, model if model in catalog.models else None)
+        if catalog.templates:
+            found.prompts = findings = find(call.body, call.dialect, catalog.recogniser, explicit)
+            found.resources = list(
+                dict.fromkeys(it.resource for it in findings.uses if it.resource in catalog.templates)
+            )
+            for miss in findings.misses:
+                self._metrics.prompt_misses[(miss.why,)] += 1
+        if found.model is not None:
+            found.resources.append(found.model)
+        return found if found.resources else None
+
+    # -- what is it given? ------------------------------------------------------------------------------------------
+
+    def pinned(self, call: Admitted, found: Found) -> dict[str, Pin] | None:
+        """The pins of what it uses; None when it must be pinned first."""
+        pins = self._pins.get(call.address.rollout)
+        if pins is None:
+            return None
+        self._pins.move_to_end(call.address.rollout)
+        agent = call.address.agent or ""
+        mine = {pin.resource: pin for pin in pins if pin.agent == agent}
+        for resource in found.resources:
+            pin = mine.get(resource)
+            if pin is None or (pin.arm == "candidate" and not pin.mixed and pin.release in self.catalog.rolled_back):
+                return None
+        return mine
+
+    def pin(self, call: Admitted, found: Found, now: int) -> asyncio.Future[list[Pin]]:
+        """Pins its rollout; done when that is durable. What comes back is remembered."""
+        address = call.address
+        model = found.model or call.dialect.model(call.body, call.path) or ""
+        asker = Asker(address.agent or "", model, address.mode, {})
+        wanted = Wanted(address.rollout, asker, tuple(found.resources))
+        pinning = self._recorder.submit(lambda work: work.releases.pin(wanted, now))
+        pinning.add_done_callback(lambda done: self._remember(wanted, done))
+        return pinning
+
+    def _remember(self, wanted: Wanted, done: asyncio.Future[list[Pin]]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._pins[wanted.rollout] = done.result()
+        self._pins.move_to_end(wanted.rollout)
+        if len(self._pins) > REMEMBERED:
+            self._pins.popitem(last=False)
+
+    def unpinned(self, call: Admitted, found: Found, error: BaseException) -> dict[str, Pin]:
+        """The stable versions, for a call that goes on although the tape takes no pin. They are kept in memory."""
+        if not isinstance(error, TapeError):
+            _log.error("rollout %s could not be pinned", call.address.rollout, exc_info=error)
+        asker = Asker(call.address.agent or "", found.model or "", call.address.mode, {})
+        pins = self._pins.setdefault(call.address.rollout, [])
+        for resource in found.resources:
+            if all(pin.resource != resource or pin.agent != asker.agent for pin in pins):
+                version = stable_version(self.catalog.stable[resource], asker)
+                pins.append(Pin(resource=resource, agent=asker.agent, version=version))
+        return {pin.resource: pin for pin in pins if pin.agent == asker.agent}
+
+    # -- the request to send -----------------------------------------------------------------------------------------
+
+    def switched(self, call: Admitted, found: Found, pins: Mapping[str, Pin]) -> Switched:
+        """The request with what its rollout was given in it."""
+        catalog, body, upstream = self.catalog, call.body, None
+        versions, texts = dict[str, str](), dict[str, str]()
+        if found.prompts is not None and found.prompts.uses:
+            templates = {
+                name: catalog.templates[name][pins[name].version] for name in found.resources if name != found.model
+            }
+            written = write(body, found.prompts, templates)
+            body = written.body
+            for use in written.uses:
+                versions[use.resource], texts[use.resource] = pins[use.resource].version, use.sha256
+                self._metrics.prompt_rewrites[(use.way,)] += 1
+            for miss in written.misses[len(found.prompts.misses) :]:
+                self._metrics.prompt_misses[(miss.why,)] += 1
+        if found.model is not None:
+            weights = catalog.models[found.model][pins[found.model].version]
+            body, upstream = replace_model(body, weights.served), weights.upstream
+            versions[found.model] = pins[found.model].version
+        arms = sorted({f"{pin.release}:{pin.arm}" for name in versions if (pin := pins[name]).release is not None})
+        return Switched(body, upstream, versions, ",".join(arms) or None, texts)

@@ -1,0 +1,123 @@
+"""Versions of weights: where one is served, under which name, and which of them a server must hold. Pure.
+
+A version is served in one of two ways. As a LoRA *adapter* beside its base model: it is loaded under a name of its own
+(`policy@v12`) before it gets traffic and unloaded when nothing needs it. Or by a server that was started with it, a
+*replica*: nothing is loaded, the name must be there.
+
+What must be resident is what a call may still ask for: the stable version, the candidate, and every version that an
+unfinished rollout is pinned to. `Residency.plan` compares that with what a server lists. A name belongs to one version
+for good: engines cache by name and would answer with a mixture of old and new weights. So a name that stands for
+other weights is a problem to report, never something to replace. What Penstock did not publish is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+ServedName = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
+"""What is sent as `model`: printable ASCII without spaces."""
+
+
+class ModelVersion(BaseModel):
+    """The content of a resource of kind `model`: one version of weights."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    upstream: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """Name of the `[[upstream]]` that serves it."""
+    base: ServedName
+    """Name under which that upstream serves the base model, or the whole model where there is no adapter."""
+    adapter: str | None = None
+    """Directory of the LoRA adapter, as an absolute path on the server; None where the server was started with it."""
+    served: ServedName | None = None
+    """Name to send as `model`. Default: `{resource}@{version}` with an adapter, `base` without."""
+
+    @field_validator("adapter")
+    @classmethod
+    def _is_a_path(cls, value: str | None) -> str | None:
+        """A relative path would be looked up on a hub, where what it names may change."""
+        if value is not None and not (value.startswith("/") and value.isprintable() and ".." not in value.split("/")):
+            raise ValueError(f"{value!r} must be an absolute path on the server, without '..'")
+        return value
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if self.adapter is not None and self.served == self.base:
+            raise ValueError(f"served: {self.served!r} is the base model's name; the adapter needs one of its own")
+        return self
+
+    def name(self, resource: str, version: str) -> str:
+        """What to send as `model` for this version of the resource."""
+        return self.served or (self.base if self.adapter is None else f"{resource}@{version}")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done on a server, in this order, and what only a person can mend."""
+
+    unload: list[str] = field(default_factory=list[str])
+    """Names."""
+    load: dict[str, ModelVersion] = field(default_factory=dict[str, ModelVersion])
+    """Names, as they were wanted, and what they stand for."""
+    problems: dict[str, str] = field(default_factory=dict[str, str])
+    """Names that are wanted and can neither be served nor loaded, and why."""
+    warnings: list[str] = field(default_factory=list[str])
+    """What works, but badly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """What one server is to hold."""
+
+    known: Mapping[str, ModelVersion]
+    """Every version registered for it, by the name it is served under."""
+    slots: int | None = None
+    """Adapters that the server computes with at a time (`--max-loras`); None when it is not known."""
+
+    def plan(self, present: Mapping[str, str | None], wanted: Iterable[str]) -> Plan:
+        """`present`: what the server lists, as `Engine.adapters` gives it; `wanted`: names, the most important first.
+
+        Raises `KeyError` for a wanted name that is not known.
+        """
+        made = Plan()
+        names = dict.fromkeys(wanted)
+        for name in names:
+            self._place(made, name, self.known[name], present)
+        made.unload.extend(name for name, path in present.items() if name not in names and self._is_ours(name, path))
+        adapters = sum(self.known[name].adapter is not None for name in names)
+        if self.slots is not None and adapters > self.slots:
+            made.warnings.append(
+                f"{adapters} adapters are needed at once and the server computes with {self.slots} (--max-loras): "
+                "calls to the others wait for their turn; start it with more, or wait until pinned rollouts end"
+            )
+        return made
+
+    def _place(self, made: Plan, name: str, version: ModelVersion, present: Mapping[str, str | None]) -> None:
+        if name not in present:
+            if version.adapter is None:
+                made.problems[name] = (
+                    f"the server does not serve {name!r}, and the version has no adapter that could be loaded: "
+                    f"start the server with --served-model-name {name}"
+                )
+            else:
+                made.load[name] = version
+        elif present[name] != version.adapter:
+            made.problems[name] = other_weights(name, version.adapter, present[name])
+
+    def _is_ours(self, name: str, path: str | None) -> bool:
+        """Published by Penstock: named as it names versions, registered, and with the very adapter."""
+        return "@" in name and path is not None and name in self.known and self.known[name].adapter == path
+
+
+def other_weights(name: str, wanted: str | None, found: str | None) -> str:
+    """The sentence for a name that stands for something else than it should."""
+    shown = "a base model" if found is None else f"the adapter in {found}"
+    meant = "a model that the server was started with" if wanted is None else f"the one in {wanted}"
+    return (
+        f"the server serves {name!r} from {shown}, not {meant}. A name is never given to other weights: "
+        f"register the new weights as a new version, or unload {name!r} from the server first"
+    )

@@ -1,0 +1,78 @@
+"""Reading resources, releases and pins: each read is one short transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+
+from gateway import keys
+from gateway.releases.model import Assignment, Entry, Pin, Release, Resource, Seen, Stable
+from gateway.store.environment import Environment, scan
+from gateway.store.releasing import pins_of
+from gateway.store.view import View
+
+
+class ReleaseReader:
+    """The half of the reader that knows releases."""
+
+    _env: Environment
+
+    @contextmanager
+    def view(self) -> Generator[View]:
+        """A short transaction."""
+        raise NotImplementedError
+        yield
+
+    def slices(self, database: str) -> Iterator[tuple[bytes, bytes]]:
+        """All records of a database by key."""
+        raise NotImplementedError
+
+    def resources(self) -> dict[str, tuple[Stable, list[Resource]]]:
+        """Every resource by name: which version is stable, and all of them, oldest first."""
+        with self.view() as view:
+            versions = [
+                Resource.model_validate_json(record) for _, record in scan(view.txn, self._env.dbs["resources"], b"")
+            ]
+            stable = {
+                name.decode(): Stable.model_validate_json(record)
+                for name, record in scan(view.txn, self._env.dbs["stable"], b"")
+            }
+        versions.sort(key=lambda one: one.created_ns)
+        return {name: (found, [one for one in versions if one.name == name]) for name, found in stable.items()}
+
+    def releases(self) -> list[Release]:
+        """All of them, newest first."""
+        with self.view() as view:
+            found = [Release.model_validate_json(it) for _, it in scan(view.txn, self._env.dbs["releases"], b"")]
+        return sorted(found, key=lambda release: (-release.created_ns, release.id))
+
+    def release(self, name: str) -> Release | None:
+        """One release."""
+        with self.view() as view:
+            stored = view.get("releases", name.encode("ascii", "replace"))
+        return None if stored is None else Release.model_validate_json(stored)
+
+    def audit(self, release: str) -> list[Entry]:
+        """Its chain, oldest first."""
+        with self.view() as view:
+            found = scan(view.txn, self._env.dbs["audit"], keys.rollout_key(release))
+            return [Entry.model_validate_json(record) for _, record in found]
+
+    def assignments(self, release: str, after: int = 0, limit: int = 1000) -> tuple[list[Assignment], list[Seen]]:
+        """Up to `limit` of its assignments behind this number, and what was seen of them."""
+        numbers = [keys.rollout_key(release) + keys.u32(after + 1 + at) for at in range(limit)]
+        with self.view() as view:
+            assigned = [Assignment.model_validate_json(it) for key in numbers if (it := view.get("assigned", key))]
+            seen = [Seen.model_validate_json(it) for key in numbers[: len(assigned)] if (it := view.get("seen", key))]
+        return assigned, seen
+
+    def all_pins(self) -> Iterator[tuple[str, list[Pin]]]:
+        """Every rollout that was given something, with its pins."""
+        for key, record in self.slices("pins"):
+            yield key[:-1].decode("ascii"), pins_of(record)
+
+    def pins(self, rollout: str) -> list[Pin]:
+        """What a rollout was given."""
+        with self.view() as view:
+            stored = view.get("pins", keys.rollout_key(rollout))
+        return [] if stored is None else pins_of(stored)

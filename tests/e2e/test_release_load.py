@@ -1,0 +1,100 @@
+"""A release under load: 200 calls a second while it starts, ramps up, is rolled back, and the next one is promoted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+
+import aiohttp
+import pytest
+from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
+from fakes.process import Gateway
+from fakes.provider import Provider, Seen
+
+from gateway.client import Client
+from gateway.model import Judgement
+from gateway.releases.model import Decision
+
+PACE = 200
+"""Calls a second."""
+
+
+def system(seen: Seen) -> str:
+    """The system text of a call that the provider has seen."""
+    return json.loads(seen.body)["messages"][0]["content"]
+
+
+class Load:
+    """Agents whose rollouts are three calls long, at a steady pace, until they are told to stop."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.traffic = traffic
+        self.calls = 0
+        self.stopping = False
+
+    async def run(self) -> None:
+        """All of it; a rollout ends with a reward that no arm decides."""
+        began, rollouts = time.monotonic(), set[asyncio.Task[None]]()
+        while not self.stopping:
+            due = began + len(rollouts) * 3 / PACE
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            rollouts.add(asyncio.ensure_future(self._rollout(f"load-{len(rollouts)}")))
+        await asyncio.gather(*rollouts)
+
+    async def _rollout(self, name: str) -> None:
+        for _ in range(3):
+            await self.traffic.call(name)
+            self.calls += 1
+        await self.traffic.client.reward(name, "a1", Judgement(value=0.7))
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncGenerator[Client]:
+    async with Client(gateway.url) as made:
+        yield made
+
+
+async def test_no_call_fails_because_of_a_release(
+    gateway: Gateway, provider: Provider, http: aiohttp.ClientSession, client: Client
+) -> None:
+    await client.add_version("travel", prompt(STABLE, sent=True))
+    await client.add_version("travel", prompt(CANDIDATE))
+    traffic = Traffic(gateway.url, http, client)
+    load = Load(traffic)
+    running = asyncio.ensure_future(load.run())
+
+    async def sends(text: str) -> None:
+        """Comes back when the provider has seen a new rollout with this text."""
+        before = len(provider.log)
+        async with asyncio.timeout(10):
+            while not any(text in system(seen) for seen in provider.log[before:]):  # noqa: ASYNC110 - it is another's log
+                await asyncio.sleep(0.005)
+
+    await sends("Acme Air. Today is")
+    first = await traffic.start("travel", "v2", policy(0.2, 0.5, 0.8, rollouts=5))
+    await sends("careful")
+    _ = await traffic.when(first.id, lambda view: view.release.step == 2)
+    rolled_back = time.monotonic()
+    await client.decide(first.id, "rollback", Decision(who="ann", why="to see how quick it is"))
+    # What was sent upstream before the answer may still be on its way there; nothing follows it.
+    seen = len(provider.log)
+    async with asyncio.timeout(10):
+        while len(provider.log) < seen + PACE:  # noqa: ASYNC110 - it is another's log
+            await asyncio.sleep(0.005)
+    late = [one for one in provider.log[seen:] if b"careful" in one.body]
+    assert late == [], f"{len(late)} calls got the candidate up to {time.monotonic() - rolled_back:.3f} s later"
+    second = await traffic.start("travel", "v2", policy(0.5))
+    await sends("careful")
+    await client.decide(second.id, "promote", Decision(who="ann", why="it is better"))
+    await sends("careful")
+    load.stopping = True
+    await running
+    assert traffic.failures == []
+    assert load.calls > 300
+    mixed = 0
+    for number in range(load.calls // 3):
+        (pin,) = await client.pins(f"load-{number}")
+        mixed += pin.mixed
+    assert mixed < load.calls / 3

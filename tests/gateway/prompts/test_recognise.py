@@ -1,0 +1,181 @@
+"""A text is one registered prompt or none; its split is the only one; time is linear whatever stands in the slots."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from itertools import combinations_with_replacement
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.families import filled, similar
+from gateway.prompts.recognise import KEPT_CHARACTERS, Known, Recognised, Recogniser, match, sha256
+from gateway.prompts.template import Template
+
+SHORT = st.text("ab", max_size=3)
+TEMPLATES = st.integers(0, 2).flatmap(
+    lambda slots: st.builds(
+        Template,
+        st.tuples(*[SHORT] * (slots + 1)),
+        st.tuples(*[st.sampled_from("xyz")] * slots),
+    )
+)
+
+
+def splits(template: Template, text: str) -> list[tuple[str, ...]]:
+    """Every way to split a text into slots, found by trying all."""
+    found: list[tuple[str, ...]] = []
+    count = len(template.slots)
+    for cuts in combinations_with_replacement(range(len(text) + 1), 2 * count):
+        values = tuple(text[cuts[2 * at] : cuts[2 * at + 1]] for at in range(count))
+        edges = (0, *cuts, len(text))
+        between = tuple(text[edges[2 * at] : edges[2 * at + 1]] for at in range(count + 1))
+        if between == template.anchors:
+            found.append(values)
+    return sorted(set(found))
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEMPLATES, st.data())
+def test_the_scan_finds_the_only_split_and_no_other(template: Template, data: st.DataObject) -> None:
+    rendered = st.fixed_dictionaries({slot: SHORT for slot in template.slots}).map(template.render)
+    text = data.draw(rendered | st.text("ab", max_size=7))
+    ways = splits(template, text)
+    found = match(template, text)
+    if len(ways) > 1:
+        assert found == "ambiguous"
+    else:
+        whole = [dict(zip(template.slots, way, strict=True)) for way in ways]
+        fitting = [values for values in whole if template.render(values) == text]  # Not one name with two values.
+        assert found == (fitting[0] if fitting else "miss")
+
+
+PROMPT = Template.parse("You are {role}.\nThe customer is {name}.\nToday is {date}.\n")
+TEXT = st.text(max_size=20) | st.sampled_from([".\n", "You are ", "{name}", "a\nb\n\nc", "Today is", ""])
+
+
+@given(role=TEXT, name=TEXT, date=TEXT)
+def test_what_is_recognised_comes_back_character_by_character(role: str, name: str, date: str) -> None:
+    values = {"role": role, "name": name, "date": date}
+    text = PROMPT.render(values)
+    found = Recogniser([Known("planner", PROMPT)]).recognise(text)
+    if isinstance(found, Recognised):
+        assert dict(found.slots) == values
+        assert PROMPT.render(found.slots) == text
+        assert found.sha256 == sha256(text)
+    else:
+        assert any(anchor in "".join(values.values()) + text[1:-1] for anchor in PROMPT.anchors if anchor)
+        assert found == "ambiguous"
+
+
+def recognised(sources: dict[str, str], text: str) -> str:
+    """The resource, or why there is none."""
+    found = Recogniser(Known(name, Template.parse(source)) for name, source in sources.items()).recognise(text)
+    return found.known.resource if isinstance(found, Recognised) else found
+
+
+def test_two_prompts_that_a_text_could_be_are_none() -> None:
+    sources = {"general": "You are an agent of {company}.", "special": "You are an agent of Acme."}
+    assert recognised(sources, "You are an agent of Acme.") == "ambiguous"
+    assert recognised(sources, "You are an agent of Bolt.") == "general"
+    assert recognised(sources, "You are an agent of Bolt") == "miss"
+    assert recognised({}, "You are an agent") == "miss"
+
+
+def test_of_versions_of_one_resource_the_most_literal_counts() -> None:
+    narrow, wide = Template.parse("Rules: be kind.\nUser: {name}\nBye."), Template.parse("Rules: {name}\nBye.")
+    again = Template.parse("Rules: be kind.\nUser: {user}\nBye.")
+    text = "Rules: be kind.\nUser: Ann\nBye."
+    for versions in ((narrow, wide), (wide, narrow)):
+        found = Recogniser(Known("p", template) for template in versions).recognise(text)
+        assert isinstance(found, Recognised)
+        assert (found.known.template, found.slots) == (narrow, {"name": "Ann"})
+    assert Recogniser(Known("p", template) for template in (narrow, wide, again)).recognise(text) == "ambiguous"
+    assert Recogniser([Known("p", narrow), Known("q", wide)]).recognise(text) == "ambiguous"
+
+
+def test_one_name_has_one_value() -> None:
+    source = "Talk to {name}. Remember: {name}!"
+    assert recognised({"p": source}, "Talk to Ann. Remember: Ann!") == "p"
+    assert recognised({"p": source}, "Talk to Ann. Remember: Bob!") == "miss"
+
+
+def test_a_value_that_looks_like_an_anchor_makes_a_text_ambiguous() -> None:
+    source = "Customer: {name}\nDate: {date}\nBe kind."
+    assert recognised({"p": source}, "Customer: Ann\nDate: today\nBe kind.") == "p"
+    assert recognised({"p": source}, "Customer: Ann\nDate: x\nDate: today\nBe kind.") == "ambiguous"
+
+
+def test_templates_that_tell_nothing_are_not_used() -> None:
+    assert recognised({"all": "{text}", "p": "You are an {agent}."}, "You are an X.") == "p"
+    assert not Recogniser([Known("all", Template.parse("{text}"))])
+
+
+def test_tools_have_their_own_texts() -> None:
+    find = Template.parse("Finds a flight.")
+    known = Recogniser([Known("find-text", find, "find"), Known("prompt", find)])
+    assert known.tools == {"find"}
+    for tool, resource in (("find", "find-text"), (None, "prompt")):
+        found = known.recognise("Finds a flight.", tool)
+        assert isinstance(found, Recognised)
+        assert found.known.resource == resource
+    assert known.recognise("Finds a flight.", "other") == "miss"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fifty_similar_templates_are_told_apart(seed: int) -> None:
+    rng = random.Random(seed)
+    known = [Known(f"p{number}", template) for number, template in enumerate(similar(50, seed))]
+    recogniser = Recogniser(known)
+    for it in known * 4:
+        text = filled(it.template, rng)
+        found = recogniser.recognise(text)
+        assert isinstance(found, Recognised)
+        assert found.known == it
+        assert it.template.render(found.slots) == text
+
+
+HOSTILE: dict[str, tuple[Template, Callable[[int], str]]] = {
+    "anchors in slots": (Template.parse("Begin {a} middle {b} finish {c} end."), lambda n: " middle  finish " * n),
+    "half an anchor": (Template(("x", "a" * 90 + "b", "z"), ("p", "q")), lambda n: "a" * (16 * n)),
+    "half a long anchor": (Template(("x", "ab" * 400 + "c", "z"), ("p", "q")), lambda n: "ab" * (8 * n)),
+    "one anchor again": (Template(("x", *["-----,"] * 9, "z"), tuple("abcdefghij")), lambda n: "-----," * n),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_time_is_linear_in_hostile_text(name: str) -> None:
+    """Eight times the text may take sixteen times as long; with a square it would be sixty-four times."""
+    template, filling = HOSTILE[name]
+    ends = template.anchors[0], template.anchors[-1]
+
+    def took(size: int) -> float:
+        text = ends[0] + filling(size) + ends[1]
+        tries: list[float] = []
+        for _ in range(5):
+            began = time.thread_time()
+            match(template, text)
+            tries.append(time.thread_time() - began)
+        return min(tries)
+
+    small = took(4_000)
+    assert took(32_000) < 16 * small + 0.002
+
+
+def test_a_text_too_long_to_be_kept_is_recognised_all_the_same() -> None:
+    known = Recogniser([Known("p", PROMPT)])
+    values = {"role": "x" * KEPT_CHARACTERS, "name": "", "date": ""}
+    found = known.recognise(PROMPT.render(values))
+    assert isinstance(found, Recognised)
+    assert dict(found.slots) == values
+
+
+def test_one_resource_can_be_asked_for_alone() -> None:
+    known = Recogniser([Known("a", Template.parse("You are {x}.")), Known("b", Template.parse("You are an {x}."))])
+    assert known.recognise("You are an owl.") == "ambiguous"
+    found = known.only("b").recognise("You are an owl.")
+    assert isinstance(found, Recognised)
+    assert found.slots == {"x": "owl"}

@@ -1,0 +1,282 @@
+"""Releases as agents and people meet them: a real gateway, real calls, rewards, restarts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
+from fakes.process import Gateway, upstreams
+from fakes.provider import Provider
+from fakes.tape import Tape
+
+from gateway.client import Client
+from gateway.connection import ClientError
+from gateway.model import Judgement
+from gateway.releases.model import Assignment, Decision, NewRelease, NewVersion, Seen
+from gateway.releases.policy import Stage
+from gateway.releases.trail import verify
+from gateway.store import check
+from gateway.work import Event
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncGenerator[Client]:
+    async with Client(gateway.url) as made:
+        yield made
+
+
+@pytest.fixture
+async def traffic(gateway: Gateway, http: aiohttp.ClientSession, client: Client) -> Traffic:
+    """Traffic to a gateway that knows two versions of the agents' prompt."""
+    await client.add_version("travel", prompt(STABLE, sent=True))
+    await client.add_version("travel", prompt(CANDIDATE))
+    return Traffic(gateway.url, http, client)
+
+
+def names(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}-{number}" for number in range(count)]
+
+
+def sent(provider: Provider) -> list[str]:
+    """System texts that the provider has seen."""
+    return [json.loads(seen.body)["messages"][0]["content"] for seen in provider.log]
+
+
+async def checked(client: Client, release: str) -> list[str]:
+    """What `verify` finds."""
+    view, assigned, seen = await client.release(release), list[Assignment](), list[Seen]()
+    async for assignment, one in client.assignments(release):
+        assigned.append(assignment)
+        if one is not None:
+            seen.append(one)
+    return list(verify(view.release, assigned, seen, await client.audit(release)))
+
+
+async def test_without_a_release_the_stable_version_is_sent_and_nothing_changes(
+    traffic: Traffic, provider: Provider, tape: Tape
+) -> None:
+    await traffic.rollout("r1", lambda arm: None)
+    assert sent(provider) == [traffic.text] * 2
+    spans = await tape.spans("r1", 2)
+    assert [(span.versions, span.arm) for span in spans] == [({"travel": "v1"}, None)] * 2
+
+
+async def test_a_better_candidate_is_promoted(traffic: Traffic, provider: Provider, client: Client, tape: Tape) -> None:
+    release = await traffic.start("travel", "v2", policy(0.3, 0.5))
+    arms = await traffic.run(names("r", 150), lambda arm: 0.95 if arm == "candidate" else 0.05)
+    view = await traffic.when(release.id, lambda view: not view.release.live)
+    assert view.release.stage == "promoted", view
+    assert traffic.failures == []
+    new = CANDIDATE.replace("{date}", "Tuesday")
+    assert set(sent(provider)) == {traffic.text, new}
+    for name, arm in zip(names("r", 150), arms, strict=True):
+        spans = [span for span in await tape.spans(name, 3) if span.kind == "llm"]
+        versions = {json.dumps(span.versions) for span in spans}
+        assert len(versions) == 1
+        assert {span.arm for span in spans} == {None if arm is None else f"{release.id}:{arm}"}
+    assert await checked(client, release.id) == []
+    stable = (await client.resource("travel")).stable
+    assert stable.version == "v2"
+    await traffic.call("later")
+    assert sent(provider)[-1] == new
+
+
+async def test_a_worse_candidate_is_rolled_back_and_its_rollouts_fall_back(
+    traffic: Traffic, provider: Provider, client: Client
+) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5))
+    waiting = names("slow", 40)
+    for name in waiting:
+        await traffic.call(name)
+    pinned = {name: (await client.pins(name))[0] for name in waiting}
+    on_candidate = [name for name, pin in pinned.items() if pin.arm == "candidate"]
+    assert 5 < len(on_candidate) < 35
+    for name in waiting:
+        # Their first outcomes are awaited: the order is that of the assignment.
+        await traffic.client.reward(name, "a1", Judgement(value=0.0 if name in on_candidate else 1.0))
+    _ = await traffic.run(names("r", 60), lambda arm: 0.0 if arm == "candidate" else 1.0)
+    view = await traffic.when(release.id, lambda view: not view.release.live)
+    assert view.release.stage == "rolled_back"
+    assert "harm" in view.release.reason
+    before = len(provider.log)
+    for name in waiting:
+        await traffic.call(name)
+    assert set(sent(provider)[before:]) == {traffic.text}
+    for name in waiting:
+        (pin,) = await client.pins(name)
+        assert (pin.version, pin.mixed) == ("v1", name in on_candidate)
+    assert traffic.failures == []
+    assert await checked(client, release.id) == []
+
+
+async def test_no_rollout_is_on_two_arms_whatever_happens(
+    traffic: Traffic, gateway: Gateway, client: Client, http: aiohttp.ClientSession
+) -> None:
+    release = await traffic.start("travel", "v2", policy(0.1, 0.2, 0.5, rollouts=2))
+    _ = await traffic.run(names("a", 60), lambda arm: 0.7)
+    seen = {name: (await client.pins(name))[0] for name in names("a", 60)}
+    await gateway.kill()
+    await gateway.start(gateway.port)
+    _ = await traffic.run(names("a", 60), lambda arm: 0.7)
+    _ = await traffic.run(names("b", 60), lambda arm: 0.7)
+    for name, pin in seen.items():
+        assert await client.pins(name) == [pin]
+    assert traffic.failures == []
+    view = await client.release(release.id)
+    assert view.release.step > 0
+    assert await checked(client, release.id) == []
+
+
+async def test_a_prompt_may_be_named_by_header_path_or_placeholder(
+    traffic: Traffic, provider: Provider, tape: Tape, http: aiohttp.ClientSession, gateway: Gateway, client: Client
+) -> None:
+    await client.add_version("rules", prompt("Be kind."))
+    await traffic.call("r1", "anything", **{"x-penstock-prompt": "rules"})
+    await traffic.call("r2/attempt/a1/prompt/rules", "anything")
+    await traffic.call("r3", 'Before. {{penstock:travel date="Monday"}} After.')
+    travel = STABLE.replace("{date}", "Monday")
+    assert sent(provider) == ["Be kind.", "Be kind.", f"Before. {travel} After."]
+    assert all(seen.header("x-penstock-prompt") is None for seen in provider.log)
+    for name, resource in (("r1", "rules"), ("r2", "rules"), ("r3", "travel")):
+        (span,) = await tape.spans(name, 1)
+        assert span.versions == {resource: "v1"}
+        assert list((span.attributes or {})["penstock.prompts.sha256"]) == [resource]
+
+
+async def test_what_is_not_recognised_passes_untouched_and_is_counted(
+    traffic: Traffic, provider: Provider, tape: Tape, gateway: Gateway, http: aiohttp.ClientSession
+) -> None:
+    await traffic.call("r1", "Something else entirely.")
+    (span,) = await tape.spans("r1", 1)
+    assert (span.versions, sent(provider)) == (None, ["Something else entirely."])
+    async with http.get(gateway.url + "/metrics") as answer:
+        assert 'penstock_prompt_misses_total{why="miss"} 1.0' in await answer.text()
+
+
+async def test_a_release_for_one_agent_leaves_the_others_alone(
+    traffic: Traffic, provider: Provider, client: Client, tape: Tape
+) -> None:
+    only = {"agents": ["planner"]}
+    release = await traffic.start("travel", "v2", policy(0.5), only=only)
+    for name in names("r", 20):
+        await traffic.call(f"{name}/agent/planner")
+        await traffic.call(f"{name}/agent/critic")
+    for name in names("r", 20):
+        found = {pin.agent: pin for pin in await client.pins(name)}
+        assert found["planner"].release == release.id
+        assert (found["critic"].version, found["critic"].release) == ("v1", None)
+    with pytest.raises(ClientError, match="is live for the same calls"):
+        await traffic.start("travel", "v2", policy(0.5))
+    await client.decide(release.id, "promote", Decision(who="ann", why="planners like it"))
+    await traffic.call("later/agent/planner")
+    await traffic.call("later/agent/critic")
+    assert [(await tape.spans("later", 2))[at].versions for at in (0, 1)] == [{"travel": "v2"}, {"travel": "v1"}]
+
+
+async def test_people_hold_resume_approve_and_their_names_are_kept(traffic: Traffic, client: Client) -> None:
+    steps = policy(0.5).model_copy(update={"stages": [Stage(split=0.5, rollouts=1, approval=True)]})
+    release = await traffic.start("travel", "v2", steps)
+    await client.decide(release.id, "hold", Decision(who="ann", why="a holiday"))
+    await traffic.rollout("r-held", lambda arm: 1.0)
+    assert (await client.pins("r-held"))[0].release is None
+    await client.decide(release.id, "resume", Decision(who="ann"))
+    _ = await traffic.run(names("r", 120), lambda arm: 0.95 if arm == "candidate" else 0.05)
+    _ = await traffic.when(release.id, lambda view: view.release.waits == "approval")
+    await client.decide(release.id, "approve", Decision(who="bob", why="looks good"))
+    view = await traffic.when(release.id, lambda view: not view.release.live)
+    assert view.release.stage == "promoted"
+    said = [(entry.who, entry.action) for entry in await client.audit(release.id)]
+    assert [it for it in said if it[0] != "gateway"] == [
+        ("api", "start"),
+        ("ann", "hold"),
+        ("ann", "resume"),
+        ("bob", "approve"),
+    ]
+    assert said[-1] == ("gateway", "promote")
+    assert await checked(client, release.id) == []
+
+
+async def test_a_hard_violation_on_the_candidate_ends_it_at_once(traffic: Traffic, client: Client) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5))
+    arms = {name: await traffic.rollout(name, lambda arm: None) for name in names("r", 20)}
+    good = next(name for name, arm in arms.items() if arm == "stable")
+    bad = next(name for name, arm in arms.items() if arm == "candidate")
+    await client.events(good, "a1", [Event(name="violation", attributes={"hard": True})])
+    assert (await client.release(release.id)).release.live
+    await client.events(bad, "a1", [Event(name="violation", attributes={"hard": True})])
+    view = await client.release(release.id)
+    assert view.release.stage == "rolled_back"
+    assert "violations" in view.release.reason
+    assert await checked(client, release.id) == []
+
+
+async def test_what_was_changed_afterwards_is_found(traffic: Traffic, client: Client, gateway: Gateway) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5))
+    _ = await traffic.run(names("r", 60), lambda arm: 0.0 if arm == "candidate" else 1.0)
+    view = await traffic.when(release.id, lambda view: not view.release.live)
+    assigned, seen = list[Assignment](), list[Seen]()
+    async for assignment, one in client.assignments(release.id):
+        assigned.append(assignment)
+        seen += [one] if one is not None else []
+    audit = await client.audit(release.id)
+    assert list(verify(view.release, assigned, seen, audit)) == []
+    for forged in (
+        (view.release, assigned, [*seen[:3], seen[3].model_copy(update={"reward": 0.5}), *seen[4:]], audit),
+        (view.release, assigned, seen, [*audit[:-1], audit[-1].model_copy(update={"why": "I like it"})]),
+        (view.release, assigned, seen, audit[:-1]),
+        (view.release, [assigned[0].model_copy(update={"rollout": "other"}), *assigned[1:]], seen, audit),
+        (view.release.model_copy(update={"margin": 0.2}), assigned, seen, audit),
+    ):
+        assert list(verify(*forged))
+    _ = await gateway.terminate()
+    _, problems = check(gateway.data)
+    assert problems == []
+
+
+async def test_wrong_input_is_refused_by_name(traffic: Traffic, client: Client) -> None:
+    for name, new, message in (
+        ("travel", prompt("No slots here, but long enough."), r"missing \{date\}"),
+        ("travel", NewVersion(kind="model", content={"upstream": "fake-openai", "base": "m"}), "cannot be a model"),
+        ("m", NewVersion(kind="model", content={"upstream": "nowhere", "base": "m"}), "nowhere.* is not configured"),
+        ("travel", NewVersion(kind="prompt", version="v1", content={"text": "{date} else"}), "versions never change"),
+        ("travel", NewVersion(kind="prompt", parent="v9", content={"text": "{date} else"}), "has no version 'v9'"),
+    ):
+        with pytest.raises(ClientError, match=message):
+            await client.add_version(name, new)
+    with pytest.raises(ClientError, match="no version 'v7'"):
+        await client.start_release("travel", NewRelease(candidate="v7", policy=policy()))
+    with pytest.raises(ClientError, match="is the stable version already"):
+        await client.start_release("travel", NewRelease(candidate="v1", policy=policy()))
+    with pytest.raises(ClientError, match="no reward of it has been recorded"):
+        await client.start_release("travel", NewRelease(candidate="v2"))
+    with pytest.raises(ClientError, match="there is no release"):
+        await client.decide("travel-9", "hold", Decision())
+    assert (await client.add_version("travel", prompt(CANDIDATE))).version == "v2"
+
+
+async def test_weights_are_sent_by_the_name_of_their_version(
+    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
+) -> None:
+    gateway = await start_gateway(upstreams(openai=provider.openai_url, anthropic=provider.url))
+    async with Client(gateway.url) as client:
+        for base in ("one", "two"):
+            content = {"upstream": "fake-openai", "base": base}
+            await client.add_version("policy", NewVersion(kind="model", content=content))
+        traffic = Traffic(gateway.url, http, client, model="policy")
+        release = await traffic.start("policy", "v2", policy(0.5))
+        arms = await traffic.run(names("r", 20), lambda arm: 1.0)
+        assert {seen.model for seen in provider.log} == {"one", "two"}
+        tape = Tape(gateway.url, http)
+        for name, arm in zip(names("r", 20), arms, strict=True):
+            for span in (await tape.spans(name, 3))[:2]:
+                assert span.model == "policy"
+                assert span.versions == {"policy": "v2" if arm == "candidate" else "v1"}
+        await client.decide(release.id, "promote", Decision(who="ann", why="it is better"))
+        await traffic.call("later")
+        assert provider.log[-1].model == "two"
+        with pytest.raises(ClientError, match="has ended"):
+            await client.decide(release.id, "hold", Decision(who="ann"))

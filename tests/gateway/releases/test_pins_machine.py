@@ -1,0 +1,182 @@
+"""Pins under everything that can happen to releases, on a real store: one rollout, one arm, to the end."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from fakes.experiment import policy, prompt
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.releases.assignment import Asker, share
+from gateway.releases.model import Audience, Entry, Pin, Release
+from gateway.releases.stages import NEXT
+from gateway.store import Refused, Store, Task, Work
+from gateway.store.releasing import Wanted
+
+T = TypeVar("T")
+RESOURCES = ("travel", "hotel")
+AGENTS = ("", "planner", "critic")
+WAYS = ("canary", "canary", "advance", "promote", "roll_back", "abort", "hold", "resume")
+ROLLOUTS = [f"r{number}" for number in range(12)]
+
+
+class Pinning(RuleBasedStateMachine):
+    """Two resources, three agents, a dozen rollouts, and releases that come and go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = Path(tempfile.mkdtemp())
+        self.store = Store(self.path, map_bytes=1 << 20)
+        self.now = 1_000
+        self.first: dict[tuple[str, str, str], Pin] = {}
+        for name in RESOURCES:
+            for text in ("one", "two"):
+                self.register(name, text)
+
+    def register(self, name: str, text: str) -> None:
+        self.do(lambda work: work.releases.add_version(name, prompt(f"Text {text}"), self.now))
+
+    def do(self, operation: Callable[[Work], T]) -> T:
+        task = Task(operation)
+        self.now += 1
+        self.store.write([task])
+        if task.refusal is not None:
+            raise task.refusal
+        return cast(T, task.result)
+
+    def live(self) -> list[Release]:
+        return [release for release in self.store.releases() if release.live]
+
+    @rule(name=st.sampled_from(RESOURCES), agents=st.sampled_from([[], ["planner"], ["critic"], ["plan*", "x"]]))
+    def start(self, name: str, agents: list[str]) -> None:
+        stable = self.store.resources()[name][0].version
+        made = Release(
+            id="new",
+            resource=name,
+            kind="prompt",
+            stable=stable,
+            candidate="v2" if stable == "v1" else "v1",
+            only=Audience(agents=agents),
+            policy=policy(0.2, 0.5, 0.8),
+            salt=f"salt {self.now}",
+        )
+        try:
+            self.do(lambda work: work.releases.start(made, entry("start"), self.now))
+        except Refused as refusal:
+            assert refusal.kind == "conflict"  # noqa: PT017 - the only way in which this may fail
+
+    @precondition(lambda self: self.live())
+    @rule(at=st.integers(0, 9), what=st.sampled_from(WAYS))
+    def move(self, at: int, what: str) -> None:
+        release = self.live()[at % len(self.live())]
+        step = min(release.step + (what == "advance"), 2)
+        ways: dict[str, dict[str, Any]] = {
+            "canary": {"stage": NEXT.get(release.stage, "canary")},
+            "advance": {"step": step},
+            "promote": {"stage": "promoted"},
+            "roll_back": {"stage": "rolled_back"},
+            "abort": {"stage": "aborted"},
+            "hold": {"stage": "held", "held_in": release.stage},
+            "resume": {"stage": release.held_in or release.stage},
+        }
+        update = ways[what] | {"split": release.policy.stages[step].split}
+        try:
+            self.do(lambda work: work.releases.change(release.id, release.revision, update, entry(what), self.now))
+        except Refused as refusal:
+            assert "cannot become" in str(refusal)  # noqa: PT017 - the only way in which this may fail
+
+    @rule(
+        rollout=st.sampled_from(ROLLOUTS),
+        agent=st.sampled_from(AGENTS),
+        names=st.sets(st.sampled_from(RESOURCES), min_size=1),
+    )
+    def call(self, rollout: str, agent: str, names: set[str]) -> None:
+        wanted = Wanted(rollout, Asker(agent, "m", "online", {}), tuple(sorted(names)))
+        pins = self.do(lambda work: work.releases.pin(wanted, self.now))
+        assert pins == self.store.pins(rollout)
+        for pin in pins:
+            if pin.agent == agent and pin.resource in names:
+                self.first.setdefault((rollout, agent, pin.resource), pin)
+
+    @rule()
+    def restart(self) -> None:
+        self.store.close()
+        self.store = Store(self.path, map_bytes=1 << 20)
+
+    @invariant()
+    def nothing_that_was_given_changes(self) -> None:
+        releases = {release.id: release for release in self.store.releases()}
+        for (rollout, agent, resource), first in self.first.items():
+            (now,) = [p for p in self.store.pins(rollout) if (p.agent, p.resource) == (agent, resource)]
+            if now.mixed:
+                assert first.release is not None
+                assert releases[first.release].stage == "rolled_back"
+                assert now.version == releases[first.release].stable
+            else:
+                assert now == first
+
+    @invariant()
+    def a_rollout_is_on_one_arm(self) -> None:
+        for rollout in ROLLOUTS:
+            arms: dict[str, set[Any]] = {}
+            for pin in self.store.pins(rollout):
+                if pin.release is not None:
+                    arms.setdefault(pin.release, set()).add((pin.arm, pin.number, pin.probability))
+            assert all(len(found) == 1 for found in arms.values())
+
+    @invariant()
+    def assignments_follow_from_salt_and_split(self) -> None:
+        for release in self.store.releases():
+            assigned, _ = self.store.assignments(release.id)
+            assert [one.number for one in assigned] == list(range(1, release.assigned + 1))
+            assert len({one.rollout for one in assigned}) == len(assigned)
+            for one in assigned:
+                assert (one.arm == "candidate") == (share(release.salt, one.rollout) < one.probability)
+
+    def teardown(self) -> None:
+        assert list(self.store.check()) == []
+        self.store.close()
+        shutil.rmtree(self.path)
+
+
+def entry(action: str) -> Entry:
+    return Entry(number=0, at_ns=0, who="test", action=action, before=None, after="draft")
+
+
+TestPinning = Pinning.TestCase
+TestPinning.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+
+
+def test_a_rollout_that_began_before_a_release_takes_no_part(tmp_path: Path) -> None:
+    def pin(work: Work, agent: str) -> list[Pin]:
+        return work.releases.pin(Wanted("r1", Asker(agent, "m", "online", {}), ("travel",)), 5)
+
+    with Store(tmp_path) as store:
+        made = Release(
+            id="new", resource="travel", kind="prompt", stable="v1", candidate="v2", policy=policy(0.99), salt="s"
+        )
+        canary = {"stage": "canary", "split": 0.99}
+
+        def begin(work: Work) -> None:
+            for text in ("one", "two"):
+                work.releases.add_version("travel", prompt(f"Text {text}"), 1)
+            pin(work, "planner")
+            release = work.releases.start(made, entry("start"), 2)
+            for stage in ("checked", "replayed", "shadowed"):
+                work.releases.change(release.id, None, {"stage": stage}, entry("x"), 3)
+            work.releases.change(release.id, None, canary, entry("canary"), 4)
+
+        store.write([Task(begin)])
+        task = Task(lambda work: pin(work, "critic"))
+        store.write([task])
+        assert task.result is not None
+        assert [(one.agent, one.version, one.release) for one in task.result] == [
+            ("planner", "v1", None),
+            ("critic", "v1", None),
+        ]

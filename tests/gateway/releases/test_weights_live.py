@@ -1,0 +1,153 @@
+"""Weights behind running agents: loaded before they get traffic, unloaded when nobody needs them, waited for while they
+change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.engine import LOAD, UNLOAD, FakeEngine, Planned, engine
+from fakes.experiment import PATIENCE, Traffic, policy
+from fakes.process import Gateway, upstreams
+from fakes.tape import Tape
+
+from gateway.client import Client
+from gateway.connection import ClientError
+from gateway.holding import HoldRequest, UpstreamView
+from gateway.model import Judgement
+from gateway.releases.model import Decision, NewRelease, NewVersion
+from gateway.work import ClaimRequest, Empty, FinishRequest, RolloutSpec
+
+
+@pytest.fixture
+async def vllm() -> AsyncGenerator[FakeEngine]:
+    async with engine() as made:
+        yield made
+
+
+@pytest.fixture
+async def served(start_gateway: StartGateway, vllm: FakeEngine) -> Gateway:
+    return await start_gateway(upstreams(openai=vllm.openai_url))
+
+
+@pytest.fixture
+async def client(served: Gateway) -> AsyncGenerator[Client]:
+    async with Client(served.url) as made:
+        yield made
+
+
+@pytest.fixture
+def traffic(served: Gateway, http: aiohttp.ClientSession, client: Client) -> Traffic:
+    return Traffic(served.url, http, client, model="policy")
+
+
+def adapter(number: int) -> NewVersion:
+    content = {"upstream": "fake-openai", "base": "base", "adapter": f"/adapters/{number}"}
+    return NewVersion(kind="model", content=content)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - the fake's own state
+            await asyncio.sleep(0.01)
+
+
+async def test_adapters_are_loaded_before_traffic_and_unloaded_when_nobody_needs_them(
+    traffic: Traffic, client: Client, vllm: FakeEngine
+) -> None:
+    await client.add_version("policy", adapter(1))
+    await until(lambda: vllm.adapters == {"policy@v1": "/adapters/1"})
+    # A worker holds a rollout that is pinned to v1.
+    await client.enqueue([RolloutSpec(id="long")])
+    (claim,) = (await client.claim(ClaimRequest(worker="w"))).claims
+    await traffic.call("long")
+    await client.add_version("policy", adapter(2))
+    release = await traffic.start("policy", "v2", policy(0.5, checked="required"))
+    assert vllm.adapters.keys() == {"policy@v1", "policy@v2"}
+    await client.decide(release.id, "promote", Decision(who="ann"))
+    await traffic.call("new")
+    asked = [
+        body["model"] for path, body in vllm.asked if path.endswith("/chat/completions") and "max_tokens" not in body
+    ]
+    assert asked[-1] == "policy@v2"
+    await traffic.call("long")
+    assert traffic.failures == []
+    assert "policy@v1" in vllm.adapters
+    await client.finish("long", claim.attempt.id, FinishRequest(worker="w", status="succeeded"))
+    # Something must change before it looks again, or half a minute pass.
+    await client.add_version("policy", adapter(3))
+    await vllm.until(UNLOAD)
+    await until(lambda: vllm.adapters == {"policy@v2": "/adapters/2"})
+
+
+async def test_a_version_that_will_not_load_is_a_failed_release_and_no_failed_agent(
+    traffic: Traffic, client: Client, vllm: FakeEngine
+) -> None:
+    vllm.files = {"/adapters/1"}
+    await client.add_version("policy", adapter(1))
+    await client.add_version("policy", adapter(2))
+    await vllm.until(LOAD)
+    new = NewRelease(candidate="v2", policy=policy(0.5, checked="required"))
+    release = await client.start_release("policy", new)
+    view = await traffic.when(release.id, lambda view: not view.release.live)
+    assert view.release.stage == "rolled_back"
+    assert "/adapters/2" in view.release.reason
+    await traffic.call("r1")
+    assert traffic.failures == []
+
+
+async def test_a_server_that_was_restarted_gets_its_adapters_back(
+    traffic: Traffic, client: Client, vllm: FakeEngine
+) -> None:
+    await client.add_version("policy", adapter(1))
+    await until(lambda: bool(vllm.adapters))
+    vllm.restart()
+    await traffic.call("r1")
+    assert len(traffic.failures) == 1
+    await until(lambda: vllm.adapters == {"policy@v1": "/adapters/1"})
+    await traffic.call("r2")
+    assert len(traffic.failures) == 1
+
+
+async def test_calls_wait_while_an_upstream_is_held(
+    traffic: Traffic, client: Client, vllm: FakeEngine, served: Gateway, http: aiohttp.ClientSession
+) -> None:
+    traffic.model = "base"
+    path = "/api/upstreams/fake-openai"
+    held = await client.post(f"{path}/hold", UpstreamView, HoldRequest(bound_s=30))
+    assert (held.held, held.waiting) == (True, 0)
+    waiting = [asyncio.ensure_future(traffic.call(f"r{number}")) for number in range(5)]
+    tape = Tape(served.url, http)
+
+    async def count() -> int:
+        found = await tape.get("/api/upstreams")
+        return next(one["waiting"] for one in found["upstreams"] if one["name"] == "fake-openai")
+
+    async with asyncio.timeout(PATIENCE):
+        while await count() < 5:  # noqa: ASYNC110 - as a person would ask
+            await asyncio.sleep(0.01)
+    assert not any(one.done() for one in waiting)
+    assert not [path for path, _ in vllm.asked if path.endswith("/chat/completions")]
+    opened = await client.post(f"{path}/open", UpstreamView, Empty())
+    assert (opened.held, opened.waited) == (False, 5)
+    await asyncio.gather(*waiting)
+    assert traffic.failures == []
+    with pytest.raises(ClientError, match="there is no upstream 'nobody'"):
+        await client.post("/api/upstreams/nobody/hold", UpstreamView, HoldRequest())
+    with pytest.raises(ClientError, match="bound_s"):
+        await client.post(f"{path}/hold", UpstreamView, HoldRequest.model_construct(bound_s=0))
+
+
+async def test_a_server_that_is_away_is_no_reason_to_stop(
+    traffic: Traffic, client: Client, vllm: FakeEngine, served: Gateway
+) -> None:
+    vllm.plan("/v1/models", *[Planned(status=500, text="away")] * 50)
+    await client.add_version("policy", adapter(1))
+    await vllm.until("/v1/models")
+    await until(lambda: "would not list its models" in served.log)
+    await traffic.call("r1")
+    await client.reward("r1", "a1", Judgement(value=1))
+    assert served.log.count("would not list its models") == 1
