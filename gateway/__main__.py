@@ -1,4 +1,4 @@
-"""The `penstock` command: a table of commands, loaded by their dotted path when one of them runs.
+"""The `penstock` command: tables of commands, loaded by their dotted path when one of them runs.
 
 `--help` shows the table and loads none of them, and so no server, no database and no client. All but `serve`, `check`
 and `run` speak to a running gateway through `gateway.client` and to nothing else. Exit codes: 0 done, 1 failed, 2
@@ -67,9 +67,90 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
 }
 
+
+class Group(NamedTuple):
+    """Commands that have a name in common."""
+
+    help: str
+    commands: dict[str, Command]
+
+
+GROUPS: Final[dict[str, Group]] = {
+    "resource": Group(
+        "Versions of prompts, of weights and of what tools are said to do.",
+        {
+            "add": Command(
+                "gateway.commands.resources:add",
+                "Register a version of a prompt, of a model or of a tool's description.",
+            ),
+            "list": Command("gateway.commands.resources:list_resources", "List what releases can change."),
+            "show": Command(
+                "gateway.commands.resources:show_resource",
+                "Show a resource with its versions, or one version with its text.",
+            ),
+            "diff": Command("gateway.commands.resources:diff", "Show what two versions say differently."),
+        },
+    ),
+    "prompts": Group(
+        "Find the prompts that unmodified agents send.",
+        {
+            "discover": Command(
+                "gateway.commands.prompts:discover",
+                "Find the prompts in recorded calls, and register them if you like.",
+            ),
+            "check": Command(
+                "gateway.commands.prompts:check",
+                "Say which registered prompt a text is, and what stands in its slots.",
+            ),
+        },
+    ),
+    "release": Group(
+        "Try a change on some rollouts, as an experiment that can be taken back.",
+        {
+            "start": Command("gateway.commands.releases:start", "Try another version of a resource on some rollouts."),
+            "list": Command("gateway.commands.releases:list_releases", "List releases, newest first."),
+            "status": Command(
+                "gateway.commands.releases:status",
+                "Show a release: its stage, its arms side by side, its evidence, and what it waits for.",
+            ),
+            "watch": Command("gateway.commands.releases:watch", "Follow a release until it ends."),
+            "promote": Command(
+                "gateway.commands.releases:promote",
+                "Make the candidate the stable version now, whatever the evidence says.",
+            ),
+            "rollback": Command(
+                "gateway.commands.releases:rollback",
+                "Send every new call to the stable version, also those of rollouts that are on the candidate.",
+            ),
+            "abort": Command(
+                "gateway.commands.releases:abort",
+                "End a release: no new rollout gets the candidate; those that have it keep it.",
+            ),
+            "hold": Command("gateway.commands.releases:hold", "Stop a release where it is: no new rollout takes part."),
+            "resume": Command("gateway.commands.releases:resume", "Go on with a release that is held."),
+            "approve": Command(
+                "gateway.commands.releases:approve", "Let a release leave the stage that waits for a person."
+            ),
+            "history": Command(
+                "gateway.commands.releases:history",
+                "Show everything that was done to a release: who, why, and the evidence.",
+            ),
+            "verify": Command(
+                "gateway.commands.releases:verify",
+                "Make every decision of a release again from the tape, and say what does not agree.",
+            ),
+        },
+    ),
+}
+
 app = App(name="penstock", help=HELP, result_action="return_value", print_error=False, exit_on_error=False)
 for order, (name, command) in enumerate(COMMANDS.items()):
     app.command(command.path, name=name, help=command.help, sort_key=order)
+for order, (name, group) in enumerate(GROUPS.items(), len(COMMANDS)):
+    part = App(name=name, help=group.help, sort_key=order)
+    for place, (action, command) in enumerate(group.commands.items()):
+        part.command(command.path, name=action, help=command.help, sort_key=place)
+    app.command(part)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.releases.evidence import Evidence, Observation, StageCount
+from gateway.releases.evidence import MISSING, Evidence, Observation, StageCount
 from gateway.releases.policy import Policy, Stage
 
 Action = Literal["continue", "advance", "promote", "roll_back", "hold"]
@@ -142,7 +142,9 @@ def figures(evidence: Evidence) -> dict[str, float]:
         if (mean := evidence.reward.arms[arm].mean) is not None:
             found[f"{name}.reward"] = mean
         found |= {
-            f"{name}.{key}": mean for key, one in evidence.guards.items() if (mean := one.arms[arm].mean) is not None
+            f"{name}.{key}": mean
+            for key, one in evidence.guards.items()
+            if key != MISSING and (mean := one.arms[arm].mean) is not None
         }
     return found
 

@@ -1,0 +1,88 @@
+"""What `penstock prompts` works with: the system texts of recorded calls, and what the gateway recognises of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import BaseModel
+
+from gateway.client import Client
+from gateway.commands.common import PARALLEL
+from gateway.dialects import by_name
+from gateway.model import Span
+from gateway.prompts.induce import Proposal, Sample
+from gateway.prompts.recognise import Known, Recognised, Recogniser
+from gateway.releases.model import PromptText, ResourceView, ToolText
+
+
+class Found(BaseModel):
+    """A proposal as JSON."""
+
+    template: str
+    """As `penstock resource add` takes it."""
+    messages: int
+    """How many messages are this prompt."""
+    coverage: float
+    """Their share of the messages of the call-site that are this prompt or none."""
+    agent: str | None
+    """Name of the agent."""
+    call_site: str
+    """Stands for agent, tools and template."""
+    slots: dict[str, list[str]]
+    """A few values of each slot."""
+    registered: str | None
+    """The resource that it is already."""
+
+
+class Slots(BaseModel):
+    """A text that was recognised, as JSON."""
+
+    resource: str
+    """The resource that it is."""
+    slots: dict[str, str]
+    """What stands in its slots."""
+    sha256: str
+    """Of the text."""
+
+
+async def samples(client: Client, heads: list[Span]) -> list[Sample]:
+    """The system texts of calls, read a few calls at a time."""
+    found: list[Sample] = []
+    for at in range(0, len(heads), PARALLEL):
+        for some in await asyncio.gather(*(_samples(client, head) for head in heads[at : at + PARALLEL])):
+            found += some
+    return found
+
+
+async def _samples(client: Client, head: Span) -> list[Sample]:
+    if head.body is None:
+        return []
+    body, dialect = await client.request_body(head.rollout, head.attempt, head.sequence), by_name(head.dialect)
+    tools = frozenset(place.name for place in dialect.tool_texts(body) if place.name is not None)
+    return [Sample(place.text, head.agent, tools, head.rollout) for place in dialect.system_texts(body)]
+
+
+def recogniser(resources: list[ResourceView]) -> Recogniser:
+    """What the gateway recognises."""
+    known: list[Known] = []
+    for version in (version for resource in resources for version in resource.versions):
+        content = version.read()
+        if isinstance(content, PromptText | ToolText) and content.sent:
+            tool = content.tool if isinstance(content, ToolText) else None
+            known.append(Known(version.name, content.template, tool))
+    return Recogniser(known)
+
+
+def registered(known: Recogniser, one: Proposal) -> str | None:
+    """The resource whose texts these are: an example of them is told as it."""
+    values = {slot: examples[0] for slot, examples in one.slots.items()}
+    found = known.recognise(one.template.render(values))
+    return found.known.resource if isinstance(found, Recognised) else None
+
+
+def as_json(one: Proposal, known: str | None) -> Found:
+    """A proposal and the resource that it is already."""
+    return Found(
+        template=one.template.source, messages=one.messages, coverage=one.coverage, agent=one.agent,
+        call_site=one.call_site, slots=dict(one.slots), registered=known,
+    )  # fmt: skip

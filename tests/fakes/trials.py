@@ -1,0 +1,151 @@
+"""Whole releases without a gateway: rollouts are assigned, seen and decided on as the driver does, at fixed times."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.releases.assignment import share
+from gateway.releases.decision import Canary, figures
+from gateway.releases.intervals import interval
+from gateway.releases.model import GATEWAY, Assignment, Entry, Release, ReleaseView, Seen, Stage
+from gateway.releases.outcomes import observation
+from gateway.releases.policy import Policy
+from gateway.releases.series import History
+from gateway.releases.stages import NEXT
+from gateway.releases.trail import acted, decided
+
+START = 1_790_000_000 * 10**9
+EVERY = 10 * 10**9
+"""Time between two rollouts; ns."""
+Draw = Callable[[int, str], float | None]
+"""The reward of a rollout, by number and arm."""
+
+
+def steady(stable: float, candidate: float, seed: int = 7) -> Draw:
+    """Successes with these probabilities."""
+    chance = random.Random(seed)
+    return lambda _, arm: float(chance.random() < (candidate if arm == "candidate" else stable))
+
+
+@dataclass
+class Trial:
+    """A release under way."""
+
+    release: Release
+    audit: list[Entry] = field(default_factory=list[Entry])
+    assigned: list[Assignment] = field(default_factory=list[Assignment])
+    seen: list[Seen] = field(default_factory=list[Seen])
+    canary: Canary = field(init=False)
+    now: int = START
+
+    def __post_init__(self) -> None:
+        self.canary = Canary(self.release.policy, self.release.margin)
+        self.enter("start", "draft", "it was started", who="ann")
+
+    @classmethod
+    def of(cls, policy: Policy | None = None, **more: Any) -> Trial:
+        """One that has been started, with a margin of 0.07."""
+        given: dict[str, Any] = {"id": "planner-1", "resource": "planner", "kind": "prompt", "stable": "v12"}
+        given |= {"candidate": "v13", "margin": 0.07, "salt": "s", "created_ns": START, "policy": policy or Policy()}
+        return cls(Release.model_validate(given | more))
+
+    def enter(self, action: str, stage: Stage, why: str, who: str = GATEWAY, **change: Any) -> None:
+        """Moves the release, with a link of its chain."""
+        at, evidence = change.pop("assignment", None), change.pop("evidence", {})
+        before = self.release.stage if self.audit else None
+        made = self.release.model_copy(update={"stage": stage} | change)
+        made.revision += 1
+        link = Entry(
+            number=made.revision, at_ns=self.now, who=who, action=action, before=before, after=stage, step=made.step,
+            split=made.split, why=why, assignment=at, evidence=evidence, config=made.config(),
+        ).sealed(made.head)  # fmt: skip
+        made.head, made.changed_ns, made.reason = link.hash, self.now, why
+        self.release = made
+        self.audit.append(link)
+
+    def prepare(self, **evidence: dict[str, Any]) -> Trial:
+        """Up to the canary."""
+        while (after := NEXT.get(self.release.stage)) is not None:
+            self.now += 60 * 10**9
+            split = self.release.policy.stages[0].split if after == "canary" else 0.0
+            self.enter("prepare", after, f"{after} in time", split=split, evidence=evidence.get(after, {"ok": True}))
+        return self
+
+    def person(self, action: str, stage: Stage, why: str = "I say so", **change: Any) -> Trial:
+        """What somebody does; the canary hears of it as it does in a gateway."""
+        counted = self.release.counted
+        self.enter(action, stage, why, "ann", assignment=counted, **change)
+        if (verdict := acted(self.canary, action)) is not None and (found := decided(verdict, counted)) is not None:
+            self._decide(found.action, found.verdict.reason, dict(found.verdict.figures))
+        return self
+
+    def run(self, rollouts: int, draw: Draw) -> Trial:
+        """So many rollouts, or fewer if it ends before: each is assigned, and seen at once."""
+        for _ in range(rollouts):
+            if self.release.stage != "canary":
+                break
+            self.assign()
+            self.count(draw)
+        return self
+
+    def assign(self) -> None:
+        """The next rollout."""
+        self.now += EVERY
+        number, split = self.release.assigned + 1, self.release.split
+        arm = "candidate" if share(self.release.salt, f"r{number}") < split else "stable"
+        stage = self.release.policy.stages[self.release.step].name
+        self.assigned.append(
+            Assignment(
+                number=number, rollout=f"r{number}", arm=arm, probability=split, stage=stage, assigned_ns=self.now
+            )
+        )
+        self.release.assigned = number
+
+    def count(self, draw: Draw, left_out: str | None = None) -> None:
+        """What is seen of the next one, and what follows."""
+        one = self.assigned[len(self.seen)]
+        reward = None if left_out else draw(one.number, one.arm)
+        guards: dict[str, float | None] = {"error": 1.0 if one.number % 9 else 0.0, "violation": 1.0}
+        seen = Seen(
+            number=one.number, rollout=one.rollout, seen_ns=self.now, reward=reward, raw_reward=reward, guards=guards,
+            left_out=left_out,
+        )  # fmt: skip
+        self.seen.append(seen)
+        self.release.counted = one.number
+        if left_out is None and (found := decided(self.canary.step(observation(one, seen)), one.number)) is not None:
+            self._decide(found.action, found.verdict.reason, dict(found.verdict.figures))
+
+    def _decide(self, action: str, why: str, evidence: dict[str, float]) -> None:
+        if action == "wait" and self.release.waits:
+            return
+        step = self.release.step + 1
+        stages = self.release.policy.stages
+        updates: dict[str, tuple[Stage, dict[str, Any]]] = {
+            "advance": ("canary", {"step": step, "split": stages[min(step, len(stages) - 1)].split, "waits": None}),
+            "promote": ("promoted", {"split": 0.0, "waits": None}),
+            "roll_back": ("rolled_back", {"split": 0.0, "waits": None}),
+            "hold": ("held", {"held_in": "canary"}),
+            "wait": ("canary", {"waits": "approval"}),
+        }
+        stage, update = updates[action]
+        self.enter(action, stage, why, assignment=self.release.counted, evidence=evidence, **update)
+
+    @property
+    def view(self) -> ReleaseView:
+        """As the API answers it."""
+        waiting = self.assigned[len(self.seen) :]
+        return ReleaseView(
+            release=self.release,
+            figures=figures(self.canary.evidence),
+            interval=interval(self.canary.evidence.reward),
+            waiting=len(waiting),
+            oldest_ns=waiting[0].assigned_ns if waiting else None,
+        )
+
+    @property
+    def history(self) -> History:
+        """All that the tape has of it."""
+        return History.of(self.release, self.audit, self.assigned, self.seen)
