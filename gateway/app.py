@@ -37,12 +37,15 @@ from gateway.operations import Operations
 from gateway.otlp.ingest import INGEST, Ingest
 from gateway.proxy import Proxy
 from gateway.recorder import Recorder
+from gateway.releases.asking import Means
 from gateway.releases.checking import Checking
 from gateway.releases.driver import Driver
-from gateway.releases.jobs import Jobs, Progress, Report
-from gateway.releases.model import Release
+from gateway.releases.jobs import Jobs
+from gateway.releases.replay import Replay
 from gateway.releases.residing import Residents
+from gateway.releases.shadow import Shadow
 from gateway.releases.switch import Switch
+from gateway.routing import Routes
 from gateway.store import Store, TapeError
 from gateway.upstream import Pool
 
@@ -76,10 +79,6 @@ class State:
         return self.metrics.recording_gaps
 
 
-async def _not_yet(release: Release, progress: Progress) -> Report:
-    return Report(False, "not there yet")
-
-
 class Gateway:
     """A running gateway. `start`, then `stop`."""
 
@@ -102,7 +101,12 @@ class Gateway:
         self.residents = Residents(self.store, upstreams, self._ask_upstreams, self._now_ns)
         self.switch = Switch(self.store, self.recorder, self.metrics, self.residents.changed)
         checking = Checking(self.store.resources, upstreams, self._ask_upstreams)
-        jobs = Jobs(checking, _not_yet, _not_yet)
+        self._routes = Routes(config.route, self.pools)
+        means = Means(
+            self.store, self.switch, self.recorder, self.pools, self._routes, self._ask_upstreams, self._now_ns
+        )
+        self.shadow = Shadow(means)
+        jobs = Jobs(checking, Replay(means), self.shadow)
         self.releases = Driver(
             self.store, self.recorder, self.switch, self.feed, self._now_ns, jobs, upstreams, self.residents.changed
         )
@@ -129,7 +133,9 @@ class Gateway:
     def _ask_upstreams(self) -> aiohttp.ClientSession:
         """The session of what the gateway itself asks."""
         if self._session is None:
-            self._session = aiohttp.ClientSession()
+            # Concurrency is bounded where it is asked for; what an upstream sets as a cookie is no other call's.
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self._session
 
     def _make_exporter(self) -> Exporter | None:
@@ -154,7 +160,16 @@ class Gateway:
         assert server is not None
         plane = ControlPlane(server, self.operations)
         self.proxy = proxy = Proxy(
-            self.config, self.pools, self.auth, self.recorder, self.metrics, plane, self.switch, self._epoch_ns
+            self.config,
+            self.pools,
+            self.auth,
+            self.recorder,
+            self.metrics,
+            plane,
+            self.switch,
+            self.shadow,
+            self._routes,
+            self._epoch_ns,
         )
         self.recorder.start()
         await self.desk.start()

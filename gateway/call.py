@@ -46,6 +46,7 @@ class Call(Relay):
         "_overhead",
         "_proxy",
         "_sent",
+        "_switched",
         "_tail",
         "_waits_since",
         "record",
@@ -61,6 +62,8 @@ class Call(Relay):
         """The gate it waits at."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
         self._announced = False
+        self._switched: tuple[Found, Mapping[str, Pin]] | None = None
+        """What it uses of the catalog, and what its rollout was given of it."""
         self._tail = b""
         """The end of the answer, while it waits for the tape."""
         self._waits_since = 0.0
@@ -136,6 +139,7 @@ class Call(Relay):
 
     def _switch(self, found: Found, pins: Mapping[str, Pin]) -> None:
         """To what its rollout was given."""
+        self._switched = found, pins
         made, record = self._proxy.switch.switched(self._admitted, found, pins), self.record
         record.body, record.versions, record.arm, record.texts = made.body, made.versions, made.arm, made.texts
         if made.upstream is None:
@@ -247,6 +251,8 @@ class Call(Relay):
             # A server that was restarted has lost its adapters.
             self._proxy.switch.lost()
         self._write_last(out)
+        if self._switched is not None and self._proxy.shadow.mirrors:
+            self._proxy.shadow.offer(self.record, *self._switched)
 
     def _write_last(self, out: bytes) -> None:
         """Writes the end of the answer; all but one byte of it while the span must, or the queue makes it, wait."""

@@ -10,13 +10,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from time import monotonic
-from typing import get_args
 
 from gateway.address import AddressError, from_path
 from gateway.admission import Admission, Admitted
 from gateway.auth import Auth
 from gateway.call import Call, family, internal_fault
-from gateway.config import Config, Family
+from gateway.config import Config
 from gateway.control_plane import ControlPlane, agent_target, is_control
 from gateway.dialects import find
 from gateway.errors import GatewayFault, Refusal
@@ -26,8 +25,10 @@ from gateway.implicit import Conversations
 from gateway.metrics import Metrics
 from gateway.recorder import Recorder
 from gateway.redact import Redactor
+from gateway.releases.shadow import Shadow
 from gateway.releases.switch import Switch
 from gateway.request import Request
+from gateway.routing import Routes
 from gateway.upstream import Pool
 
 _log = logging.getLogger("penstock.proxy")
@@ -45,6 +46,8 @@ class Proxy:
         metrics: Metrics,
         control: ControlPlane,
         switch: Switch,
+        shadow: Shadow,
+        routes: Routes,
         epoch_ns: int,
     ) -> None:
         """`epoch_ns`: what the clock of the tape adds to the monotonic one."""
@@ -62,11 +65,9 @@ class Proxy:
         self.strict = config.tape.record == "strict"
         self._control = control
         self.switch = switch
+        self.shadow = shadow
         self.epoch_ns = epoch_ns
-        self._silent = {
-            family: next(pool for pool in pools.values() if pool.config.dialect == family)
-            for family in get_args(Family)
-        }
+        self._routes = routes
 
     def serve(self, front: Front, request: Request) -> None:
         """Serves a whole request: a refusal, a request of the control plane, or a call."""
@@ -105,12 +106,8 @@ class Proxy:
 
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None]:
         """(upstreams to try in turn, model name to send instead)."""
-        if self.config.route:
-            model = call.dialect.model(call.body, call.path)
-            for route in self.config.route:
-                if model is not None and route.matches(model):
-                    return [self.pools[name] for name in route.upstream], route.alias
-        return [self._silent[family(call.dialect.name, call.dialect.family, request)]], None
+        model = call.dialect.model(call.body, call.path) if self._routes else None
+        return self._routes.of(model, family(call.dialect.name, call.dialect.family, request))
 
     def pool(self, name: str, model: str | None) -> Pool:
         """The upstream that serves a version of weights; raises `GatewayFault` when it is not configured any more."""

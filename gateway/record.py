@@ -119,6 +119,11 @@ class Record:
         body = b"".join(self.pieces)
         return body if self.encoding is None else decode_body(body, self.encoding.decode("latin-1"))[0]
 
+    @property
+    def sequence(self) -> int:
+        """Its place in its attempt; 0 until it is on the tape."""
+        return 0 if self._entry is None else self._entry.sequence
+
     # -- on the recorder's thread ------------------------------------------------------------------------------------
 
     def entry(self, final: bool) -> Entry | None:

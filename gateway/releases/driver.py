@@ -289,6 +289,8 @@ class Driver:
         finally:
             for task in (working, changed):
                 task.cancel()
+            # What a job has begun must be over before the tape is closed.
+            await asyncio.gather(working, changed, return_exceptions=True)
 
     async def _changed(self, release: Release) -> None:
         """Returns when somebody else has changed it."""

@@ -1,0 +1,88 @@
+"""What came back to a request of the gateway's own, read by read, and the span that it makes. Does no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.codec import Body
+from gateway.dialects.reading import decode_body
+from gateway.model import Turn
+from gateway.redact import Redactor
+from gateway.redact import url as redact_url
+from gateway.releases.questions import Question
+from gateway.store import Entry
+
+LARGEST: Final = 64 << 20
+"""Bytes of an answer from which it is given up."""
+
+
+class TooLarge(Exception):
+    """The answer is given up."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What came back, as far as it came."""
+
+    sent: list[tuple[bytes, bytes]]
+    """Header lines of the request."""
+    status: int | None = None
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
+    pieces: list[bytes] = field(default_factory=list[bytes])
+    marks: list[int] = field(default_factory=list[int])
+    size: int = 0
+    error: str | None = None
+    problem: str | None = None
+
+    def arrived(self, piece: bytes, seconds: float) -> None:
+        """Takes one read; raises `TooLarge`."""
+        self.size += len(piece)
+        if self.size > LARGEST:
+            raise TooLarge
+        self.pieces.append(piece)
+        self.marks += (int(seconds * 1e6), len(piece))
+
+    def header(self, name: bytes) -> str:
+        """Values of a header, with commas between them."""
+        return ",".join(value.decode("latin-1") for key, value in self.headers if key.lower() == name)
+
+
+def complete(question: Question, reply: Reply, entry: Entry, redactor: Redactor) -> tuple[Turn | None, str | None]:
+    """(the exchange read, why it failed): one of them. Completes the entry."""
+    raw = b"".join(reply.pieces)
+    response, broken = decode_body(raw, reply.header(b"content-encoding"))
+    stream = reply.header(b"content-type").startswith("text/event-stream")
+    turn = question.dialect.read(question.body, response, stream)
+    failed, problem = _failure(reply, turn, response)
+    facts = question.dialect.facts(question.body, response, stream)
+    entry.status, entry.error = ("error", failed) if failed else ("ok", None)
+    entry.http_status, entry.stream = reply.status, stream
+    entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
+    entry.usage, entry.tool_calls, entry.choices = facts.usage, facts.tool_calls, facts.choices
+    entry.first_byte_ns = reply.marks[0] * 1000 if reply.marks else None
+    entry.response_bytes, entry.truncated = reply.size, reply.error == "too_large"
+    entry.body = Body(
+        redact_url(question.pool.url(question.path)),
+        redactor.block(reply.sent),
+        question.body,
+        redactor.block(reply.headers),
+        raw,
+        b"",
+        reply.marks,
+    )
+    return (None, problem or broken) if failed else (turn, None)
+
+
+def _failure(reply: Reply, turn: Turn, response: bytes) -> tuple[str | None, str | None]:
+    """(short reason, a sentence) when there is no answer to compare."""
+    if reply.error is not None:
+        return reply.error, reply.problem
+    if reply.status is None or reply.status >= 400:
+        said = turn.error or response[:300].decode("utf-8", "replace")
+        return f"http_{reply.status}", f"HTTP {reply.status}: {' '.join(said.split())}"
+    if turn.error is not None:
+        return "upstream_error", turn.error
+    if not turn.choices:
+        return "no_answer", "; ".join(turn.problems) or "it holds no answer"
+    return None, None

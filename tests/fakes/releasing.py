@@ -1,0 +1,241 @@
+"""The tape of a gateway with recorded calls and a release, and a provider that counts: where replays are tested.
+
+No gateway process: store, recorder, switch and upstreams are the real ones, wired as `gateway.app` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+from aiohttp import web
+from fakes.experiment import CANDIDATE, STABLE, prompt
+from fakes.provider import FORMATS, Provider
+
+from gateway.codec import Body
+from gateway.config import Config, Tape
+from gateway.demo_model import Answer, Call, Json
+from gateway.dialects import find
+from gateway.metrics import Metrics
+from gateway.model import Exchange, Span, Turn
+from gateway.recorder import Recorder
+from gateway.releases.asking import Means
+from gateway.releases.jobs import Progress, Report
+from gateway.releases.model import Entry as Link
+from gateway.releases.model import NewVersion, Release
+from gateway.releases.policy import Policy
+from gateway.releases.replay import Replay
+from gateway.releases.switch import Switch
+from gateway.routing import Routes
+from gateway.store import Entry, Store, Work
+from gateway.upstream import Pool
+
+T = TypeVar("T")
+CHAT = "/v1/chat/completions"
+OLD = STABLE.replace("{date}", "Tuesday")
+NEW = CANDIDATE.replace("{date}", "Tuesday")
+
+
+class Counting(Provider):
+    """A provider that counts what it serves at the same time, and can be made to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = self.most = 0
+        self.held: Callable[[Json], bool] = lambda asked: False
+        """Requests that wait until `go` is set."""
+        self.go = asyncio.Event()
+        self.news = asyncio.Condition()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Counts, waits and answers."""
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await self._tell()
+            if request.method == "POST" and self.held(json.loads(await request.read())):
+                await self.go.wait()
+            return await super().handle(request)
+        finally:
+            self.running -= 1
+            await self._tell()
+
+    async def _tell(self) -> None:
+        async with self.news:
+            self.news.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits until a condition on its figures holds."""
+        async with asyncio.timeout(20), self.news:
+            await self.news.wait_for(condition)
+
+
+@asynccontextmanager
+async def counting() -> AsyncGenerator[Counting]:
+    """A running one."""
+    made = Counting()
+    runner = web.AppRunner(made.app, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield made
+    finally:
+        made.go.set()
+        await runner.cleanup()
+
+
+def system_of(asked: Json) -> str:
+    """The system text of a request, whichever API it is of."""
+    found: Any = asked.get("system") or asked.get("instructions")
+    return found or next((it["content"] for it in asked["messages"] if it["role"] == "system"), "")
+
+
+def question_of(asked: Json) -> str:
+    """What the user said last."""
+    said: list[Json] = asked.get("messages") or asked.get("input") or []
+    return next(it["content"] for it in reversed(said) if it["role"] == "user")
+
+
+def lookup(asked: Json) -> Answer:
+    """The answer of the recorded model: it looks up what was asked for."""
+    return Answer(calls=(Call("call_1", "lookup", json.dumps({"what": question_of(asked), "limit": 3})),))
+
+
+def request_of(path: str, text: str, question: str, stream: bool = False, **more: Any) -> Json:
+    """A request of an agent."""
+    user = [{"role": "user", "content": question}]
+    schema = {"type": "object", "properties": {"what": {"type": "string"}}}
+    flat = {"name": "lookup", "description": "Looks things up."}
+    asked: Json = {"model": "m"} | ({"stream": True} if stream else {})
+    if path == "/v1/messages":
+        asked |= {"max_tokens": 99, "system": text, "messages": user, "tools": [flat | {"input_schema": schema}]}
+    elif path == "/v1/responses":
+        asked |= {"instructions": text, "input": user, "tools": [{"type": "function", "parameters": schema} | flat]}
+    else:
+        system = [{"role": "system", "content": text}]
+        tools = [{"type": "function", "function": flat | {"parameters": schema}}]
+        asked |= {"messages": system + user, "tools": tools}
+    return asked | more
+
+
+@dataclass
+class Bench:
+    """Store, recorder, switch and upstreams of a gateway."""
+
+    means: Means
+    provider: Counting
+    progress: Progress = field(default_factory=lambda: Progress("replay"))
+
+    async def do(self, operation: Callable[[Work], T]) -> T:
+        """One transaction."""
+        done = await self.means.recorder.submit(operation)
+        self.means.switch.reload()
+        return done
+
+    async def add(self, name: str, new: NewVersion) -> None:
+        """Registers a version."""
+        await self.do(lambda work: work.releases.add_version(name, new, self.means.now_ns()))
+
+    async def record(
+        self,
+        rollout: str,
+        asked: Json,
+        answer: Answer | None = None,
+        path: str = CHAT,
+        headers: bytes = b"Content-Type: application/json\r\nAuthorization: ***\r\n",
+        **more: Any,
+    ) -> None:
+        """A call on the tape, as the data plane would have put it there."""
+        plain, events = FORMATS[path]
+        said, stream = answer or lookup(asked), bool(asked.get("stream"))
+        raw = b"".join(events(asked, said)) if stream and events else json.dumps(plain(asked, said)).encode()
+        body, dialect = json.dumps(asked).encode(), find("POST", path)
+        facts, now = dialect.facts(body, raw, stream), self.means.now_ns()
+        upstream = "anthropic" if path == "/v1/messages" else "openai"
+        kind = b"text/event-stream" if stream else b"application/json"
+        given: dict[str, Any] = {"start_ns": now, "end_ns": now, "upstream": upstream, "http_status": 200, "path": path}
+        given |= {"dialect": dialect.name, "model": asked["model"], "stream": stream, "choices": facts.choices}
+        given |= {"status": "ok", "body": Body("", headers, body, b"Content-Type: " + kind + b"\r\n", raw, b"", [])}
+        entry = Entry(rollout, "a1", **(given | more))
+        await self.do(lambda work: work.add([entry], now))
+
+    async def record_many(self, rollouts: int, calls: int = 1, **more: Any) -> None:
+        """Calls with the stable prompt."""
+        for rollout in range(rollouts):
+            for call in range(calls):
+                asked = request_of(more.get("path", CHAT), OLD, f"flight {rollout}.{call}")
+                await self.record(f"r{rollout}", asked, **more)
+
+    async def release(self, resource: str = "travel", candidate: str = "v2", **replay: Any) -> Release:
+        """A release of two versions that is about to be replayed."""
+        given = {"margin_absolute": 0.1, "replay": {"calls": 100} | replay.pop("replay", {})} | replay
+        only = given.pop("only", {})
+        policy = Policy.model_validate(given)
+        new = Release.model_validate(
+            {"id": "new", "resource": resource, "kind": "prompt", "stable": "v1", "candidate": candidate}
+            | {"policy": policy, "salt": "s", "only": only}
+        )
+        link = Link(number=0, at_ns=0, who="ann", action="start", before=None, after="draft")
+        return await self.do(lambda work: work.releases.start(new, link, self.means.now_ns()))
+
+    async def replay(self, release: Release) -> Report:
+        """The report of a replay."""
+        return await Replay(self.means)(release, self.progress)
+
+    def spans(self, rollout: str) -> list[Span]:
+        """All spans of a rollout."""
+        return list(self.means.tape.spans(rollout))
+
+    def exchange(self, span: Span) -> Exchange:
+        """The bytes of a call."""
+        found = self.means.tape.exchange(span)
+        assert found is not None
+        return found
+
+    def asked(self) -> list[Json]:
+        """What the provider was asked."""
+        return [json.loads(seen.body) for seen in self.provider.log]
+
+
+@asynccontextmanager
+async def bench(home: Path, provider: Counting, config: Mapping[str, Any] | None = None) -> AsyncGenerator[Bench]:
+    """One whose upstreams are the provider, with two versions of the prompt `travel`."""
+    upstream = [
+        {"name": "openai", "base_url": provider.openai_url, "dialect": "openai"},
+        {"name": "anthropic", "base_url": provider.url, "dialect": "anthropic"},
+    ]
+    found = Config.model_validate({"upstream": upstream} | dict(config or {}))
+    pools = {one.name: Pool(one) for one in found.upstreams()}
+    store = Store(home / "data")
+    recorder = Recorder(store, Tape(commit_ms=0), Metrics(), lambda cursor: None)
+    switch = Switch(store, recorder, Metrics(), lambda: None)
+    recorder.start()
+    async with aiohttp.ClientSession() as session:
+        means = Means(store, switch, recorder, pools, Routes(found.route, pools), lambda: session, time.time_ns)
+        made = Bench(means, provider)
+        await made.add("travel", prompt(STABLE, sent=True))
+        await made.add("travel", prompt(CANDIDATE))
+        try:
+            yield made
+        finally:
+            await recorder.close()
+            for pool in pools.values():
+                pool.close()
+            store.close()
+
+
+def turn(calls: Iterable[tuple[str, str]] = (), text: str = "", messages: Iterable[tuple[str, str]] = ()) -> Turn:
+    """An exchange that ended with these tool calls, or this text."""
+    parts: list[Json] = [{"type": "tool_call", "name": name, "arguments": arguments} for name, arguments in calls]
+    parts += [{"type": "text", "text": text}] if text else []
+    told = [{"role": role, "parts": [{"type": "text", "text": said}]} for role, said in messages]
+    choices = [{"message": {"role": "assistant", "parts": parts}}]
+    return Turn.model_validate({"dialect": "chat", "messages": told, "choices": choices})
