@@ -173,7 +173,7 @@ class Gateway:
         )
         self.recorder.start()
         await self.desk.start()
-        self.releases.start()
+        await self.releases.start()
         self.residents.start()
         if self._exporter is not None:
             await self._exporter.start()

@@ -8,7 +8,7 @@ decision that follows from it and was not made yet is made.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Final
@@ -32,7 +32,12 @@ class Counting:
     """Counts for all canaries of a gateway."""
 
     def __init__(
-        self, tape: Store, recorder: Recorder, feed: Feed, now_ns: Callable[[], int], changed: Callable[[], None]
+        self,
+        tape: Store,
+        recorder: Recorder,
+        feed: Feed,
+        now_ns: Callable[[], int],
+        changed: Callable[[], Awaitable[None]],
     ) -> None:
         """`changed` is told of every decision, when it is durable."""
         self._tape = tape
@@ -98,7 +103,7 @@ class Counting:
             return work.releases.change(release.id, release.revision, update, link, now)
 
         made = await self._recorder.submit(operation)
-        self._changed()
+        await self._changed()
         return made
 
     async def _wait(self, cursor: int, due: int | None) -> int:

@@ -89,9 +89,9 @@ class Driver:
         self._counting = Counting(tape, recorder, feed, now_ns, self._changed_now)
         self._driven: dict[str, _Driven] = {}
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Goes on with what an earlier life has begun."""
-        self._switch.reload()
+        await self._switch.reload()
         for release in self.tape.releases():
             if release.live:
                 self._drive(release.id)
@@ -108,11 +108,11 @@ class Driver:
     async def _do(self, operation: Callable[[Work], T]) -> T:
         """An operation; what calls are given follows it at once."""
         done = await self._recorder.submit(operation)
-        self._changed_now()
+        await self._changed_now()
         return done
 
-    def _changed_now(self) -> None:
-        self._switch.reload()
+    async def _changed_now(self) -> None:
+        await self._switch.reload()
         self._tell()
 
     # -- what people do ----------------------------------------------------------------------------------------------

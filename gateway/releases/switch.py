@@ -113,11 +113,16 @@ class Switch:
         self._metrics = metrics
         self.lost = lost
         self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
+        self._reloading = asyncio.Lock()
         self.catalog = Catalog({}, ())
 
-    def reload(self) -> None:
-        """A resource or a release has changed."""
-        self.catalog = Catalog(self._tape.resources(), self._tape.releases())
+    async def reload(self) -> None:
+        """A resource or a release has changed. A thread reads them: a thousand long prompts would hold up calls."""
+        async with self._reloading:
+            self.catalog = await asyncio.to_thread(self._read)
+
+    def _read(self) -> Catalog:
+        return Catalog(self._tape.resources(), self._tape.releases())
 
     # -- what does it use? ------------------------------------------------------------------------------------------
 

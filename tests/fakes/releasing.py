@@ -137,7 +137,7 @@ class Bench:
     async def do(self, operation: Callable[[Work], T]) -> T:
         """One transaction."""
         done = await self.means.recorder.submit(operation)
-        self.means.switch.reload()
+        await self.means.switch.reload()
         return done
 
     async def add(self, name: str, new: NewVersion) -> None:

@@ -331,7 +331,7 @@ async def test_the_upstreams_own_key_is_sent_and_kept_secret(
 
 async def test_an_upstream_that_is_gone_is_an_answer_that_failed(rig: Bench, provider: Counting) -> None:
     await rig.record_many(12)
-    release = await rig.release()
+    release = await rig.release(replay={"concurrency": 1})
     pool = rig.means.pools["openai"]
     pool.origin = "http://127.0.0.1:9"
     report = await rig.replay(release)
