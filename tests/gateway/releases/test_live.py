@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
+from contextlib import suppress
+from random import Random
 
 import aiohttp
 import pytest
 from conftest import StartGateway
-from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
+from fakes.experiment import CANDIDATE, PATIENCE, STABLE, Traffic, policy, prompt
 from fakes.process import Gateway, upstreams
 from fakes.provider import Provider
 from fakes.tape import Tape
@@ -16,7 +19,7 @@ from fakes.tape import Tape
 from gateway.client import Client
 from gateway.connection import ClientError
 from gateway.model import Judgement
-from gateway.releases.model import Assignment, Decision, NewRelease, NewVersion, Seen
+from gateway.releases.model import Assignment, Decision, NewRelease, NewVersion, Pin, Seen
 from gateway.releases.policy import Stage
 from gateway.releases.trail import verify
 from gateway.store import check
@@ -256,6 +259,53 @@ async def test_wrong_input_is_refused_by_name(traffic: Traffic, client: Client) 
     with pytest.raises(ClientError, match="there is no release"):
         await client.decide("travel-9", "hold", Decision())
     assert (await client.add_version("travel", prompt(CANDIDATE))).version == "v2"
+
+
+async def test_a_kill_in_the_middle_of_transitions_leaves_no_rollout_between_two_versions(
+    traffic: Traffic, gateway: Gateway, client: Client
+) -> None:
+    """The gateway is killed while people change releases and agents call; whatever was answered before holds after."""
+    rng = Random(11)
+    seen: dict[str, Pin] = {}
+    steps = 0
+
+    async def call(name: str) -> None:
+        with suppress(aiohttp.ClientError, ClientError):
+            await traffic.call(name)
+            seen[name] = (await client.pins(name))[0]
+
+    async def change() -> None:
+        """One release after the other, each taken back."""
+        nonlocal steps
+        with suppress(ClientError, AssertionError):
+            while True:
+                release = await traffic.start("travel", "v2", policy(0.3, 0.6))
+                for action in ("hold", "resume", "rollback"):
+                    steps += 1
+                    await client.decide(release.id, action, Decision(who="ann"))
+
+    for life in range(4):
+        running = asyncio.ensure_future(change())
+        calls = [asyncio.ensure_future(call(f"{life}-{number}")) for number in range(30)]
+        due = steps + rng.randint(2, 9)
+        async with asyncio.timeout(PATIENCE):
+            while steps < due:  # noqa: ASYNC110 - a step is under way then
+                await asyncio.sleep(0.001)
+        await gateway.kill()
+        _ = await asyncio.gather(running, *calls)
+        await gateway.start(gateway.port)
+        for release in await client.releases(live=True):
+            await client.decide(release.id, "rollback", Decision(who="ann"))
+    for name, pin in seen.items():
+        (now,) = await client.pins(name)
+        assert (now.release, now.arm, now.number) == (pin.release, pin.arm, pin.number)
+        assert now.version == pin.version
+    for release in await client.releases():
+        assert release.stage == "rolled_back"
+        assert await checked(client, release.id) == []
+    _ = await gateway.terminate()
+    _, problems = check(gateway.data)
+    assert problems == []
 
 
 async def test_weights_are_sent_by_the_name_of_their_version(
