@@ -60,4 +60,8 @@ async def test_an_example_runs_and_is_recorded(
 
 
 def test_the_example_configuration_is_valid() -> None:
-    assert [upstream.name for upstream in load(EXAMPLES / "penstock.toml").upstreams()] == ["openai", "anthropic"]
+    assert [upstream.name for upstream in load(EXAMPLES / "penstock.toml").upstreams()] == [
+        "openai",
+        "anthropic",
+        "gemini",
+    ]
