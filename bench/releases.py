@@ -1,0 +1,394 @@
+"""How often a canary is right: thousands of simulated releases through the real `Canary`. `python -m bench.releases`.
+
+Every release is stepped after every rollout, as the gateway does it, at the split of the stage it is in. *Plain*
+releases judge the reward alone, with all of the 5 % that a policy may spend, never promote (`hold_split`) and are
+watched for 6,000 rollouts: how often, and when, is the candidate rolled back? *Whole* releases have the default policy:
+guards, 2 % for the reward, promotion. Other rules (`bench.release_peers`) see the same rollouts. Figures are printed
+beside their targets and written to bench/out/releases.json; a missed target is marked, not hidden. The seed is
+printed; a release is drawn from the seed, its scenario and its number alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import multiprocessing
+import os
+import secrets
+import statistics
+from bisect import bisect
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
+from math import comb
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from bench import release_peers, release_plots
+from bench.release_peers import Peer
+from bench.store import Figure, report
+from gateway.releases.decision import Canary
+from gateway.releases.evidence import Observation
+from gateway.releases.policy import Guard, Guards, Policy, Stage
+
+OUT = Path(__file__).parent / "out" / "releases.json"
+HORIZON = 6000
+RATE = 0.7
+MARGIN = 0.1 * RATE
+CHUNK = 25
+
+NONE: dict[str, float] = {}
+OFF = Guards(error=Guard(alpha=0), violation=Guard(alpha=0), missing=Guard(alpha=0))
+PLAIN = Policy(alpha=0.05, guards=OFF, hold_split=True, horizon=HORIZON)
+HALF = PLAIN.model_copy(update={"stages": [Stage(split=0.5)]})
+ADAPTIVE = PLAIN.model_copy(update={"adaptive": True})
+ERRORS = Policy(guards=Guards(violation=Guard(alpha=0), missing=Guard(alpha=0)), hold_split=True, horizon=HORIZON)
+WHOLE = Policy(horizon=HORIZON)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A world in which releases are tried."""
+
+    policy: Policy = PLAIN
+    rates: tuple[float, float] = (RATE, RATE)
+    """Mean reward of (stable, candidate)."""
+    errors: tuple[float, float] | None = None
+    """Error rates, where there is a guard on them."""
+    drift: float = 0.0
+    """Share of both rates that is lost from the first to the last rollout."""
+    checks: int = 1
+    """The reward is the share of so many checks that pass."""
+    tasks: int = 0
+    """Tasks that are repeated; half of the variance lies between them."""
+    running: float = 0.0
+    """Rollouts that run at the same time; how long each takes is exponential."""
+    haste: float = 1.0
+    """How many times faster a failure of the candidate ends."""
+    by_completion: bool = False
+    """Whether they are looked at in the order in which they end: the mistake that assignment order avoids."""
+    peers: str = ""
+    """Rules that see the same rollouts: `ramp` or `half`."""
+    part: float = 1.0
+    """Share of `--canaries` that are tried."""
+
+
+@dataclass
+class Ending:
+    """What became of one release."""
+
+    action: str
+    seen: int
+    exposed: int
+    """Rollouts on the candidate."""
+    alarms: dict[str, int] = field(default_factory=dict[str, int])
+    """At which rollout each peer would have rolled back."""
+
+
+DROPS = {"5 %": 0.05, "10 %": 0.10, "20 %": 0.20, "40 %": 0.40}
+FEWER = 0.2
+"""The part that is tried where no target hangs on the figure."""
+
+
+def _worse(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
+    return Scenario(policy.model_copy(update=changes), (RATE, RATE * (1 - share)), part=part)
+
+
+def _drop(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
+    """Without the alarm about the split, which holds about one sound release in 200."""
+    return _worse(share, policy, part, srm_alpha=1e-9, **changes)
+
+
+def _whole(share: float, part: float = 1.0) -> Scenario:
+    return replace(_worse(share, WHOLE, part), errors=(0.01, 0.01))
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "A/A": Scenario(),
+    "A/A, rewards drift by -30 %": Scenario(drift=0.3),
+    "A/A, adaptive ramp": Scenario(ADAPTIVE),
+    "A/A, mean reward 0.1": Scenario(rates=(0.1, 0.1)),
+    "A/A, 1 % errors": Scenario(ERRORS, errors=(0.01, 0.01)),
+    "A/A, failures 5x faster, assignment order": Scenario(running=200, haste=5),
+    "A/A, failures 5x faster, completion order": Scenario(running=200, haste=5, by_completion=True, part=FEWER),
+    "drop of 5 %": _drop(DROPS["5 %"], part=FEWER),
+    "drop of 10 %": _drop(DROPS["10 %"]),
+    "drop of 20 %": _drop(DROPS["20 %"]),
+    "drop of 40 %": _drop(DROPS["40 %"]),
+    "drop of 10 %, 50/50 from the start": _drop(0.1, HALF),
+    "drop of 10 %, alpha 0.02": _drop(0.1, part=FEWER, alpha=0.02),
+    "drop of 10 %, 200 tasks": replace(_drop(0.1, part=FEWER), tasks=200),
+    "errors 1 % -> 5 %": Scenario(ERRORS, errors=(0.01, 0.05), part=FEWER),
+    "whole, equal": _whole(0),
+    "whole, worse by 2.5 %": _whole(0.025, FEWER),
+    "whole, worse by 5 %": _whole(0.05, FEWER),
+    "whole, worse by 7.5 %": _whole(0.075, FEWER),
+    "whole, worse by the margin, 10 %": _whole(0.1),
+    "whole, worse by 20 %": _whole(0.2, FEWER),
+    "beside, equal": Scenario(peers="ramp", part=FEWER),
+    "beside, rewards drift by -30 %": Scenario(drift=0.3, peers="ramp", part=FEWER),
+    "beside, worse by 10 %": replace(_worse(0.1, part=FEWER), peers="ramp"),
+    "beside, graded, equal, 50/50": Scenario(HALF, checks=5, peers="half", part=FEWER),
+    "beside, graded, worse by 5 %, 50/50": replace(_worse(0.05, HALF, FEWER), checks=5, peers="half"),
+}
+
+
+# -- one release -----------------------------------------------------------------------------------------------------
+
+
+class World:
+    """Draws the rollouts of one release."""
+
+    def __init__(self, scenario: Scenario, rng: Random) -> None:
+        self._scenario, self._rng = scenario, rng
+        self._skill = [rng.betavariate(RATE, 1 - RATE) / RATE for _ in range(scenario.tasks)]
+        self._tables = [_binomial(rate, scenario.checks) for rate in scenario.rates]
+
+    def rollout(self, number: int, stage: Stage) -> Observation:
+        """The next one, assigned in `stage`."""
+        scenario, chance = self._scenario, self._rng.random
+        arm = 1 if chance() < stage.split else 0
+        guards = NONE if scenario.errors is None else {"error": 0.0 if chance() < scenario.errors[arm] else 1.0}
+        if scenario.tasks:
+            task = int(chance() * scenario.tasks)
+            reward = 1.0 if chance() < scenario.rates[arm] * self._skill[task] else 0.0
+            return Observation(number, stage.name, arm, stage.split, reward, guards, f"task-{task}")
+        if scenario.checks > 1:
+            reward = bisect(self._tables[arm], chance()) / scenario.checks
+        else:
+            rate = scenario.rates[arm] * (1 - scenario.drift * number / HORIZON)
+            reward = 1.0 if chance() < rate else 0.0
+        return Observation(number, stage.name, arm, stage.split, reward, guards)
+
+    def duration(self, one: Observation) -> float:
+        """How long it takes, counted in rollouts that are started meanwhile."""
+        hurried = one.arm and one.reward == 0.0
+        return self._rng.expovariate((self._scenario.haste if hurried else 1.0) / self._scenario.running)
+
+
+def _binomial(rate: float, checks: int) -> list[float]:
+    return list(accumulate(comb(checks, k) * rate**k * (1 - rate) ** (checks - k) for k in range(checks)))
+
+
+def play(scenario: Scenario, rng: Random) -> Ending:
+    """One release from start to end."""
+    canary = Canary(scenario.policy, MARGIN if not scenario.policy.hold_split else 0.0)
+    world = World(scenario, rng)
+    if scenario.running:
+        _overlapping(canary, world, scenario)
+        return _ending(canary, {})
+    if scenario.peers:
+        return _beside_peers(canary, world, scenario)
+    step, stages, number = canary.step, scenario.policy.stages, 0
+    while not canary.ended:
+        step(world.rollout(number, stages[canary.stage]))
+        number += 1
+    return _ending(canary, {})
+
+
+def _ending(canary: Canary, alarms: dict[str, int]) -> Ending:
+    return Ending(canary.verdict.action, canary.evidence.seen, canary.evidence.assigned[1], alarms)
+
+
+def _beside_peers(canary: Canary, world: World, scenario: Scenario) -> Ending:
+    """The ramp goes on for the peers when the canary has ended: by its rule, which is checked while it has not."""
+    stages = scenario.policy.stages
+    peers: dict[str, Peer] = (
+        release_peers.on_a_ramp(scenario.rates[0]) if scenario.peers == "ramp" else release_peers.at_half()
+    )
+    alarms: dict[str, int] = {}
+    place = candidates = 0
+    for number in range(HORIZON if scenario.peers == "ramp" else 4000):
+        one = world.rollout(number, stages[place])
+        for name, peer in list(peers.items()):
+            if peer.add(one.arm, one.reward or 0.0):
+                alarms[name] = number + 1
+                del peers[name]
+        if not canary.ended:
+            canary.step(one)
+        elif not peers:
+            break
+        candidates += one.arm
+        if place < len(stages) - 1 and candidates == stages[place].rollouts:
+            place, candidates = place + 1, 0
+        assert canary.ended or canary.stage == place
+    return _ending(canary, alarms)
+
+
+def _overlapping(canary: Canary, world: World, scenario: Scenario) -> None:
+    """A rollout starts at every tick; what is not there after eight mean durations is missing."""
+    deadline, tick, stages = 8 * scenario.running, 0, scenario.policy.stages
+    ready: list[tuple[float, int, Observation]] = []
+    while not canary.ended:
+        one = world.rollout(tick, stages[canary.stage])
+        took = world.duration(one)
+        if took > deadline:
+            one, took = replace(one, reward=None), deadline
+        heapq.heappush(ready, (tick + took if scenario.by_completion else tick, tick, one))
+        tick += 1
+        while ready and not canary.ended and _may_be_looked_at(ready[0], tick, deadline, scenario.by_completion):
+            one = heapq.heappop(ready)[2]
+            canary.step(replace(one, number=canary.evidence.number + 1))
+
+
+def _may_be_looked_at(first: tuple[float, int, Observation], tick: int, deadline: float, by_completion: bool) -> bool:
+    return first[0] <= tick if by_completion else first[1] + deadline <= tick
+
+
+# -- many ------------------------------------------------------------------------------------------------------------
+
+
+def tried(name: str, seed: int, first: int) -> list[Ending]:
+    """A chunk of the releases of a scenario."""
+    return [play(SCENARIOS[name], Random(f"{seed}/{name}/{number}")) for number in range(first, first + CHUNK)]
+
+
+@dataclass
+class Tried:
+    """All releases of a scenario."""
+
+    endings: list[Ending]
+
+    def share(self, action: str) -> float:
+        """Percent that ended so."""
+        return 100 * sum(one.action == action for one in self.endings) / len(self.endings)
+
+    def median(self, action: str, of: str = "seen") -> float:
+        """Of rollouts, or of those on the candidate (`exposed`), where it ended so; some must have."""
+        return statistics.median(getattr(one, of) for one in self.endings if one.action == action)
+
+    def alarmed(self, peer: str) -> float:
+        """Percent that a peer would have rolled back."""
+        return 100 * sum(peer in one.alarms for one in self.endings) / len(self.endings)
+
+    def curve(self, peer: str | None = None, until: int = HORIZON) -> list[tuple[float, float]]:
+        """Share rolled back over rollouts, by a peer or by the canary."""
+        ends = [one.alarms.get(peer, HORIZON * 9) for one in self.endings] if peer else self._rollbacks()
+        counts = Counter(-(-end // 50) * 50 for end in ends)
+        steps = range(0, until + 1, 50)
+        return [
+            (at, so_far / len(self.endings))
+            for at, so_far in zip(steps, accumulate(counts[at] for at in steps), strict=True)
+        ]
+
+    def _rollbacks(self) -> list[int]:
+        return [one.seen if one.action == "roll_back" else HORIZON * 9 for one in self.endings]
+
+
+def figures(
+    names: Sequence[str], canaries: int, seed: int, processes: int, found: dict[str, Tried]
+) -> Iterator[Figure]:
+    """Those of these scenarios, as they are found; keeps what was tried in `found` for the plots."""
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for name in names:
+            count = max(CHUNK, int(canaries * SCENARIOS[name].part))
+            chunks = pool.imap_unordered(partial(tried, name, seed), range(0, count, CHUNK))
+            found[name] = one = Tried([ending for chunk in chunks for ending in chunk])
+            yield from told(name, one)
+
+
+def told(name: str, one: Tried) -> Iterator[Figure]:
+    """The figures of a scenario, with the targets of those that have one."""
+    if name.startswith("whole"):
+        yield from _outcomes(name, one)
+    elif name.startswith("beside"):
+        yield from _compared(name, one)
+    elif name.startswith("A/A"):
+        bound = None if SCENARIOS[name].by_completion else 5.0
+        yield Figure(f"{name}: false rollback", one.share("roll_back"), "%", at_most=bound)
+    else:
+        share, median, exposed = CAUGHT.get(name, (None, None, None))
+        yield Figure(f"{name}: rollback", one.share("roll_back"), "%", at_least=share)
+        yield Figure(f"{name}: median", one.median("roll_back"), "rollouts", at_most=median)
+        yield Figure(f"{name}: exposed, median", one.median("roll_back", "exposed"), "rollouts", at_most=exposed)
+
+
+def _outcomes(name: str, one: Tried) -> Iterator[Figure]:
+    for action in ("promote", "roll_back", "hold"):
+        bound = 5.0 if (name, action) in PROMISED else None
+        yield Figure(f"{name}: {action.replace('_', ' ')}", one.share(action), "%", at_most=bound)
+    if one.share("promote"):
+        yield Figure(f"{name}: promote, median", one.median("promote"), "rollouts")
+
+
+def _compared(name: str, one: Tried) -> Iterator[Figure]:
+    """What Penstock and other rules do with the same rollouts."""
+    yield Figure(f"{name}: Penstock", one.share("roll_back"), "%")
+    worse = "worse" in name
+    if worse:
+        yield Figure(f"{name}: Penstock, median", one.median("roll_back"), "rollouts")
+    for peer in release_peers.on_a_ramp(RATE) if SCENARIOS[name].peers == "ramp" else release_peers.at_half():
+        yield Figure(f"{name}: {peer}", one.alarmed(peer), "%")
+        at = [ending.alarms[peer] for ending in one.endings if peer in ending.alarms]
+        if at and worse:
+            yield Figure(f"{name}: {peer}, median", statistics.median(at), "rollouts")
+
+
+PROMISED = {("whole, equal", "roll_back"), ("whole, worse by the margin, 10 %", "promote")}
+CAUGHT: dict[str, tuple[float | None, float | None, float | None]] = {
+    "drop of 10 %": (99.0, 1900, None),
+    "drop of 10 %, 50/50 from the start": (99.0, 1350, None),
+    "drop of 20 %": (99.0, 850, 120),
+    "drop of 40 %": (99.0, 450, 30),
+}
+"""(rolled back, percent at least; median rollouts at most; median rollouts on the candidate at most)."""
+
+
+def plots(found: Mapping[str, Tried], folder: Path) -> None:
+    """Three pages of curves."""
+    folder.mkdir(parents=True, exist_ok=True)
+    null, drifting = found["beside, equal"], found["beside, rewards drift by -30 %"]
+    shown = {
+        "Penstock": None,
+        "t-test, every rollout": "t-test after every rollout",
+        "t-test once": "t-test once, at 2,000",
+    }
+    for file, title, one in (
+        ("canary-aa", "Identical candidate: share rolled back", null),
+        ("canary-drift", "Identical candidate while all rewards sink by 30 %: share rolled back", drifting),
+    ):
+        series = {name: one.curve(peer) for name, peer in shown.items()}
+        series["Argo-style, 500"] = one.curve("Argo-style, windows of 500, 0.9 of the former rate")
+        page = release_plots.lines(title, "rollouts", series, mark=0.05)
+        (folder / f"{file}.svg").write_text(page, encoding="utf-8")
+    drops = {f"{name} worse": found[f"drop of {name}"].curve() for name in DROPS}
+    page = release_plots.lines("Worse candidate: share rolled back", "rollouts (5 % -> 20 % -> 50 %)", drops)
+    (folder / "canary-drops.svg").write_text(page, encoding="utf-8")
+    (folder / "canary-outcomes.svg").write_text(_bars(found), encoding="utf-8")
+
+
+def _bars(found: Mapping[str, Tried]) -> str:
+    kinds = ("promote", "roll_back", "hold")
+    rows = {
+        name.removeprefix("whole, ").removeprefix("worse by ").removeprefix("the margin, "): [
+            one.share(kind) / 100 for kind in kinds
+        ]
+        for name, one in found.items()
+        if name.startswith("whole")
+    }
+    names: Sequence[str] = ["promoted", "rolled back", "held"]
+    return release_plots.bars("What becomes of a release with a margin of 10 %", "candidate worse by", names, rows)
+
+
+def main() -> None:
+    """Simulates, prints, writes."""
+    parser = argparse.ArgumentParser(description="How often a canary is right.")
+    parser.add_argument("--canaries", type=int, default=10_000, help="in each scenario")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6) + 1)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--plots", type=Path, help="where SVG plots go; needs all but the A/A scenarios")
+    parser.add_argument("--only", nargs="+", default=[""], help="starts of names of scenarios")
+    given = parser.parse_args()
+    names = [name for name in SCENARIOS if name.startswith(tuple(given.only))]
+    print(f"{given.canaries:,} releases a scenario, seed {given.seed}")
+    found: dict[str, Tried] = {}
+    report(figures(names, given.canaries, given.seed, given.processes, found), OUT)
+    if given.plots:
+        plots(found, given.plots)
+
+
+if __name__ == "__main__":
+    main()
