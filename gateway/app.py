@@ -100,7 +100,7 @@ class Gateway:
         upstreams = {upstream.name: upstream for upstream in config.upstreams()}
         self.residents = Residents(self.store, upstreams, self._ask_upstreams, self._now_ns)
         self.switch = Switch(self.store, self.recorder, self.metrics, self.residents.changed)
-        checking = Checking(self.store.resources, upstreams, self._ask_upstreams)
+        checking = Checking(self.store.resource, upstreams, self._ask_upstreams)
         self._routes = Routes(config.route, self.pools)
         means = Means(
             self.store, self.switch, self.recorder, self.pools, self._routes, self._ask_upstreams, self._now_ns

@@ -298,15 +298,19 @@ def _explain(error: Any) -> str:
     if error["type"] != "extra_forbidden":
         value = "" if isinstance(error["input"], dict | list | BaseModel) else f" (found {error['input']!r})"
         return f"{where}: {error['msg'].removeprefix('Value error, ')}{value}"
-    known = list(_section(error["loc"][:-1]).model_fields)
-    near = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
+    return unknown_key(Config, error["loc"])
+
+
+def unknown_key(root: type[BaseModel], location: tuple[Any, ...]) -> str:
+    """What is wrong with a key that a tree of this model does not have, and the nearest right one."""
+    where, known = ".".join(map(str, location)), list(_section(root, location[:-1]).model_fields)
+    near = difflib.get_close_matches(str(location[-1]), known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
     return f"{where}: unknown key; {hint}"
 
 
-def _section(location: tuple[Any, ...]) -> type[BaseModel]:
-    """The model that a location in the tree belongs to."""
-    model: type[BaseModel] = Config
+def _section(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel]:
+    """The model that a location in a tree of `model` belongs to."""
     for part in location:
         if isinstance(part, str) and part in model.model_fields:
             annotation = cast(Any, model.model_fields[part].annotation)

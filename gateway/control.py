@@ -27,22 +27,7 @@ from gateway.openapi import EVENTS, HTML, OCTETS, TEXT, Route
 from gateway.operations import Ids, operate
 from gateway.otlp.ingest import post_traces
 from gateway.releases import handlers
-from gateway.releases.model import (
-    ENDED,
-    AssignmentPage,
-    AuditTrail,
-    Decision,
-    NewRelease,
-    NewVersion,
-    PinList,
-    Release,
-    ReleaseList,
-    ReleaseView,
-    Resource,
-    ResourceList,
-    ResourceView,
-    Stage,
-)
+from gateway.releases.model import ENDED, Stage
 from gateway.views import (
     AttemptList,
     ChangePage,
@@ -152,7 +137,6 @@ def _docs_page() -> str:
 
 
 _ATTEMPT = "/api/rollouts/{rid}/attempts/{aid}"
-_RELEASE = "/api/releases/{release}"
 _SPAN = f"{_ATTEMPT}/spans/{{sequence}}"
 
 ROUTES: tuple[Route, ...] = (
@@ -223,43 +207,8 @@ ROUTES: tuple[Route, ...] = (
         QueueStatus, writes.set_queue, body=QueueRequest, errors=(415,),
     ),
     Route("GET", "/api/workers", "workers", "Who works", WorkerList, reads.get_workers),
-    Route("GET", "/api/resources", "resources", "What releases can change", ResourceList, handlers.get_resources),
-    Route("GET", "/api/resources/{resource}", "resource", "One resource", ResourceView, handlers.get_resource),
-    Route(
-        "POST", "/api/resources/{resource}", "add_version", "Register a version",
-        Resource, handlers.add_version, body=NewVersion, errors=(409, 415),
-    ),
-    Route(
-        "POST", "/api/resources/{resource}/releases", "start_release", "Start a release",
-        Release, handlers.start_release, body=NewRelease, errors=(409, 415),
-    ),
-    Route(
-        "GET", "/api/releases", "releases", "List releases",
-        ReleaseList, handlers.get_releases, query=handlers.ReleasesQuery,
-    ),
-    Route("GET", _RELEASE, "release", "One release", ReleaseView, handlers.get_release),
-    Route("GET", f"{_RELEASE}/audit", "audit", "Why it is where it is", AuditTrail, handlers.get_audit),
-    Route(
-        "GET", f"{_RELEASE}/assignments", "assignments", "Who takes part",
-        AssignmentPage, handlers.get_assignments, query=handlers.AssignmentsQuery,
-    ),
-    *(
-        Route(
-            "POST", f"{_RELEASE}/{action}", action, f"{action.capitalize()} a release",
-            Release, handlers.decision(action), body=Decision, errors=(409, 415),
-        )
-        for action in handlers.DECISIONS
-    ),
-    Route("GET", "/api/upstreams", "upstreams", "Where calls go", holding.UpstreamList, holding.get_upstreams),
-    Route(
-        "POST", "/api/upstreams/{upstream}/hold", "hold_upstream", "Let calls wait",
-        holding.UpstreamView, holding.hold, body=holding.HoldRequest, errors=(415,),
-    ),
-    Route(
-        "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go",
-        holding.UpstreamView, holding.open_again, body=Empty, errors=(415,),
-    ),
-    Route("GET", "/api/rollouts/{rid}/pins", "pins", "What a rollout was given", PinList, handlers.get_pins),
+    *handlers.ROUTES,
+    *holding.ROUTES,
     Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
     Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest, errors=(415,)),
     Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),

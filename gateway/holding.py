@@ -15,6 +15,7 @@ from pydantic import Field
 from gateway.context import CONTROL, Control
 from gateway.guard import ApiError, answer
 from gateway.model import Noun
+from gateway.openapi import Route
 from gateway.operations import Ids
 from gateway.releases.gate import LONGEST_S
 from gateway.upstream import Pool
@@ -98,3 +99,17 @@ def _view(pool: Pool) -> UpstreamView:
         waited=gate.figures.calls,
         refused=gate.figures.refused,
     )
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/api/upstreams", "upstreams", "Where calls go", UpstreamList, get_upstreams),
+    Route(
+        "POST", "/api/upstreams/{upstream}/hold", "hold_upstream", "Let calls wait",
+        UpstreamView, hold, body=HoldRequest, errors=(415,),
+    ),
+    Route(
+        "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go",
+        UpstreamView, open_again, body=Empty, errors=(415,),
+    ),
+)  # fmt: skip
+"""This part of the API."""

@@ -17,7 +17,7 @@ from gateway.releases.model import Release, Resource, Stable
 from gateway.releases.serving import Engine, ServingError
 from gateway.releases.weights import ModelVersion
 
-Resources = Callable[[], Mapping[str, tuple[Stable, list[Resource]]]]
+Find = Callable[[str], tuple[Stable, list[Resource]] | None]
 WARM = 4
 """Questions that are asked at once before a version gets traffic."""
 
@@ -26,16 +26,18 @@ class Checking:
     """The job of the stage `draft`."""
 
     def __init__(
-        self, resources: Resources, upstreams: Mapping[str, Upstream], session: Callable[[], aiohttp.ClientSession]
+        self, resource: Find, upstreams: Mapping[str, Upstream], session: Callable[[], aiohttp.ClientSession]
     ) -> None:
-        """`upstreams` by name; `session` for what is asked of them."""
-        self._resources = resources
+        """`resource` finds one by name; `upstreams` by name; `session` for what is asked of them."""
+        self._resource = resource
         self._upstreams = upstreams
         self._session = session
 
     async def __call__(self, release: Release, progress: Progress) -> Report:
         """Whether the candidate can be sent."""
-        versions = {version.version: version for version in self._resources()[release.resource][1]}
+        found = self._resource(release.resource)
+        assert found is not None
+        versions = {version.version: version for version in found[1]}
         stable, candidate = versions[release.stable], versions[release.candidate]
         content = candidate.read()
         if isinstance(content, ModelVersion):

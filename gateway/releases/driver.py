@@ -77,7 +77,8 @@ class Driver:
         self.tape = tape
         self._recorder = recorder
         self._switch = switch
-        self._feed = feed
+        self._news = asyncio.Event()
+        """Set, and replaced, when a release has changed."""
         self._now_ns = now_ns
         self._jobs: Mapping[Stage, tuple[str, Job]] = {
             "draft": ("check", jobs.check),
@@ -112,8 +113,12 @@ class Driver:
         return done
 
     async def _changed_now(self) -> None:
-        await self._switch.reload()
-        self._tell()
+        try:
+            await self._switch.reload()
+        finally:
+            news, self._news = self._news, asyncio.Event()
+            news.set()
+            self._tell()
 
     # -- what people do ----------------------------------------------------------------------------------------------
 
@@ -129,13 +134,13 @@ class Driver:
 
     async def begin(self, resource: str, new: NewRelease) -> Release:
         """Starts a release; raises `Refused` and `ConfigError`."""
-        found = self.tape.resources().get(resource)
+        found = self.tape.resource(resource)
         if found is None:
             message = f"there is no resource {resource!r}; `penstock resource add {resource}` registers one"
             raise Refused("not_found", message, "resource", resource)
         policy, mean = new.policy, None
         if not policy.hold_split and policy.margin_absolute is None:
-            history = list(islice((rollout for _, rollout in self.tape.rollouts()), HISTORY))
+            history = islice((rollout for _, rollout in self.tape.rollouts()), HISTORY)
             mean = await asyncio.to_thread(baseline, self.tape, history, policy, resource, found[0].version)
         release = Release(
             id="new",
@@ -204,9 +209,8 @@ class Driver:
         """A release with its evidence."""
         driven = self._driven.get(release.id)
         view = ReleaseView(release=release, waiting=release.assigned - release.counted)
-        canary = (
-            driven.canary if driven is not None and driven.canary is not None else self._counting.walked(release)[0]
-        )
+        stepped = None if driven is None else driven.canary
+        canary = stepped or self._counting.walked(release)[0]
         view.figures, view.interval = figures(canary.evidence), interval(canary.evidence.reward)
         if driven is not None and driven.progress is not None:
             view.doing, view.done, view.total = driven.progress.doing, driven.progress.done, driven.progress.total
@@ -295,7 +299,7 @@ class Driver:
     async def _changed(self, release: Release) -> None:
         """Returns when somebody else has changed it."""
         while (now := self.tape.release(release.id)) is not None and now.revision == release.revision:
-            await self._feed.wait(self._feed.cursor)
+            await self._news.wait()
 
     async def _move(self, release: Release, action: str, stage: Stage, why: str, evidence: dict[str, Any]) -> None:
         link = entry(action, GATEWAY, why)

@@ -12,6 +12,7 @@ from gateway.config import ConfigError
 from gateway.context import CONTROL, Control
 from gateway.guard import ApiError, answer, id_of, query_of
 from gateway.model import Id, Noun
+from gateway.openapi import Route
 from gateway.operations import Ids
 from gateway.releases.changes import ACTIONS
 from gateway.releases.model import (
@@ -156,3 +157,38 @@ def _release(request: web.Request) -> Release:
     if found is None:
         raise ApiError(404, f"there is no release {name!r}; GET /api/releases lists them", "release", name)
     return found
+
+
+_RELEASE = "/api/releases/{release}"
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/api/resources", "resources", "What releases can change", ResourceList, get_resources),
+    Route("GET", "/api/resources/{resource}", "resource", "One resource", ResourceView, get_resource),
+    Route(
+        "POST", "/api/resources/{resource}", "add_version", "Register a version",
+        Resource, add_version, body=NewVersion, errors=(409, 415),
+    ),
+    Route(
+        "POST", "/api/resources/{resource}/releases", "start_release", "Start a release",
+        Release, start_release, body=NewRelease, errors=(409, 415),
+    ),
+    Route(
+        "GET", "/api/releases", "releases", "List releases",
+        ReleaseList, get_releases, query=ReleasesQuery,
+    ),
+    Route("GET", _RELEASE, "release", "One release", ReleaseView, get_release),
+    Route("GET", f"{_RELEASE}/audit", "audit", "Why it is where it is", AuditTrail, get_audit),
+    Route(
+        "GET", f"{_RELEASE}/assignments", "assignments", "Who takes part",
+        AssignmentPage, get_assignments, query=AssignmentsQuery,
+    ),
+    *(
+        Route(
+            "POST", f"{_RELEASE}/{action}", action, f"{action.capitalize()} a release",
+            Release, decision(action), body=Decision, errors=(409, 415),
+        )
+        for action in DECISIONS
+    ),
+    Route("GET", "/api/rollouts/{rid}/pins", "pins", "What a rollout was given", PinList, get_pins),
+)  # fmt: skip
+"""This part of the API."""

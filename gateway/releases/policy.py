@@ -6,15 +6,14 @@ that is no worse in anything is rolled back with at most that probability.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from gateway.config import ConfigError, Section
+from gateway.config import ConfigError, Section, unknown_key
 from gateway.model import LONGEST_S
 from gateway.releases.evidence import MISSING
 
@@ -273,18 +272,4 @@ def _explain(error: Any) -> str:
     if error["type"] != "extra_forbidden":
         message = error["msg"].removeprefix("Value error, ")
         return f"{where}: {message} (found {error['input']!r})" if path else message
-    known = list(_section(error["loc"][:-1]).model_fields)
-    near = difflib.get_close_matches(path[-1], known, 1)
-    return f"{where}: unknown key; " + (f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}")
-
-
-def _section(location: tuple[Any, ...]) -> type[BaseModel]:
-    """The model that a location in the tree belongs to."""
-    model: type[BaseModel] = Policy
-    for part in location:
-        if isinstance(part, str) and part in model.model_fields:
-            annotation = cast(Any, model.model_fields[part].annotation)
-            inner = getattr(annotation, "__args__", (annotation,))[0]
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                model = inner
-    return model
+    return unknown_key(Policy, error["loc"])

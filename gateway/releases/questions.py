@@ -15,10 +15,9 @@ from gateway.address import ADDRESS_HEADERS
 from gateway.dialects.base import Dialect
 from gateway.dialects.wire import loads, obj, objs, text
 from gateway.model import Span
-from gateway.prompts.rewriting import Findings, write
+from gateway.prompts.rewriting import Findings
 from gateway.releases.switch import Catalog, Weights
 from gateway.request import Request
-from gateway.rewrite import replace_model
 from gateway.upstream import Pool
 
 REPLAY_OF, SHADOW_OF, LEG = "penstock.replay_of", "penstock.shadow_of", "penstock.leg"
@@ -85,16 +84,10 @@ def rewritten(
     catalog: Catalog, body: bytes, prompts: Findings | None, model: str | None, versions: Mapping[str, str]
 ) -> tuple[bytes, Weights | None] | str:
     """(a request with these versions of its resources, where weights are served), or why a version does not fit."""
-    if prompts is not None and prompts.uses:
-        templates = {name: catalog.templates[name][version] for name, version in versions.items() if name != model}
-        made = write(body, prompts, templates)
-        if len(made.uses) < len(prompts.uses):
-            return f"a version cannot be written in: {made.misses[-1].detail}"
-        body = made.body
-    if model is None:
-        return body, None
-    weights = catalog.models[model][versions[model]]
-    return replace_model(body, weights.served), weights
+    made, weights = catalog.written(body, prompts, model, versions)
+    if prompts is not None and len(made.uses) < len(prompts.uses):
+        return f"a version cannot be written in: {made.misses[-1].detail}"
+    return made.body, weights
 
 
 _CLIENT_TOOLS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -88,7 +88,8 @@ class Recordings:
         self._release = release
         self._known: dict[str, Recogniser] = {}
         """Tells a version in the requests that it was written into."""
-        for version in self._tape.resources()[release.resource][1]:
+        found = self._tape.resource(release.resource)
+        for version in [] if found is None else found[1]:
             content = version.read()
             if not isinstance(content, ModelVersion):
                 tool = content.tool if isinstance(content, ToolText) else None

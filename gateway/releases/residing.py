@@ -75,12 +75,15 @@ class Residents:
 
     async def settle(self) -> None:
         """Looks at every server once."""
-        resources, releases = self._tape.resources(), self._tape.releases()
-        known = _known(resources)
-        wanted = _wanted(resources, releases)
+        known, wanted = await asyncio.to_thread(self._read)
         for name, versions in known.items():
             if name in self._upstreams and any(one.adapter is not None for one, _ in versions.values()):
                 await self._settle(self._upstreams[name], versions, wanted)
+
+    def _read(self) -> tuple[dict[str, dict[str, tuple[ModelVersion, str]]], set[str]]:
+        """What is registered, by upstream, and what of it is wanted."""
+        resources = self._tape.resources()
+        return _known(resources), _wanted(resources, self._tape.releases())
 
     async def _settle(
         self, upstream: Upstream, versions: Mapping[str, tuple[ModelVersion, str]], wanted: set[str]

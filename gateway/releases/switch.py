@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from gateway.admission import Admitted
 from gateway.metrics import Metrics
 from gateway.prompts.recognise import Known, Recogniser
-from gateway.prompts.rewriting import Findings, find, write
+from gateway.prompts.rewriting import Findings, Rewritten, find, write
 from gateway.prompts.template import Template
 from gateway.recorder import Recorder
 from gateway.releases.assignment import Asker, stable_version
@@ -67,6 +67,20 @@ class Catalog:
                     known.append(_known(name, content))
         self.recogniser = Recogniser(known)
         self.rolled_back = frozenset(one.id for one in releases if one.stage == "rolled_back")
+
+    def written(
+        self, body: bytes, prompts: Findings | None, model: str | None, versions: Mapping[str, str]
+    ) -> tuple[Rewritten, Weights | None]:
+        """A request with these versions of its resources in it, and where its weights are served."""
+        made, weights = Rewritten(body, [], []), None
+        if prompts is not None and prompts.uses:
+            made = write(
+                body, prompts, {name: self.templates[name][it] for name, it in versions.items() if name != model}
+            )
+        if model is not None:
+            weights = self.models[model][versions[model]]
+            made.body = replace_model(made.body, weights.served)
+        return made, weights
 
     @property
     def empty(self) -> bool:
@@ -160,10 +174,7 @@ class Switch:
 
     def pin(self, call: Admitted, found: Found, now: int) -> asyncio.Future[list[Pin]]:
         """Pins its rollout; done when that is durable. What comes back is remembered."""
-        address = call.address
-        model = found.model or call.dialect.model(call.body, call.path) or ""
-        asker = Asker(address.agent or "", model, address.mode, {})
-        wanted = Wanted(address.rollout, asker, tuple(found.resources))
+        wanted = Wanted(call.address.rollout, _asker(call, found), tuple(found.resources))
         pinning = self._recorder.submit(lambda work: work.releases.pin(wanted, now))
         pinning.add_done_callback(lambda done: self._remember(wanted, done))
         return pinning
@@ -171,8 +182,11 @@ class Switch:
     def _remember(self, wanted: Wanted, done: asyncio.Future[list[Pin]]) -> None:
         if done.cancelled() or done.exception() is not None:
             return
-        self._pins[wanted.rollout] = done.result()
-        self._pins.move_to_end(wanted.rollout)
+        self._keep(wanted.rollout, done.result())
+
+    def _keep(self, rollout: str, pins: list[Pin]) -> None:
+        self._pins[rollout] = pins
+        self._pins.move_to_end(rollout)
         if len(self._pins) > REMEMBERED:
             self._pins.popitem(last=False)
 
@@ -180,34 +194,34 @@ class Switch:
         """The stable versions, for a call that goes on although the tape takes no pin. They are kept in memory."""
         if not isinstance(error, TapeError):
             _log.error("rollout %s could not be pinned", call.address.rollout, exc_info=error)
-        asker = Asker(call.address.agent or "", found.model or "", call.address.mode, {})
-        pins = self._pins.setdefault(call.address.rollout, [])
+        asker, pins = _asker(call, found), self._pins.get(call.address.rollout, [])
         for resource in found.resources:
             if all(pin.resource != resource or pin.agent != asker.agent for pin in pins):
                 version = stable_version(self.catalog.stable[resource], asker)
                 pins.append(Pin(resource=resource, agent=asker.agent, version=version))
+        self._keep(call.address.rollout, pins)
         return {pin.resource: pin for pin in pins if pin.agent == asker.agent}
 
     # -- the request to send -----------------------------------------------------------------------------------------
 
     def switched(self, call: Admitted, found: Found, pins: Mapping[str, Pin]) -> Switched:
         """The request with what its rollout was given in it."""
-        catalog, body, upstream = self.catalog, call.body, None
-        versions, texts = dict[str, str](), dict[str, str]()
-        if found.prompts is not None and found.prompts.uses:
-            templates = {
-                name: catalog.templates[name][pins[name].version] for name in found.resources if name != found.model
-            }
-            written = write(body, found.prompts, templates)
-            body = written.body
-            for use in written.uses:
-                versions[use.resource], texts[use.resource] = pins[use.resource].version, use.sha256
-                self._metrics.prompt_rewrites[(use.way,)] += 1
-            for miss in written.misses[len(found.prompts.misses) :]:
-                self._metrics.prompt_misses[(miss.why,)] += 1
-        if found.model is not None:
-            weights = catalog.models[found.model][pins[found.model].version]
-            body, upstream = replace_model(body, weights.served), weights.upstream
-            versions[found.model] = pins[found.model].version
+        given = {name: pins[name].version for name in found.resources}
+        made, weights = self.catalog.written(call.body, found.prompts, found.model, given)
+        for use in made.uses:
+            self._metrics.prompt_rewrites[(use.way,)] += 1
+        # Those that were found before are counted.
+        for miss in made.misses[0 if found.prompts is None else len(found.prompts.misses) :]:
+            self._metrics.prompt_misses[(miss.why,)] += 1
+        texts = {use.resource: use.sha256 for use in made.uses}
+        versions = {name: given[name] for name in (*texts, *([] if found.model is None else [found.model]))}
         arms = sorted({f"{pin.release}:{pin.arm}" for name in versions if (pin := pins[name]).release is not None})
-        return Switched(body, upstream, versions, ",".join(arms) or None, texts)
+        return Switched(
+            made.body, None if weights is None else weights.upstream, versions, ",".join(arms) or None, texts
+        )
+
+
+def _asker(call: Admitted, found: Found) -> Asker:
+    """Who asks; what only the tape knows of its rollout is filled in there."""
+    model = found.model or call.dialect.model(call.body, call.path) or ""
+    return Asker(call.address.agent or "", model, call.address.mode, {})

@@ -7,7 +7,7 @@ the chain of hashes, the assignment by hash, the observations, the decisions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -17,8 +17,8 @@ from gateway.releases.model import GATEWAY, Assignment, Entry, Release, Seen
 from gateway.releases.outcomes import observation
 from gateway.releases.stages import MoveError, check_move
 
-BY_RULE: Mapping[str, str] = {"advance": "advance", "promote": "promote", "roll_back": "roll_back", "hold": "hold"}
-"""Actions of verdicts, as the chain calls them."""
+BY_RULE = ("advance", "promote", "roll_back", "hold")
+"""Verdicts that move a release; the chain calls its actions the same."""
 OUT_OF_TURN = "violations"
 """Key of the evidence of a rollback that did not wait for its turn."""
 
@@ -35,7 +35,7 @@ class Decided(NamedTuple):
 def decided(verdict: Verdict, counted: int) -> Decided | None:
     """The decision in a verdict; None while the release goes on as it is."""
     if verdict.action in BY_RULE:
-        return Decided(counted, BY_RULE[verdict.action], verdict)
+        return Decided(counted, verdict.action, verdict)
     return Decided(counted, "wait", verdict) if verdict.cause == "approval" else None
 
 
@@ -122,7 +122,7 @@ def _assignments(release: Release, assigned: Sequence[Assignment]) -> Iterator[s
 def _decisions(
     release: Release, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
 ) -> Iterator[str]:
-    made = [entry for entry in audit if entry.who == GATEWAY and entry.action in (*BY_RULE.values(), "wait")]
+    made = [entry for entry in audit if entry.who == GATEWAY and entry.action in (*BY_RULE, "wait")]
     made = [entry for entry in made if entry.assignment is not None]
     for entry in audit:
         found = entry.evidence.get(OUT_OF_TURN) if entry.assignment is None else None

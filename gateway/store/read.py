@@ -13,7 +13,6 @@ from gateway import codec, keys
 from gateway.model import ID_PATTERN, Attempt, Change, Exchange, Mode, Rollout, Span, Worker
 from gateway.store.environment import Cursor, Environment
 from gateway.store.records import Style
-from gateway.store.released import ReleaseReader
 from gateway.store.tasks import MODES
 from gateway.store.view import View
 from gateway.work import QueueStatus
@@ -26,7 +25,7 @@ _STEP = 50
 """Heads that are decoded at once: consumers often stop after a page."""
 
 
-class Reader(ReleaseReader):
+class Reader:
     """Everything that can be asked of a tape; thread-safe."""
 
     def __init__(self, env: Environment) -> None:

@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 from gateway import keys
 from gateway.releases.model import Assignment, Entry, Pin, Release, Resource, Seen, Stable
-from gateway.store.environment import Environment, scan
+from gateway.store.environment import scan
+from gateway.store.read import Reader
 from gateway.store.releasing import pins_of
 from gateway.store.view import View
 
 
-class ReleaseReader:
-    """The half of the reader that knows releases."""
-
-    _env: Environment
-
-    @contextmanager
-    def view(self) -> Generator[View]:
-        """A short transaction."""
-        raise NotImplementedError
-        yield
-
-    def slices(self, database: str) -> Iterator[tuple[bytes, bytes]]:
-        """All records of a database by key."""
-        raise NotImplementedError
+class ReleaseReader(Reader):
+    """The reader that knows releases too."""
 
     def resources(self) -> dict[str, tuple[Stable, list[Resource]]]:
         """Every resource by name: which version is stable, and all of them, oldest first."""
         with self.view() as view:
-            versions = [
-                Resource.model_validate_json(record) for _, record in scan(view.txn, self._env.dbs["resources"], b"")
-            ]
-            stable = {
-                name.decode(): Stable.model_validate_json(record)
-                for name, record in scan(view.txn, self._env.dbs["stable"], b"")
-            }
-        versions.sort(key=lambda one: one.created_ns)
-        return {name: (found, [one for one in versions if one.name == name]) for name, found in stable.items()}
+            names = [name.decode() for name, _ in scan(view.txn, self._env.dbs["stable"], b"")]
+            found = ((name, self._resource(view, name)) for name in names)
+            return {name: one for name, one in found if one is not None}
+
+    def resource(self, name: str) -> tuple[Stable, list[Resource]] | None:
+        """One resource."""
+        with self.view() as view:
+            return self._resource(view, name)
+
+    def _resource(self, view: View, name: str) -> tuple[Stable, list[Resource]] | None:
+        stable = view.get("stable", name.encode())
+        if stable is None:
+            return None
+        stored = scan(view.txn, self._env.dbs["resources"], keys.rollout_key(name))
+        versions = [Resource.model_validate_json(record) for _, record in stored]
+        return Stable.model_validate_json(stable), sorted(versions, key=lambda version: version.created_ns)
 
     def releases(self) -> list[Release]:
         """All of them, newest first."""
