@@ -13,7 +13,6 @@ import secrets
 import shutil
 import socket
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
@@ -46,6 +45,7 @@ def run(
     watch: Annotated[bool, Parameter(negative="--until-empty")] = False,
     mode: str | None = None,
     callable: str | None = None,
+    preload: Annotated[bool, Parameter(negative="")] = False,
     image: str | None = None,
     image_arg: Words = None,
     reward: str | None = None,
@@ -91,6 +91,8 @@ def run(
         Take only rollouts of these modes, such as train,val.
     callable
         Run module:function, a Python function that gets the task, instead of a command.
+    preload
+        Import the function's module once, and fork it for each attempt.
     image
         Run the command in a container of this image (docker or podman; the pods' image with --on kubernetes).
     image_arg
@@ -132,6 +134,7 @@ def run(
         agents = Agents(
             command=command,
             callable=callable,
+            preload=preload,
             image=image,
             image_args=tuple(image_arg or ()),
             args=tuple(arg or ()),
@@ -204,6 +207,8 @@ def _check(settings: Settings, on: str) -> None:
     agents = settings.agents
     if agents.callable is not None and (agents.command or agents.image):
         raise UsageError("--callable is run instead of a command, and not in an image")
+    if agents.preload and (agents.callable is None or on == "kubernetes"):
+        raise UsageError("--preload imports the module of --callable, on this machine or with --on ray")
     if not (agents.command or agents.callable or agents.image or on == "kubernetes"):
         raise UsageError("say what to run, after --: penstock run -- python my_agent.py")
     for option, value in (("--workers", settings.workers), ("--max", settings.most)):
@@ -244,7 +249,7 @@ def _run(settings: Settings, on: str, place: Place) -> Tally:
         return asyncio.run(_here(settings, on_kubernetes.engine(settings, place.job_template, place.namespace)))
     from sidecar.engine import Here
 
-    return asyncio.run(_here(settings, nullcontext(Here(settings))))
+    return asyncio.run(_here(settings, Here(settings)))
 
 
 def _check_extra(on: str) -> None:

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from gateway.work import Claim
 from sidecar import containers
-from sidecar.environment import Plan, environment, plan
+from sidecar.environment import Plan, environment, imported, plan
+from sidecar.preload import Preloaded
 from sidecar.process import Agent, Command, Sink, start
 from sidecar.settings import Settings
 
@@ -30,8 +31,19 @@ class Here:
 
     def __init__(self, settings: Settings) -> None:
         """Raises `UsageError` when a container is asked for and there is nothing to run it."""
+        agents = settings.agents
         self._settings = settings
-        self._tool = containers.tool() if settings.agents.image else None
+        self._tool = containers.tool() if agents.image else None
+        self._preloaded: Preloaded | None = None
+        if agents.preload and agents.callable is not None:
+            self._preloaded = Preloaded(agents.callable, imported(os.environ, settings.key), agents.cwd)
+
+    async def __aenter__(self) -> Here:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._preloaded is not None:
+            await self._preloaded.close()
 
     @asynccontextmanager
     async def running(self, claim: Claim, sink: Sink) -> AsyncGenerator[Agent]:
@@ -40,7 +52,8 @@ class Here:
             made = plan(claim, self._settings.gateway, self._settings.agents, Path(home, "input.json"))
             if made.file is not None:
                 _ = made.file.write_text(made.task, encoding="utf-8")
-            agent = await start(self._command(claim, made), self._settings.agents.grace_s, sink)
+            starting = start if self._preloaded is None else self._preloaded.start
+            agent = await starting(self._command(claim, made), self._settings.agents.grace_s, sink)
             try:
                 yield agent
             finally:

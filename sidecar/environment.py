@@ -25,6 +25,8 @@ BARE_URLS = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_URL
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY", "HOSTED_VLLM_API_KEY")
 CA_FILES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CODEX_CA_CERTIFICATE", "NODE_EXTRA_CA_CERTS")
 """Read by clients that do not read SSL_CERT_FILE."""
+NOWHERE = "http://127.0.0.1:9/made-when-the-module-was-imported"
+"""Base URL of a client that is made before there is an attempt: the discard port, which nobody serves."""
 REMOVED = frozenset(
     {
         "PENSTOCK_KEY",
@@ -125,13 +127,23 @@ def _telemetry(base: str, claim: Claim) -> dict[str, str]:
 
 def environment(inherited: Mapping[str, str], own: Mapping[str, str], key: str | None) -> dict[str, str]:
     """All variables of an agent on this machine. `key` is the gateway's admin key: no variable may hold it."""
-    kept = {name: value for name, value in inherited.items() if name not in REMOVED and (not key or key != value)}
+    kept = _kept(inherited, key)
     made = {**kept, **own}
     if (before := kept.get("OTEL_RESOURCE_ATTRIBUTES")) and own["OTEL_RESOURCE_ATTRIBUTES"]:
         made["OTEL_RESOURCE_ATTRIBUTES"] = f"{before},{own['OTEL_RESOURCE_ATTRIBUTES']}"
     if "SSL_CERT_FILE" in made:
         made = dict.fromkeys(CA_FILES, made["SSL_CERT_FILE"]) | made
     return made | _past_proxies(made, urlsplit(own["PENSTOCK_URL"]).hostname or "")
+
+
+def imported(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:
+    """All variables that a module is imported with before there is an attempt: no client gets past the gateway."""
+    nowhere = dict.fromkeys((*OPENAI_URLS, *BARE_URLS), NOWHERE) | dict.fromkeys(KEYS, "none")
+    return _kept(inherited, key) | nowhere
+
+
+def _kept(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:
+    return {name: value for name, value in inherited.items() if name not in REMOVED and (not key or key != value)}
 
 
 def _past_proxies(made: Mapping[str, str], host: str) -> dict[str, str]:

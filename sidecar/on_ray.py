@@ -72,12 +72,13 @@ class Slot:
 
         # Not a method: Ray would make one that is async a reason to run all of them in a loop of its own.
         async def work() -> None:
-            with self._lock:
-                self._loop = asyncio.get_running_loop()
-                self._runner = runner = Runner(self._settings, Here(self._settings), self._shown)
-                if self._told is not None:
-                    getattr(runner, self._told)()
-            _ = await runner.run()
+            async with Here(self._settings) as engine:
+                with self._lock:
+                    self._loop = asyncio.get_running_loop()
+                    self._runner = runner = Runner(self._settings, engine, self._shown)
+                    if self._told is not None:
+                        getattr(runner, self._told)()
+                _ = await runner.run()
 
         asyncio.run(work())
 

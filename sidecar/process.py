@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,15 +79,23 @@ class Agent(Protocol):
 
 
 class Process:
-    """A running agent; made by `start`."""
+    """A running agent; made by `start` and by `sidecar.preload`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket, sink: Sink) -> None:
-        self._process, self._control, self._sink = process, control, sink
+    def __init__(
+        self,
+        pid: int,
+        pipes: Mapping[Stream, asyncio.StreamReader],
+        gone: Callable[[], Awaitable[object]],
+        control: socket.socket,
+        sink: Sink,
+    ) -> None:
+        """`pid`: the warden's; `gone` comes back when nothing of it is left."""
+        self._pid, self._pipes, self._gone, self._control, self._sink = pid, pipes, gone, control, sink
 
     @property
     def pid(self) -> int | None:
         """The warden."""
-        return self._process.pid
+        return self._pid
 
     def terminate(self) -> None:
         """TERM, and KILL after the grace."""
@@ -107,21 +115,16 @@ class Process:
 
     async def wait(self) -> Ending:
         """How it ended, once nothing of it is left and its output is read. So it is too when this is cancelled."""
-        readers = [asyncio.ensure_future(self._read(name, self._pipe(name))) for name in ("stdout", "stderr")]
+        readers = [asyncio.ensure_future(self._read(name, pipe)) for name, pipe in self._pipes.items()]
         try:
             messages = await self._follow()
         finally:
             self.close()
-            _ = await self._process.wait()
+            _ = await self._gone()
             _ = await asyncio.wait(readers, timeout=DRAIN_S)
             for reader in readers:
                 _ = reader.cancel()
         return _ending(messages)
-
-    def _pipe(self, name: Stream) -> asyncio.StreamReader:
-        pipe = self._process.stdout if name == "stdout" else self._process.stderr
-        assert pipe is not None
-        return pipe
 
     async def _follow(self) -> dict[str, Any]:
         """All that the warden says until it is gone."""
@@ -162,7 +165,9 @@ async def start(command: Command, grace_s: float, sink: Sink) -> Process:
     finally:
         theirs.close()
     _feed(process, command.stdin)
-    return Process(process, ours, sink)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    return Process(process.pid, {"stdout": process.stdout, "stderr": process.stderr}, process.wait, ours, sink)
 
 
 def _feed(process: asyncio.subprocess.Process, stdin: bytes | None) -> None:

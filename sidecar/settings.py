@@ -38,6 +38,8 @@ class Agents:
     """The command; with an image, what its entry point is given."""
     callable: str | None = None
     """module:function, instead of a command."""
+    preload: bool = False
+    """Import the function's module once for all attempts."""
     image: str | None = None
     """Container image that the command is run in."""
     image_args: tuple[str, ...] = ()

@@ -17,6 +17,8 @@ and the inner one ends as if the runner were gone.
 `after` is a command that is run at the very end, such as one that removes a container. A process of its own and the
 standard library alone: it starts in about 20 ms and no failure of the runner reaches it. Where the kernel has no
 subreapers (anything but Linux) it kills the agent's process group, which a grandchild can leave.
+
+`watch` is the same for an agent that is no command: `sidecar.zygote` forks wardens whose agents are a function.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SWEEP_S = 0.02
@@ -82,6 +84,11 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+Become = Callable[[int], None]
+"""Makes a process the agent; does not come back. It is given a pipe that must be closed when that has worked, and takes
+the text of why it has not."""
+
+
 class Warden:
     """Runs one agent to its end."""
 
@@ -94,26 +101,30 @@ class Warden:
         self.ended = False
         self.asked: set[int] = set()
         self.kill_at: float | None = None
-        self.wake, wake = os.pipe()
+        self.wake, self.waker = os.pipe()
         os.set_blocking(self.wake, False)
-        os.set_blocking(wake, False)
-        _ = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        os.set_blocking(self.waker, False)
+        _ = signal.set_wakeup_fd(self.waker, warn_on_full_buffer=False)
 
-    def run(self, argv: list[str]) -> None:
+    def run(self, become: Become) -> None:
         """Start the agent and come back when it and all that it has started are gone."""
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         _ = signal.signal(signal.SIGCHLD, self._wake_up)
         _ = signal.signal(signal.SIGTERM, self._asked_to_end)
-        self._start(argv)
+        self._start(become)
         while self._reap():
             self._turn()
 
-    def _start(self, argv: list[str]) -> None:
-        reading, writing = os.pipe()  # closed by a successful exec
+    def _start(self, become: Become) -> None:
+        reading, writing = os.pipe()  # closed when it has become the agent
         parent = os.getpid()
         self.agent = os.fork()  # no thread has been started here
         if self.agent == 0:
-            _become(argv, parent, writing)
+            _leave_home(parent)
+            for fd in (reading, self.wake, self.waker, *self.watched):
+                os.close(fd)
+            become(writing)
+            os._exit(127)
         os.close(writing)
         _let_go()
         with os.fdopen(reading, "rb") as file:
@@ -190,20 +201,24 @@ class Warden:
                 _ = os.write(self.control, json.dumps(message).encode() + b"\n")
 
 
-def _become(argv: list[str], parent: int, failure: int) -> NoReturn:
-    """The agent, between fork and exec: a session of its own that dies with its warden."""
+def _leave_home(parent: int) -> None:
+    """After the fork: a session of its own that dies with its warden."""
+    _ = signal.set_wakeup_fd(-1)
+    os.setsid()
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(127)
+    for number in RESTORED:
+        _ = signal.signal(number, signal.SIG_DFL)
+
+
+def _execute(argv: list[str], failure: int) -> None:
+    """Becomes a command; what is open is closed by that."""
     try:
-        os.setsid()
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(127)
-        for number in RESTORED:
-            _ = signal.signal(number, signal.SIG_DFL)
         os.execvp(argv[0], argv)
     except BaseException as e:
         reason = e.strerror if isinstance(e, OSError) else str(e)
         _ = os.write(failure, f"cannot start {argv[0]!r}: {reason}".encode(errors="replace")[:4000])
-    os._exit(127)
 
 
 def _send(kill: Callable[[int, int], None], pid: int, number: int) -> None:
@@ -230,24 +245,29 @@ def _guard(inner: int) -> None:
                 time.sleep(SWEEP_S)
 
 
-def main() -> None:
-    """The process."""
-    told = json.loads(sys.argv[1])
-    os.set_inheritable(told["control"], False)
+def watch(control: int, grace_s: float, become: Become) -> bool:
+    """Run an agent to its end, in two processes; True in the inner one, when nothing of it is left."""
+    os.set_inheritable(control, False)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         _ = signal.signal(number, signal.SIG_IGN)
     reading, writing = os.pipe()
     inner = os.fork()
     if inner:
-        os.close(told["control"])
+        os.close(control)
         os.close(reading)
         _guard(inner)
-    else:
-        os.close(writing)
-        Warden(told["control"], reading, told["grace_s"]).run(sys.argv[2:])
-        if told["after"]:
-            _clean_up(told["after"])
+        return False
+    os.close(writing)
+    Warden(control, reading, grace_s).run(become)
+    return True
+
+
+def main() -> None:
+    """The process."""
+    told, argv = json.loads(sys.argv[1]), sys.argv[2:]
+    if watch(told["control"], told["grace_s"], lambda failure: _execute(argv, failure)) and told["after"]:
+        _clean_up(told["after"])
 
 
 def _clean_up(command: list[str]) -> None:

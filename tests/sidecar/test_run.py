@@ -167,9 +167,12 @@ async def test_a_judge_that_fails_costs_the_reward_only(
     assert (event.attributes or {})["reason"] == reason
 
 
-async def test_functions_are_agents_too(gateway: Gateway, client: Client, start_run: StartRun) -> None:
+@pytest.mark.parametrize("preload", [(), ("--preload",)], ids=["imported each time", "imported once"])
+async def test_functions_are_agents_too(
+    gateway: Gateway, client: Client, start_run: StartRun, preload: tuple[str, ...]
+) -> None:
     _ = await enqueue(client, {"n": 21}, max_attempts=1)
-    run = await start_run("--callable", "functions:double")
+    run = await start_run(*preload, "--callable", "functions:double")
     assert await run.ended() == 0, run.stderr
     attempt = await only_attempt(client)
     assert attempt.outcome is not None
@@ -182,7 +185,7 @@ async def test_functions_are_agents_too(gateway: Gateway, client: Client, start_
         ("functions:none", None, "exit code 1: 'functions:none': functions has no 'none'"),
     ):
         _ = await client.requeue("r1")
-        run = await start_run("--callable", function)
+        run = await start_run(*preload, "--callable", function)
         assert await run.ended() == (0 if reason is None else 1)
         newest = (await client.attempts("r1"))[-1]
         assert newest.outcome is not None
@@ -283,6 +286,7 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
     ((), (), "say what to run, after --"),
     ((), ("no-such-command",), "there is no command 'no-such-command' on the PATH"),
     (("--callable", "functions:double"), ("true",), "--callable is run instead of a command"),
+    (("--preload",), ("true",), "--preload imports the module of --callable"),
     (("--reward", "functions:gone"), ("true",), "--reward: 'functions:gone': functions has no 'gone'"),
     (("--workers", "0"), ("true",), "--workers: 0 is not a number from 1"),
     (("--timeout", "5 minutes"), ("true",), "--timeout: '5 minutes' is not a time"),
