@@ -13,15 +13,18 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from bench import trajectories
 from bench.families import FAMILIES, TEMPLATES, WORDS, Maker, filled, similar
 from bench.store import HERE, Figure, report
 from gateway.dialects import by_name
 from gateway.prompts.induce import Sample, propose
-from gateway.prompts.recognise import Known, Recognised, Recogniser, match
+from gateway.prompts.recognise import Known, Recognised, Recogniser
 from gateway.prompts.rewriting import rewrite
+from gateway.prompts.scan import LONG, match
 from gateway.prompts.template import Template
+from gateway.prompts.tree import Tree
 
 OUT = HERE / "out" / "prompts.json"
 SEEDS = 50
@@ -72,50 +75,59 @@ def measure_similar() -> Iterator[Figure]:
 
 def measure_hostile() -> Iterator[Figure]:
     """Time at n, 2 n and 4 n characters; linear time doubles twice."""
-    texts: dict[str, tuple[Template, str]] = {
+    templates = similar(SIMILAR, 1, 2_000)
+    tree = Tree(templates)
+    pieces = {
         "anchors in slots": (TEMPLATES["support"], "\nDate: \n\n## Notes\n\n\n## Rules\n"),
         "halves of an anchor": (Template(("Begin ", "a" * 90 + "b", " end"), ("x", "y")), "a"),
         "halves of a long anchor": (Template(("Begin ", "ab" * 900 + "c", " end"), ("x", "y")), "ab"),
+        "beginnings of 50 similar prompts": (templates[0], templates[0].anchors[1][:LONG]),
     }
-    for name, (template, piece) in texts.items():
-        took = [cost(_hostile(template, piece * (size // len(piece)))) for size in (50_000, 100_000, 200_000)]
+    for name, (template, piece) in pieces.items():
+        look = partial(_together, tree) if template in templates else partial(match, template)
+        texts = [_hostile(template, piece * (size // len(piece))) for size in (50_000, 100_000, 200_000)]
+        took = [cost(partial(look, text)) for text in texts]
         for size, seconds in zip((50, 100, 200), took, strict=True):
             yield Figure(f"hostile, {name}: {size} KB", seconds * 1e6, "us")
         yield Figure(f"hostile, {name}: four times the text", took[2] / took[0], "times the time", at_most=6)
 
 
-def _hostile(template: Template, filling: str) -> Callable[[], object]:
-    text = template.anchors[0] + filling + template.anchors[-1]
-    return lambda: match(template, text)
+def _together(tree: Tree, text: str) -> list[Template]:
+    return list(tree.possible(text))
+
+
+def _hostile(template: Template, filling: str) -> str:
+    return template.anchors[0] + filling + template.anchors[-1]
 
 
 def measure_cost() -> Iterator[Figure]:
     """Of whole requests. The prompt has three slots."""
-    for name, size, prompt, most in (
-        ("1 KB", 1_000, 500, 50),
-        ("100 KB, 4 KB prompt", 100_000, 4_000, 300),
-        ("100 KB, 60 KB prompt", 100_000, 60_000, 300),
+    for name, size, prompt, value, most in (
+        ("1 KB", 1_000, 500, "today", 50),
+        ("100 KB, 4 KB prompt", 100_000, 4_000, "today", 300),
+        ("100 KB, 60 KB prompt", 100_000, 60_000, "today", 300),
+        ("100 KB, 4 KB prompt with 90 KB in a slot", 100_000, 4_000, " ".join(WORDS * 500)[:90_000], 300),
+        ("100 KB, 60 KB prompt, 漢字 in a slot", 100_000, 60_000, "今日", 300),
     ):
         for registered in (1, SIMILAR):
             templates = similar(registered, 1, prompt // 6)
             candidate = Template.parse("Changed. " + templates[0].source)
-            body = request(templates[0], size)
+            body = request(templates[0], size, value)
             known = [Known(str(number), template) for number, template in enumerate(templates)]
             first, again, same = (
                 cost(_rewriting(body, known, version, forgetting)) * 1e6
                 for version, forgetting in ((candidate, True), (candidate, False), (templates[0], False))
             )
-            # Fifty prompts of 60 KB that differ in two words are shown, but nobody has them: no target.
-            bound = None if prompt > 10_000 and registered > 1 else most
-            yield Figure(f"{name}, {registered} registered: first", first, "CPU-us", at_most=bound)
+            yield Figure(f"{name}, {registered} registered: first", first, "CPU-us", at_most=most)
             yield Figure(f"{name}, {registered} registered: again", again, "CPU-us", at_most=most)
             yield Figure(f"{name}, {registered} registered: nothing to change", same, "CPU-us", at_most=most)
 
 
-def request(template: Template, size: int) -> bytes:
+def request(template: Template, size: int, date: str) -> bytes:
     """A chat request of about so many bytes."""
     rng = random.Random(3)
-    messages = [{"role": "system", "content": filled(template, rng)}]
+    values = {"name": "Ann", "date": date, "notes": " ".join(rng.choices(WORDS, k=5))}
+    messages = [{"role": "system", "content": template.render(values)}]
     while len(json.dumps(messages)) < size - 60:
         said = " ".join(rng.choices(WORDS, k=min(60, (size - len(json.dumps(messages))) // 7)))
         messages.append({"role": ("user", "assistant")[len(messages) % 2], "content": f'{said}.\n"{said[:9]}"'})

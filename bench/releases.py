@@ -39,6 +39,7 @@ HORIZON = 6000
 RATE = 0.7
 MARGIN = 0.1 * RATE
 CHUNK = 25
+ROLLED_BACK = "share of releases rolled back"
 
 NONE: dict[str, float] = {}
 OFF = Guards(error=Guard(alpha=0), violation=Guard(alpha=0), missing=Guard(alpha=0))
@@ -347,15 +348,15 @@ def plots(found: Mapping[str, Tried], folder: Path) -> None:
         "t-test once": "t-test once, at 2,000",
     }
     for file, title, one in (
-        ("canary-aa", "Identical candidate: share rolled back", null),
-        ("canary-drift", "Identical candidate while all rewards sink by 30 %: share rolled back", drifting),
+        ("canary-aa", "Identical candidate", null),
+        ("canary-drift", "Identical candidate while all rewards sink by 30 %", drifting),
     ):
         series = {name: one.curve(peer) for name, peer in shown.items()}
         series["Argo-style, 500"] = one.curve("Argo-style, windows of 500, 0.9 of the former rate")
-        page = release_plots.lines(title, "rollouts", series, mark=0.05)
+        page = release_plots.lines(title, "rollouts", ROLLED_BACK, series, mark=0.05)
         (folder / f"{file}.svg").write_text(page, encoding="utf-8")
     drops = {f"{name} worse": found[f"drop of {name}"].curve() for name in DROPS}
-    page = release_plots.lines("Worse candidate: share rolled back", "rollouts (5 % -> 20 % -> 50 %)", drops)
+    page = release_plots.lines("Worse candidate", "rollouts (5 % → 20 % → 50 %)", ROLLED_BACK, drops)
     (folder / "canary-drops.svg").write_text(page, encoding="utf-8")
     (folder / "canary-outcomes.svg").write_text(_bars(found), encoding="utf-8")
 
@@ -370,7 +371,8 @@ def _bars(found: Mapping[str, Tried]) -> str:
         if name.startswith("whole")
     }
     names: Sequence[str] = ["promoted", "rolled back", "held"]
-    return release_plots.bars("What becomes of a release with a margin of 10 %", "candidate worse by", names, rows)
+    title = "What becomes of a release with a margin of 10 %"
+    return release_plots.bars(title, "candidate worse by", "share of releases", names, rows)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
@@ -40,6 +40,14 @@ HEADERS = {
     "x-stainless-retry-count": "0",
     "x-stainless-read-timeout": "600",
 }
+
+
+class Answering(Protocol):
+    """A provider of chat completions."""
+
+    async def answer(self, request: web.Request, /) -> web.StreamResponse:
+        """One call."""
+        ...
 
 
 class Upstream:
@@ -104,7 +112,7 @@ async def used_bytes(session: aiohttp.ClientSession, url: str, calls: int) -> in
 
 
 @asynccontextmanager
-async def serving(upstream: Upstream) -> AsyncGenerator[str]:
+async def serving(upstream: Answering) -> AsyncGenerator[str]:
     """The upstream on a free port; its base URL."""
     app = web.Application(client_max_size=1 << 30)
     app.router.add_post("/v1/chat/completions", upstream.answer)

@@ -58,6 +58,10 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "changes": Command("gateway.commands.reading:changes", "Follow what happens, until interrupted."),
     "export": Command("gateway.commands.exporting:export", "Write rollouts, spans or conversations to a file."),
+    "samples": Command(
+        "adapters.commands:samples",
+        "Write training data made from rollouts: token samples, conversations, preferences or triplets.",
+    ),
     "token": Command(
         "gateway.commands.reading:token",
         "Make an agent token: the API key of an agent that may speak for one rollout and nothing else.",
@@ -114,6 +118,10 @@ GROUPS: Final[dict[str, Group]] = {
                 "Show a release: its stage, its arms side by side, its evidence, and what it waits for.",
             ),
             "watch": Command("gateway.commands.releases:watch", "Follow a release until it ends."),
+            "rehearse": Command(
+                "sidecar.rehearsing:rehearse",
+                "Run an agent on recorded tasks for a release that rehearses, until it has seen enough.",
+            ),
             "promote": Command(
                 "gateway.commands.releases:promote",
                 "Make the candidate the stable version now, whatever the evidence says.",
@@ -138,6 +146,33 @@ GROUPS: Final[dict[str, Group]] = {
             "verify": Command(
                 "gateway.commands.releases:verify",
                 "Make every decision of a release again from the tape, and say what does not agree.",
+            ),
+        },
+    ),
+    "runs": Group(
+        "What trainers report of their runs.",
+        {
+            "list": Command("gateway.commands.runs:list_runs", "List training runs, newest first."),
+            "show": Command(
+                "gateway.commands.runs:show_run",
+                "Show a run: its configuration, its metrics as a table, what happened last.",
+            ),
+            "watch": Command(
+                "gateway.commands.runs:watch",
+                "Follow a run until it ends: how far it is, its curves, what happens.",
+            ),
+            "plot": Command(
+                "gateway.commands.runs:plot", "Draw the metrics of a run, beside those of others if you like."
+            ),
+            "export": Command("gateway.commands.runs:export", "Write every point of a run for another tool."),
+        },
+    ),
+    "train": Group(
+        "Learn weights from rollouts.",
+        {
+            "grpo": Command(
+                "trainer.commands:grpo",
+                "Train a model on rollouts of agents, and publish its weights as it learns.",
             ),
         },
     ),

@@ -41,11 +41,13 @@ from gateway.releases.asking import Means
 from gateway.releases.checking import Checking
 from gateway.releases.driver import Driver
 from gateway.releases.jobs import Jobs
-from gateway.releases.replay import Replay
+from gateway.releases.rehearsal import Replays
+from gateway.releases.rehearsals import Rehearsals
 from gateway.releases.residing import Residents
 from gateway.releases.shadow import Shadow
 from gateway.releases.switch import Switch
 from gateway.routing import Routes
+from gateway.runs.desk import Runs
 from gateway.store import Store, TapeError
 from gateway.upstream import Pool
 
@@ -106,12 +108,22 @@ class Gateway:
             self.store, self.switch, self.recorder, self.pools, self._routes, self._ask_upstreams, self._now_ns
         )
         self.shadow = Shadow(means)
-        jobs = Jobs(checking, Replay(means), self.shadow)
+        self.rehearsals = Rehearsals(means)
+        jobs = Jobs(checking, Replays(means, self.rehearsals, self.feed), self.shadow)
         self.releases = Driver(
-            self.store, self.recorder, self.switch, self.feed, self._now_ns, jobs, upstreams, self.residents.changed
+            self.store,
+            self.recorder,
+            self.switch,
+            self.feed,
+            self._now_ns,
+            jobs,
+            self.rehearsals,
+            upstreams,
+            self.residents.changed,
         )
+        runs = Runs(self.store, self.recorder, self._now_ns)
         context = Control(
-            self.store, self.desk, self.releases, self.feed, self.pools, self.auth, self.metrics, self.state
+            self.store, self.desk, self.releases, runs, self.feed, self.pools, self.auth, self.metrics, self.state
         )
         self.operations = Operations(context, control.OPERATIONS)
         application = control.make_control(context)
@@ -168,6 +180,7 @@ class Gateway:
             plane,
             self.switch,
             self.shadow,
+            self.rehearsals,
             self._routes,
             self._epoch_ns,
         )

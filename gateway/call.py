@@ -16,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from gateway.admission import Admitted
+from gateway.capture.asking import ask, identity
 from gateway.errors import GatewayFault, Refusal, UpstreamFault
 from gateway.front import Front
 from gateway.heads import PROMPT, family_of, framed, refusal_body, refusal_head
@@ -23,7 +24,9 @@ from gateway.link import Link
 from gateway.record import Record
 from gateway.relay import Relay
 from gateway.releases.gate import Gate
+from gateway.releases.marks import rehearsed
 from gateway.releases.model import Pin
+from gateway.releases.playing import Played
 from gateway.releases.switch import Found
 from gateway.request import Request
 from gateway.rewrite import replace_model
@@ -44,6 +47,7 @@ class Call(Relay):
         "_candidates",
         "_gate",
         "_overhead",
+        "_playing",
         "_proxy",
         "_sent",
         "_switched",
@@ -66,6 +70,8 @@ class Call(Relay):
         """What it uses of the catalog, and what its rollout was given of it."""
         self._tail = b""
         """The end of the answer, while it waits for the tape."""
+        self._playing: asyncio.Future[Played] | None = None
+        """The answer to an agent in rehearsal."""
         self._waits_since = 0.0
         self._overhead = 0.0
         """Seconds that the gateway itself has taken."""
@@ -92,27 +98,36 @@ class Call(Relay):
             mode = call.address.mode
             message = f"this call cannot be recorded, and mode {mode!r} refuses calls that are not: {failing}"
             raise GatewayFault(503, "tape", message)
+        if proxy.switch.catalog.rehearses and rehearsed(call.address.rollout):
+            self._rehearse()
+            return
         found = None if proxy.switch.catalog.empty else proxy.switch.look(call, self._prompt())
         if found is None:
             self._route()
-            return
-        pins = proxy.switch.pinned(call, found)
-        if pins is not None:
-            self._switch(found, pins)
         else:
-            self._pinning(found)
+            self._give(found)
 
     def _route(self) -> None:
         """Nothing of it is a released resource."""
-        self._candidates, alias = self._proxy.route(self._admitted, self.request)
+        self._candidates, alias, train = self._proxy.route(self._admitted, self.request)
         if alias is not None:
             self.record.body = replace_model(self._admitted.body, alias)
+        if train:
+            self._capture()
         self._forward()
 
     def _prompt(self) -> str | None:
         """The prompt that its path or its header names."""
         named = self._admitted.address.prompt
         return named or next((value.decode("latin-1") for low, _, value in self.request.headers if low == PROMPT), None)
+
+    def _give(self, found: Found) -> None:
+        """What its rollout is given of it."""
+        pins = self._proxy.switch.pinned(self._admitted, found)
+        if pins is not None:
+            self._switch(found, pins)
+        else:
+            self._pinning(found)
 
     def _pinning(self, found: Found) -> None:
         """The first call of its rollout that uses a resource waits until the tape has what the rollout is given."""
@@ -128,9 +143,11 @@ class Call(Relay):
             error, switch = done.exception(), self._proxy.switch
             if error is not None and self._refuses_gaps():
                 raise GatewayFault(503, "tape", f"this rollout cannot be given its versions: {error}")
-            pins = switch.unpinned(self._admitted, found, error) if error else switch.pinned(self._admitted, found)
-            assert pins is not None
-            self._switch(found, pins)
+            if error is not None:
+                self._switch(found, switch.unpinned(self._admitted, found, error))
+            else:
+                # Once more where its release was rolled back in this very moment.
+                self._give(found)
         except Refusal as refusal:
             self._fail(refusal)
         except Exception:
@@ -143,11 +160,53 @@ class Call(Relay):
         made, record = self._proxy.switch.switched(self._admitted, found, pins), self.record
         record.body, record.versions, record.arm, record.texts = made.body, made.versions, made.arm, made.texts
         if made.upstream is None:
-            self._candidates, alias = self._proxy.route(self._admitted, self.request)
+            self._candidates, alias, train = self._proxy.route(self._admitted, self.request)
             record.body = record.body if alias is None else replace_model(record.body, alias)
         else:
             self._candidates = [self._proxy.pool(made.upstream, found.model)]
+            train = self._proxy.trains(found.model)
+        if train:
+            self._capture()
         self._forward()
+
+    def _capture(self) -> None:
+        """Its model is trained: the engine is asked for token ids and log-probabilities."""
+        asked = ask(self._admitted.dialect.name, self.record.body)
+        if asked is not None:
+            self.asked, self.record.body, self.record.captured = asked, asked.body, asked.added
+            self.request.headers = identity(self.request.headers)
+
+    # Of an agent in rehearsal: its tools are played before it gets an answer -----------------------------------------
+
+    def _rehearse(self) -> None:
+        rehearsals, call = self._proxy.rehearsals, self._admitted
+        self.record.attributes = rehearsals.attributes(call.address.rollout)
+        if not rehearsals.plays(call):
+            self._route()
+            return
+        self._playing = asyncio.ensure_future(rehearsals.answer(call, self.request, self._prompt()))
+        self._playing.add_done_callback(self._on_played)
+
+    def _on_played(self, done: asyncio.Future[Played]) -> None:
+        if self.record.status != "open":
+            # Its client has left.
+            return
+        self.record.attributes = self._proxy.rehearsals.attributes(self._admitted.address.rollout)
+        try:
+            self._answer(done.result())
+        except Refusal as refusal:
+            self._fail(refusal)
+        except Exception:
+            _log.exception("a rehearsal's call of %s failed", self._admitted.address.rollout)
+            self._fail(internal_fault())
+
+    def _answer(self, played: Played) -> None:
+        record, reply = self.record, played.reply
+        record.stream, record.response_headers = reply.stream, played.headers
+        record.encoding = reply.header(b"content-encoding").encode("latin-1") or None
+        record.answered(played.status, reply.body)
+        self._end("ok" if played.status < 400 else "error", None if played.status < 400 else f"http_{played.status}")
+        self._write_last(played.head(self.request.keep_alive) + reply.body)
 
     def _refuses_gaps(self) -> bool:
         return self._proxy.config.tape.on_record_failure.get(self._admitted.address.mode, "pass") == "refuse"
@@ -180,8 +239,12 @@ class Call(Relay):
 
     def on_open(self) -> None:
         """The gate that it has waited at is open."""
-        self._gate, pool = None, self.record.pool
-        if pool is not None:
+        self._gate, pool, switched = None, self.record.pool, self._switched
+        if switched is not None and self._proxy.switch.taken_back(*switched):
+            # The version that it was to get may not be served any more. `check` waits while there is no pool.
+            self.record.pool = None
+            self._give(switched[0])
+        elif pool is not None:
             self._connect(pool, fresh=False)
 
     def on_refused(self, refusal: Refusal) -> None:
@@ -247,6 +310,8 @@ class Call(Relay):
         self.record.trailers = link.headers[link.head_fields :]
         self.release_link()
         self._end("ok" if status < 400 else "error", None if status < 400 else f"http_{status}")
+        if self.asked is not None and status < 400:
+            self._proxy.metrics.captured_calls[("yes" if self.token_ids else "no",)] += 1
         if status == 404 and self.record.versions:
             # A server that was restarted has lost its adapters.
             self._proxy.switch.lost()
@@ -257,7 +322,7 @@ class Call(Relay):
     def _write_last(self, out: bytes) -> None:
         """Writes the end of the answer; all but one byte of it while the span must, or the queue makes it, wait."""
         recorder = self._proxy.recorder
-        if self._proxy.strict or recorder.full:
+        if self._proxy.strict or recorder.full or self._playing is not None:
             self._tail, self._waits_since = out[-1:], monotonic()
             if len(out) > 1:
                 self.front.transport.write(out[:-1])
@@ -350,6 +415,8 @@ class Call(Relay):
         gate, self._gate = self._gate, None
         if gate is not None:
             gate.leave(self)
+        if self._playing is not None:
+            self._playing.cancel()
         super().cancel_link()
 
     def _give_up_on(self, reason: str, refusal: Refusal) -> None:

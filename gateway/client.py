@@ -20,9 +20,11 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
+from gateway.bulk import Recorded, Unpacker
 from gateway.connection import ClientError, brief
 from gateway.model import Attempt, Change, Judgement, Rollout, RolloutSummary, Span, Worker
 from gateway.releases.client import ReleaseClient
+from gateway.runs.client import RunClient
 from gateway.views import (
     AttemptList,
     ChangePage,
@@ -66,7 +68,7 @@ PAGE = 1000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
-class Client(ReleaseClient):
+class Client(ReleaseClient, RunClient):
     """A connection to a gateway's control API."""
 
     # Reading ----------------------------------------------------------------------------------------------------------
@@ -114,6 +116,14 @@ class Client(ReleaseClient):
     async def response_body(self, rollout: str, attempt: str, sequence: int) -> bytes:
         """The exact bytes of a call's response body."""
         return await self.read("GET", f"{_path(rollout, attempt, sequence)}/response")
+
+    async def exchanges(self, rollout: str) -> AsyncGenerator[Recorded]:
+        """The bytes of all calls of a rollout that are kept, content encodings removed, in their order."""
+        unpacker = Unpacker()
+        async with self.asked("GET", f"{_path(rollout)}/exchanges") as response:
+            async for piece in response.content.iter_any():
+                for call in unpacker.feed(piece):
+                    yield call
 
     async def stats(self, spans: int | None = None) -> Stats:
         """Figures, with sums over the newest `spans`."""

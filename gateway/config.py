@@ -5,32 +5,19 @@ Every field's docstring is its documentation: docs/configuration.md is held agai
 
 from __future__ import annotations
 
-import difflib
 import os
-import tomllib
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gateway.model import Mode
+from gateway.strict import ConfigError, Section, read, validated
 
 Family = Literal["openai", "anthropic", "gemini"]
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used; the message names the key, the value and the way out."""
-
-
-class Section(BaseModel):
-    """Base of every table."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 def _http_url(value: str, keys: str) -> str:
@@ -86,6 +73,8 @@ class Route(Section):
     """Name of the upstream, or several: the next is tried when one cannot be reached, before the first byte."""
     alias: str | None = None
     """Model name to send instead."""
+    train: bool = False
+    """Whether the model is trained: its calls are recorded with token ids and log-probabilities."""
 
     @field_validator("upstream", mode="before")
     @classmethod
@@ -142,12 +131,9 @@ class Tape(Section):
     """Initial size of the memory map; it doubles when needed."""
     memory_bytes: int = Field(default=32 << 20, ge=1 << 20)
     """Memory for the previous bodies that new ones are compressed against."""
-    on_record_failure: dict[Mode, Literal["pass", "refuse"]] = {
-        "online": "pass",
-        "train": "refuse",
-        "val": "refuse",
-        "test": "refuse",
-    }
+    on_record_failure: dict[Mode, Literal["pass", "refuse"]] = Field(
+        default={"online": "pass", "train": "refuse", "val": "refuse", "test": "refuse"}
+    )
     """What happens to calls of a mode while the tape cannot be written: `pass` (counted as a gap) or `refuse` (503)."""
 
     @field_validator("on_record_failure", mode="before")
@@ -220,8 +206,8 @@ class Config(Section):
     tape: Tape = Tape()
     rewards: Rewards = Rewards()
     otlp: Otlp = Otlp()
-    upstream: list[Upstream] = []
-    route: list[Route] = []
+    upstream: list[Upstream] = Field(default=[])
+    route: list[Route] = Field(default=[])
 
     @model_validator(mode="after")
     def _names_exist(self) -> Config:
@@ -232,6 +218,17 @@ class Config(Section):
             for name in route.upstream:
                 if name not in names:
                     raise ValueError(f"route {route.model!r} names upstream {name!r}; there are: {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _engines_give_tokens(self) -> Config:
+        others = {upstream.name: what for upstream in self.upstreams() if (what := _no_engine(upstream))}
+        for route in (route for route in self.route if route.train):
+            for name in set(route.upstream) & others.keys():
+                raise ValueError(
+                    f"route {route.model!r} has train = true and upstream {name!r} ({others[name]}) gives no token "
+                    "ids: name one that an inference engine such as vLLM serves, or leave train out"
+                )
         return self
 
     def upstreams(self) -> list[Upstream]:
@@ -263,6 +260,14 @@ class Config(Section):
             )
 
 
+def _no_engine(upstream: Upstream) -> str | None:
+    """What an upstream is that cannot be asked for token ids."""
+    if upstream.dialect != "openai":
+        return f"dialect {upstream.dialect!r}"
+    host = urlsplit(upstream.base_url).hostname
+    return host if host == "api.openai.com" else None
+
+
 _PUBLIC = (
     Upstream(name="openai", base_url="https://api.openai.com/v1", dialect="openai"),
     Upstream(name="anthropic", base_url="https://api.anthropic.com", dialect="anthropic"),
@@ -275,46 +280,6 @@ def load(path: Path | None, /, **overrides: Any) -> Config:
 
     Raises `ConfigError` naming every wrong key.
     """
-    tree = {} if path is None else _read(path)
+    tree = {} if path is None else read(path)
     tree |= {key: value for key, value in overrides.items() if value is not None}
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        where = "the settings" if path is None else str(path)
-        raise ConfigError(f"{where}: " + "; ".join(_explain(one) for one in error.errors())) from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
-
-
-def _explain(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"]) or "configuration"
-    if error["type"] != "extra_forbidden":
-        value = "" if isinstance(error["input"], dict | list | BaseModel) else f" (found {error['input']!r})"
-        return f"{where}: {error['msg'].removeprefix('Value error, ')}{value}"
-    return unknown_key(Config, error["loc"])
-
-
-def unknown_key(root: type[BaseModel], location: tuple[Any, ...]) -> str:
-    """What is wrong with a key that a tree of this model does not have, and the nearest right one."""
-    where, known = ".".join(map(str, location)), list(_section(root, location[:-1]).model_fields)
-    near = difflib.get_close_matches(str(location[-1]), known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-    return f"{where}: unknown key; {hint}"
-
-
-def _section(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel]:
-    """The model that a location in a tree of `model` belongs to."""
-    for part in location:
-        if isinstance(part, str) and part in model.model_fields:
-            annotation = cast(Any, model.model_fields[part].annotation)
-            inner = getattr(annotation, "__args__", (annotation,))[0]
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                model = inner
-    return model
+    return validated(Config, tree, "the settings" if path is None else str(path))

@@ -14,6 +14,7 @@ from gateway.dispatcher import Desk
 from gateway.metrics import Metrics
 from gateway.pages import Tape
 from gateway.releases.driver import Driver
+from gateway.runs.desk import Runs
 from gateway.upstream import Pool
 
 
@@ -43,6 +44,7 @@ class Control:
     tape: Tape
     desk: Desk
     releases: Driver
+    runs: Runs
     feed: Feed
     upstreams: Mapping[str, Pool]
     auth: Auth

@@ -28,6 +28,7 @@ from gateway.operations import Ids, operate
 from gateway.otlp.ingest import post_traces
 from gateway.releases import handlers
 from gateway.releases.model import ENDED, Stage
+from gateway.runs import handlers as run_handlers
 from gateway.views import (
     AttemptList,
     ChangePage,
@@ -158,6 +159,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", _SPAN, "span", "One span, whole", SpanDetail, reads.get_span),
     Route("GET", f"{_SPAN}/request", "request_body", "Request body, exact bytes", OCTETS, reads.get_request_body),
     Route("GET", f"{_SPAN}/response", "response_body", "Response body, exact bytes", OCTETS, reads.get_response_body),
+    Route("GET", "/api/rollouts/{rid}/exchanges", "exchanges", "Bytes of all its calls", OCTETS, reads.get_exchanges),
     Route(
         "GET", "/api/spans", "recent_spans", "Spans of all rollouts",
         SpanPage, reads.get_recent_spans, query=reads.PageQuery,
@@ -209,6 +211,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/workers", "workers", "Who works", WorkerList, reads.get_workers),
     *handlers.ROUTES,
     *holding.ROUTES,
+    *run_handlers.ROUTES,
     Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
     Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest, errors=(415,)),
     Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),

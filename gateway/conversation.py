@@ -153,6 +153,7 @@ def _facts(detail: SpanDetail) -> Iterator[Text]:
         "served": span.model_served if span.model_served != span.model else None,
         "bytes": f"{size(span.request_bytes)} → {size(span.response_bytes)}",
         "sampling": compact(turn.sampling) if turn and turn.sampling else None,
+        "forced": turn.forced if turn else None,
         "trace": span.trace_id,
     }
     for name, value in shown.items():

@@ -20,7 +20,8 @@ from typing import TypeVar
 
 from gateway.dialects import by_name
 from gateway.dialects.reading import decode_body
-from gateway.findings import GENERATE, finding, of_attempt, of_head, of_rollout, of_tokens
+from gateway.dialects.wire import loads, obj
+from gateway.findings import GENERATE, finding, of_attempt, of_head, of_request, of_rollout, of_tokens
 from gateway.model import Attempt, Exchange, RolloutSummary, Span
 from gateway.tokens import Tokens, common, length, read_tokens
 from gateway.views import AttemptDiagnosis, CallDiagnosis, Diagnosis, Finding
@@ -111,6 +112,7 @@ def _call(case: Case, attempt: Attempt, span: Span, past: Past, blocked: bool) -
         tokens = _tokens(span, exchange) if exchange else tokens
         found += of_tokens(case.rollout, span, tokens if exchange else None)
         if exchange and tokens.complete:
+            found += of_request(case.rollout, span, obj(loads(_bodies(exchange)[0])))
             goes_on, before = _place(past, span, exchange, tokens)
             found += [] if before is None else [_retokenised(case, span, before, tokens)]
     return CallDiagnosis(

@@ -149,12 +149,22 @@ class Desk:
         if claimed:
             self._metrics.claim_seconds.observe((self.now_ns() - now) / 1e9)
         for one in claimed:
-            attempt = one.attempt
-            due = deadline(one.rollout.config, attempt.created_ns, attempt.last_seen_ns, attempt.lease_ns)
-            self._watch(attempt.rollout, attempt.id, None if due is None else due[0])
+            self._watch_claimed(one)
         if claimed:
             self._pass_on()
         return claimed
+
+    async def hand_out(self, name: str, spec: RolloutSpec, asked: ClaimRequest) -> Claimed:
+        """Hands out one task that does not wait in the queue, once more if it has ended; raises `Refused`."""
+        now, lease = self.now_ns(), int(asked.lease_s * 1e9)
+        made = await self._do(lambda work: work.hand_out(name, spec, asked.worker, lease, now))
+        self._watch_claimed(made)
+        return made
+
+    def _watch_claimed(self, claimed: Claimed) -> None:
+        attempt = claimed.attempt
+        due = deadline(claimed.rollout.config, attempt.created_ns, attempt.last_seen_ns, attempt.lease_ns)
+        self._watch(attempt.rollout, attempt.id, None if due is None else due[0])
 
     def _give_back(self, taking: asyncio.Future[list[Claimed]]) -> None:
         """The client has gone: what was claimed for it goes to somebody else."""

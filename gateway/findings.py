@@ -7,8 +7,13 @@ from functools import partial
 from shlex import quote
 from typing import Final
 
+from gateway.capture.asking import ATTRIBUTE as CAPTURED
+from gateway.capture.asking import IDS
+from gateway.dialects.sampling import forced, skewed
+from gateway.dialects.wire import Json
 from gateway.lifecycle import LIVE, WAITING
 from gateway.model import Attempt, AttemptStatus, Reward, RolloutSummary, Span, SpanStatus
+from gateway.releases.marks import own
 from gateway.tokens import Tokens, length
 from gateway.views import Finding, Trouble
 
@@ -18,7 +23,7 @@ GIVE_TOKENS: Final = frozenset({"chat", "completions"})
 """Those in which engines return token ids."""
 CUT: Final = frozenset({"length", "max_tokens", "max_output_tokens"})
 """Finish reasons of an answer that was not finished."""
-HARMLESS: Final[frozenset[Trouble]] = frozenset({"cut_off", "retokenised"})
+HARMLESS: Final[frozenset[Trouble]] = frozenset({"cut_off", "retokenised", "forced", "sampling"})
 """What does not keep a call out of training."""
 ENDED_BADLY: Final[dict[SpanStatus, tuple[Trouble, str]]] = {
     SpanStatus.ERROR: ("error", "it failed"),
@@ -32,6 +37,7 @@ FIXES: Final[dict[Trouble, str]] = {
     "unfinished": "penstock show {at}",
     "gap": "{again}",
     "mixed_versions": "penstock spans {at} --json",
+    "for_release": "penstock spans {at}",
     "no_generation": "",
     "error": "{again}",
     "interrupted": "{again}",
@@ -40,10 +46,12 @@ FIXES: Final[dict[Trouble, str]] = {
     "other_model": "penstock doctor {rollout} --model {model}",
     "truncated": "raise limits.recorded_bytes in penstock.toml, then {again}",
     "unreadable": "penstock show {at}#{sequence} --raw response",
-    "no_token_ids": 'let the agent send "return_token_ids": true and "logprobs": true to vLLM or SGLang, then {again}',
-    "no_logprobs": 'let the agent send "logprobs": true, then {again}',
+    "no_token_ids": "set train = true on the [[route]] of {model} in penstock.toml, then {again}",
+    "no_logprobs": 'set train = true on the [[route]] of {model}, let the agent leave "logprobs" out, then {again}',
     "cut_off": "raise max_tokens, then {again}",
     "retokenised": "penstock show {at}#{sequence} --raw request",
+    "forced": "let the agent leave the model free, or mask what the grammar forced",
+    "sampling": "start vLLM with --logprobs-mode processed_logprobs, or let the agent sample with temperature 1 alone",
 }
 
 
@@ -64,6 +72,10 @@ def of_rollout(rollout: RolloutSummary) -> Iterator[Finding]:
 
 def of_attempt(rollout: RolloutSummary, attempt: Attempt, spans: Sequence[Span]) -> Iterator[Finding]:
     """What concerns an attempt as a whole. `spans`: its calls and rewards."""
+    if any(map(own, spans)):
+        reason = "it is no agent's work: the gateway asked for it to try a release (replay, shadow or rehearsal)"
+        yield finding("for_release", reason, rollout, attempt.id)
+        return
     if rollout.origin == "queued" and attempt.status in LIVE:
         yield finding("unfinished", f"it is {attempt.status}", rollout, attempt.id)
     if attempt.status == AttemptStatus.CANCELLED:
@@ -110,7 +122,20 @@ def of_tokens(rollout: RolloutSummary, span: Span, tokens: Tokens | None) -> Ite
         yield _without_ids(rollout, span, tokens)
     elif any(output.logprobs != length(output.ids) for output in tokens.outputs.values()):
         logprobs = sum(output.logprobs for output in tokens.outputs.values())
-        yield say("no_logprobs", f"{logprobs:,} log-probabilities for {tokens.generated:,} tokens")
+        reason = f"{logprobs:,} log-probabilities for {tokens.generated:,} tokens"
+        yield say("no_logprobs", reason, model=span.model or "its model")
+
+
+def of_request(rollout: RolloutSummary, span: Span, asked: Json) -> Iterator[Finding]:
+    """What the request of a good call tells of the log-probabilities of its answer."""
+    say = partial(finding, rollout=rollout, attempt=span.attempt)
+    if (what := forced(asked)) is not None:
+        yield say("forced", f"a grammar forced tokens ({what}); their log-probabilities are those under it")
+    if what := skewed(asked):
+        reason = (
+            f"it was sampled with {', '.join(what)}; vLLM's log-probabilities are those before, if not told otherwise"
+        )
+        yield say("sampling", reason)
 
 
 def _unrewarded(rollout: RolloutSummary, attempt: Attempt, rewards: Sequence[Reward]) -> Finding:
@@ -124,12 +149,16 @@ def _unrewarded(rollout: RolloutSummary, attempt: Attempt, rewards: Sequence[Rew
 
 
 def _without_ids(rollout: RolloutSummary, span: Span, tokens: Tokens) -> Finding:
-    say = partial(finding, "no_token_ids", rollout=rollout, attempt=span.attempt)
+    say = partial(finding, "no_token_ids", rollout=rollout, attempt=span.attempt, model=span.model or "its model")
     if span.dialect not in GIVE_TOKENS:
         made = say(reason=f"no engine returns token ids for {span.dialect}")
         return made.model_copy(update={"fix": "let the agent speak chat completions: " + made.fix})
     missing = "prompt" if not tokens.prompt else "answer"
-    return say(reason=f"the engine returned no token ids of the {missing}")
+    made = say(reason=f"the engine returned no token ids of the {missing}")
+    asked = IDS in (span.attributes or {}).get(CAPTURED, ())
+    return (
+        made.model_copy(update={"fix": "serve the model by an engine that gives them, such as vLLM"}) if asked else made
+    )
 
 
 def _versions(spans: Sequence[Span]) -> dict[tuple[str, str], set[str]]:

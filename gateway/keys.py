@@ -23,6 +23,11 @@
 | `assigned` | release NUL number (u32)            | a rollout that takes part                                      |
 | `seen`     | release NUL number (u32)            | what was seen of it when it was counted                        |
 | `pins`     | rollout NUL                         | the versions that it was given                                 |
+| `runs`     | run NUL                             | the training run                                               |
+| `run_order` | cursor of its creation (u64)       | key of the run: newest-first lists                             |
+| `run_configs` | run NUL                          | what it was started with, as JSON                              |
+| `run_metrics` | run NUL number (u32)             | a block of its points                                          |
+| `run_events` | run NUL time (u64) hash (8 bytes) | something that happened in it                                  |
 
 Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never mixes with it.
 Log and bodies are only ever appended and take whole segments: pages are full, and a commit is few operations. The log

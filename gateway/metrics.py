@@ -65,6 +65,9 @@ METRICS: dict[str, Figure] = {
     "penstock_releases": Figure("gauge", "Releases that are live, by stage.", ("stage",)),
     "penstock_prompt_rewrites_total": Figure("counter", "Prompts whose pinned version was sent.", ("way",)),
     "penstock_prompt_misses_total": Figure("counter", "System texts that passed untouched, by why.", ("why",)),
+    "penstock_captured_calls_total": Figure(
+        "counter", "Answers of models that are trained, by whether the engine gave token ids.", ("ids",)
+    ),
     "penstock_otlp_spans_total": Figure("counter", "OpenTelemetry spans received.", ("outcome",)),
     "penstock_otlp_exported_total": Figure("counter", "Spans exported as OpenTelemetry."),
     "penstock_otlp_dropped_total": Figure("counter", "Spans that the receiver of the export refused."),
@@ -99,6 +102,7 @@ class Metrics:
     __slots__ = (
         "_ended",
         "attempts",
+        "captured_calls",
         "claim_seconds",
         "clients",
         "commit_seconds",
@@ -148,6 +152,7 @@ class Metrics:
         self.claim_seconds = Histogram()
         self.attempts: Counter[tuple[str, ...]] = Counter()
         self.rewards: Counter[tuple[str, ...]] = Counter()
+        self.captured_calls: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
         self.upstream_waiting: dict[tuple[str, ...], int] = {}
         self.releases: dict[tuple[str, ...], int] = {}

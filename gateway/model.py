@@ -444,6 +444,25 @@ class Choice(Noun):
     """Why it stopped, as the provider wrote it."""
 
 
+class Sampling(Noun):
+    """How an answer was sampled, as far as the bytes tell; None where only the engine knows."""
+
+    temperature: float | None = None
+    """Divides the logits; 1 is the model's own distribution, 0 greedy."""
+    top_p: float | None = None
+    """Probability mass that is sampled from; 1 is all of it."""
+    top_k: int | None = None
+    """Tokens that are sampled from; 0 or -1 is all of them."""
+    max_tokens: int | None = None
+    """Most tokens of an answer."""
+    seed: int | None = None
+    """Seed of the engine's random numbers."""
+    n: int = 1
+    """Answers to one prompt."""
+    stop: list[str] = Field(default_factory=list[str])
+    """Texts that end an answer."""
+
+
 class Turn(Noun):
     """An exchange, read: the same shape for every dialect. What could not be read is in `problems`."""
 
@@ -458,7 +477,11 @@ class Turn(Noun):
     stream: bool = False
     """True when the response came as events."""
     sampling: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Everything the request set besides messages, tools, model and stream."""
+    """Everything the agent's request set besides messages, tools, model and stream."""
+    effective: Sampling = Sampling()
+    """How the answer was sampled: what the engine was sent, and what it repeats."""
+    forced: str | None = None
+    """What made a grammar force tokens of the answer; None when nothing did."""
     messages: list[Message] = Field(default_factory=list[Message])
     """The conversation that was sent, system text first."""
     tools: list[Tool] = Field(default_factory=list[Tool])
@@ -506,10 +529,10 @@ class Change(Noun):
 
     cursor: int
     """Its place in the feed; ask for `since=cursor` to go on after it."""
-    kind: Literal["rollout", "attempt", "span", "resource", "release"]
+    kind: Literal["rollout", "attempt", "span", "resource", "release", "run"]
     """What changed."""
     name: str | None = None
-    """Set when kind is resource or release: which one."""
+    """Set when kind is resource, release or run: which one."""
     rollout: Rollout | None = None
     """Set when kind is rollout."""
     attempt: Attempt | None = None

@@ -31,6 +31,7 @@ PATH_HELP = {
     "wid": "Name of a worker.",
     "resource": "Name of a resource.",
     "release": "Name of a release.",
+    "run": "Id of a training run.",
     "upstream": "Name of an upstream of the configuration.",
     "sequence": "Number of a span within its attempt, from 1.",
 }

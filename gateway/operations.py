@@ -19,11 +19,14 @@ from gateway.context import Control
 from gateway.front import Front
 from gateway.openapi import Route
 from gateway.request import Request
+from gateway.work import Empty
 
 Ids = Mapping[str, str]
 """Ids of a path by their names there, checked."""
 Operation = Callable[[Control, Ids, Any], Awaitable[BaseModel]]
 
+_UNTYPED = ("", "application/octet-stream")
+"""Content types of those who say nothing about a body."""
 _HEADERS = "".join(f"{name}: {value}\r\n" for name, value in guard.JSON.items()).encode()
 
 
@@ -72,8 +75,11 @@ class Operations:
         try:
             if not trusted:
                 guard.check(headers, route.path, self._control.auth)
-            content_type = headers.get("Content-Type", "")
-            found = await operate(self._control, route, ids, content_type, request.body())
+            content_type, body = headers.get("Content-Type", ""), request.body()
+            if route.body is Empty and not body and content_type in _UNTYPED and "Origin" not in headers:
+                # Nothing to say, and no web page says it: a page's request names its origin.
+                content_type, body = "application/json", b"{}"
+            found = await operate(self._control, route, ids, content_type, body)
             head, body = b"HTTP/1.1 200 OK\r\n" + _HEADERS, found.model_dump_json().encode()
         except Exception as error:
             status, reason, more, body = guard.refusal(guard.classify(error, request.method, route.path))

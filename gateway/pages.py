@@ -49,6 +49,8 @@ MARKS: dict[str, tuple[tuple[type, ...], ...]] = {
     "rollouts": ((int,), (int, str, int)),
     "spans": ((str, int),),
     "recent": ((int,),),
+    "runs": ((int,),),
+    "run_events": ((int, int),),
 }
 """The shapes of mark that each list has."""
 

@@ -25,6 +25,7 @@ from gateway.implicit import Conversations
 from gateway.metrics import Metrics
 from gateway.recorder import Recorder
 from gateway.redact import Redactor
+from gateway.releases.rehearsals import Rehearsals
 from gateway.releases.shadow import Shadow
 from gateway.releases.switch import Switch
 from gateway.request import Request
@@ -47,6 +48,7 @@ class Proxy:
         control: ControlPlane,
         switch: Switch,
         shadow: Shadow,
+        rehearsals: Rehearsals,
         routes: Routes,
         epoch_ns: int,
     ) -> None:
@@ -66,6 +68,7 @@ class Proxy:
         self._control = control
         self.switch = switch
         self.shadow = shadow
+        self.rehearsals = rehearsals
         self.epoch_ns = epoch_ns
         self._routes = routes
 
@@ -104,10 +107,16 @@ class Proxy:
         else:
             front.linger()
 
-    def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None]:
-        """(upstreams to try in turn, model name to send instead)."""
-        model = call.dialect.model(call.body, call.path) if self._routes else None
-        return self._routes.of(model, family(call.dialect.name, call.dialect.family, request))
+    def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, bool]:
+        """(upstreams to try in turn, model name to send instead, whether the model is trained)."""
+        route = self._routes.find(call.dialect.model(call.body, call.path)) if self._routes else None
+        way = self._routes.along(route, family(call.dialect.name, call.dialect.family, request))
+        return *way, route is not None and route.train
+
+    def trains(self, model: str | None) -> bool:
+        """Whether a model that goes where its version says is trained."""
+        route = self._routes.find(model)
+        return route is not None and route.train
 
     def pool(self, name: str, model: str | None) -> Pool:
         """The upstream that serves a version of weights; raises `GatewayFault` when it is not configured any more."""

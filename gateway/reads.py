@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from aiohttp import web
 from pydantic import Field
 
+from gateway.bulk import Recorded, pack
 from gateway.context import CONTROL, Control
 from gateway.diagnosis import diagnose
-from gateway.dialects.reading import read_exchange
+from gateway.dialects.reading import plain_bodies, read_exchange
 from gateway.guard import ApiError, answer, id_of, query_of, sequence_of
 from gateway.model import Exchange, Noun, Rollout, Span, Worker
 from gateway.openapi import OCTETS
@@ -35,6 +37,8 @@ from gateway.query import Query, Target, parse
 from gateway.views import AttemptList, Diagnosis, ExchangeView, RolloutPage, SpanDetail, SpanPage
 from gateway.work import WorkerList
 
+BLOCK: Final = 1 << 20
+"""Bytes of calls that are read before they are sent."""
 SHOWN_NS: Final = 15 * 60 * 10**9
 """How long a worker that is not heard of is still listed."""
 
@@ -134,6 +138,32 @@ async def get_request_body(request: web.Request) -> web.Response:
 async def get_response_body(request: web.Request) -> web.Response:
     """The exact bytes of the response body as they were received, content encoding kept."""
     return _bytes(request, "response", _exchange(request).response_body)
+
+
+async def get_exchanges(request: web.Request) -> web.StreamResponse:
+    """The bytes of all calls of a rollout that are kept, content encodings removed, in their order. Of each call a
+    length (4 bytes, big endian) and a MessagePack array of attempt, sequence, request body and response body."""
+    records = _records(request.app[CONTROL].tape, _rollout(request).id)
+    response = web.StreamResponse(headers={"Content-Type": OCTETS})
+    await response.prepare(request)
+    while block := await asyncio.to_thread(_block, records):
+        await response.write(block)
+    return response
+
+
+def _records(tape: Tape, rollout: str) -> Iterator[bytes]:
+    for span in tape.spans(rollout):
+        exchange = tape.exchange(span) if span.kind == "llm" else None
+        if exchange is not None:
+            yield pack(Recorded(span.attempt, span.sequence, *plain_bodies(exchange)))
+
+
+def _block(records: Iterator[bytes]) -> bytes:
+    """The next megabyte or so; empty at the end."""
+    block = bytearray()
+    while len(block) < BLOCK and (record := next(records, b"")):
+        block += record
+    return bytes(block)
 
 
 async def get_queue(request: web.Request) -> web.Response:

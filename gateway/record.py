@@ -7,9 +7,11 @@ fails there costs the facts, never the bytes.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from gateway import trace
 from gateway.admission import Admitted
+from gateway.capture.asking import ATTRIBUTE as CAPTURED
 from gateway.codec import Body
 from gateway.dialects.base import Facts
 from gateway.dialects.reading import decode_body
@@ -35,8 +37,10 @@ class Record:
         "_redactor",
         "_size",
         "arm",
+        "attributes",
         "body",
         "call",
+        "captured",
         "encoding",
         "end_ns",
         "error",
@@ -84,6 +88,10 @@ class Record:
         self.arm: str | None = None
         self.texts: dict[str, str] = {}
         """SHA-256 of each prompt as the agent sent it."""
+        self.captured: tuple[str, ...] = ()
+        """Names of the fields of the body that the gateway has added."""
+        self.attributes: Mapping[str, str] = {}
+        """More attributes of its span."""
         self._size = 0
         self._limit = limit
         self._redactor = redactor
@@ -134,7 +142,11 @@ class Record:
         if entry is None:
             entry = self._entry = self._opened()
         entry.versions, entry.arm = self.versions or None, self.arm
-        entry.attributes = {PROMPTS: self.texts} if self.texts else None
+        entry.attributes = {
+            **self.attributes,
+            **({PROMPTS: self.texts} if self.texts else {}),
+            **({CAPTURED: list(self.captured)} if self.captured else {}),
+        } or None
         if final:
             self._close(entry)
         else:
@@ -166,7 +178,9 @@ class Record:
         entry.http_status, entry.stream = self.http_status, self.stream
         entry.upstream = None if self.pool is None else self.pool.name
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
-        entry.usage, entry.tool_calls, entry.choices = facts.usage, facts.tool_calls, facts.choices
+        # What the gateway itself has answered used up nothing here.
+        entry.usage = None if self.pool is None else facts.usage
+        entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
         entry.request_bytes = len(self.body)
         entry.response_bytes, entry.truncated = self.response_bytes, self.truncated
 

@@ -2,7 +2,8 @@
 (`gateway.control_plane`).
 
 A read is passed on in the callback that brought it, as it came. Only a client of HTTP/1.0 gets a chunked answer without
-its chunks. When the client is slow, its upstream is read no further.
+its chunks, and an answer that was asked for more than its client did is cleaned (`gateway.capture`). When the client is
+slow, its upstream is read no further.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from time import monotonic
 
+from gateway.capture.asking import Asked
+from gateway.capture.passing import Passing, passing
 from gateway.front import Front
 from gateway.heads import HOP, client_head
 from gateway.link import Link
@@ -20,8 +23,8 @@ from gateway.request import Request
 class Relay(ABC):
     """One request being served, and its answer."""
 
-    __slots__ = ("_unchunk", "_until_close", "connecting", "front", "head_only", "held", "link", "request", "started",
-                 "touched")  # fmt: skip
+    __slots__ = ("_changes", "_passing", "_unchunk", "_until_close", "asked", "connecting", "front", "head_only",
+                 "held", "link", "request", "started", "touched")  # fmt: skip
 
     def __init__(self, front: Front, request: Request) -> None:
         self.front = front
@@ -35,7 +38,10 @@ class Relay(ABC):
         """True once the answer's head was passed on."""
         self.touched = request.started
         """When the upstream was last heard of or written to; monotonic seconds."""
-        self._unchunk = self._until_close = False
+        self.asked: Asked | None = None
+        """What was asked for in the client's name."""
+        self._changes = self._unchunk = self._until_close = False
+        self._passing: Passing | None = None
 
     def send(self, link: Link, head: bytes, body: bytes) -> None:
         """Writes the request."""
@@ -78,17 +84,30 @@ class Relay(ABC):
     def begin_answer(self, link: Link, head: bytes, raw: bytes) -> bytes:
         """What the client gets of the answer's head, with the body bytes that came in the same read."""
         self.started = True
-        self._unchunk = self.request.http10 and link.chunked
+        self._changes = self._unchunk = self.request.http10 and link.chunked
         self._until_close = not link.ends_itself
         close = not self.request.keep_alive or self._until_close
         if close or link.hops or head[5:8] != b"1.1":
             drop = link.hops or HOP
             head = client_head(head, drop | {b"transfer-encoding"} if self._unchunk else drop, close)
+        if self.asked is not None:
+            self._passing = passing(self.asked, link, link.chunked and not self._unchunk)
+            if self._passing is not None:
+                self._changes = True
+                return self._passing.begin(link, head, raw)
         return head + self.continue_answer(link, raw)
 
     def continue_answer(self, link: Link, raw: bytes) -> bytes:
         """What the client gets of a read."""
-        return b"".join(link.pieces) if self._unchunk else raw
+        return self._changed(link, raw) if self._changes else raw
+
+    @property
+    def token_ids(self) -> bool:
+        """Whether the answer had token ids that were asked for in the client's name."""
+        return self._passing is not None and self._passing.cleaner.ids
+
+    def _changed(self, link: Link, raw: bytes) -> bytes:
+        return b"".join(link.pieces) if self._passing is None else self._passing.go_on(link, raw)
 
     def end_answer(self) -> None:
         """Everything was written: the connection's next request may come."""
@@ -113,6 +132,8 @@ class Relay(ABC):
 
     def break_off(self) -> None:
         """The answer cannot be completed, and the client must see it."""
+        if self._passing is not None and (held := self._passing.broken()):
+            self.front.transport.write(held)
         self.front.break_off(framed=not (self._until_close or self._unchunk))
 
     def hold(self) -> None:

@@ -182,7 +182,7 @@ def change(entry: Change) -> Text:
         s = entry.span
         return line.append_text(joined(f"{clean(s.rollout)}/{clean(s.attempt)}", span_line(s)))
     noun = entry.rollout or entry.attempt
-    name = f"{entry.attempt.rollout}/{entry.attempt.id}" if entry.attempt else noun.id if noun else ""
+    name = f"{entry.attempt.rollout}/{entry.attempt.id}" if entry.attempt else noun.id if noun else entry.name or ""
     return line.append_text(joined(clean(name), entry.kind, status(noun.status) if noun else ""))
 
 

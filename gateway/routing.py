@@ -25,9 +25,19 @@ class Routes:
         """False when the model makes no difference."""
         return bool(self._routes)
 
-    def of(self, model: str | None, family: str) -> tuple[list[Pool], str | None]:
-        """(upstreams to try in turn, model name to send instead). `family`: the API that is spoken."""
+    def find(self, model: str | None) -> Route | None:
+        """The route of a model."""
         for route in self._routes:
             if model is not None and route.matches(model):
-                return [self._pools[name] for name in route.upstream], route.alias
-        return [self._silent[family]], None
+                return route
+        return None
+
+    def of(self, model: str | None, family: str) -> tuple[list[Pool], str | None]:
+        """(upstreams to try in turn, model name to send instead). `family`: the API that is spoken."""
+        return self.along(self.find(model), family)
+
+    def along(self, route: Route | None, family: str) -> tuple[list[Pool], str | None]:
+        """The same, of a route that was found."""
+        if route is None:
+            return [self._silent[family]], None
+        return [self._pools[name] for name in route.upstream], route.alias

@@ -1,4 +1,7 @@
-"""Sums over the newest spans: what `/api/stats` answers. Counting runs in slices in a worker thread."""
+"""Sums over the newest spans: what `/api/stats` answers. Counting runs in slices in a worker thread.
+
+What was asked for to try a release is counted as spans and in no sum: neither agents nor their rewards are in it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from itertools import islice
 
 from gateway.model import Kind, Reward, RewardSource, Span, SpanStatus, Totals
 from gateway.pages import SLICE, Tape
+from gateway.releases.marks import own
 from gateway.views import ModelStats, RewardStats, Stats
 
 CALLS: tuple[Kind, ...] = ("llm", "tool")
@@ -32,6 +36,8 @@ class Tally:
         self.spans += 1
         self.since_ns = span.start_ns if self.since_ns is None else min(self.since_ns, span.start_ns)
         self.by_kind[span.kind] += 1
+        if own(span):
+            return
         self.by_status.update([span.status.value] if span.kind in CALLS else [])
         self.rewards += [Reward.of(span)] if span.kind == "reward" else []
         if span.kind == "llm" and span.duration_ns is not None:

@@ -162,11 +162,11 @@ class Stats(Noun):
     since_ns: int | None
     """Start of the earliest span counted; ns since the epoch."""
     totals: Totals
-    """Sums over the counted spans."""
+    """Sums over the counted spans. What was asked for to try a release is in none: replays, shadows, rehearsals."""
     by_model: dict[str, ModelStats]
     """The same for each model asked for."""
     by_status: dict[str, int]
-    """Counted calls by how they ended."""
+    """Counted calls of agents by how they ended."""
     by_kind: dict[Kind, int]
     """Counted spans by what happened."""
     rewards: RewardStats
@@ -185,6 +185,7 @@ Trouble = Literal[
     "unfinished",
     "gap",
     "mixed_versions",
+    "for_release",
     "no_generation",
     "error",
     "interrupted",
@@ -197,6 +198,8 @@ Trouble = Literal[
     "no_logprobs",
     "cut_off",
     "retokenised",
+    "forced",
+    "sampling",
 ]
 """Why something cannot be trained on, or is worth a look; `docs/doctor.md` explains each."""
 

@@ -66,11 +66,12 @@ async def claim(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnswer:
     token that the agent is to use; it is lost unless the worker is heard of within `lease_s`."""
     claimed = await control.desk.claim(asked)
     state, waiting = control.tape.queue_state()
-    claims = [_claim(control, one) for one in claimed]
+    claims = [handed(control, one) for one in claimed]
     return ClaimAnswer(claims=claims, queue=state, waiting=sum(waiting.values()))
 
 
-def _claim(control: Control, claimed: Claimed) -> Claim:
+def handed(control: Control, claimed: Claimed) -> Claim:
+    """What a worker is told of an attempt that was handed out."""
     rollout, attempt = claimed.rollout, claimed.attempt
     return Claim(
         rollout=rollout,

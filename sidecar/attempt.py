@@ -184,6 +184,9 @@ class Work:
     async def _rewards(self, outcome: Outcome) -> list[Judgement]:
         """What is to be kept with the end. Nothing that a judge does is a reason to lose an attempt."""
         found: list[Judgement] = []
+        if self._settings.release is not None:
+            # What a rehearsal comes to is said by the release.
+            return found
         try:
             found += printed(outcome.output, self._judge.named)
             if self._judge.named and self._status(outcome) == "succeeded":

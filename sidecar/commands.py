@@ -146,7 +146,7 @@ def run(
         )
         settings = Settings(
             gateway=gateway.rstrip("/"),
-            name=_name(name),
+            name=worker_name(name),
             key=os.environ.get("PENSTOCK_KEY"),
             agents=agents,
             judging=Judging(reward, reward_command, seconds("--reward-timeout", reward_timeout)),
@@ -158,7 +158,7 @@ def run(
             keep_output=size("--keep-output", keep_output),
             echo=echo,
         )
-        _check(settings, on)
+        check(settings, on)
         tally = _run(settings, on, Place(ray_address, ray_options, job_template, namespace))
     except (RunnerError, ClientError) as e:
         raise Failure(str(e), e.code if isinstance(e, RunnerError) else 1) from None
@@ -175,7 +175,7 @@ class Place:
     namespace: str | None
 
 
-def _name(given: str | None) -> str:
+def worker_name(given: str | None) -> str:
     """A worker's name is an id, and Ray's actors put a number behind it."""
     from gateway.model import ID_PATTERN
     from sidecar.settings import UsageError
@@ -200,7 +200,7 @@ def _modes(text: str | None) -> tuple[Mode, ...] | None:
     return tuple(cast("list[Mode]", found))
 
 
-def _check(settings: Settings, on: str) -> None:
+def check(settings: Settings, on: str) -> None:
     """What is wrong with the options is said before anything is claimed: a wrong command would use up the queue."""
     from sidecar.settings import UsageError
 
@@ -210,7 +210,7 @@ def _check(settings: Settings, on: str) -> None:
     if agents.preload and (agents.callable is None or on == "kubernetes"):
         raise UsageError("--preload imports the module of --callable, on this machine or with --on ray")
     if not (agents.command or agents.callable or agents.image or on == "kubernetes"):
-        raise UsageError("say what to run, after --: penstock run -- python my_agent.py")
+        raise UsageError("say what to run, after --, such as -- python my_agent.py")
     for option, value in (("--workers", settings.workers), ("--max", settings.most)):
         if value is not None and value < 1:
             raise UsageError(f"{option}: {value} is not a number from 1")
@@ -246,10 +246,10 @@ def _run(settings: Settings, on: str, place: Place) -> Tally:
     if on == "kubernetes":
         from sidecar import on_kubernetes
 
-        return asyncio.run(_here(settings, on_kubernetes.engine(settings, place.job_template, place.namespace)))
+        return asyncio.run(here(settings, on_kubernetes.engine(settings, place.job_template, place.namespace)))
     from sidecar.engine import Here
 
-    return asyncio.run(_here(settings, Here(settings)))
+    return asyncio.run(here(settings, Here(settings)))
 
 
 def _check_extra(on: str) -> None:
@@ -261,7 +261,8 @@ def _check_extra(on: str) -> None:
         raise UsageError(f"--on {on} needs more packages: pip install 'penstock[{on}]'")
 
 
-async def _here(settings: Settings, made: AbstractAsyncContextManager[Engine]) -> Tally:
+async def here(settings: Settings, made: AbstractAsyncContextManager[Engine]) -> Tally:
+    """A runner in this process, until it leaves."""
     from sidecar.progress import progress
     from sidecar.runner import Runner
     from sidecar.signals import heeding

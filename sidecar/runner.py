@@ -9,6 +9,7 @@ their attempts back.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from gateway.client import Client
 from gateway.work import Claim, ClaimAnswer, ClaimRequest
@@ -70,7 +71,7 @@ class Runner:
             _ = await asyncio.wait(self._works)
 
     async def _take(self, client: Client, heart: Heart) -> None:
-        while (count := await self._room()) > 0 and heart.queue != "draining":
+        while (count := await self._room()) > 0 and (self._settings.release or heart.queue != "draining"):
             answer = await unless(self._stopping, self._claim(client, count))
             for claim in [] if answer is None else answer.claims:
                 self._begin(claim, answer.waiting if answer else 0, client, heart)
@@ -98,7 +99,9 @@ class Runner:
             lease_s=self._settings.lease_s,
             modes=None if self._settings.modes is None else list(self._settings.modes),
         )
-        return await patiently(lambda: client.claim(asked), self._progress.away)
+        release = self._settings.release
+        ask = client.claim if release is None else partial(client.rehearse, release)
+        return await patiently(lambda: ask(asked), self._progress.away)
 
     async def _exhausted(self, client: Client) -> bool:
         """Whether nothing can be in the queue again by itself."""

@@ -92,6 +92,8 @@ class Settings:
     """Wait for more work when the queue is empty."""
     modes: tuple[Mode, ...] | None = None
     """What is taken from the queue; None is everything."""
+    release: str | None = None
+    """The release whose rehearsal is run; None is the queue."""
     lease_s: float = 30.0
     """How long an attempt stays the runner's when nothing is heard of it; s."""
     keep_output: int = 1 << 20

@@ -73,13 +73,22 @@ def _sink(file: IO[bytes], what: What, format: str) -> Sink:
 def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:
     if what == "rollouts":
         return client.rollouts(filter)
-    return client.recent(filter) if what == "spans" else _conversations(client, filter)
+    return _spans(client, filter) if what == "spans" else _conversations(client, filter)
+
+
+async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
+    """What agents did: what was asked for to try a release is no part of a data set or a bill."""
+    from gateway.releases.marks import own
+
+    async for head in client.recent(filter):
+        if not own(head):
+            yield head
 
 
 async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel]:
     """What was said in each call, a few calls at a time."""
     heads: list[Span] = []
-    async for head in client.recent(f"kind:llm {filter}"):
+    async for head in _spans(client, f"kind:llm {filter}"):
         heads.append(head)
         if len(heads) == PARALLEL:
             for made in await _read(client, heads):

@@ -1,4 +1,8 @@
-"""What `penstock prompts` works with: the system texts of recorded calls, and what the gateway recognises of them."""
+"""What `penstock prompts` works with: the system texts of recorded calls, and what the gateway recognises of them.
+
+Only what agents *send* is mined. What the tape has of a call is what went upstream: where a release has written another
+version into it, and where the gateway asked by itself, it says nothing of an agent's prompt.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from gateway.commands.common import PARALLEL
 from gateway.dialects import by_name
 from gateway.model import Span
 from gateway.prompts.induce import Proposal, Sample
-from gateway.prompts.recognise import Known, Recognised, Recogniser
+from gateway.prompts.recognise import Known, Recognised, Recogniser, sha256
+from gateway.record import PROMPTS
+from gateway.releases.marks import own
 from gateway.releases.model import PromptText, ResourceView, ToolText
 
 
@@ -45,21 +51,33 @@ class Slots(BaseModel):
     """Of the text."""
 
 
-async def samples(client: Client, heads: list[Span]) -> list[Sample]:
-    """The system texts of calls, read a few calls at a time."""
-    found: list[Sample] = []
+async def samples(client: Client, heads: list[Span]) -> tuple[list[Sample], int]:
+    """(the system texts of calls as agents sent them, calls that were left out), read a few calls at a time."""
+    found, left_out = list[Sample](), 0
     for at in range(0, len(heads), PARALLEL):
         for some in await asyncio.gather(*(_samples(client, head) for head in heads[at : at + PARALLEL])):
-            found += some
-    return found
+            found += some or []
+            left_out += some is None
+    return found, left_out
 
 
-async def _samples(client: Client, head: Span) -> list[Sample]:
+async def _samples(client: Client, head: Span) -> list[Sample] | None:
+    """None when its texts are not an agent's."""
+    if own(head):
+        return None
     if head.body is None:
         return []
     body, dialect = await client.request_body(head.rollout, head.attempt, head.sequence), by_name(head.dialect)
-    tools = frozenset(place.name for place in dialect.tool_texts(body) if place.name is not None)
-    return [Sample(place.text, head.agent, tools, head.rollout) for place in dialect.system_texts(body)]
+    system, tool = list(dialect.system_texts(body)), list(dialect.tool_texts(body))
+    if not _as_sent(head, {sha256(place.text) for place in (*system, *tool)}):
+        return None
+    tools = frozenset(place.name for place in tool if place.name is not None)
+    return [Sample(place.text, head.agent, tools, head.rollout) for place in system]
+
+
+def _as_sent(head: Span, there: set[str]) -> bool:
+    """Whether the texts that the gateway recognised went upstream as they came: their hashes are in its span."""
+    return there.issuperset((head.attributes or {}).get(PROMPTS, {}).values())
 
 
 def recogniser(resources: list[ResourceView]) -> Recogniser:

@@ -48,10 +48,12 @@ def discover(
     async def ask(client: Client) -> None:
         calls = [head async for head in client.recent(f"kind:llm {filter or ''}", limit)]
         # This computes for seconds; nothing else is to be done meanwhile.
-        proposals = propose(await mining.samples(client, calls))
+        samples, left_out = await mining.samples(client, calls)
+        proposals = propose(samples)
         known = mining.recogniser(await client.resources())
         found.extend((one, mining.registered(known, one)) for one in proposals)
-        show([mining.as_json(*it) for it in found], json, lambda: resource_pictures.proposals(found, len(calls)))
+        looked_at = len(calls) - left_out, left_out, len({one.rollout for one in samples})
+        show([mining.as_json(*it) for it in found], json, lambda: resource_pictures.proposals(found, *looked_at))
 
     with_client(gateway, ask)
     if register is not None:

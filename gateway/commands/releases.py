@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gateway.releases.model import Audience, Release
     from gateway.releases.policy import Policy
 
+Agent = Annotated[str, Parameter(allow_leading_hyphen=True)]
+Words = Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")]
 Only = Annotated[list[str] | None, Parameter(negative="")]
 Who = Annotated[str | None, Parameter(help="Who decides; the name you are logged in with if not given.")]
 Why = Annotated[str, Parameter(help="Why, in a sentence.")]
@@ -27,13 +29,17 @@ LISTS = {"agent": "agents", "model": "models", "mode": "modes"}
 def start(
     name: str,
     /,
-    *,
+    *command: Agent,
     candidate: str,
     policy: Path | None = None,
     only: Only = None,
     who: Who = None,
     why: Why = "",
     hold_split: Flag = False,
+    workers: int = 1,
+    arg: Words = None,
+    env: Words = None,
+    timeout: str | None = None,
     json: Json = False,
     gateway: Url = LOCAL,
 ) -> None:
@@ -43,6 +49,8 @@ def start(
     ----------
     name
         Name of the resource.
+    command
+        An agent and its arguments, after `--`: run for the rehearsal that the policy asks for.
     candidate
         The version to try.
     policy
@@ -51,11 +59,21 @@ def start(
         Whom it speaks to: agent=planner, model=m, mode=val or metadata.team=a; may be given several times.
     hold_split
         A plain experiment: it is never promoted.
+    workers
+        Agents at a time, where a command is given.
+    arg
+        An argument made of the task and put after the command, such as '{question}'; may be repeated.
+    env
+        NAME=VALUE, one more variable of agents; may be repeated.
+    timeout
+        Longest run of an agent, such as 90s or 10m.
     """
     from gateway.commands import release_pictures
     from gateway.releases.model import NewRelease
 
     rules = _policy(policy, hold_split)
+    if command and not rules.replay.closed_loop:
+        raise Failure("the policy rehearses nothing, so no agent is run: give one with [replay] closed_loop = 20", 2)
     new = made(NewRelease, candidate=candidate, only=_audience(only or []), policy=rules, author=person(who), why=why)
 
     async def ask(client: Client) -> None:
@@ -63,6 +81,11 @@ def start(
         show([release], json, lambda: release_pictures.started(release))
 
     with_client(gateway, ask)
+    if command:
+        # The runner is another package, and loaded only where agents are run.
+        from sidecar.rehearsing import rehearse
+
+        rehearse(name, *command, gateway=gateway, workers=workers, arg=arg, env=env, timeout=timeout)
 
 
 def list_releases(*, live: Flag = False, json: Json = False, gateway: Url = LOCAL) -> None:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gateway.prompts.induce import Proposal
+from gateway.prompts.induce import FEWEST, Proposal
 from gateway.prompts.recognise import Recognised
 from gateway.prompts.template import Template
 from gateway.releases.model import Resource, ResourceView
@@ -103,9 +103,14 @@ def _lines(version: Resource) -> list[str]:
     return [*rest, *said.splitlines(), *ends]
 
 
-def proposals(found: Sequence[tuple[Proposal, str | None]], calls: int) -> Group:
-    """Prompts that were found in so many calls, each with the resource that it is registered as."""
+def proposals(found: Sequence[tuple[Proposal, str | None]], calls: int, left_out: int, rollouts: int) -> Group:
+    """Prompts that were found in so many calls of so many rollouts, each with the resource that it is registered as."""
     pieces: list[RenderableType] = [Text(f"{counted(len(found), 'prompt')} in {counted(calls, 'call')}.")]
+    if left_out:
+        pieces.append(Text(f"{counted(left_out, 'call')} left out: the gateway wrote their text, or asked by itself."))
+    if not found:
+        shared = f"A prompt is what {FEWEST} rollouts share; these calls with a system text are of"
+        pieces.append(Text(f"{shared} {counted(rollouts, 'rollout')}."))
     for number, (one, known) in enumerate(found, 1):
         pieces += [Text(), *_proposal(number, one, known)]
     return Group(*pieces)

@@ -2,7 +2,8 @@
 
 What has changed is heard from the change feed. Rollouts are counted a moment after what they are counted by was
 committed, so a change is given that moment, and many changes are one look. Nothing is said of how far a stage before
-the canary has come, nor when a deadline passes: then it looks by itself.
+the canary has come, nor when a deadline passes: then it looks by itself. A gateway that is restarted is waited for:
+whoever watches wants to know how it ends.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rich.live import Live
 from gateway.commands import release_pictures
 from gateway.commands.checking import history
 from gateway.commands.common import Failure, console
+from gateway.connection import ClientError
 from gateway.exporting import whole_file
 from gateway.releases.model import ReleaseView
 from gateway.releases.page import page
@@ -65,7 +67,7 @@ async def look(client: Client, name: str, known: History = NOTHING, whole: bool 
 
 async def looks(client: Client, name: str, whole: bool) -> AsyncGenerator[Look]:
     """A release whenever it may have changed, until it ends."""
-    cursor, changed, known = (await client.stats(spans=0)).cursor, asyncio.Event(), NOTHING
+    cursor, changed, known, seen = (await client.stats(spans=0)).cursor, asyncio.Event(), NOTHING, False
 
     async def listen() -> None:
         async for _ in client.changes(cursor):
@@ -75,17 +77,25 @@ async def looks(client: Client, name: str, whole: bool) -> AsyncGenerator[Look]:
     try:
         while True:
             changed.clear()
-            found = await look(client, name, known, whole)
+            try:
+                found = await look(client, name, known, whole)
+            except ClientError as error:
+                if not seen or not error.passing:
+                    raise
+                await until_changed(listening, changed, PREPARING_S)
+                continue
+            seen = True
             yield found
             known = found.history if whole else NOTHING
             if not found.view.release.live:
                 return
-            await _until_changed(listening, changed, _patience(found.view))
+            await until_changed(listening, changed, _patience(found.view))
     finally:
         listening.cancel()
 
 
-async def _until_changed(listening: asyncio.Task[None], changed: asyncio.Event, seconds: float) -> None:
+async def until_changed(listening: asyncio.Task[None], changed: asyncio.Event, seconds: float) -> None:
+    """Waits for a change and what comes with it, or so long; raises what has ended the listening."""
     waiting = asyncio.ensure_future(changed.wait())
     try:
         await asyncio.wait([listening, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

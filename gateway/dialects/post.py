@@ -13,6 +13,7 @@ from typing import ClassVar
 from gateway.dialects.base import Facts
 from gateway.dialects.parts import fingerprint
 from gateway.dialects.places import Place, Quoted, located
+from gateway.dialects.sampling import forced, sampled
 from gateway.dialects.wire import Json, document, error_message, label, loads, obj, peek, text
 from gateway.model import Choice, Message, Tool, Turn, Usage
 
@@ -47,13 +48,16 @@ class Post(ABC):
         problems: list[str] = []
         asked = document(request, "request", problems)
         answer = self.answer(response, stream, problems)
+        said = self.sampling(asked)
         return Turn(
             dialect=self.name,
             model=text(asked.get("model")),
             model_served=text(answer.get(self.served)),
             response_id=text(answer.get(self.id)),
             stream=stream,
-            sampling=self.sampling(asked),
+            sampling=said,
+            effective=sampled(said, answer),
+            forced=forced(asked),
             messages=self.messages(asked, problems),
             tools=self.tools(asked),
             choices=self.choices(answer),

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import zstandard
 
+from gateway.capture.asking import original
 from gateway.dialects import by_name
 from gateway.model import Exchange, Span, Turn
 
@@ -35,6 +36,7 @@ def read_exchange(dialect_name: str, exchange: Exchange, span: Span) -> Turn:
     """An exchange as a Turn."""
     request, request_problem = decode_body(exchange.request_body, _encoding(exchange.request_headers))
     response, response_problem = decode_body(exchange.response_body, _encoding(exchange.response_headers))
+    request = original(dialect_name, request, span.attributes)
     turn = by_name(dialect_name).read(request, response, span.stream)
     turn.model = turn.model or span.model  # Some APIs name it in the path.
     turn.problems[:0] = [
@@ -58,6 +60,12 @@ def decode_body(body: bytes, content_encoding: str | None, limit: int = LIMIT) -
         if problem:
             return body, f"{name}: {problem}"
     return body, None
+
+
+def plain_bodies(exchange: Exchange) -> tuple[bytes, bytes]:
+    """Request and response without their content encodings, as far as these can be undone."""
+    request = decode_body(exchange.request_body, _encoding(exchange.request_headers))[0]
+    return request, decode_body(exchange.response_body, _encoding(exchange.response_headers))[0]
 
 
 def _encoding(headers: Iterable[tuple[str, str]]) -> str:

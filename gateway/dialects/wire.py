@@ -71,7 +71,9 @@ def _brackets(body: bytes | str) -> int:
 def _depth(value: Any) -> int:
     depth, layer = -1, [value]
     while layer:
-        layer = [inner for it in layer for inner in (obj(it).values() or arr(it))]
+        # Most are token ids, where there are any at all.
+        containers: list[Any] = [it for it in layer if isinstance(it, dict | list)]
+        layer = [inner for it in containers for inner in (obj(it).values() or arr(it))]
         depth += 1
     return depth
 

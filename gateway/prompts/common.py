@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gateway.prompts.align import aligned, tokens
-from gateway.prompts.recognise import match
+from gateway.prompts.scan import match
 from gateway.prompts.template import SHORTEST, Template
 
 Runs = list[tuple[int, int]]

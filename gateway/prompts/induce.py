@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from gateway.prompts.align import tokens
 from gateway.prompts.common import common
-from gateway.prompts.recognise import match
+from gateway.prompts.scan import match
 from gateway.prompts.template import Template
 
 Texts: TypeAlias = Counter[str]

@@ -59,11 +59,6 @@ class Template:
         """How much of it is literal text; characters."""
         return sum(map(len, self.anchors))
 
-    @cached_property
-    def mirrored(self) -> tuple[str, ...]:
-        """The inner anchors read backwards, last one first."""
-        return tuple(anchor[::-1] for anchor in reversed(self.anchors[1:-1]))
-
     def render(self, values: Mapping[str, str]) -> str:
         """The text with a value in each slot; TemplateError names those that are missing or have no slot."""
         if set(values) != set(self.slots):

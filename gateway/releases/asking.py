@@ -1,8 +1,8 @@
 """Requests of the gateway's own: sent once, read whole, and kept. Nothing is ever repeated.
 
 Every request becomes a span, as calls of agents do, but of a rollout of the release's own (`RELEASE-replay`,
-`RELEASE-shadow`, mode `test`) that has no rewards and takes part in no release. It has one attempt for each time that
-the stage is entered; what stands there was paid for, so that no restart doubles a budget.
+`RELEASE-rehearsal`, `RELEASE-shadow`, mode `test`) that has no rewards and takes part in no release. It has one attempt
+for each time that the stage is entered; what stands there was paid for, so that no restart doubles a budget.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Answer:
     seconds: float
     problem: str | None = None
     """Why it failed, for a person."""
+    reply: Reply | None = None
+    """What came back, as it came; None when nobody was asked."""
 
     @property
     def failed(self) -> bool:
@@ -70,9 +72,9 @@ class Asking:
     """Asks for one release, with a budget and few requests at a time; keeps what comes."""
 
     def __init__(self, means: Means, release: Release, stage: str, budget: int, concurrency: int) -> None:
-        """`stage`: what is asked for, `replay` or `shadow`; `budget`: requests at most."""
+        """`stage`: what is asked for, `replay`, `rehearsal` or `shadow`; `budget`: requests at most."""
         # A release's name may be as long as a rollout's; its number is at the end.
-        self.rollout = f"{release.id[-120:]}-{stage}"
+        self.rollout = f"{release.id[-118:]}-{stage}"
         self.attempt = f"a{release.revision}"
         self.spent = 0
         self.left = budget
@@ -113,7 +115,7 @@ class Asking:
                 self._means.recorder.put(_Made(entry))
                 raise
             await self._keep(entry)
-            return Answer(turn, seconds, problem)
+            return Answer(turn, seconds, problem, reply)
 
     def _opened(self, question: Question) -> Entry:
         entry = Entry(self.rollout, self.attempt, mode="test", start_ns=self._means.now_ns())

@@ -8,6 +8,7 @@ other, and a split that rises takes nobody from the candidate.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -40,8 +41,13 @@ def speaks_to(only: Audience, asker: Asker) -> bool:
         _among(asker.agent, only.agents)
         and _among(asker.model, only.models)
         and (not only.modes or asker.mode in only.modes)
-        and all(str(asker.metadata.get(key)) == value for key, value in only.metadata.items())
+        and all(key in asker.metadata and _text(asker.metadata[key]) == value for key, value in only.metadata.items())
     )
+
+
+def _text(value: Any) -> str:
+    """A value of the metadata as `--only` gives it: text, or JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _among(name: str, patterns: Sequence[str]) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from shlex import join
 from typing import Any, Final
 
 from gateway.releases.model import Entry, Release
+from gateway.releases.summary import audience_terms
 from gateway.store import Refused
 
 
@@ -23,6 +25,10 @@ def _advance(release: Release) -> Mapping[str, Any]:
 
 
 def _hold(release: Release) -> Mapping[str, Any]:
+    if release.stage == "held":
+        ways = "resume, promote, rollback or abort" if release.held_in == "canary" else "resume, rollback or abort"
+        message = f"release {release.id} is held already: {ways} it"
+        raise Refused("conflict", message, "release", release.id)
     return {"stage": "held", "held_in": release.stage}
 
 
@@ -33,9 +39,19 @@ def _resume(release: Release) -> Mapping[str, Any]:
 
 
 def _approve(release: Release) -> Mapping[str, Any]:
-    if release.stage != "canary":
-        raise Refused("conflict", f"release {release.id} is {release.stage}: there is nothing to approve", "release")
+    if release.waits != "approval":
+        message = f"release {release.id} ({release.stage}) does not wait for approval: there is nothing to approve"
+        raise Refused("conflict", message, "release", release.id)
     return {"waits": None}
+
+
+def _roll_back(release: Release) -> Mapping[str, Any]:
+    if release.stage == "promoted":
+        again = ["penstock", "release", "start", release.resource, "--candidate", release.stable]
+        again += [word for one in audience_terms(release.only) for word in ("--only", one)]
+        message = f"release {release.id} is promoted: {release.candidate} is stable; {join(again)} takes it back"
+        raise Refused("conflict", message, "release", release.id)
+    return ROLLED_BACK
 
 
 Update = Callable[[Release], Mapping[str, Any]]
@@ -49,7 +65,7 @@ DECIDED: Final[Mapping[str, Update]] = {
 """What changes of a release by each decision of the rules."""
 WANTED: Final[Mapping[str, Update]] = {
     "promote": lambda _: {"stage": "promoted", "split": 0.0, "waits": None, "held_in": None},
-    "rollback": lambda _: ROLLED_BACK,
+    "rollback": _roll_back,
     "abort": lambda _: {"stage": "aborted", "split": 0.0, "waits": None, "held_in": None},
     "hold": _hold,
     "resume": _resume,

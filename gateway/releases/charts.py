@@ -15,7 +15,7 @@ from itertools import count
 from gateway.render import clean
 
 WIDTH, HEIGHT = 720, 260
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 34
+LEFT, RIGHT, TOP, BOTTOM = 76, 14, 12, 34
 STYLES = 6
 """Ways to draw a line; more lines repeat them."""
 LOWEST = 1e-3
@@ -46,6 +46,8 @@ class Chart:
     lines: list[Line]
     x: str
     """What is along the bottom."""
+    y: str = ""
+    """What is along the side."""
     band: list[tuple[float, float, float]] = field(default_factory=list[tuple[float, float, float]])
     """(x, low, high) of an area."""
     limits: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
@@ -150,6 +152,9 @@ def _grid(chart: Chart, scale: _Scale) -> Iterator[str]:
         at = f'x="{scale.x(value):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="{anchor}"'
         yield f'<text class="tick" {at}>{text(chart.tick_x(value))}</text>'
     yield f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{text(chart.x)}</text>'
+    if chart.y:
+        at = f'transform="translate(12 {(TOP + HEIGHT - BOTTOM) / 2:g}) rotate(-90)" text-anchor="middle"'
+        yield f'<text class="tick" {at}>{text(chart.y)}</text>'
 
 
 def _band(chart: Chart, scale: _Scale) -> Iterator[str]:

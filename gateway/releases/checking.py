@@ -16,6 +16,7 @@ from gateway.releases.jobs import Progress, Report
 from gateway.releases.model import Release, Resource, Stable
 from gateway.releases.serving import Engine, ServingError
 from gateway.releases.weights import ModelVersion
+from gateway.render import counted
 
 Find = Callable[[str], tuple[Stable, list[Resource]] | None]
 WARM = 4
@@ -85,5 +86,7 @@ def text_report(stable: Template, candidate: Template) -> Report:
     if not text.strip():
         return Report(False, "it is empty", evidence)
     return Report(
-        True, f"it keeps its {len(candidate.slots)} slots and renders; {before} characters become {after}", evidence
+        True,
+        f"it keeps its {counted(len(candidate.slots), 'slot')} and renders; {before} characters become {after}",
+        evidence,
     )

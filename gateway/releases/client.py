@@ -24,6 +24,7 @@ from gateway.releases.model import (
     ResourceView,
     Seen,
 )
+from gateway.work import ClaimAnswer, ClaimRequest
 
 PAGE = 5000
 
@@ -59,6 +60,10 @@ class ReleaseClient(Connection):
     async def decide(self, name: str, action: str, said: Decision) -> Release:
         """Promotes, rolls back (`rollback`), aborts, holds, resumes or approves a release."""
         return await self.post(f"/api/releases/{quote(name, safe='')}/{action}", Release, said)
+
+    async def rehearse(self, name: str, asked: ClaimRequest) -> ClaimAnswer:
+        """Takes runs of a release's rehearsal."""
+        return await self.post(f"/api/releases/{quote(name, safe='')}/rehearse", ClaimAnswer, asked)
 
     async def audit(self, name: str) -> list[Entry]:
         """Its chain, oldest first."""

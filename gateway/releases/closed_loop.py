@@ -5,8 +5,9 @@ canonical JSON, and the how-manieth of its kind it is (a second look at a seat m
 recorded agent did not make has no result: that is a *miss*, and from there on the run has *diverged*. What a tool would
 have said then nobody knows, so nothing is made up; whoever runs the agent ends it there and counts it.
 
-Results are taken from the requests: an agent sends with every call what its tools have returned so far. Ids of calls
-are matched in their order, since real agents use one several times.
+Results are taken from the requests: an agent sends with every call what its tools have returned so far, or names the
+response that it goes on from, where the provider keeps conversations. Ids of calls are matched in their order, since
+real agents use one several times.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ class Cassette:
         """The results in a rollout's exchanges, in their order. Each agent's conversation is told again in its every
         request: a call counts once, by its id; where a dialect has no ids, by its place."""
         conversations: list[list[Message]] = []
+        kept: dict[str, list[Message]] = {}
         for turn in turns:
             messages = [message for message in turn.messages if message.role not in ("system", "developer")]
+            messages = kept.get(str(turn.sampling.get("previous_response_id")), []) + messages
             _follow(conversations, messages)
+            if turn.response_id is not None and turn.choices:
+                kept[turn.response_id] = [*messages, turn.choices[0].message]
         calls = [call for conversation in conversations for call in _answered(conversation)]
         results: dict[Key, list[Part]] = defaultdict(list)
         for key, result in calls:
@@ -70,6 +75,15 @@ class Cassette:
             return recorded[occurrence - 1]
         self.misses.append(Miss(*key, occurrence))
         return None
+
+    def take_back(self, calls: Iterable[tuple[str, str]]) -> None:
+        """Calls that were answered for nothing: what they were for failed, and will be asked for again."""
+        for tool, arguments in calls:
+            self._played[tool, canonical(arguments)] -= 1
+
+    def again(self) -> Cassette:
+        """The same from its beginning."""
+        return Cassette(self.results, self.unanswered)
 
     @property
     def diverged(self) -> bool:

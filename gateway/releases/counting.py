@@ -17,9 +17,10 @@ from gateway.feed import Feed
 from gateway.recorder import Recorder
 from gateway.releases.changes import DECIDED, entry
 from gateway.releases.decision import Canary
+from gateway.releases.evidence import Evidence
 from gateway.releases.model import GATEWAY, Assignment, Release, Seen
 from gateway.releases.outcomes import deadline, look, observation
-from gateway.releases.trail import Decided, decided, walk
+from gateway.releases.trail import Decided, decided, no_evidence, walk, weigh
 from gateway.store import Store, Work
 
 BATCH: Final = 64
@@ -66,14 +67,26 @@ class Counting:
 
     def walked(self, release: Release) -> tuple[Canary, Decided | None]:
         """The canary as the tape has it, and the decision that follows from it and was not made yet."""
-        canary = Canary(release.policy, release.margin)
-        audit, assigned, seen = self._tape.audit(release.id), list[Assignment](), list[Seen]()
+        canary, audit, (assigned, seen) = (
+            Canary(release.policy, release.margin),
+            self._tape.audit(release.id),
+            self._read(release),
+        )
+        made = sum(entry.who == GATEWAY and entry.assignment is not None for entry in audit)
+        return canary, next(islice(walk(canary, assigned, seen, audit), made, None), None)
+
+    def evidence(self, release: Release) -> Evidence:
+        """All that was counted."""
+        return weigh(no_evidence(release), zip(*self._read(release), strict=False))
+
+    def _read(self, release: Release) -> tuple[list[Assignment], list[Seen]]:
+        """What was assigned and counted, as far as this release knows."""
+        assigned, seen = list[Assignment](), list[Seen]()
         while len(seen) < release.counted:
             page = self._tape.assignments(release.id, len(seen))
             assigned += page[0]
             seen += page[1]
-        made = sum(entry.who == GATEWAY and entry.assignment is not None for entry in audit)
-        return canary, next(islice(walk(canary, assigned, seen[: release.counted], audit), made, None), None)
+        return assigned, seen[: release.counted]
 
     def _count(self, release: Release, canary: Canary) -> tuple[list[Seen], Decided | None, int | None]:
         """(what is seen of the next assignments, the decision after the last of them, when the next one is due)."""

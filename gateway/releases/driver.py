@@ -35,9 +35,10 @@ from gateway.releases.model import (
     Stage,
 )
 from gateway.releases.outcomes import baseline, is_hard
+from gateway.releases.rehearsals import Rehearsals
 from gateway.releases.stages import NEXT
 from gateway.releases.switch import Switch
-from gateway.releases.trail import OUT_OF_TURN
+from gateway.releases.trail import OUT_OF_TURN, circumstances, weigh
 from gateway.releases.weights import ModelVersion
 from gateway.store import Refused, Store, TapeError, Work
 
@@ -70,11 +71,13 @@ class Driver:
         feed: Feed,
         now_ns: Callable[[], int],
         jobs: Jobs,
+        rehearsals: Rehearsals,
         upstreams: Collection[str],
         changed: Callable[[], None],
     ) -> None:
         """`upstreams`: names of those that are configured; `changed` is told of every change."""
         self.tape = tape
+        self.rehearsals = rehearsals
         self._recorder = recorder
         self._switch = switch
         self._news = asyncio.Event()
@@ -118,6 +121,7 @@ class Driver:
         finally:
             news, self._news = self._news, asyncio.Event()
             news.set()
+            self.rehearsals.changed()
             self._tell()
 
     # -- what people do ----------------------------------------------------------------------------------------------
@@ -163,13 +167,19 @@ class Driver:
 
     async def decide(self, name: str, action: str, said: Decision) -> Release:
         """Does what a person wants; raises `Refused`."""
-        release = self.tape.release(name)
-        if release is None:
-            raise Refused("not_found", f"there is no release {name!r}; GET /api/releases lists them", "release", name)
-        update = WANTED[action](release)
-        link = entry(action, said.who or "api", said.why or f"a person said {action}", release.counted)
-        now = self._now_ns()
-        made = await self._do(lambda work: work.releases.change(name, release.revision, update, link, now))
+        now, known = self._now_ns(), self.tape.release(name)
+        evidence = None if known is None else await asyncio.to_thread(self._counting.evidence, known)
+
+        def operation(work: Work) -> Release:
+            # As it is in this very transaction: a person has decided whatever the rules did meanwhile.
+            release = work.releases.stored(name)
+            link = entry(action, said.who or "api", said.why or f"a person said {action}", release.counted)
+            if evidence is not None and release.assigned:
+                weigh(evidence, work.releases.outcomes(release, evidence.number))
+                link.evidence = circumstances(evidence, release.split)
+            return work.releases.change(name, None, WANTED[action](release), link, now)
+
+        made = await self._do(operation)
         self._drive(name)
         return made
 
@@ -215,7 +225,9 @@ class Driver:
         if driven is not None and driven.progress is not None:
             view.doing, view.done, view.total = driven.progress.doing, driven.progress.done, driven.progress.total
         if oldest := self.tape.assignments(release.id, release.counted, 1)[0]:
-            view.oldest_ns = oldest[0].assigned_ns
+            view.oldest, view.oldest_ns = oldest[0].rollout, oldest[0].assigned_ns
+        if (stage := canary.evidence.stages.get(release.policy.stages[release.step].name)) is not None:
+            view.rewarded = stage.outcomes[1]
         return view
 
     # -- one release -------------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ from gateway.releases.model import (
     ResourceList,
     ResourceView,
 )
+from gateway.work import ClaimAnswer, ClaimRequest
+from gateway.writes import handed
 
 
 class ReleasesQuery(Noun):
@@ -62,6 +64,15 @@ async def start_release(control: Control, ids: Ids, asked: NewRelease) -> Releas
         return await control.releases.begin(ids["resource"], asked)
     except ConfigError as error:
         raise ApiError(400, f"policy: {error}", "policy") from None
+
+
+async def rehearse(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnswer:
+    """Take runs of a release's rehearsal: recorded tasks that the agent does again. Its calls go to the address of the
+    claim, where its tools are played. A run is kept by heartbeats and finished like work from the queue. When there is
+    nothing to do yet the answer waits up to `wait_s`; `queue` is `draining` when there will be nothing more."""
+    claimed, more, waiting = await control.releases.rehearsals.claim(ids["release"], asked, control.desk)
+    claims = [handed(control, one) for one in claimed]
+    return ClaimAnswer(claims=claims, queue="open" if more else "draining", waiting=waiting)
 
 
 def decision(action: str) -> Callable[[Control, Ids, Decision], Awaitable[Release]]:
@@ -98,7 +109,8 @@ async def get_resource(request: web.Request) -> web.Response:
     control, name = request.app[CONTROL], id_of(request, "resource")
     found = {one.name: one for one in await asyncio.to_thread(_resources, control)}
     if name not in found:
-        raise ApiError(404, f"there is no resource {name!r}; GET /api/resources lists them", "resource", name)
+        message = f"there is no resource {name!r}; `penstock resource list` or GET /api/resources lists them"
+        raise ApiError(404, message, "resource", name)
     return answer(found[name])
 
 
@@ -188,6 +200,10 @@ ROUTES: tuple[Route, ...] = (
             Release, decision(action), body=Decision, errors=(409, 415),
         )
         for action in DECISIONS
+    ),
+    Route(
+        "POST", f"{_RELEASE}/rehearse", "rehearse", "Take runs of a rehearsal",
+        ClaimAnswer, rehearse, body=ClaimRequest, errors=(409, 415),
     ),
     Route("GET", "/api/rollouts/{rid}/pins", "pins", "What a rollout was given", PinList, get_pins),
 )  # fmt: skip

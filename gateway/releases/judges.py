@@ -21,7 +21,8 @@ from gateway.dialects import by_name
 from gateway.model import Turn
 from gateway.releases.agreement import exact, judge_prompts, judged
 from gateway.releases.asking import Asking
-from gateway.releases.questions import JUDGE, LEG, Question
+from gateway.releases.marks import LEG
+from gateway.releases.questions import JUDGE, Question
 from gateway.request import Request
 from gateway.routing import Routes
 

@@ -408,10 +408,14 @@ class ReleaseView(Noun):
     """Confidence sequence of candidate less stable, in goodness; for display."""
     waiting: int = 0
     """Assigned rollouts whose outcome is awaited."""
+    oldest: Id | None = None
+    """The oldest of them."""
     oldest_ns: int | None = None
-    """When the oldest of them was assigned."""
+    """When it was assigned."""
+    rewarded: int = 0
+    """Counted rollouts with a reward on the candidate, of the stage of the canary that it is in."""
     doing: str | None = None
-    """What is under way before the canary: `check`, `replay` or `shadow`."""
+    """What is under way before the canary: `check`, `replay`, `rehearsal` or `shadow`."""
     done: int = 0
     """How much of that is done."""
     total: int = 0

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from gateway.lifecycle import FINAL
 from gateway.model import Attempt, Reward, Rollout, RolloutStatus, Span
 from gateway.releases.evidence import Observation
+from gateway.releases.marks import own
 from gateway.releases.model import Assignment, Pin, Release, Seen
 from gateway.releases.policy import Policy
 
@@ -95,7 +96,7 @@ def _judge(policy: Policy, rewards: Iterable[tuple[Span, Reward]], seen: Seen) -
 
 def baseline(tape: Tape, rollouts: Iterable[Rollout], policy: Policy, resource: str, version: str) -> float | None:
     """Mean goodness of the rewards of rollouts that were given this version, or, where none was given any, of all: the
-    resource is new. None without rewards."""
+    resource is new. Runs of rehearsals are no rollouts of anybody's. None without rewards."""
     given, others = list[float](), list[float]()
     for rollout in rollouts:
         value = _goodness(tape, policy, rollout)
@@ -110,7 +111,7 @@ def baseline(tape: Tape, rollouts: Iterable[Rollout], policy: Policy, resource: 
 
 def _goodness(tape: Tape, policy: Policy, rollout: Rollout) -> float | None:
     seen = Seen(number=0, rollout=rollout.id, seen_ns=0)
-    rewards = [(span, Reward.of(span)) for span in tape.spans(rollout.id) if span.kind == "reward"]
+    rewards = [(span, Reward.of(span)) for span in tape.spans(rollout.id) if span.kind == "reward" and not own(span)]
     _judge(policy, rewards, seen)
     return seen.reward
 

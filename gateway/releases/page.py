@@ -1,8 +1,9 @@
 """A release as one page of HTML: what it does, what it was decided from, and why it is where it is. Pure.
 
 The page stands by itself: no script, nothing is loaded from elsewhere, and its own policy forbids that. It follows
-light and dark, is read without seeing it (titles, descriptions, and a table for each chart), and every text of a
-stranger is escaped. Its series are worked out again from the observations (`gateway.releases.series`).
+light and dark, in the colours of Okabe and Ito, is read without seeing it (titles, descriptions, and a table for each
+chart), and every text of a stranger is escaped. Its series are worked out again from the observations
+(`gateway.releases.series`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from gateway.render import duration, moment
 ROWS = 24
 """Rows of a chart's table."""
 STYLE = """
-:root { color-scheme: light dark; --text: #1b1b1f; --dim: #5b5b66; --back: #fdfdfd; --rule: #d9d9e0; --band: #0a5fb41f;
-  --c0: #5b5b66; --c1: #0a5fb4; --c2: #a63d00; --c3: #1f7a3a; --c4: #7a2f9a; --c5: #8a6d00; --limit: #b3261e; }
+:root { color-scheme: light dark; --text: #1b1b1f; --dim: #5b5b66; --back: #fdfdfd; --rule: #d9d9e0; --band: #0072b21f;
+  --c0: #5b5b66; --c1: #0072b2; --c2: #d55e00; --c3: #009e73; --c4: #cc79a7; --c5: #e69f00; --limit: #b3261e; }
 @media (prefers-color-scheme: dark) { :root { --text: #e7e7ec; --dim: #a2a2ae; --back: #16161a; --rule: #34343c;
-  --band: #6cb4ff2b; --c0: #b4b4c0; --c1: #6cb4ff; --c2: #ff9d66; --c3: #6fd08c; --c4: #d3a1ee; --c5: #e6c95c;
+  --band: #56b4e92b; --c0: #b4b4c0; --c1: #56b4e9; --c2: #e69f00; --c3: #009e73; --c4: #cc79a7; --c5: #f0e442;
   --limit: #ff8a80; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 60rem;
   margin: 0 auto; padding: 1.5rem; }
@@ -41,7 +42,7 @@ svg { width: 100%; height: auto; } svg.key { width: 34px; height: 10px; margin-r
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; } .s0 { stroke: var(--c0); }
 .s1 { stroke: var(--c1); stroke-dasharray: 9 4; } .s2 { stroke: var(--c2); stroke-dasharray: 2 5; }
 .s3 { stroke: var(--c3); stroke-dasharray: 12 4 2 4; } .s4 { stroke: var(--c4); stroke-dasharray: 5 5; }
-.s5 { stroke: var(--c5); stroke-dasharray: 1 3; } ol.chain > li { margin: .6rem 0; overflow-wrap: anywhere; }
+.s5 { stroke: var(--c5); stroke-dasharray: 14 3 2 3 2 3; } ol.chain > li { margin: .6rem 0; overflow-wrap: anywhere; }
 pre { white-space: pre-wrap; } summary { cursor: pointer; color: var(--dim); }
 """
 MARKS = {"done": "✓ ", "skipped": "– ", "failed": "✗ ", "now": "▶ ", "ahead": ""}
@@ -52,17 +53,21 @@ def page(view: ReleaseView, history: History, now_ns: int) -> str:
     release, points = view.release, series(view.release, history)
     if points:
         view = view.model_copy(update={"figures": points[-1].figures, "interval": points[-1].interval})
-    name = text(release.id)
     body = [*_head(view, history, now_ns), *_arms(view, history)]
     for number, chart in enumerate(charts(view, history, points, now_ns)):
-        body.append(_figure(chart, f"chart{number}"))
+        body.append(figure(chart, f"chart{number}"))
     body += _evidence(view, points)
     body += _chain(history.audit)
+    return document(f"{release.id}: {stage_name(release.stage)}", body)
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A page of this style that stands by itself; `body` is HTML, the title is not."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{name}: {text(stage_name(release.stage))}</title>\n<style>{STYLE}</style></head>\n<body>\n"
+        f"<title>{text(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
         + "\n".join(body)
         + "\n</body></html>\n"
     )
@@ -94,22 +99,23 @@ def _arms(view: ReleaseView, history: History) -> Iterator[str]:
     rest = [one.arm for one in history.assigned[len(history.seen) :]]
     rows = list(arms(release, view.figures, (rest.count("stable"), rest.count("candidate"))))
     heads = ("", f"stable {release.stable}", f"candidate {release.candidate}")
-    yield "<h2>Arms</h2>" + _table("Figures by arm", heads, rows)
+    yield "<h2>Arms</h2>" + table("Figures by arm", heads, rows)
     if (shown := difference(view)) is not None:
         yield f"<p>Candidate less stable: {text(shown)}. It is for display; decisions are made from the e-values.</p>"
     if left := left_out(release, view.figures):
         yield f"<p>{left:,} rollouts are left out of all figures: they have seen both versions, or were cancelled.</p>"
 
 
-def _figure(chart: Chart, name: str) -> str:
+def figure(chart: Chart, name: str) -> str:
+    """A chart with its title, its legend and its numbers; `name` makes its ids unique on the page."""
     rows = sorted({x for line in chart.lines for x, _ in line.points})
     rows = [x for at, x in enumerate(rows) if at % max(1, -(-len(rows) // ROWS)) == 0 or at == len(rows) - 1]
     columns = [dict(line.points) for line in chart.lines]
     cells = [[chart.tick_x(x), *(f"{column[x]:.4g}" if x in column else "" for column in columns)] for x in rows]
-    table = _table(chart.title, [chart.x, *(line.name for line in chart.lines)], cells)
+    numbers = table(chart.title, [chart.x, *(line.name for line in chart.lines)], cells)
     return (
         f"<figure><figcaption><h2>{text(chart.title)}</h2><p>{text(chart.description)}</p>{legend(chart)}</figcaption>"
-        f"{svg(chart, name)}<details><summary>{text(chart.title)} as a table</summary>{table}</details></figure>"
+        f"{svg(chart, name)}<details><summary>{text(chart.title)} as a table</summary>{numbers}</details></figure>"
     )
 
 
@@ -119,10 +125,11 @@ def _evidence(view: ReleaseView, points: Sequence[Point]) -> Iterator[str]:
             (one.name, f"{one.value:.4g}", f"{one.limit:g}", "reached" if one.crossed else "", one.follows)
             for one in measures(view.release, view.figures)
         ]
-        yield "<h2>Limits</h2>" + _table("e-values against their limits", ("", "e-value", "limit", "", "then"), rows)
+        yield "<h2>Limits</h2>" + table("e-values against their limits", ("", "e-value", "limit", "", "then"), rows)
 
 
-def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows of texts as HTML; the first of each names it."""
     head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in heads)
     lines = (
         f'<tr><th scope="row">{text(row[0])}</th>{"".join(f"<td>{text(cell)}</td>" for cell in row[1:])}</tr>'

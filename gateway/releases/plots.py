@@ -31,7 +31,7 @@ def _traffic(view: ReleaseView, history: History, now_ns: int) -> Chart:
     within_a_day = not splits or splits[-1][0] - splits[0][0] < 86_400e9
     cut = slice(11, 19) if within_a_day else slice(5, 16)
     return Chart(
-        "Traffic", f"Share of new rollouts on the candidate over time. {now}.", [line], "UTC",
+        "Traffic", f"Share of new rollouts on the candidate over time. {now}.", [line], "UTC", "new rollouts on it",
         bounds=(0, 100), tick_x=lambda x: moment(int(x))[cut], tick_y="{:g} %".format,
     )  # fmt: skip
 
@@ -39,7 +39,13 @@ def _traffic(view: ReleaseView, history: History, now_ns: int) -> Chart:
 def _rewards(points: Sequence[Point]) -> Chart:
     lines = [Line(arm, _values(points, f"{arm}.reward"), style) for style, arm in enumerate(ARMS)]
     means = ", ".join(f"{line.name} {line.points[-1][1]:.3f}" for line in lines if line.points)
-    return Chart("Reward", f"Mean reward of each arm, from 0 to 1. Now: {means or 'none'}.", lines, "counted rollouts")
+    return Chart(
+        "Reward",
+        f"Mean reward of each arm, from 0 to 1. Now: {means or 'none'}.",
+        lines,
+        "counted rollouts",
+        "mean reward",
+    )
 
 
 def _difference(view: ReleaseView, points: Sequence[Point]) -> Chart:
@@ -51,7 +57,7 @@ def _difference(view: ReleaseView, points: Sequence[Point]) -> Chart:
     said = difference(view) or "not known yet"
     return Chart(
         "Difference", f"Candidate less stable with its 95 % confidence sequence. Now: {said}.", [line],
-        "counted rollouts", band=band, limits=limits,
+        "counted rollouts", "difference of mean reward", band=band, limits=limits,
     )  # fmt: skip
 
 
@@ -63,7 +69,13 @@ def _e_values(view: ReleaseView, points: Sequence[Point]) -> Chart:
     ]
     said = ", ".join(f"{one.name} {one.value:.3g} of {one.limit:g}" for one in (harm, better))
     return Chart(
-        "Evidence", f"e-values of the reward. Now: {said}.", lines, "counted rollouts", limits=limits, log=True
+        "Evidence",
+        f"e-values of the reward. Now: {said}.",
+        lines,
+        "counted rollouts",
+        "e-value",
+        limits=limits,
+        log=True,
     )
 
 
@@ -76,7 +88,7 @@ def _guards(view: ReleaseView, points: Sequence[Point]) -> Chart:
     limits = {one.limit: sorted({it.follows for it in found if it.limit == one.limit}) for one in found}
     said = ", ".join(f"{one.name} {one.value:.3g} of {one.limit:g}" for one in found)
     return Chart(
-        "Guardrails", f"e-values of the guards and of the split. Now: {said}.", lines, "counted rollouts",
+        "Guardrails", f"e-values of the guards and of the split. Now: {said}.", lines, "counted rollouts", "e-value",
         limits=[(f"{' or '.join(follows)} at {limit:g}", limit) for limit, follows in limits.items()], log=True,
     )  # fmt: skip
 

@@ -13,9 +13,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from gateway.config import ConfigError, Section, unknown_key
 from gateway.model import LONGEST_S
 from gateway.releases.evidence import MISSING
+from gateway.strict import ConfigError, Section, unknown_key
 
 MOST_ALPHA = 0.05
 """What the error probabilities of reward and guards may add up to."""
@@ -107,6 +107,10 @@ class Replay(Section):
     """How much lower than the incumbent's own the candidate's agreement may be, 0 to below 1."""
     alpha: float = Field(default=0.05, gt=0, le=0.2)
     """Probability of passing a candidate that is worse by the margin, above 0 to 0.2."""
+    closed_loop: int = Field(default=0, ge=0, le=10_000)
+    """Recorded rollouts to rehearse with the agent itself and recorded tool results, 0 to 10,000; 0 is none."""
+    steps: int = Field(default=100, ge=1, le=100_000)
+    """Requests to models in one rehearsed run at most, 1 to 100,000."""
 
 
 class Shadow(Section):

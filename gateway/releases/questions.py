@@ -2,7 +2,7 @@
 
 The agent's tools are never run, whatever an answer calls. A request that would make the *provider* run something, or
 change a conversation that it keeps, is not asked again (`unrepeatable`). Its span says which call it repeats
-(`penstock.replay_of`, `penstock.shadow_of`: ROLLOUT/ATTEMPT#SEQUENCE) and for whom (`penstock.leg`).
+(`gateway.releases.marks`: ROLLOUT/ATTEMPT#SEQUENCE, of a rehearsal ROLLOUT/ATTEMPT) and for whom.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Final
 from gateway.address import ADDRESS_HEADERS
 from gateway.dialects.base import Dialect
 from gateway.dialects.wire import loads, obj, objs, text
-from gateway.model import Span
 from gateway.prompts.rewriting import Findings
 from gateway.releases.switch import Catalog, Weights
 from gateway.request import Request
 from gateway.upstream import Pool
 
-REPLAY_OF, SHADOW_OF, LEG = "penstock.replay_of", "penstock.shadow_of", "penstock.leg"
+RUN = "penstock.rehearsal"
+"""Attribute of a request that was made for an agent in rehearsal: its ROLLOUT/ATTEMPT."""
 CANDIDATE, INCUMBENT, JUDGE = "candidate", "incumbent", "judge"
 DROPPED: Final = ADDRESS_HEADERS | {
     b"content-length",
@@ -61,11 +61,6 @@ def headers(question: Question) -> list[tuple[bytes, bytes]]:
     lines = [line.partition(b": ")[::2] for line in head.split(b"\r\n")[1:] if line]
     kept = [(name, value) for name, value in lines if name.lower() not in DROPPED]
     return [*kept, (b"Accept-Encoding", b"identity")]
-
-
-def own(span: Span) -> bool:
-    """Whether a span was asked by the gateway itself."""
-    return bool(span.attributes) and not {REPLAY_OF, SHADOW_OF}.isdisjoint(span.attributes)
 
 
 def place(rollout: str, attempt: str, sequence: int) -> str:

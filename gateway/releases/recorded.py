@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+from gateway.capture.asking import original
 from gateway.dialects import by_name
 from gateway.dialects.base import Dialect
 from gateway.dialects.reading import read_exchange
@@ -27,18 +28,9 @@ from gateway.redact import MASK
 from gateway.releases.agreement import action
 from gateway.releases.asking import Means
 from gateway.releases.assignment import Asker, speaks_to
+from gateway.releases.marks import LEG, REPLAY_OF, own
 from gateway.releases.model import Release, ToolText
-from gateway.releases.questions import (
-    ANSWERING,
-    LEG,
-    REPLAY_OF,
-    Question,
-    own,
-    place,
-    rewritten,
-    unmasked,
-    unrepeatable,
-)
+from gateway.releases.questions import ANSWERING, Question, place, rewritten, unmasked, unrepeatable
 from gateway.releases.weights import ModelVersion
 from gateway.request import Request
 from gateway.upstream import Pool
@@ -114,7 +106,7 @@ class Recordings:
 
     def _calls(self, rollout: Rollout, rng: random.Random, passed_over: Counter[str]) -> Iterator[Span]:
         """The calls of a rollout that qualify, in a random order."""
-        spans = [span for span in self._tape.spans(rollout.id) if self._may(span, rollout)]
+        spans = [span for span in self._tape.spans(rollout.id) if self.may(span, rollout)]
         rng.shuffle(spans)
         for span in spans[:TRIES]:
             found = self.open(span)
@@ -123,8 +115,8 @@ class Recordings:
             elif found:
                 passed_over[found] += 1
 
-    def _may(self, span: Span, rollout: Rollout) -> bool:
-        """As far as its head tells."""
+    def may(self, span: Span, rollout: Rollout) -> bool:
+        """Whether a call qualifies, as far as its head tells."""
         release, versions = self._release, span.versions or {}
         if span.kind != "llm" or span.status != SpanStatus.OK or not span.choices or span.dialect not in ANSWERING:
             return False
@@ -143,6 +135,8 @@ class Recordings:
         exchange, dialect = self._tape.exchange(span), by_name(span.dialect)
         if exchange is None:
             return "its bytes were not kept"
+        asked = original(span.dialect, exchange.request_body, span.attributes)
+        exchange = exchange.model_copy(update={"request_body": asked})
         prompts = None
         if self._release.kind != "model":
             prompts = self._find(span, exchange.request_body, dialect)

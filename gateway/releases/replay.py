@@ -7,7 +7,7 @@ version and is left out; when that is so for more than half of them, nothing is 
 It does not pass without recorded calls either: that must be skipped by the policy, where the audit shows it.
 
 A replay sees one step: what would have come after another one it cannot know. So it stops what is plainly worse and
-promotes nothing.
+promotes nothing. Where the policy wants it, whole rollouts are then rehearsed (`gateway.releases.rehearsal`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from gateway.model import Span, SpanStatus
 from gateway.releases.asking import Answer, Asking, Means, aside
 from gateway.releases.jobs import Progress, Report
 from gateway.releases.judges import Judge, JudgeError, make_judge
+from gateway.releases.marks import LEG, REPLAY_OF
 from gateway.releases.model import Release
-from gateway.releases.questions import CANDIDATE, INCUMBENT, LEG, REPLAY_OF, place
+from gateway.releases.questions import CANDIDATE, INCUMBENT, place
 from gateway.releases.recorded import Recorded, Recordings, without_key
 from gateway.releases.trial import InOrder, Trial, Verdict
 
@@ -36,7 +37,7 @@ SHOWN: Final = 20
 
 
 class Replay:
-    """The job of the stage `checked`."""
+    """Recorded calls, asked again."""
 
     def __init__(self, means: Means) -> None:
         self._means = means

@@ -43,6 +43,16 @@ class Reply:
         self.pieces.append(piece)
         self.marks += (int(seconds * 1e6), len(piece))
 
+    @property
+    def body(self) -> bytes:
+        """All that has come."""
+        return b"".join(self.pieces)
+
+    @property
+    def stream(self) -> bool:
+        """Whether it came as events."""
+        return self.header(b"content-type").startswith("text/event-stream")
+
     def header(self, name: bytes) -> str:
         """Values of a header, with commas between them."""
         return ",".join(value.decode("latin-1") for key, value in self.headers if key.lower() == name)
@@ -50,9 +60,9 @@ class Reply:
 
 def complete(question: Question, reply: Reply, entry: Entry, redactor: Redactor) -> tuple[Turn | None, str | None]:
     """(the exchange read, why it failed): one of them. Completes the entry."""
-    raw = b"".join(reply.pieces)
+    raw = reply.body
     response, broken = decode_body(raw, reply.header(b"content-encoding"))
-    stream = reply.header(b"content-type").startswith("text/event-stream")
+    stream = reply.stream
     turn = question.dialect.read(question.body, response, stream)
     failed, problem = _failure(reply, turn, response)
     facts = question.dialect.facts(question.body, response, stream)

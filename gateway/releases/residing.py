@@ -1,8 +1,9 @@
 """Keeps servers holding the adapters that calls may ask for: loads what is missing, unloads what nobody needs.
 
 Wanted are the stable versions, the candidates of live releases, and every version that an unfinished rollout is pinned
-to: the tape is read for that only when there is something to unload. It looks after every change of a release, and
-every half minute, because a server that was restarted has lost its adapters.
+to: the tape is read for that only when there is something to load or unload. What a check has loaded stays while its
+release is checked. It looks after every change of a release, and every half minute, because a server that was restarted
+has lost its adapters.
 """
 
 from __future__ import annotations
@@ -75,28 +76,36 @@ class Residents:
 
     async def settle(self) -> None:
         """Looks at every server once."""
-        known, wanted = await asyncio.to_thread(self._read)
+        known = await asyncio.to_thread(lambda: _known(self._tape.resources()))
         for name, versions in known.items():
             if name in self._upstreams and any(one.adapter is not None for one, _ in versions.values()):
-                await self._settle(self._upstreams[name], versions, wanted)
+                await self._settle(self._upstreams[name], versions)
 
-    def _read(self) -> tuple[dict[str, dict[str, tuple[ModelVersion, str]]], set[str]]:
-        """What is registered, by upstream, and what of it is wanted."""
-        resources = self._tape.resources()
-        return _known(resources), _wanted(resources, self._tape.releases())
+    def _read(self) -> tuple[set[str], set[str]]:
+        """What is wanted, and what a check may have loaded by now."""
+        releases = self._tape.releases()
+        checked = {
+            f"{one.resource}@{one.candidate}" for one in releases if one.stage == "draft" or one.held_in == "draft"
+        }
+        return _wanted(self._tape.resources(), releases), checked
 
-    async def _settle(
-        self, upstream: Upstream, versions: Mapping[str, tuple[ModelVersion, str]], wanted: set[str]
-    ) -> None:
+    async def _settle(self, upstream: Upstream, versions: Mapping[str, tuple[ModelVersion, str]]) -> None:
         residency = Residency({served: version for served, (version, _) in versions.items()})
-        names = [served for served, (_, place) in versions.items() if place in wanted]
         engine = Engine(self._session(), upstream.base_url, upstream.key())
         try:
+            # The tape after the server: what a check has loaded by then belongs to a release that is there.
             present = await engine.adapters()
-            if residency.plan(present, names).unload:
+            wanted, checked = await asyncio.to_thread(self._read)
+            names = [served for served, (_, place) in versions.items() if place in wanted]
+            names += [
+                served for served, (_, place) in versions.items() if place in checked - wanted and served in present
+            ]
+            plan = residency.plan(present, names)
+            if plan.unload or plan.load or self._said.get(upstream.name):
+                # A server that has lost its adapters has lost those of pinned rollouts too, and may have refused some.
                 pinned = await asyncio.to_thread(self._pinned)
                 names += [served for served, (_, place) in versions.items() if place in pinned and served not in names]
-            done = await settle(engine, residency, names)
+            done = await settle(engine, residency, names, present)
         except ServingError as error:
             self._say(upstream.name, str(error))
             return

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal
@@ -209,9 +209,14 @@ class Settled:
     """Names of the plan that were not, and why."""
 
 
-async def settle(engine: Engine, residency: Residency, wanted: Iterable[str]) -> Settled:
-    """Unloads and loads until the server holds what is wanted. Raises `ServingError` when it cannot be asked at all."""
-    made = Settled(residency.plan(await engine.adapters(), wanted))
+async def settle(
+    engine: Engine, residency: Residency, wanted: Iterable[str], present: Mapping[str, str | None] | None = None
+) -> Settled:
+    """Unloads and loads until the server holds what is wanted. Raises `ServingError` when it cannot be asked at all.
+
+    `present`: what it lists; asked for unless given.
+    """
+    made = Settled(residency.plan(await engine.adapters() if present is None else present, wanted))
     for name in (*made.plan.unload, *made.plan.load):
         version = made.plan.load.get(name)
         try:

@@ -29,17 +29,9 @@ from gateway.releases.assignment import Asker, speaks_to
 from gateway.releases.betting import Paired
 from gateway.releases.jobs import Progress, Report
 from gateway.releases.judges import Judge, JudgeError, make_judge
+from gateway.releases.marks import LEG, SHADOW_OF
 from gateway.releases.model import Pin, Release
-from gateway.releases.questions import (
-    ANSWERING,
-    CANDIDATE,
-    LEG,
-    SHADOW_OF,
-    Question,
-    place,
-    rewritten,
-    unrepeatable,
-)
+from gateway.releases.questions import ANSWERING, CANDIDATE, Question, place, rewritten, unrepeatable
 from gateway.releases.switch import Found
 from gateway.releases.trial import InOrder
 from gateway.rewrite import replace_model

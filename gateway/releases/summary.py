@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from gateway.releases.model import ENDED, Audience, Entry, Release, ReleaseView, Stage
 from gateway.releases.policy import Policy
 from gateway.releases.stages import NEXT
-from gateway.render import duration
+from gateway.render import duration, moment
 
 Mark = Literal["done", "skipped", "failed", "now", "ahead"]
 Figures = Mapping[str, float]
@@ -150,11 +150,16 @@ def measures(release: Release, figures: Figures) -> list[Measure]:
 
 def audience(only: Audience) -> str:
     """In words; empty for everybody."""
+    return " ".join(audience_terms(only))
+
+
+def audience_terms(only: Audience) -> list[str]:
+    """As `--only` takes them."""
     pieces = [f"agent={name}" for name in only.agents]
     pieces += [f"model={name}" for name in only.models]
     pieces += [f"mode={mode}" for mode in only.modes]
     pieces += [f"metadata.{key}={value}" for key, value in only.metadata.items()]
-    return " ".join(pieces)
+    return pieces
 
 
 def waits(view: ReleaseView) -> Iterator[str]:
@@ -168,6 +173,8 @@ def waits(view: ReleaseView) -> Iterator[str]:
     if view.doing is not None:
         of = f": {view.done:,} of {view.total:,}" if view.total else ""
         yield f"its {view.doing}{of}"
+    if view.doing == "rehearsal":
+        yield f"your agent: penstock release rehearse {release.id} -- COMMAND"
     if release.waits == "approval":
         yield f"a person: penstock release approve {release.id}"
     if release.stage == "canary":
@@ -179,7 +186,11 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
     policy, stage = release.policy, release.policy.stages[release.step]
     if view.waiting:
         outcomes = "outcome" if view.waiting == 1 else "outcomes"
-        yield f"{view.waiting:,} {outcomes}, each for {duration(int(policy.outcome_deadline_s * 1e9))} at most"
+        oldest = (
+            "" if view.oldest is None else f": the oldest is {view.oldest}, since {moment(view.oldest_ns or 0)[:19]}"
+        )
+        longest = duration(int(policy.outcome_deadline_s * 1e9))
+        yield f"{view.waiting:,} {outcomes}, each for {longest} at most{oldest}"
     if release.waits is None:
         last = release.step == len(policy.stages) - 1
         long = f" and {duration(int(stage.seconds * 1e9))}" if stage.seconds else ""
@@ -190,7 +201,8 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
             if policy.hold_split
             else "; then no loss beyond the margin"
         )
-        yield f"{stage.rollouts:,} rewarded rollouts on the candidate in {stage.name}{long}{then}"
+        there = f"{view.rewarded:,} of {stage.rollouts:,}"
+        yield f"{there} rewarded rollouts on the candidate in {stage.name}{long}{then}"
 
 
 def difference(view: ReleaseView) -> str | None:

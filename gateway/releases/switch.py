@@ -20,8 +20,8 @@ from gateway.prompts.recognise import Known, Recogniser
 from gateway.prompts.rewriting import Findings, Rewritten, find, write
 from gateway.prompts.template import Template
 from gateway.recorder import Recorder
-from gateway.releases.assignment import Asker, stable_version
-from gateway.releases.model import Pin, PromptText, Release, Resource, Stable, ToolText
+from gateway.releases.assignment import Asker, speaks_to, stable_version
+from gateway.releases.model import Audience, Pin, PromptText, Release, Resource, Stable, ToolText
 from gateway.releases.weights import ModelVersion
 from gateway.rewrite import replace_model
 from gateway.store import TapeError
@@ -66,7 +66,10 @@ class Catalog:
                 if content.sent:
                     known.append(_known(name, content))
         self.recogniser = Recogniser(known)
-        self.rolled_back = frozenset(one.id for one in releases if one.stage == "rolled_back")
+        found = list(releases)
+        self.releases = {one.id: one for one in found}
+        self.rehearses = any(one.policy.replay.closed_loop for one in found)
+        """Whether there can be an agent in rehearsal."""
 
     def written(
         self, body: bytes, prompts: Findings | None, model: str | None, versions: Mapping[str, str]
@@ -81,6 +84,11 @@ class Catalog:
             weights = self.models[model][versions[model]]
             made.body = replace_model(made.body, weights.served)
         return made, weights
+
+    def taken_back(self, pin: Pin) -> bool:
+        """Whether a rollout must fall back: its release was rolled back since."""
+        release = None if pin.release is None else self.releases.get(pin.release)
+        return pin.arm == "candidate" and not pin.mixed and release is not None and release.stage == "rolled_back"
 
     @property
     def empty(self) -> bool:
@@ -152,6 +160,9 @@ class Switch:
             )
             for miss in findings.misses:
                 self._metrics.prompt_misses[(miss.why,)] += 1
+            if not found.resources:
+                # Otherwise they are counted when the others are written.
+                self._metrics.prompt_misses[("unknown",)] += len(findings.uses)
         if found.model is not None:
             found.resources.append(found.model)
         return found if found.resources else None
@@ -168,13 +179,22 @@ class Switch:
         mine = {pin.resource: pin for pin in pins if pin.agent == agent}
         for resource in found.resources:
             pin = mine.get(resource)
-            if pin is None or (pin.arm == "candidate" and not pin.mixed and pin.release in self.catalog.rolled_back):
+            if pin is None or self.catalog.taken_back(pin):
                 return None
         return mine
 
+    def taken_back(self, found: Found, pins: Mapping[str, Pin]) -> bool:
+        """Whether a call that was given these must be given others by now."""
+        return any(self.catalog.taken_back(pins[name]) for name in found.resources)
+
     def pin(self, call: Admitted, found: Found, now: int) -> asyncio.Future[list[Pin]]:
         """Pins its rollout; done when that is durable. What comes back is remembered."""
-        wanted = Wanted(call.address.rollout, _asker(call, found), tuple(found.resources))
+        wanted = Wanted(
+            call.address.rollout,
+            _asker(call, found),
+            tuple(found.resources),
+            tuple(self._pins.get(call.address.rollout, ())),
+        )
         pinning = self._recorder.submit(lambda work: work.releases.pin(wanted, now))
         pinning.add_done_callback(lambda done: self._remember(wanted, done))
         return pinning
@@ -191,16 +211,33 @@ class Switch:
             self._pins.popitem(last=False)
 
     def unpinned(self, call: Admitted, found: Found, error: BaseException) -> dict[str, Pin]:
-        """The stable versions, for a call that goes on although the tape takes no pin. They are kept in memory."""
+        """The stable versions, for a call that goes on although the tape takes no pin, unless its rollout is on an arm
+        already. They are kept in memory."""
         if not isinstance(error, TapeError):
             _log.error("rollout %s could not be pinned", call.address.rollout, exc_info=error)
-        asker, pins = _asker(call, found), self._pins.get(call.address.rollout, [])
+        asker = _asker(call, found)
+        pins = list(map(self._fallen_back, self._pins.get(call.address.rollout, [])))
         for resource in found.resources:
-            if all(pin.resource != resource or pin.agent != asker.agent for pin in pins):
+            mine = [pin for pin in pins if pin.resource == resource]
+            if all(pin.agent != asker.agent for pin in mine):
                 version = stable_version(self.catalog.stable[resource], asker)
-                pins.append(Pin(resource=resource, agent=asker.agent, version=version))
+                other = next((pin for pin in mine if self._covers(pin, asker)), None)
+                made = Pin(resource=resource, version=version) if other is None else other
+                pins.append(made.model_copy(update={"agent": asker.agent}))
         self._keep(call.address.rollout, pins)
         return {pin.resource: pin for pin in pins if pin.agent == asker.agent}
+
+    def _fallen_back(self, pin: Pin) -> Pin:
+        if not self.catalog.taken_back(pin) or pin.release is None:
+            return pin
+        return pin.model_copy(update={"version": self.catalog.releases[pin.release].stable, "mixed": True})
+
+    def _covers(self, pin: Pin, asker: Asker) -> bool:
+        """Whether the release of another agent's pin speaks to this one too. Mode and metadata are the rollout's."""
+        release = None if pin.release is None else self.catalog.releases.get(pin.release)
+        if release is None:
+            return False
+        return speaks_to(Audience(agents=release.only.agents, models=release.only.models), asker)
 
     # -- the request to send -----------------------------------------------------------------------------------------
 

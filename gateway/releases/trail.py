@@ -2,17 +2,18 @@
 
 Both feed the same observations in the same order to the same `Canary`, with what people did in between, so a decision
 that was made once is made again, with the same figures, bit for bit. `verify` says of everything that does not agree:
-the chain of hashes, the assignment by hash, the observations, the decisions.
+the chain of hashes, the assignment by hash, the observations, the decisions, and the evidence that people had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.releases.assignment import share
-from gateway.releases.decision import Canary, Verdict
+from gateway.releases.decision import Canary, Verdict, figures
+from gateway.releases.evidence import Evidence
 from gateway.releases.model import GATEWAY, Assignment, Entry, Release, Seen
 from gateway.releases.outcomes import observation
 from gateway.releases.stages import MoveError, check_move
@@ -21,6 +22,8 @@ BY_RULE = ("advance", "promote", "roll_back", "hold")
 """Verdicts that move a release; the chain calls its actions the same."""
 OUT_OF_TURN = "violations"
 """Key of the evidence of a rollback that did not wait for its turn."""
+SPLIT = "split"
+"""Key of the share of new rollouts that got the candidate when a person decided."""
 
 
 class Decided(NamedTuple):
@@ -69,6 +72,24 @@ def acted(canary: Canary, action: str) -> Verdict | None:
     return None
 
 
+def weigh(evidence: Evidence, counted: Iterable[tuple[Assignment, Seen]]) -> Evidence:
+    """The same evidence with what was counted since."""
+    for assignment, one in counted:
+        if one.left_out is None and one.number > evidence.number:
+            evidence.add(observation(assignment, one))
+    return evidence
+
+
+def no_evidence(release: Release) -> Evidence:
+    """What is known of a release before anything was counted."""
+    return Evidence(release.margin, tuple(release.policy.guard_alphas))
+
+
+def circumstances(evidence: Evidence, split: float) -> dict[str, Any]:
+    """What a person's entry says of the moment in which it was decided."""
+    return figures(evidence) | {SPLIT: split}
+
+
 def verify(
     release: Release, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
 ) -> Iterator[str]:
@@ -82,6 +103,7 @@ def verify(
         if assignment.rollout != one.rollout:
             yield f"assignment {one.number} is {assignment.rollout}, what was seen is of {one.rollout}"
     yield from _decisions(release, assigned, seen, audit)
+    yield from _people(release, assigned, seen, audit)
 
 
 def _chain(release: Release, audit: Sequence[Entry]) -> Iterator[str]:
@@ -126,6 +148,9 @@ def _decisions(
     made = [entry for entry in made if entry.assignment is not None]
     for entry in audit:
         found = entry.evidence.get(OUT_OF_TURN) if entry.assignment is None else None
+        ruled = entry.who == GATEWAY and entry.action in BY_RULE and entry.action != "roll_back"
+        if ruled and entry.assignment is None:
+            yield f"entry {entry.number} says {entry.action} by the rules and names no assignment after which"
         if found is not None and found <= release.policy.hard_violations:
             yield f"entry {entry.number} rolled back for {found} hard violations, which are allowed"
     canary = Canary(release.policy, release.margin)
@@ -142,3 +167,15 @@ def _decisions(
             )
         elif dict(found.verdict.figures) != entry.evidence:
             yield f"entry {entry.number}: its figures are not those that follow from the tape"
+
+
+def _people(
+    release: Release, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
+) -> Iterator[str]:
+    evidence, split = no_evidence(release), 0.0
+    for entry in audit:
+        if entry.who != GATEWAY and entry.evidence:
+            weigh(evidence, zip(assigned[: entry.assignment], seen, strict=False))
+            if circumstances(evidence, split) != entry.evidence:
+                yield f"entry {entry.number}: the evidence that {entry.who} had is not what follows from the tape"
+        split = entry.split

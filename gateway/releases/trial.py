@@ -92,10 +92,10 @@ class Trial:
             "non_inferiority": self._test.non_inferiority,
         }
 
-    def sentence(self, verdict: Verdict) -> str:
-        """The verdict for a person."""
+    def sentence(self, verdict: Verdict, what: str = "next action", unit: str = "calls") -> str:
+        """The verdict for a person. `what` was compared in each of the `unit`."""
         seen = (
-            f"the candidate's next action agrees with the recorded one in {self.candidate:.1%} of {self.calls} calls, "
+            f"the candidate's {what} agrees with the recorded one in {self.candidate:.1%} of {self.calls} {unit}, "
             f"the incumbent's in {self.incumbent:.1%}"
         )
         harm, not_worse = self._test.harm, self._test.non_inferiority

@@ -22,7 +22,7 @@ from gateway.model import Mode
 from gateway.store.check import problems
 from gateway.store.environment import Environment, TapeError, Txn
 from gateway.store.records import Entry
-from gateway.store.released import ReleaseReader
+from gateway.store.reported import RunReader
 from gateway.store.tasks import MODES, Claimed, Finished, Refused, Task
 from gateway.store.work import Work
 from gateway.store.write import Item, Writer
@@ -31,7 +31,7 @@ from gateway.work import QueueState
 __all__ = ["Claimed", "Entry", "Finished", "Item", "Refused", "Store", "TapeError", "Task", "Work", "check"]
 
 
-class Store(ReleaseReader):
+class Store(RunReader):
     """One tape. Thread-safe for reading; writing is for one thread."""
 
     def __init__(

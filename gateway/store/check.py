@@ -6,24 +6,28 @@ in between is not taken for damage.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from gateway import codec, keys
 from gateway.lifecycle import CLAIMED, WAITING
 from gateway.model import RolloutStatus, Span, SpanStatus, Worker
 from gateway.releases.model import Assignment, Entry, Release, Resource, Seen, digest
+from gateway.runs.blocks import Block
 from gateway.store import records
 from gateway.store.environment import TapeError
-from gateway.store.released import ReleaseReader
 from gateway.store.releasing import pins_of
+from gateway.store.reported import RunReader, event_of
+from gateway.store.reporting import Book, event_key
 from gateway.store.tasks import queue_key
 from gateway.store.view import View
 
 _SPANS, _SUMS = (records.ATTEMPT.index(name) for name in ("spans", "totals"))
 
 
-def problems(tape: ReleaseReader) -> Iterator[str]:
+def problems(tape: RunReader) -> Iterator[str]:
     """A sentence for everything that is wrong."""
     for database, check in _CHECKS:
         for key, value in tape.slices(database):
@@ -50,7 +54,7 @@ def _readable(key: bytes) -> str:
     return str(keys.to_number(key)) if len(key) == 8 else rest.rstrip(b"\0").decode("ascii", "replace")
 
 
-def _rollout(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _rollout(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     # As it is in this transaction, together with the queue.
     with tape.view() as view:
         rollout = view.rollout(key[:-1].decode("ascii"))
@@ -70,12 +74,12 @@ def _rollout(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
         yield f"it is {rollout.status} and nobody holds its attempt"
 
 
-def _order(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _order(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     if tape.rollout(value[:-1].decode("ascii")) is None:
         yield "it names a rollout that is missing"
 
 
-def _attempt(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _attempt(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     rollout, attempt = keys.split_attempt_key(key)
     with tape.view() as view:
         if view.get("rollouts", keys.rollout_key(rollout)) is None:
@@ -108,7 +112,7 @@ def _heads(view: View, rollout: str, attempt: str, count: int) -> tuple[list[Spa
     return spans, broken
 
 
-def _body(tape: ReleaseReader, span: Span) -> Iterator[str]:
+def _body(tape: RunReader, span: Span) -> Iterator[str]:
     found = tape.exchange(span)
     if found is None or span.truncated:
         return
@@ -118,7 +122,7 @@ def _body(tape: ReleaseReader, span: Span) -> Iterator[str]:
         yield f"its request has {len(found.request_body)} bytes, the head says {span.request_bytes}"
 
 
-def _open(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _open(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     head, _ = codec.unpack_open(value)
     with tape.view() as view:
         records.span_from(key, head, view.style)
@@ -128,7 +132,7 @@ def _open(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
         yield "it is not in the index of its attempt"
 
 
-def _log(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _log(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     found = codec.unpack_segment(value)
     first = keys.to_number(key) - len(found) + 1
     with tape.view() as view:
@@ -142,13 +146,13 @@ def _indexed(view: View, key: bytes) -> int | None:
     return view.index(rollout, attempt, sequence)
 
 
-def _bodies(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _bodies(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     for at, record in enumerate(codec.unpack_segment(value), keys.to_number(key)):
         if not 0 <= codec.base_of(record) < at:
             yield f"body {at} leans on body {codec.base_of(record)}, which comes later"
 
 
-def _queue(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _queue(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     rollout = tape.rollout(value[:-1].decode("ascii"))
     if rollout is None:
         yield "it names a rollout that is missing"
@@ -156,25 +160,25 @@ def _queue(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
         yield f"rollout {rollout.id} should wait at another place"
 
 
-def _live(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _live(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     rollout, attempt = keys.split_attempt_key(key)
     if attempt not in [found.id for found in tape.attempts(rollout)]:
         yield "it names an attempt that is missing"
 
 
-def _reward(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _reward(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     rollout, attempt, _ = key.split(b"\0", 2)
     span = tape.span(rollout.decode("ascii"), attempt.decode("ascii"), int.from_bytes(value))
     if span is None or span.kind != "reward":
         yield f"span {int.from_bytes(value)} of its attempt is no reward"
 
 
-def _worker(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _worker(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     if Worker.model_validate_json(value).id.encode() != key:
         yield "it is the record of another worker"
 
 
-def _resource(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _resource(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     version = Resource.model_validate_json(value)
     if keys.attempt_key(version.name, version.version) != key:
         yield "it is the record of another version"
@@ -182,7 +186,7 @@ def _resource(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
         yield "its content was changed: its hash does not agree"
 
 
-def _release(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _release(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     with tape.view() as view:
         release = Release.model_validate_json(view.get("releases", key) or value)
         stored = view.get("audit", keys.rollout_key(release.id) + keys.u32(release.revision))
@@ -190,7 +194,7 @@ def _release(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
         yield "the last entry of its audit chain is not the one that it names"
 
 
-def _link(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _link(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     entry, before = Entry.model_validate_json(value), key[:-4] + keys.u32(int.from_bytes(key[-4:]) - 1)
     if entry.hash != entry.digest():
         yield "it was changed: its hash does not agree"
@@ -200,14 +204,14 @@ def _link(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
         yield "it does not follow the entry before it"
 
 
-def _assigned(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _assigned(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     assignment = Assignment.model_validate_json(value)
     pins = [pin for pin in tape.pins(assignment.rollout) if pin.release == key[:-5].decode("ascii")]
     if [(pin.number, pin.arm) for pin in pins[:1]] != [(assignment.number, assignment.arm)]:
         yield f"rollout {assignment.rollout} is not pinned to it"
 
 
-def _seen(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _seen(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     seen = Seen.model_validate_json(value)
     with tape.view() as view:
         stored = view.get("assigned", key)
@@ -215,14 +219,74 @@ def _seen(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
         yield "it was not assigned"
 
 
-def _pins(tape: ReleaseReader, key: bytes, value: bytes) -> Iterator[str]:
+def _pins(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     for pin in pins_of(value):
         with tape.view() as view:
             if view.get("resources", keys.attempt_key(pin.resource, pin.version)) is None:
                 yield f"it is pinned to {pin.resource}@{pin.version}, which is missing"
 
 
-def _numbering(tape: ReleaseReader, database: str, span_of: Callable[[int, int], tuple[int, int]]) -> Iterator[str]:
+def _run(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    book, blocks = tape.run_whole(key)
+    with tape.view() as view:
+        if view.get("run_configs", key) is None:
+            yield "its configuration is missing"
+        for made in book.run.made:
+            if view.get("resources", keys.attempt_key(made.name, made.version)) is None:
+                yield f"it has made {made.name}@{made.version}, which is missing"
+    if keys.rollout_key(book.run.id) != key:
+        yield "it is the record of another run"
+    yield from _points(book, blocks)
+
+
+def _points(book: Book, blocks: list[tuple[int, Block]]) -> Iterator[str]:
+    """Its blocks are those that it counts."""
+    highest = max((block.last for _, block in blocks), default=None)
+    if highest != book.run.step:
+        yield f"its highest step is {book.run.step}, its points go to {highest}"
+    rows = sum(len(block.steps) for number, block in blocks if number >= book.small)
+    if rows != book.rows:
+        yield f"it counts {book.rows} rows that are not folded, {rows} are there"
+    if any(number >= book.next for number, _ in blocks):
+        yield "it has a block with a number that was not given out"
+    if strange := {name for _, block in blocks for name in block.names} - set(book.run.metrics):
+        yield f"it does not name its metric {min(strange)!r}"
+
+
+def _run_order(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    if tape.run_head(value[:-1].decode("ascii")) is None:
+        yield "it names a run that is missing"
+
+
+def _of_run(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    if tape.run_head(key.partition(b"\0")[0].decode("ascii")) is None:
+        yield "its run is missing"
+
+
+def _run_config(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    json.loads(value)
+    yield from _of_run(tape, key, value)
+
+
+def _block(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    block = Block(value)
+    if any(later <= earlier for earlier, later in pairwise(block.steps)):
+        yield "its steps do not rise"
+    if (block.first, block.last) != (block.steps[0], block.steps[-1]):
+        yield "its bounds are not those of its steps"
+    for name in block.names:
+        block.column(name)
+    yield from _of_run(tape, key, value)
+
+
+def _run_event(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    event, run = event_of(key, value), key.partition(b"\0")[0].decode("ascii")
+    if event_key(run, event, 0) != key:
+        yield "it is the record of another event"
+    yield from _of_run(tape, key, value)
+
+
+def _numbering(tape: RunReader, database: str, span_of: Callable[[int, int], tuple[int, int]]) -> Iterator[str]:
     """Segments must follow each other without a hole."""
     expected = 1
     for key, value in tape.slices(database):
@@ -237,7 +301,7 @@ def _numbering(tape: ReleaseReader, database: str, span_of: Callable[[int, int],
         expected = last + 1
 
 
-_CHECKS: tuple[tuple[str, Callable[[ReleaseReader, bytes, bytes], Iterator[str]]], ...] = (
+_CHECKS: tuple[tuple[str, Callable[[RunReader, bytes, bytes], Iterator[str]]], ...] = (
     ("rollouts", _rollout),
     ("order", _order),
     ("attempts", _attempt),
@@ -254,4 +318,9 @@ _CHECKS: tuple[tuple[str, Callable[[ReleaseReader, bytes, bytes], Iterator[str]]
     ("assigned", _assigned),
     ("seen", _seen),
     ("pins", _pins),
+    ("runs", _run),
+    ("run_order", _run_order),
+    ("run_configs", _run_config),
+    ("run_metrics", _block),
+    ("run_events", _run_event),
 )

@@ -23,6 +23,7 @@ FORMAT = b"1"
 DATABASES = (
     "meta", "rollouts", "tasks", "order", "attempts", "index", "open", "styles", "log", "bodies",
     "queue", "live", "rewards", "workers", "resources", "stable", "releases", "audit", "assigned", "seen", "pins",
+    "runs", "run_order", "run_configs", "run_metrics", "run_events",
 )  # fmt: skip
 READERS = 512
 _GROW_AT = 0.8

@@ -55,7 +55,7 @@ class Reader:
         start = None if before is None else keys.number(min(max(0, before), keys.HIGHEST_NUMBER))
         while True:
             with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
-                found = _downwards(cursor, start)
+                found = downwards(cursor, start)
                 stored = [(keys.to_number(key), view.rollout(name[:-1].decode("ascii"))) for key, name in found]
             for number, rollout in stored:
                 if rollout is not None:
@@ -223,11 +223,11 @@ def _upwards(cursor: Cursor, start: bytes) -> list[tuple[bytes, bytes]]:
     return items
 
 
-def _downwards(cursor: Cursor, start: bytes | None) -> list[tuple[bytes, bytes]]:
-    """A slice of the records before this key, highest first; None is the end."""
+def downwards(cursor: Cursor, start: bytes | None, most: int = _SLICE) -> list[tuple[bytes, bytes]]:
+    """Up to so many records before this key, highest first; None is the end."""
     items: list[tuple[bytes, bytes]] = []
     more = cursor.prev() if start is not None and cursor.set_range(start) else cursor.last()
-    while more and len(items) < _SLICE:
+    while more and len(items) < most:
         items.append(cursor.item())
         more = cursor.prev()
     return items

@@ -7,7 +7,7 @@ very transaction: that decides its arm, once, and is durable before its first af
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
@@ -43,6 +43,8 @@ class Wanted(NamedTuple):
     rollout: str
     asker: Asker
     resources: Sequence[str]
+    given: Sequence[Pin] = ()
+    """What is remembered of it: more than the tape has where the tape took no pin for a while."""
 
 
 class Releasing(Ledger):
@@ -156,7 +158,7 @@ class Releasing(Ledger):
     def change(self, name: str, revision: int | None, update: Mapping[str, Any], entry: Entry, now: int) -> Release:
         """Moves a release on, with the next link of its chain. `revision`: the one that this was decided from, None for
         a person, who has decided whatever happened in between. Promotion makes the candidate stable."""
-        release = self._stored(name)
+        release = self.stored(name)
         if revision is not None and release.revision != revision:
             raise _outdated(release, revision)
         after = update.get("stage", release.stage)
@@ -165,6 +167,9 @@ class Releasing(Ledger):
                 check_move(release.stage, after)
         except MoveError as error:
             raise Refused("conflict", f"release {name}: {error}", "stage", after) from None
+        if after == "promoted" and release.stage == "held" and release.held_in != "canary":
+            message = f"release {name} was held in {release.held_in}: nobody has seen its candidate work yet; resume it"
+            raise Refused("conflict", message, "stage", after)
         made = release.model_copy(update=dict(update))
         if after == "promoted":
             self._promote(made)
@@ -203,7 +208,8 @@ class Releasing(Ledger):
         if release.live:
             self._writer.releases[release.id] = release.model_copy()
 
-    def _stored(self, name: str) -> Release:
+    def stored(self, name: str) -> Release:
+        """As it is in this transaction; raises `Refused`."""
         stored = self._batch.view.get("releases", name.encode())
         if stored is None:
             raise Refused("not_found", f"there is no release {name!r}; GET /api/releases lists them", "release", name)
@@ -223,20 +229,25 @@ class Releasing(Ledger):
         stored = self._batch.view.get("pins", keys.rollout_key(wanted.rollout))
         pins = [] if stored is None else pins_of(stored)
         before = [pin.model_copy() for pin in pins]
+        known_to = {(pin.resource, pin.agent) for pin in pins}
+        pins += [pin.model_copy() for pin in wanted.given if (pin.resource, pin.agent) not in known_to]
         for resource in wanted.resources:
             mine = next((p for p in pins if p.resource == resource and p.agent == wanted.asker.agent), None)
             if mine is None:
                 pins.append(self._pin(wanted, resource, [p for p in pins if p.resource == resource], now))
-            elif mine.arm == "candidate" and not mine.mixed and mine.release is not None:
-                self._fall_back(mine, self._stored(mine.release))
+            else:
+                self._fall_back(mine)
         if pins != before:
             self._put("pins", keys.rollout_key(wanted.rollout), pins_record(pins))
         return pins
 
-    def _fall_back(self, pin: Pin, release: Release) -> None:
+    def _fall_back(self, pin: Pin) -> Pin:
         """The one exception to "one rollout, one arm"."""
-        if release.stage == "rolled_back":
-            pin.version, pin.mixed = release.stable, True
+        if pin.arm == "candidate" and not pin.mixed and pin.release is not None:
+            release = self.stored(pin.release)
+            if release.stage == "rolled_back":
+                pin.version, pin.mixed = release.stable, True
+        return pin
 
     def _pin(self, wanted: Wanted, resource: str, others: Sequence[Pin], now: int) -> Pin:
         asker = wanted.asker
@@ -245,7 +256,7 @@ class Releasing(Ledger):
         for other in others:
             # Another agent of the rollout is on an arm of a release that speaks to this one too: so is this one.
             if self._covers(other, asker):
-                return other.model_copy(update={"agent": asker.agent})
+                return self._fall_back(other.model_copy(update={"agent": asker.agent}))
         if live is None or live.stage != "canary":
             return made
         if any(other.release is None and speaks_to(live.only, asker._replace(agent=other.agent)) for other in others):
@@ -274,11 +285,20 @@ class Releasing(Ledger):
         )
 
     def _covers(self, pin: Pin, asker: Asker) -> bool:
-        return pin.release is not None and speaks_to(self._stored(pin.release).only, asker)
+        return pin.release is not None and speaks_to(self.stored(pin.release).only, asker)
+
+    def outcomes(self, release: Release, after: int) -> Iterator[tuple[Assignment, Seen]]:
+        """What was counted behind this number."""
+        for number in range(max(0, after) + 1, release.counted + 1):
+            assigned, seen = (
+                self._batch.view.get(name, _numbered(release.id, number)) for name in ("assigned", "seen")
+            )
+            if assigned is not None and seen is not None:
+                yield Assignment.model_validate_json(assigned), Seen.model_validate_json(seen)
 
     def count(self, name: str, revision: int, seen: Sequence[Seen]) -> Release:
         """Keeps what was seen of the next assignments, in order; nothing is decided by it."""
-        release = self._stored(name)
+        release = self.stored(name)
         numbers = [one.number for one in seen]
         if release.revision != revision:
             raise _outdated(release, revision)

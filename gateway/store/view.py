@@ -15,7 +15,7 @@ BLOCK = 256
 """Sequences in one record of the index."""
 
 _RESOLVED_IN = {b"o": "open", b"a": "attempts", b"r": "rollouts"}
-_NAMED: dict[bytes, Literal["resource", "release"]] = {b"v": "resource", b"e": "release"}
+_NAMED: dict[bytes, Literal["resource", "release", "run"]] = {b"v": "resource", b"e": "release", b"t": "run"}
 _RECENT = 4
 
 

@@ -33,6 +33,7 @@ from gateway.store.ledger import Ledger, attempt_of, deadline, get, put, status_
 from gateway.store.memory import Known, Live
 from gateway.store.records import Entry
 from gateway.store.releasing import Releasing
+from gateway.store.reporting import Reporting
 from gateway.store.tasks import MODES, Claimed, Finished, Looked, Refused
 from gateway.work import Enqueued, HeartbeatRequest, Held, HeldAnswer, QueueState, RewardAnswer, RolloutSpec
 
@@ -47,6 +48,11 @@ class Work(Ledger):
     def releases(self) -> Releasing:
         """What can be done to releases in it."""
         return Releasing(self._writer, self._batch)
+
+    @property
+    def runs(self) -> Reporting:
+        """What can be done to training runs in it."""
+        return Reporting(self._writer, self._batch)
 
     # -- giving work -------------------------------------------------------------------------------------------------
 
@@ -142,6 +148,15 @@ class Work(Ledger):
                 break
             claimed.append(self._claim(found[1], worker, now + lease_ns, now))
         return claimed
+
+    def hand_out(self, name: str, spec: RolloutSpec, worker: str, lease_ns: int, now: int) -> Claimed:
+        """Hands out this task and no other, once more if it has ended. It is in the queue within this transaction only:
+        nobody else can claim it."""
+        if self._known(name) is None:
+            self._enqueue(name, spec, now)
+        else:
+            self.requeue(name, now)
+        return self._claim(name, worker, now + lease_ns, now)
 
     def _claim(self, name: str, worker: str, lease_ns: int, now: int) -> Claimed:
         rollout = self._rollout(name)

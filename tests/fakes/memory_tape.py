@@ -19,6 +19,7 @@ from gateway.dispatcher import Desk
 from gateway.metrics import Metrics
 from gateway.model import Attempt, Change, Chunk, Exchange, Mode, Rollout, Span, SpanStatus, Totals, Usage, Worker
 from gateway.releases.driver import Driver
+from gateway.runs.desk import Runs
 from gateway.work import QueueState, QueueStatus
 
 T0 = 1_790_000_000_000_000_000
@@ -27,6 +28,7 @@ NO_DESK = cast(Desk, None)
 """Reading needs none."""
 NO_RELEASES = cast(Driver, SimpleNamespace(tape=SimpleNamespace(releases=list)))
 """No more, and there are none."""
+NO_RUNS = cast(Runs, None)
 SECRET = b"a secret of 16 bytes or more"
 
 
@@ -174,7 +176,7 @@ async def serving(
     """Serve a tape on a free port."""
     auth, metrics, state = Auth(admin_key, SECRET), Metrics(), Condition()
     runner = web.AppRunner(
-        make_control(Control(tape, NO_DESK, NO_RELEASES, tape, {}, auth, metrics, state, keep_alive_s)),
+        make_control(Control(tape, NO_DESK, NO_RELEASES, NO_RUNS, tape, {}, auth, metrics, state, keep_alive_s)),
         shutdown_timeout=1.0,
     )
     await runner.setup()

@@ -17,7 +17,7 @@ import argparse
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -95,6 +95,8 @@ class Provider:
         self.script: Script = decide
         self.key: str | None = None
         """When set, calls without this key are refused with 401."""
+        self.formats: Mapping[str, tuple[Plain, Events | None]] = FORMATS
+        """What it answers, by path."""
         self.gzip = False
         """Compress plain responses."""
         self.log: list[Seen] = []
@@ -130,7 +132,7 @@ class Provider:
         return await self._fail(request, seen, Failure(404, f"Unknown path {request.path}."))
 
     async def _generate(self, request: web.Request, seen: Seen) -> web.StreamResponse:
-        if request.path not in FORMATS:
+        if request.path not in self.formats:
             return await self._fail(request, seen, Failure(404, f"Unknown path {request.path}."))
         try:
             asked: Json = json.loads(seen.body)
@@ -140,7 +142,7 @@ class Provider:
         outcome = self._next(asked)
         if isinstance(outcome, Failure):
             return await self._fail(request, seen, outcome)
-        plain, events = FORMATS[request.path]
+        plain, events = self.formats[request.path]
         if asked.get("stream") and events:
             return await self._stream(request, seen, events(asked, outcome))
         return await self._send_json(request, seen, plain(asked, outcome))

@@ -153,11 +153,11 @@ class Bench:
         headers: bytes = b"Content-Type: application/json\r\nAuthorization: ***\r\n",
         **more: Any,
     ) -> None:
-        """A call on the tape, as the data plane would have put it there."""
+        """A call on the tape, as the data plane would have put it there. `sent`: its body, if it is not the agent's."""
         plain, events = FORMATS[path]
         said, stream = answer or lookup(asked), bool(asked.get("stream"))
         raw = b"".join(events(asked, said)) if stream and events else json.dumps(plain(asked, said)).encode()
-        body, dialect = json.dumps(asked).encode(), find("POST", path)
+        body, dialect = more.pop("sent", json.dumps(asked).encode()), find("POST", path)
         facts, now = dialect.facts(body, raw, stream), self.means.now_ns()
         upstream = "anthropic" if path == "/v1/messages" else "openai"
         kind = b"text/event-stream" if stream else b"application/json"

@@ -137,12 +137,15 @@ class Trial:
     def view(self) -> ReleaseView:
         """As the API answers it."""
         waiting = self.assigned[len(self.seen) :]
+        count = self.canary.evidence.stages.get(self.release.policy.stages[self.release.step].name)
         return ReleaseView(
             release=self.release,
             figures=figures(self.canary.evidence),
             interval=interval(self.canary.evidence.reward),
             waiting=len(waiting),
+            oldest=waiting[0].rollout if waiting else None,
             oldest_ns=waiting[0].assigned_ns if waiting else None,
+            rewarded=count.outcomes[1] if count else 0,
         )
 
     @property

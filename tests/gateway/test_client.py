@@ -77,6 +77,18 @@ async def test_single_things(served: Serving, client: Client) -> None:
     assert served.auth.rollout_of(token.token, now=token.expires_ns / 1e9 - 1) == "r7"
 
 
+async def test_the_bytes_of_a_rollout_come_at_once(served: Serving, client: Client) -> None:
+    calls = [one async for one in client.exchanges("r1")]
+    spans = [span for span in served.tape.spans("r1") if span.kind == "llm"]
+    assert [(one.attempt, one.sequence) for one in calls] == [(span.attempt, span.sequence) for span in spans]
+    for recorded, span in zip(calls, spans, strict=True):
+        exchange = served.tape.exchange(span)
+        assert exchange is not None
+        assert (recorded.request, recorded.response) == (exchange.request_body, exchange.response_body)
+    with pytest.raises(ClientError, match="there is no rollout 'r99'"):
+        _ = [one async for one in client.exchanges("r99")]
+
+
 async def test_the_key_is_sent() -> None:
     async with serving(tape_of(1, 1), admin_key="k e y") as served:
         async with Client(served.url + "/", "k e y") as client:
@@ -215,9 +227,10 @@ loaded = {name for name in sys.modules if name.startswith(("gateway", "aiohttp.w
 print(*sorted(loaded))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
-    nouns = {"gateway.model", "gateway.views", "gateway.work", "gateway.releases.model"}
+    nouns = {"gateway.model", "gateway.views", "gateway.work", "gateway.releases.model", "gateway.runs.model"}
     # What the nouns of releases are made of: pure too.
-    parts = {"gateway.config", "gateway.prompts", "gateway.prompts.template", "gateway.releases"}
+    parts = {"gateway.bulk", "gateway.strict", "gateway.prompts", "gateway.prompts.template", "gateway.releases"}
     parts |= {f"gateway.releases.{name}" for name in ("betting", "evidence", "policy", "weights")}
     clients = {"gateway", "gateway.client", "gateway.connection", "gateway.releases.client"}
+    clients |= {"gateway.runs", "gateway.runs.client"}
     assert set(done.stdout.split()) == clients | nouns | parts

@@ -10,7 +10,9 @@ import re
 import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,25 @@ from rich.text import Text
 
 from gateway.__main__ import COMMANDS, GROUPS, main
 from gateway.client import Client
-from gateway.commands import release_pictures, resource_pictures
+from gateway.commands import release_pictures, resource_pictures, watching
 from gateway.commands.checking import checked
 from gateway.commands.release_pictures import bar
+from gateway.connection import ClientError
 from gateway.prompts.induce import Proposal
 from gateway.prompts.recognise import Known, Recognised
 from gateway.prompts.template import Template
-from gateway.releases.model import Assignment, Audience, Resource, ResourceView, Rule, Seen, Stable
+from gateway.releases.model import (
+    Assignment,
+    Audience,
+    Decision,
+    NewRelease,
+    ReleaseView,
+    Resource,
+    ResourceView,
+    Rule,
+    Seen,
+    Stable,
+)
 from gateway.releases.policy import Policy, Stage
 from gateway.store.environment import DATABASES
 
@@ -127,7 +141,7 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("resource", "add", "x", "--upstream", "u", "--base", "m", "--adapter", "a"), 2, "content.adapter: "),
     (("resource", "add", "a b", "--file", "one.txt"), 1, "resource is not an id"),
     (("resource", "add", "travel", "--file", "slotless.txt"), 1, "missing {date}"),
-    (("resource", "show", "none"), 1, "there is no resource 'none'"),
+    (("resource", "show", "none"), 1, "there is no resource 'none'; `penstock resource list`"),
     (("resource", "show", "travel@v9"), 1, "'travel' has no version 'v9'; it has v1, v2"),
     (("resource", "diff", "travel", "v1", "v9"), 1, "'travel' has no version 'v9'"),
     (("prompts", "check", "two.txt"), 1, "two.txt: no registered prompt"),
@@ -196,6 +210,39 @@ async def test_a_prompt_is_discovered_registered_and_told(
     assert (told["resource"], list(told["slots"])) == ("travel", ["slot1"])
     assert (await shell.run("prompts", "check", "-", stdin=text)).text.startswith("This is travel.\nslot ")
     assert (await shell.run("prompts", "check", "-", "--tool", "find", stdin=text)).code == 1
+
+
+async def test_what_a_release_has_written_is_not_discovered(
+    shell: Shell, gateway: Gateway, client: Client, http: aiohttp.ClientSession
+) -> None:
+    """Nor what the gateway asked by itself: only what agents send is theirs."""
+    traffic = Traffic(gateway.url, http, client)
+    await asked(traffic, 3)
+    few = await shell.run("prompts", "discover")
+    assert few.text == (
+        "0 prompts in 3 calls.\nA prompt is what 20 rollouts share; these calls with a system text are of 3 rollouts.\n"
+    )
+    await client.add_version("travel", prompt(STABLE, sent=True))
+    await client.add_version("travel", prompt(CANDIDATE))
+    how = policy(0.5, replayed="report", shadowed="report", shadow={"share": 1.0, "calls": 25, "concurrency": 25})
+    release = await client.start_release("travel", NewRelease(candidate="v2", policy=how))
+    await traffic.when(release.id, lambda view: view.doing == "shadow" and view.total == 25)
+    for number in count():
+        if (await client.release(release.id)).doing != "shadow":
+            break
+        await traffic.call(f"s{number}")
+    await traffic.when(release.id, lambda view: view.release.stage == "canary")
+    await client.decide(release.id, "promote", Decision(who="ann"))
+    for number in range(25):
+        await traffic.call(f"n{number}", STABLE.replace("{date}", f"day {number} of next month"))
+    found = objects(await shell.run("prompts", "discover", "--json"))
+    assert [(one["registered"], one["template"]) for one in found] == [("travel", found[0]["template"])]
+    assert "careful" not in found[0]["template"]
+    shown, stats = await shell.run("prompts", "discover"), await client.stats()
+    asked_by_itself, rewritten = stats.by_kind["llm"] - stats.totals.calls, 25
+    assert asked_by_itself >= 25
+    said = f"{asked_by_itself + rewritten} calls left out: the gateway wrote their text, or asked by itself.\n"
+    assert said in shown.text
 
 
 async def test_a_terminal_is_asked(shell: Shell, gateway: Gateway, client: Client, http: aiohttp.ClientSession) -> None:
@@ -280,6 +327,53 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     assert ">Evidence</title>" in html.read_text()
     assert f'<th scope="row">{view.release.counted}</th>' in html.read_text()
     assert [name for name in os.listdir(shell.folder) if name.startswith(".")] == []
+
+
+async def test_watching_goes_on_when_the_gateway_is_restarted(shell: Shell, traffic: Traffic, gateway: Gateway) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5))
+    watching = await shell.start("release", "watch", "travel")
+    assert watching.stdout is not None
+    while "canary → canary" not in (await asyncio.wait_for(watching.stdout.readline(), 30)).decode():
+        pass
+    await gateway.kill()
+    await gateway.start(gateway.port)
+    await traffic.client.decide(release.id, "abort", Decision(who="ann", why="enough"))
+    rest, err = await asyncio.wait_for(watching.communicate(), 30)
+    assert (watching.returncode, err) == (0, b"")
+    assert "abort → aborted  by ann  enough\n" in rest.decode()
+
+
+class Faltering(Client):
+    """A connection that is lost some times."""
+
+    lost = 0
+
+    async def release(self, name: str) -> ReleaseView:
+        if self.lost:
+            self.lost -= 1
+            raise ClientError("nothing answers there")
+        return await super().release(name)
+
+
+async def test_a_look_that_fails_is_taken_again_unless_it_is_the_first(
+    traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "PREPARING_S", 0.01)
+    how = policy(0.5, shadowed="required")
+    release = await traffic.client.start_release("travel", NewRelease(candidate="v2", policy=how))
+    await traffic.when(release.id, lambda view: view.doing == "shadow")
+    async with Faltering(traffic.url) as client, asyncio.timeout(30):
+        client.lost = 1
+        with pytest.raises(ClientError, match="nothing answers"):
+            await anext(watching.looks(client, release.id, whole=False))
+        async with aclosing(watching.looks(client, release.id, whole=False)) as looks:
+            assert (await anext(looks)).view.doing == "shadow"
+            client.lost = 3
+            assert (await anext(looks)).view.doing == "shadow"
+            assert client.lost == 0
+            await traffic.client.decide(release.id, "abort", Decision())
+            ends = [look.view.release.stage async for look in looks]
+    assert ends[-1] == "aborted"
 
 
 async def test_people_decide(shell: Shell, traffic: Traffic, client: Client) -> None:
@@ -525,7 +619,8 @@ def test_proposals_look_as_they_did() -> None:
     one = Proposal(template, 40, 0.975, {"date": ["Monday", "Tuesday"], "name": ["Ann"]}, "planner", "0123456789abcdef")
     two = Proposal(Template.parse("You are a judge."), 20, 1.0, {}, None, "fedcba9876543210")
     told = Recognised(Known("planner", template), {"date": "Monday", "name": "A\x1b[31mnn"}, "00")
-    pictures = [resource_pictures.proposals([(one, "planner"), (two, None)], 60), resource_pictures.recognised(told)]
+    pictures = [resource_pictures.proposals([(one, "planner"), (two, None)], 60, 0, 60)]
+    pictures += [resource_pictures.proposals([], 50, 3, 19), resource_pictures.recognised(told)]
     check_golden("proposals", Group(*(piece for it in pictures for piece in (it, Text()))))
 
 

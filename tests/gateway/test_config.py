@@ -114,6 +114,7 @@ WRONG = [
     ("route", "model = 1"),
     ("route", "upstream = []"),
     ("route", "alias = 1"),
+    ("route", "train = 1"),
     ("auth", "admin_key_env = 1"),
     ("auth", 'require_token = "yes"'),
     ("limits", "request_bytes = 0"),
@@ -159,6 +160,17 @@ def test_every_key_has_a_wrong_value_above() -> None:
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"penstock\.toml: .*port.*; .*commit_ms.*found -1"):
         read(tmp_path, "port = -1\n[tape]\ncommit_ms = -1\n")
+
+
+def test_only_engines_can_be_asked_for_token_ids(tmp_path: Path) -> None:
+    route = '[[route]]\nmodel = "policy"\nupstream = {}\ntrain = true\n'
+    assert read(tmp_path, UPSTREAM + route.format('"local"')).route[0].train
+    said = r"route 'policy' has train = true and upstream '{}' \({}\) gives no token ids: name one that"
+    for name, what in (("anthropic", "dialect 'anthropic'"), ("gemini", "dialect 'gemini'")):
+        with pytest.raises(ConfigError, match=said.format(name, what)):
+            read(tmp_path, UPSTREAM + route.format(f'["local", "{name}"]'))
+    with pytest.raises(ConfigError, match=said.format("openai", "api.openai.com")):
+        read(tmp_path, route.format('"openai"'))
 
 
 def test_names_must_exist_and_differ(tmp_path: Path) -> None:

@@ -96,12 +96,12 @@ def test_a_good_call_can_be_trained_on() -> None:
 @pytest.mark.parametrize(
     ("head", "bytes_of", "code", "fix"),
     [
-        (span(), good(prompt=None), "no_token_ids", '"return_token_ids": true'),
+        (span(), good(prompt=None), "no_token_ids", "train = true on the [[route]] of m"),
         (span(), good(ids=(), logprobs=2), "no_token_ids", "penstock requeue r1"),
-        (span(), chat_exchange(ASK, {"content": "4"}), "no_token_ids", '"return_token_ids": true'),
+        (span(), chat_exchange(ASK, {"content": "4"}), "no_token_ids", "train = true on the [[route]] of m"),
         (span(dialect="messages"), chat_exchange(ASK, {"content": "4"}), "no_token_ids", "speak chat completions"),
-        (span(), good(logprobs=0), "no_logprobs", '"logprobs": true'),
-        (span(), good(logprobs=1), "no_logprobs", '"logprobs": true'),
+        (span(), good(logprobs=0), "no_logprobs", "train = true on the [[route]] of m"),
+        (span(), good(logprobs=1), "no_logprobs", "train = true on the [[route]] of m"),
         (span(), exchange(b"{}", b"\xff\x00"), "unreadable", "penstock show r1/a1#1 --raw response"),
         (span(), None, "unreadable", "penstock show r1/a1#1 --raw response"),
         (span(truncated=True), good(), "truncated", "limits.recorded_bytes"),
@@ -176,6 +176,46 @@ def test_some_findings_do_not_block() -> None:
     assert codes(made) == ["cut_off"]
     assert not any(finding.blocks for finding in found(made))
     assert made.attempts[0].trainable == 2
+
+
+def captured(**about: Any) -> Span:
+    """A call whose ids were asked for in the agent's name."""
+    return span(attributes={"penstock.captured": ["return_token_ids", "logprobs"]}, **about)
+
+
+def test_an_engine_that_was_asked_and_gave_no_ids_is_the_wrong_one() -> None:
+    made = judge((captured(), chat_exchange(ASK, {"content": "4"})))
+    assert [(f.code, f.fix) for f in found(made)] == [
+        ("no_token_ids", "serve the model by an engine that gives them, such as vLLM")
+    ]
+
+
+def asking(**more: Any) -> Exchange:
+    """A good call that set this."""
+    answered = good().response_body
+    return exchange(json.dumps({"model": "m", "messages": ASK} | more).encode(), answered)
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        ({"tool_choice": "required"}, "forced", "(tool_choice required)"),
+        ({"response_format": {"type": "json_object"}}, "forced", "(response_format json_object)"),
+        ({"guided_regex": "[0-9]"}, "forced", "(guided_regex)"),
+        ({"temperature": 0.7, "top_p": 0.9}, "sampling", "with temperature 0.7, top_p 0.9;"),
+        ({"top_k": 20, "logit_bias": {"1": 2}}, "sampling", "with top_k 20, logit_bias;"),
+    ],
+)
+def test_log_probabilities_that_are_not_the_policys_are_marked(more: Json, code: str, said: str) -> None:
+    made = judge((span(), asking(**more)))
+    assert [(f.code, f.blocks) for f in found(made)] == [(code, False)]
+    assert said in found(made)[0].reason
+    assert made.trainable
+
+
+def test_a_call_that_is_left_to_the_model_has_no_mark() -> None:
+    free = {"temperature": 1.0, "top_p": 1, "top_k": -1, "tool_choice": "auto", "response_format": {"type": "text"}}
+    assert codes(judge((span(), asking(**free)))) == []
 
 
 def test_what_fell_back_in_the_middle_is_not_trained_on() -> None:

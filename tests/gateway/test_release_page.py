@@ -11,7 +11,7 @@ from fakes.trials import Trial, steady
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.releases.charts import Chart, Line, svg
+from gateway.releases.charts import STYLES, Chart, Line, svg
 from gateway.releases.model import Audience, ReleaseView
 from gateway.releases.page import page
 from gateway.releases.policy import Policy, Stage
@@ -113,6 +113,17 @@ def test_what_was_read_too_late_is_cut_off() -> None:
 
 
 # --- the page ---
+
+
+def test_every_chart_says_what_is_along_its_sides_and_no_two_lines_look_alike() -> None:
+    made = page_of(ramped())
+    charts = re.findall(r'<svg viewBox="0 0 720 260".*?</svg>', made, re.DOTALL)
+    assert len(charts) == 5
+    for chart in charts:
+        assert chart.count("rotate(-90)") == 1
+        assert re.search(r'text-anchor="middle">(new rollouts|mean reward|difference of|e-value)', chart)
+    styles = re.findall(r"\.s\d \{ stroke: (var\(--c\d\));( stroke-dasharray: [\d ]+;)? \}", made)
+    assert len(styles) == len(set(styles)) == len({dashes for _, dashes in styles}) == STYLES
 
 
 def test_the_page_stands_alone() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from fakes.memory_tape import MemoryTape, call
 
 from gateway.model import Reward, Span
+from gateway.releases.marks import REPLAY_OF, SHADOW_OF, own, rehearsed
 from gateway.stats import gather
 from gateway.views import RewardStats
 
@@ -33,6 +35,36 @@ async def test_calls_rewards_and_events_are_told_apart() -> None:
     assert figures.rewards == RewardStats(
         count=3, untrusted=1, mean=0.75, by_source={"runner": 1, "judge": 1, "agent": 1}
     )
+
+
+async def test_what_was_asked_for_a_release_is_in_no_sum() -> None:
+    tape = MemoryTape()
+    tape.add(call(1))
+    tape.add(reward(2, value=1.0))
+    for number, mark in enumerate((REPLAY_OF, SHADOW_OF), 3):
+        tape.add(call(number, rollout="x-1-shadow", attributes={mark: "r1/a1#1"}, status="error"))
+    rehearsal = "x-1-rehearsal-a2-1-candidate"
+    tape.add(call(1, rollout=rehearsal, attributes={REPLAY_OF: "r1/a1"}))
+    tape.add(reward(2, value=0.0).model_copy(update={"rollout": rehearsal}))
+    figures = await gather(tape, 100, 0)
+    assert (figures.counted_spans, figures.by_kind) == (6, {"llm": 4, "reward": 2})
+    assert (figures.totals.calls, figures.by_status, figures.by_model["gpt-5-mini"].calls) == (1, {"ok": 1}, 1)
+    assert (figures.rewards.count, figures.rewards.mean) == (1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "is_one"),
+    [
+        ("x-1-rehearsal-a2-17-candidate", True),
+        ("x-1-rehearsal-a2-17-incumbent", True),
+        ("x-1-rehearsal", False),
+        ("x-1-rehearsal-a2-17-other", False),
+        ("rehearsal-a2-17-candidate", False),
+        ("r1", False),
+    ],
+)
+def test_a_run_of_a_rehearsal_is_known_by_its_name(rollout: str, is_one: bool) -> None:
+    assert rehearsed(rollout) == own(call(1, rollout=rollout)) == is_one
 
 
 async def test_dimensions_alone_have_no_mean() -> None:

@@ -27,8 +27,9 @@ SLOTS, RANK = 3, 8
 
 FLAGS = {
     "served-model-name": "base", "host": "127.0.0.1", "dtype": "float32", "max-model-len": 1024, "max-num-seqs": 32,
-    "max-loras": SLOTS, "max-lora-rank": RANK,
+    "max-loras": SLOTS, "max-lora-rank": RANK, "tool-call-parser": "hermes",
 }  # fmt: skip
+SWITCHES = ("--enable-lora", "--enforce-eager", "--enable-auto-tool-choice")
 ENVIRONMENT = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -63,7 +64,7 @@ class Vllm:
         """Starts it and waits until it is healthy."""
         flags = [f"--{name}={value}" for name, value in FLAGS.items()]
         # The `vllm` command asks for a package of that name; the one for CPUs has another.
-        command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--enable-lora", "--enforce-eager", *flags]
+        command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", *SWITCHES, *flags]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.families import filled, similar
-from gateway.prompts.recognise import KEPT_CHARACTERS, Known, Recognised, Recogniser, match, sha256
+from gateway.prompts.recognise import KEPT_CHARACTERS, Known, Recognised, Recogniser, sha256
+from gateway.prompts.scan import match
 from gateway.prompts.template import Template
 
 SHORT = st.text("ab", max_size=3)

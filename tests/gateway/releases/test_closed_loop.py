@@ -110,3 +110,21 @@ def test_a_real_agent_that_does_the_same_again_never_diverges() -> None:
             assert not cassette.diverged
             played += cassette.played
     assert played > 300
+
+
+def test_a_conversation_that_the_provider_keeps_is_followed_by_its_responses() -> None:
+    made = [{"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}]
+    given = [{"type": "function_call_output", "call_id": "c1", "output": "free"}]
+    asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"input": "Seat?"}, {"id": "resp_1", "output": made}),
+        ({"input": given, "previous_response_id": "resp_1"}, {"id": "resp_2", "output": []}),
+    ]
+    bodies = [(json.dumps(one).encode(), json.dumps(other).encode()) for one, other in asked]
+    cassette = Cassette.of(by_name("responses").read(one, other, False) for one, other in bodies)
+    answer = cassette.answer("look", "{}")
+    assert answer is not None
+    assert answer.text == "free"
+    cassette.take_back([("look", "{}")])
+    assert cassette.answer("look", "{}") == answer
+    assert cassette.answer("look", "{}") is None
+    assert cassette.again().answer("look", "{}") == answer

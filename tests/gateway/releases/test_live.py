@@ -330,3 +330,15 @@ async def test_weights_are_sent_by_the_name_of_their_version(
         assert provider.log[-1].model == "two"
         with pytest.raises(ClientError, match="has ended"):
             await client.decide(release.id, "hold", Decision(who="ann"))
+
+
+async def test_a_candidate_that_agents_send_too_must_keep_the_slots(traffic: Traffic, client: Client) -> None:
+    """Agents may send whatever they like; what takes another text's place must have its slots."""
+    await client.add_version("travel", prompt("Agents send this as well, without a date.", sent=True))
+    new = NewRelease(candidate="v3", policy=policy(0.5, checked="required"))
+    release = await client.start_release("travel", new)
+    view = await traffic.when(release.id, lambda view: not view.release.live)
+    assert view.release.stage == "rolled_back"
+    assert "its slots are not those of the stable version: missing {date}" in view.release.reason
+    (check_entry,) = [entry for entry in await client.audit(release.id) if entry.action == "roll_back"]
+    assert check_entry.evidence["ok"] is False

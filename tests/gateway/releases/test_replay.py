@@ -21,13 +21,15 @@ from fakes.process import upstreams
 from fakes.releasing import CHAT, NEW, OLD, Bench, Counting, bench, counting, lookup, question_of, request_of, system_of
 
 from bench.trajectories import DATA, calls_of
+from gateway.capture.asking import ATTRIBUTE, ask
 from gateway.client import Client
 from gateway.demo_model import Answer, Call, Json
 from gateway.dialects.reading import read_exchange
 from gateway.model import Judgement, Span
 from gateway.releases.jobs import Progress
+from gateway.releases.marks import LEG, REPLAY_OF, own
 from gateway.releases.model import NewRelease, NewVersion
-from gateway.releases.questions import LEG, REPLAY_OF, own, unmasked
+from gateway.releases.questions import unmasked
 from gateway.releases.recorded import FEW, Recordings
 from gateway.releases.replay import HOPELESS, Replay
 
@@ -122,6 +124,15 @@ async def test_both_versions_get_the_recorded_request_and_nothing_is_executed(ri
     seen = rig.provider.log[0]
     assert seen.header("authorization") is None
     assert seen.header("content-type") == "application/json"
+
+
+async def test_what_was_added_for_training_is_not_asked_again(rig: Bench) -> None:
+    asked = request_of(CHAT, OLD, "flight 1")
+    more = ask("chat", json.dumps(asked).encode())
+    assert more is not None
+    await rig.record("r1", asked, sent=more.body, attributes={ATTRIBUTE: list(more.added)})
+    await rig.replay(await rig.release())
+    assert [one.keys() for one in rig.asked()] == [asked.keys()] * 2
 
 
 async def test_its_spans_stand_apart_and_say_what_they_repeat(rig: Bench) -> None:

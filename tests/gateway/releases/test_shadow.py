@@ -19,6 +19,7 @@ from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.formats import Failure
 from fakes.process import Gateway, upstreams
 from fakes.releasing import CHAT, NEW, OLD, Bench, Counting, bench, counting, request_of, system_of
+from fakes.shell import Shell
 from fakes.tape import Tape
 
 from gateway.address import Address
@@ -31,8 +32,8 @@ from gateway.prompts.rewriting import find
 from gateway.record import Record
 from gateway.redact import Redactor
 from gateway.releases.jobs import Progress, Report
-from gateway.releases.model import Decision, Entry, NewRelease, Pin, Release, ReleaseView
-from gateway.releases.questions import LEG, SHADOW_OF
+from gateway.releases.marks import LEG, SHADOW_OF
+from gateway.releases.model import Audience, Decision, Entry, NewRelease, Pin, Release, ReleaseView
 from gateway.releases.shadow import Shadow
 from gateway.releases.switch import Found
 from gateway.request import Request
@@ -126,6 +127,47 @@ async def test_live_calls_are_mirrored_and_their_agreement_told(rig: Rig) -> Non
     await rig.traffic.call("later")
     assert rig.provider.log[-1].body in (rig.provider.log[0].body, json.dumps(mirrored(rig.provider)[0]).encode())
     assert len(rig.provider.log) == 11, "nothing is mirrored any more"
+
+
+async def test_only_calls_of_the_audience_are_mirrored(rig: Rig) -> None:
+    how = policy(0.5, **WAITS)
+    only = Audience(agents=["planner"])
+    release = await rig.client.start_release("travel", NewRelease(candidate="v2", policy=how, only=only))
+    await rig.until(release, lambda view: view.doing == "shadow" and view.total == how.shadow.calls)
+    # A call that comes while enough are under way is not offered: there are as many as it takes.
+    while (await rig.client.release(release.id)).doing == "shadow":
+        for agent in ("critic", "planner"):
+            await rig.traffic.call(f"{agent}-{len(rig.provider.log)}/agent/{agent}")
+    await rig.until(release, lambda view: view.release.stage == "canary")
+    _, _, attempt = (await rig.entry(release)).evidence["spans"].partition("/")
+    spans = await rig.tape.spans(f"{release.id}-shadow", 5, attempt)
+    assert {(span.attributes or {})[SHADOW_OF].partition("-")[0] for span in spans} == {"planner"}
+
+
+async def test_mirrors_are_no_agents_cost_data_or_training(rig: Rig, tmp_path: Path) -> None:
+    release = await rig.start()
+    for number in range(5):
+        await rig.traffic.call(f"r{number}")
+        await rig.until(release, past(number))
+    await rig.until(release, lambda view: view.release.stage == "canary")
+    stats = await rig.client.stats()
+    assert (stats.by_kind["llm"], stats.totals.calls, stats.by_status) == (10, 5, {"ok": 5})
+    assert {name: one.calls for name, one in stats.by_model.items()} == {"m": 5}
+    shell = Shell(rig.gateway.url, tmp_path)
+    agents = {f"r{number}" for number in range(5)}
+    for what in ("spans", "messages"):
+        rows = [json.loads(line) for line in (await shell.run("export", "--what", what)).text.splitlines()]
+        assert {row["rollout"] for row in rows} == agents
+    modes = [json.loads(line) for line in (await shell.run("export")).text.splitlines()]
+    assert {row["id"]: row["mode"] for row in modes} == dict.fromkeys(agents, "online") | {
+        f"{release.id}-shadow": "test"
+    }
+    doctor = await shell.run("doctor", f"{release.id}-shadow")
+    assert "for_release" in doctor.text
+    assert "the gateway asked for it to try a release" in doctor.text
+    samples = await shell.run("samples", "--form", "chat", "--filter", f"rollout:{release.id}-shadow")
+    assert samples.out == b""
+    assert "for_release" in samples.err
 
 
 async def test_no_answer_waits_for_its_mirror(rig: Rig) -> None:

@@ -4,12 +4,13 @@ change."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable
 
 import aiohttp
 import pytest
 from conftest import StartGateway
-from fakes.engine import LOAD, UNLOAD, FakeEngine, Planned, engine
+from fakes.engine import CHAT, LOAD, MODELS, UNLOAD, FakeEngine, Planned, engine
 from fakes.experiment import PATIENCE, Traffic, policy
 from fakes.process import Gateway, upstreams
 from fakes.tape import Tape
@@ -151,3 +152,122 @@ async def test_a_server_that_is_away_is_no_reason_to_stop(
     await traffic.call("r1")
     await client.reward("r1", "a1", Judgement(value=1))
     assert served.log.count("would not list its models") == 1
+
+
+async def test_what_a_check_has_loaded_is_not_taken_away(traffic: Traffic, client: Client, vllm: FakeEngine) -> None:
+    """Adapters are looked after while a release is checked: what was read of the tape before it began is no reason."""
+    await client.add_version("policy", adapter(1))
+    await until(lambda: bool(vllm.adapters))
+    listing, answering = asyncio.Event(), asyncio.Event()
+    listed = sum(path == MODELS for path, _ in vllm.asked)
+    vllm.plan(MODELS, Planned(before=listing))
+    vllm.plan(CHAT, Planned(before=answering))
+    await client.add_version("policy", adapter(2))
+    await vllm.until(MODELS, listed + 1)
+    new = NewRelease(candidate="v2", policy=policy(0.5, checked="required"))
+    release = await client.start_release("policy", new)
+    await vllm.until(CHAT)
+    listing.set()
+    # Another look at the server has come and gone.
+    await client.add_version("policy", adapter(3))
+    await vllm.until(MODELS, listed + 3)
+    answering.set()
+    view = await traffic.when(release.id, lambda view: view.release.stage != "draft")
+    assert view.release.live, view.release.reason
+
+
+@pytest.mark.parametrize("end", ["promote", "abort"])
+async def test_a_restarted_server_gets_what_running_rollouts_are_pinned_to(
+    traffic: Traffic, client: Client, vllm: FakeEngine, end: str
+) -> None:
+    await client.add_version("policy", adapter(1))
+    await client.add_version("policy", adapter(2))
+    await until(lambda: "policy@v1" in vllm.adapters)
+    if end == "promote":
+        await traffic.call("long")
+    release = await traffic.start("policy", "v2", policy(0.999999))
+    await until(lambda: "policy@v2" in vllm.adapters)
+    if end == "abort":
+        await traffic.call("long")
+    await client.decide(release.id, end, Decision(who="ann"))
+    vllm.restart()
+    await client.add_version("policy", adapter(3))
+    await until(lambda: vllm.adapters.keys() == {"policy@v1", "policy@v2"})
+
+
+async def test_an_adapter_of_a_pinned_rollout_that_was_refused_once_is_tried_again(
+    traffic: Traffic, client: Client, vllm: FakeEngine, served: Gateway
+) -> None:
+    await client.add_version("policy", adapter(1))
+    await client.add_version("policy", adapter(2))
+    await until(lambda: "policy@v1" in vllm.adapters)
+    await traffic.call("long")
+    release = await traffic.start("policy", "v2", policy(0.5))
+    await until(lambda: "policy@v2" in vllm.adapters)
+    await client.decide(release.id, "promote", Decision(who="ann"))
+    vllm.restart()
+    vllm.files = {"/adapters/2"}
+    await client.add_version("policy", adapter(3))
+    await until(lambda: "/adapters/1" in served.log)
+    assert vllm.adapters.keys() == {"policy@v2"}
+    vllm.files = None
+    await client.add_version("policy", adapter(4))
+    await until(lambda: vllm.adapters.keys() == {"policy@v1", "policy@v2"})
+
+
+async def test_what_was_held_before_its_checks_cannot_be_promoted(
+    traffic: Traffic, client: Client, vllm: FakeEngine
+) -> None:
+    await client.add_version("policy", adapter(1))
+    await client.add_version("policy", adapter(2))
+    answering = asyncio.Event()
+    vllm.plan(CHAT, Planned(before=answering))
+    new = NewRelease(candidate="v2", policy=policy(0.5, checked="required"))
+    release = await client.start_release("policy", new)
+    await vllm.until(CHAT)
+    await client.decide(release.id, "hold", Decision(who="ann"))
+    with pytest.raises(ClientError, match="was held in draft"):
+        await client.decide(release.id, "promote", Decision(who="ann"))
+    answering.set()
+
+
+async def test_a_call_that_waits_for_an_engine_is_not_sent_to_what_was_taken_back(
+    traffic: Traffic, client: Client, vllm: FakeEngine, served: Gateway, http: aiohttp.ClientSession
+) -> None:
+    """It was given the candidate, which is rolled back and unloaded before the engine is opened."""
+    await client.add_version("policy", adapter(1))
+    await client.add_version("policy", adapter(2))
+    release = await traffic.start("policy", "v2", policy(0.999999, checked="required"))
+    await until(lambda: vllm.adapters.keys() == {"policy@v1", "policy@v2"})
+    await traffic.call("r1")
+    await traffic.call("r2")
+    path = "/api/upstreams/fake-openai"
+    await client.post(f"{path}/hold", UpstreamView, HoldRequest(bound_s=60))
+    waiting = [asyncio.ensure_future(traffic.call(name)) for name in ("r1", "r1", "r2", "new")]
+    tape = Tape(served.url, http)
+
+    async def count() -> int:
+        found = await tape.get("/api/upstreams")
+        return next(one["waiting"] for one in found["upstreams"] if one["name"] == "fake-openai")
+
+    async with asyncio.timeout(PATIENCE):
+        while await count() < 4:  # noqa: ASYNC110 - as a person would ask
+            await asyncio.sleep(0.01)
+    await client.decide(release.id, "rollback", Decision(who="ann"))
+    del vllm.adapters["policy@v2"]
+    async with http.post(served.url + f"{path}/open") as answer:
+        assert (answer.status, (await answer.json())["held"]) == (200, False), "it needs no body"
+    answers = await asyncio.gather(*waiting)
+    assert traffic.failures == []
+    assert {json.dumps(one["choices"]).count("I am policy@v1.") for one in answers} == {1}
+    for name, calls in (("r1", 3), ("r2", 2), ("new", 1)):
+        (pin,) = await client.pins(name)
+        assert (pin.version, pin.mixed) == ("v1", True)
+        spans = await tape.spans(name, calls)
+        assert spans[-1].versions == {"policy": "v1"}
+
+
+async def test_a_page_from_elsewhere_opens_nothing(served: Gateway, http: aiohttp.ClientSession) -> None:
+    for headers in ({"Origin": "http://evil.example"}, {"Content-Type": "text/plain"}):
+        async with http.post(served.url + "/api/upstreams/fake-openai/open", headers=headers) as answer:
+            assert answer.status == 415

@@ -1,0 +1,1 @@
+"""From the tape to training data: turns, samples, conversations, preferences. Pure but for `source` and `commands`."""

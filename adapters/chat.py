@@ -1,0 +1,182 @@
+"""Conversations as OpenAI writes them, for supervised fine-tuning: one for each leaf of the turn tree.
+
+    made, report = conversations(episode, Options(model="policy"))
+    made[0].messages    # [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4", "weight": 1}]
+
+Agents send the whole conversation with every call, so the last call of a branch holds all of it: a leaf's conversation
+is what was sent with its call, and its answer. Answers that the policy gave in calls on the way carry `"weight": 1`,
+all other messages of the assistant `"weight": 0` (the field of OpenAI's fine-tuning files). Where branches share a
+beginning an answer is marked in one of them only, so that nothing is learned twice. No token ids are needed, whatever
+the dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from adapters.choosing import counted, usable
+from adapters.report import Report
+from adapters.rewards import Judged, judge
+from adapters.samples import Options
+from adapters.tree import Node, Story, grow, message_of
+from adapters.turns import Call, Episode, Try
+from gateway.dialects.parts import fingerprint
+from gateway.model import Message, Part, Tool
+
+Wire = dict[str, Any]
+
+
+UNJUDGED: Final = frozenset({"no_reward", "untrusted_reward", "nan_reward"})
+"""Reasons that keep nothing out of supervised fine-tuning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One branch of what was said."""
+
+    rollout: str
+    """The rollout it is of."""
+    attempt: str
+    """The attempt of it."""
+    group: str
+    """The task that the rollout repeats."""
+    agent: str | None
+    """The agent that had it."""
+    model: str
+    """The model that was asked for."""
+    calls: tuple[int, ...]
+    """Sequences of the calls whose answers carry weight 1, in order."""
+    messages: list[Wire]
+    """In OpenAI's form; `weight` is set on every message of the assistant."""
+    tools: list[Wire]
+    """On offer in its last call."""
+    reward: float | None
+    """Of the rollout; None when nobody has said."""
+    rewards: Mapping[str, float]
+    """Its dimensions."""
+
+
+def conversations(episode: Episode, options: Options | None = None) -> tuple[list[Conversation], Report]:
+    """The conversations of an episode, and what became of every call that is in none. Of the options those count that
+    choose calls and weigh rewards; without any, rollouts that nobody has judged are taken too."""
+    chosen = options or Options(allow=UNJUDGED)
+    report = Report(rollouts=1, calls=sum(len(one.calls) for one in episode.tries))
+    made = [it for one in counted(episode, chosen.attempt, report) for it in _attempt(episode, one, chosen, report)]
+    report.samples, report.choices = len(made), sum(len(one.calls) for one in made)
+    return made, report
+
+
+def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> Iterator[Conversation]:
+    judged = judge(one, options.weights)
+    report.notes += judged.notes
+    good = usable(episode, one, judged, options, _answered, report)
+    agents: dict[str | None, list[tuple[Call, list[int]]]] = {}
+    for call in good:
+        agents.setdefault(call.span.agent, []).append((call, _choices(call, report)))
+    for ready in agents.values():
+        marked: set[Node] = set()
+        for node in grow(ready, Story()):
+            if not node.children:
+                path = [it for it in _path(node) if it not in marked]
+                marked.update(path)
+                yield _conversation(episode, judged, node, path)
+
+
+def _answered(call: Call) -> bool:
+    return call.turn is not None and bool(call.turn.choices)
+
+
+def _choices(call: Call, report: Report) -> list[int]:
+    """The choices that say something."""
+    found: list[int] = []
+    for index, said in call.replies.items():
+        if said:
+            found.append(index)
+        else:
+            report.drop(call.span, index, "empty", "nothing was said")
+    return found
+
+
+def _path(node: Node | None) -> list[Node]:
+    """From the first call of a conversation to this one."""
+    found: list[Node] = []
+    while node is not None:
+        found.append(node)
+        node = node.parent
+    return found[::-1]
+
+
+def _conversation(episode: Episode, judged: Judged, leaf: Node, produced: Sequence[Node]) -> Conversation:
+    call, said = leaf.call, message_of(leaf.call, leaf.choice)
+    assert call.turn is not None
+    assert said is not None
+    places = _places(leaf, produced)
+    messages = [wire for at, it in enumerate([*call.turn.messages, said]) for wire in written(it, int(at in places))]
+    return Conversation(
+        rollout=call.span.rollout,
+        attempt=call.span.attempt,
+        group=episode.group,
+        agent=call.span.agent,
+        model=call.span.model or "",
+        calls=tuple(node.call.span.sequence for node in produced),
+        messages=messages,
+        tools=[offered(tool) for tool in call.turn.tools],
+        reward=judged.reward,
+        rewards=judged.dimensions,
+    )
+
+
+def _places(leaf: Node, produced: Iterable[Node]) -> set[int]:
+    """Where the answers of these calls stand among the leaf's messages, its own answer after all of them."""
+    sent = leaf.call.turn.messages if leaf.call.turn else []
+    # Messages that say nothing have no fingerprint, and no part in the comparison.
+    told = [*(at for at, message in enumerate(sent) if fingerprint(message)), len(sent)]
+    return {told[len(node.call.story)] for node in produced}
+
+
+def written(message: Message, weight: int | None = None) -> list[Wire]:
+    """A message in OpenAI's form. Results of tools are messages of their own there, and come first."""
+    results = [part for part in message.parts if part.type == "tool_call_response"]
+    others = [part for part in message.parts if part.type != "tool_call_response"]
+    found = [_result(part) for part in results]
+    return [*found, _message(message, others, weight)] if others or not results else found
+
+
+def _result(part: Part) -> Wire:
+    named = {} if part.name is None else {"name": part.name}
+    content = part.text if part.data is None else part.data
+    return {"role": "tool", "tool_call_id": part.id, **named, "content": content or ""}
+
+
+def _message(message: Message, parts: Sequence[Part], weight: int | None) -> Wire:
+    calls = [_call(part) for part in parts if part.type == "tool_call"]
+    thought = [part.text for part in parts if part.type == "reasoning" and part.text]
+    refusal = [part.text for part in parts if part.type == "refusal" and part.text]
+    found: Wire = {"role": message.role, "content": _content(parts, bool(calls))}
+    found |= {"name": message.name} if message.name is not None else {}
+    found |= {"reasoning_content": "".join(thought)} if thought else {}
+    found |= {"refusal": "".join(refusal)} if refusal else {}
+    found |= {"tool_calls": calls} if calls else {}
+    return found | ({"weight": weight or 0} if message.role == "assistant" and weight is not None else {})
+
+
+def _content(parts: Sequence[Part], calls: bool) -> Any:
+    """A string where it is one text, a list of parts where it is several or has media."""
+    shown = [part for part in parts if part.type in ("text", "media", "unknown")]
+    if not shown:
+        return None if calls else ""
+    if len(shown) == 1 and shown[0].type == "text":
+        return shown[0].text or ""
+    return [{"type": "text", "text": part.text} if part.type == "text" else part.data for part in shown]
+
+
+def _call(part: Part) -> Wire:
+    return {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": part.arguments or ""}}
+
+
+def offered(tool: Tool) -> Wire:
+    """A tool in OpenAI's form."""
+    about = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": {name: value for name, value in about.items() if value is not None}}

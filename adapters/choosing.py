@@ -1,0 +1,108 @@
+"""Which attempts and calls are trained on at all, before anybody looks at tokens. What is not is reported.
+
+The reasons are those of `penstock doctor`, from the same rules (`gateway.findings`), less those about tokens, and what
+a selection adds: another agent, another attempt, the retries of a client.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, Protocol
+
+from adapters.report import Reason, Report
+from adapters.rewards import Judged
+from adapters.turns import Call, Episode, Try
+from gateway.findings import GENERATE, of_attempt, of_head
+from gateway.model import AttemptStatus
+
+Which = Literal["final", "succeeded", "last", "all"]
+REWARDS = ("no_reward", "untrusted_reward")
+
+
+class Chosen(Protocol):
+    """The slice of `samples.Options` that chooses calls."""
+
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def agent(self) -> str | None: ...
+    @property
+    def allow(self) -> frozenset[str]: ...
+
+
+def counted(episode: Episode, which: Which, report: Report) -> list[Try]:
+    """The attempts that count; the calls of the others are reported."""
+    good = [one for one in episode.tries if one.attempt.status == AttemptStatus.SUCCEEDED][-1:]
+    newest = list(episode.tries[-1:])
+    found = {"final": good or newest, "succeeded": good, "last": newest, "all": list(episode.tries)}[which]
+    for one in episode.tries:
+        if not any(one is other for other in found):
+            _drop(report, one.calls, "other_attempt", f"the attempt that counts is another one ({which})")
+    return found
+
+
+def usable(
+    episode: Episode,
+    one: Try,
+    judged: Judged,
+    options: Chosen,
+    readable: Callable[[Call], bool],
+    report: Report,
+) -> list[Call]:
+    """The calls of an attempt that may be trained on, by sequence: one of each client's retries. `readable` says of a
+    call with bytes whether its answer can be read."""
+    blocked = next((it for it in _about(episode, one, judged) if it[0] not in options.allow), None)
+    if blocked is not None:
+        _drop(report, one.calls, *blocked)
+        return []
+    model, found = options.model or main_model(episode), list[Call]()
+    for call in one.calls:
+        trouble = next((it for it in _of(episode, one, call, model, options.agent) if it[0] not in options.allow), None)
+        if trouble is None and (call.bodies is None or not readable(call)):
+            trouble = "unreadable", f"its {'answer cannot be read' if call.bodies else 'bytes are not on the tape'}"
+        if trouble is None:
+            found.append(call)
+        else:
+            report.drop(call.span, None, *trouble)
+    return _once(found, report)
+
+
+def main_model(episode: Episode) -> str | None:
+    """The model that most calls of a rollout ask for, as `penstock doctor` finds it."""
+    heads = [call.span for one in episode.tries for call in one.calls]
+    counts = Counter(head.model for head in heads if head.model and head.dialect in GENERATE)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def _about(episode: Episode, one: Try, judged: Judged) -> Iterator[tuple[Reason, str]]:
+    """What blocks a whole attempt."""
+    for finding in of_attempt(episode.rollout, one.attempt, [call.span for call in one.calls]):
+        if finding.blocks and finding.code not in REWARDS:
+            yield finding.code, finding.reason
+    if judged.trouble is not None:
+        yield judged.trouble
+
+
+def _of(episode: Episode, one: Try, call: Call, model: str | None, agent: str | None) -> Iterator[tuple[Reason, str]]:
+    """What blocks a call."""
+    for finding in of_head(episode.rollout, one.attempt, call.span, model):
+        if finding.blocks:
+            yield finding.code, finding.reason
+    if agent is not None and call.span.agent != agent:
+        yield "other_agent", f"it is of agent {call.span.agent}, not of {agent}"
+
+
+def _once(calls: Sequence[Call], report: Report) -> list[Call]:
+    """Of a call and its client's retries the newest that is good: the answer that the client has waited for."""
+    newest = {call.span.retry_of or call.span.sequence: call for call in calls}
+    kept = {id(call) for call in newest.values()}
+    for call in calls:
+        if id(call) not in kept:
+            report.drop(call.span, None, "retry", "its client asked again, and the later answer counts")
+    return [call for call in calls if id(call) in kept]
+
+
+def _drop(report: Report, calls: Iterable[Call], reason: Reason, detail: str) -> None:
+    for call in calls:
+        report.drop(call.span, None, reason, detail)

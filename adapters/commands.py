@@ -1,0 +1,141 @@
+"""`penstock samples`: training data from the tape, as files for other trainers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from gateway.commands.common import LOCAL, Failure, Filter, Url, pairs, with_client
+
+if TYPE_CHECKING:
+    from adapters.export import Form, Format
+    from adapters.samples import Options
+    from gateway.client import Client
+
+Output = Annotated[Path | None, Parameter(name=("--output", "-o"))]
+
+
+def samples(
+    *,
+    form: Literal["samples", "chat", "preferences", "triplets"] = "samples",
+    format: Literal["jsonl", "parquet"] = "jsonl",
+    filter: Filter = None,
+    model: str | None = None,
+    agent: str | None = None,
+    attempt: Literal["final", "succeeded", "last", "all"] = "final",
+    transitions: Annotated[bool, Parameter(negative="")] = False,
+    mask_forced: Annotated[bool, Parameter(negative="")] = False,
+    longest_prompt: int | None = None,
+    longest_response: int | None = None,
+    weight: Annotated[list[str] | None, Parameter(negative="")] = None,
+    allow: Annotated[list[str] | None, Parameter(negative="")] = None,
+    margin: float = 0.0,
+    output: Output = None,
+    gateway: Url = LOCAL,
+) -> None:
+    """Write training data made from rollouts: token samples, conversations, preferences or triplets.
+
+    Parameters
+    ----------
+    form
+        Token sequences with mask and log-probabilities, conversations for SFT, pairs for DPO, or a row for each call.
+    format
+        JSON lines or Parquet, which needs the extra `export`.
+    model
+        The model that is trained; the one that most calls of a rollout asked for if not given.
+    agent
+        Calls of this agent only.
+    attempt
+        Which attempt counts; `final` is the newest that succeeded, else the newest.
+    transitions
+        A sample for each call, instead of one for calls that go on from each other.
+    mask_forced
+        Do not train on tokens that a grammar forced.
+    longest_prompt
+        Most tokens of a prompt; what is longer is left out and told.
+    longest_response
+        Most tokens of a response; a longer sample is split before a call.
+    weight
+        Weight of a reward's dimension, as NAME=NUMBER; may be given several times. `reward` is the value itself.
+    allow
+        A reason that shall not keep a call out, such as no_reward; may be given several times.
+    margin
+        By how much the rewards of a pair must differ at least.
+    output
+        File to write, which appears when it is whole; stdout if not given.
+    """
+    if not margin >= 0:
+        raise Failure(f"--margin is {margin}: it must not be negative", 2)
+    if format == "parquet" and output is None:
+        raise Failure("Parquet goes to a file: say which, as --output FILE", 2)
+    if find_spec("numpy") is None:
+        raise Failure("training data needs numpy: pip install 'penstock[export]'")
+    from adapters.samples import Options
+
+    options = Options(
+        model=model,
+        agent=agent,
+        attempt=attempt,
+        merge=not transitions,
+        forced="mask" if mask_forced else "keep",
+        longest_prompt=longest_prompt,
+        longest_response=longest_response,
+        weights=_weights(weight),
+        allow=_reasons(allow or []),
+    )
+    try:
+        with_client(gateway, lambda client: _write(client, filter or "", form, format, options, margin, output))
+    except FileNotFoundError as e:
+        raise Failure(f"{output}: {e.strerror}") from None
+
+
+async def _write(
+    client: Client, filter: str, form: Form, format: Format, options: Options, margin: float, output: Path | None
+) -> None:
+    from adapters.export import sink
+    from adapters.making import rows
+    from adapters.report import Report
+    from adapters.source import load
+    from gateway.exporting import whole_file
+
+    report = Report()
+    with whole_file(output) as file:
+        try:
+            out = sink(file, form, format)
+        except ImportError:
+            raise Failure("Parquet needs pyarrow: pip install 'penstock[export]'") from None
+        try:
+            async with aclosing(load(client, client.rollouts(filter))) as episodes:
+                async for row in rows(episodes, form, options, margin, report):
+                    out.write(row)
+        finally:
+            out.close()
+    print("\n".join(report.lines()), file=sys.stderr)
+
+
+def _weights(words: Sequence[str] | None) -> dict[str, float] | None:
+    if words is None:
+        return None
+    return {name: _number(name, text) for name, text in pairs(words, "--weight").items()}
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise Failure(f"--weight: {text!r} of {name} is not a number", 2) from None
+
+
+def _reasons(words: Sequence[str]) -> frozenset[str]:
+    from adapters.report import REASONS
+
+    unknown = next((word for word in words if word not in REASONS), None)
+    if unknown is not None:
+        raise Failure(f"--allow: {unknown!r} is no reason; there are {', '.join(sorted(REASONS))}", 2)
+    return frozenset(words)

@@ -1,0 +1,51 @@
+"""From episodes to rows of training data: what `penstock samples` writes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable
+from dataclasses import replace
+
+from adapters.chat import UNJUDGED, Conversation, conversations
+from adapters.export import Form, Row, of_conversations, of_pairs, of_samples, of_triplets
+from adapters.preferences import pairs
+from adapters.report import Report
+from adapters.samples import Options, samples
+from adapters.turns import Episode
+
+
+async def rows(
+    episodes: AsyncIterable[Episode], form: Form, options: Options, margin: float, report: Report
+) -> AsyncGenerator[Row]:
+    """Rows of a form, as episodes come. Preferences come at the end, since a group may be anywhere: until then the
+    conversations are held in memory. What was left out is added to the report. Raises ValueError for a wrong margin."""
+    told = replace(options, allow=options.allow | UNJUDGED) if form == "chat" else options
+    held: list[Conversation] = []
+    async for episode in episodes:
+        if form in ("samples", "triplets"):
+            made, found = samples(episode, options)
+            given = of_samples(made) if form == "samples" else of_triplets(made)
+        else:
+            said, found = conversations(episode, told)
+            given = of_conversations(said if form == "chat" else ())
+            held += said if form == "preferences" else []
+        report.add(found)
+        for row in given:
+            yield row
+    for row in preferences(held, margin, report) if form == "preferences" else ():
+        yield row
+
+
+def preferences(held: list[Conversation], margin: float, report: Report, strict: bool = True) -> list[Row]:
+    """Pairs of conversations, each rollout's longest, as `preferences.row` writes them; groups that give none are
+    counted in the report."""
+    longest: dict[str, Conversation] = {}
+    for one in held:
+        before = longest.get(one.rollout)
+        longest[one.rollout] = one if before is None or len(one.calls) > len(before.calls) else before
+    found, left = pairs(longest.values(), margin)
+    made = list(of_pairs(found, strict))
+    report.unpaired.update(left.values())
+    report.unpaired.update({"no_common_prompt": len(found) - len(made), "branch": len(held) - len(longest)})
+    report.unpaired = +report.unpaired
+    report.pairs += len(made)
+    return made

@@ -1,0 +1,127 @@
+"""Preferences: what went better and what went worse in one group, as pairs for DPO (Rafailov et al., 2023).
+
+    found, left = pairs(of_rollouts(samples), margin=0.5)      # tokens: trainer
+    found, left = pairs(conversations, margin=0.5)             # text: export, see `row`
+
+Both sides of a pair are rollouts of one group whose rewards differ by at least the margin. `best` pairs the best with
+the worst, `all` every two. A group that gives no pair is told with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from adapters.chat import Conversation, Wire
+from adapters.report import Unpaired
+from adapters.samples import Sample
+
+Which = Literal["best", "all"]
+
+
+class Rated(Protocol):
+    """What can be preferred."""
+
+    @property
+    def rollout(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def reward(self) -> float | None: ...
+
+
+R = TypeVar("R", bound=Rated)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """All samples of a rollout, for preferences over tokens."""
+
+    rollout: str
+    group: str
+    reward: float
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair(Generic[R]):
+    """One of two is preferred."""
+
+    group: str
+    """The task that both repeat."""
+    chosen: R
+    """What went better."""
+    rejected: R
+    """What went worse."""
+    margin: float
+    """By how much; in units of the reward."""
+
+
+def of_rollouts(samples: Iterable[Sample]) -> list[Trajectory]:
+    """Samples by their rollout, in the order of their first ones."""
+    by: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by[sample.rollout, sample.group].append(sample)
+    return [Trajectory(rollout, group, own[0].reward, tuple(own)) for (rollout, group), own in by.items()]
+
+
+def pairs(items: Iterable[R], margin: float = 0.0, which: Which = "best") -> tuple[list[Pair[R]], dict[str, Unpaired]]:
+    """Pairs by group, and the groups that gave none. Rewards that are equal are never a pair, whatever the margin.
+    Of several items of one rollout the first counts. Raises ValueError for a negative margin."""
+    if not margin >= 0:
+        raise ValueError(f"margin is {margin}: it must not be negative")
+    groups: dict[str, dict[str, R]] = defaultdict(dict)
+    for item in items:
+        groups[item.group].setdefault(item.rollout, item)
+    found, left = list[Pair[R]](), dict[str, Unpaired]()
+    for group, by_rollout in groups.items():
+        made, why = _of_group(group, list(by_rollout.values()), margin, which)
+        found += made
+        left |= {group: why} if why is not None else {}
+    return found, left
+
+
+def _of_group(group: str, items: Sequence[R], margin: float, which: Which) -> tuple[list[Pair[R]], Unpaired | None]:
+    rated = [(item.reward, item) for item in items if item.reward is not None and math.isfinite(item.reward)]
+    if len(rated) < 2:
+        return [], "alone" if len(items) < 2 else "no_reward"
+    ordered = sorted(rated, key=lambda one: one[0], reverse=True)
+    two = [(ordered[0], ordered[-1])] if which == "best" else combinations(ordered, 2)
+    made = [Pair(group, b, w, high - low) for (high, b), (low, w) in two if high > low and high - low >= margin]
+    return made, None if made else "too_close"
+
+
+def row(pair: Pair[Conversation], strict: bool = True) -> dict[str, Any] | None:
+    """A pair in the form of TRL and OpenAI: the messages that both begin with (`prompt`), and what followed in each,
+    from an answer on. None when they share no such beginning. Users whose first messages differ share the system prompt
+    only: with `strict=False` what followed may begin with any message, for trainers that learn from answers only."""
+    good, bad = _plain(pair.chosen), _plain(pair.rejected)
+    differ = next((at for at, (a, b) in enumerate(zip(good, bad, strict=False)) if a != b), min(len(good), len(bad)))
+    starts = (at for at in range(min(differ, len(good) - 1, len(bad) - 1), 0, -1))
+    cut = next((at for at in starts if not strict or (_answers(good, at) and _answers(bad, at))), None)
+    if cut is None:
+        return None
+    return {
+        "group": pair.group,
+        "chosen_rollout": pair.chosen.rollout,
+        "rejected_rollout": pair.rejected.rollout,
+        "prompt": good[:cut],
+        "chosen": good[cut:],
+        "rejected": bad[cut:],
+        "tools": pair.chosen.tools,
+        "chosen_reward": pair.chosen.reward,
+        "rejected_reward": pair.rejected.reward,
+        "margin": pair.margin,
+    }
+
+
+def _answers(messages: Sequence[Wire], at: int) -> bool:
+    return messages[at]["role"] == "assistant"
+
+
+def _plain(conversation: Conversation) -> list[Wire]:
+    return [{key: value for key, value in wire.items() if key != "weight"} for wire in conversation.messages]

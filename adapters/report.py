@@ -1,0 +1,110 @@
+"""What became of every choice of every call, with its reason: nothing is left out silently.
+
+A choice is either in exactly one sample (or, for conversations, marked in exactly one) or in `dropped`. Most reasons
+are those of `penstock doctor` (`gateway.views.Trouble`); `Reason` adds what only the making of samples knows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+from gateway.model import Span
+from gateway.views import Trouble
+
+Own = Literal[
+    "other_agent",
+    "other_attempt",
+    "retry",
+    "empty",
+    "nan_reward",
+    "prompt_too_long",
+    "response_too_long",
+]
+Reason = Trouble | Own
+"""Why a choice is in no sample."""
+REASONS: Final = frozenset({*get_args(Trouble), *get_args(Own)})
+
+Start = Literal["first", "forked", "retokenised", "template", "compacted", "too_long"]
+"""Why a sample begins where it does, and not as the continuation of another."""
+
+Unpaired = Literal["alone", "no_reward", "too_close", "no_common_prompt", "branch"]
+"""Why a group gives no pair: one rollout only, nobody judged it, rewards too close, no prompt that both sides share; or
+why a conversation is in none: its rollout has a longer one."""
+
+Note = Literal["late_reward", "odd_reward", "turn_rewards_only"]
+"""What is worth knowing of rewards and keeps nothing out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A choice, or a whole call, that is in no sample."""
+
+    rollout: str
+    attempt: str
+    sequence: int
+    """Of the call's span."""
+    choice: int | None
+    """None when it is the whole call, with all the choices it may have."""
+    reason: Reason
+    detail: str
+    """The same for a person."""
+
+
+@dataclass(slots=True)
+class Report:
+    """Counts, and everything that was left out. `add` sums reports of several rollouts."""
+
+    rollouts: int = 0
+    """Rollouts that were looked at."""
+    calls: int = 0
+    """Their recorded calls."""
+    samples: int = 0
+    """Samples, or conversations, that were made."""
+    choices: int = 0
+    """Choices that are in them."""
+    tokens: int = 0
+    """Sampled tokens in them."""
+    starts: Counter[Start] = field(default_factory=Counter[Start])
+    """Why samples begin where they do; only `first` is what one hopes for."""
+    notes: Counter[Note] = field(default_factory=Counter[Note])
+    """Odd rewards."""
+    pairs: int = 0
+    """Pairs of conversations, when preferences were asked for."""
+    unpaired: Counter[Unpaired] = field(default_factory=Counter[Unpaired])
+    """Groups and conversations that are in no pair."""
+    dropped: list[Dropped] = field(default_factory=list[Dropped])
+    """What is in no sample."""
+
+    @property
+    def reasons(self) -> Counter[Reason]:
+        """How often each reason left something out."""
+        return Counter(one.reason for one in self.dropped)
+
+    def drop(self, span: Span, choice: int | None, reason: Reason, detail: str) -> None:
+        """Leave out a choice, or a whole call."""
+        self.dropped.append(Dropped(span.rollout, span.attempt, span.sequence, choice, reason, detail))
+
+    def add(self, other: Report) -> None:
+        """Count what another report has as well."""
+        self.rollouts += other.rollouts
+        self.calls += other.calls
+        self.samples += other.samples
+        self.choices += other.choices
+        self.tokens += other.tokens
+        self.starts += other.starts
+        self.notes += other.notes
+        self.pairs += other.pairs
+        self.unpaired += other.unpaired
+        self.dropped += other.dropped
+
+    def lines(self) -> list[str]:
+        """For a person: one line of sums, and one for each kind of count."""
+        sums = f"{self.rollouts:,} rollouts, {self.calls:,} calls: {self.samples:,} rows of {self.choices:,} answers"
+        counts = (("rows begin", self.starts), ("left out", self.reasons), ("rewards", self.notes))
+        counts = (*counts, (f"{self.pairs:,} pairs, not in one", self.unpaired))
+        return [
+            f"{sums}, {self.tokens:,} sampled tokens",
+            *(f"{title}: " + ", ".join(f"{name} {n:,}" for name, n in c.most_common()) for title, c in counts if c),
+        ]

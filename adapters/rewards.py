@@ -1,0 +1,151 @@
+"""What an attempt and its calls were worth, and how that is credited to the calls.
+
+Rewards are spans: of the whole attempt (terminal), or of one call (per turn). Of several of the same kind the newest
+trusted one counts, late ones too (the return is that of Sutton and Barto, 2018, §3.3, with a discount for each call).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from adapters.report import Note, Reason
+from adapters.turns import Try
+from gateway.dialects.wire import obj
+from gateway.model import Reward, Span
+
+K = TypeVar("K")
+
+PREFIX = "penstock.reward."
+VALUE = "reward"
+"""Name of a reward's value among its dimensions, where no dimension has that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What is known of an attempt's rewards."""
+
+    reward: float | None
+    """Terminal; None when there is none, see `trouble`."""
+    dimensions: Mapping[str, float]
+    """Named scores of the whole attempt."""
+    turns: Mapping[int, float]
+    """By sequence of the call."""
+    trouble: tuple[Reason, str] | None = None
+    """Why there is no reward, and in words."""
+    notes: Counter[Note] = field(default_factory=Counter[Note])
+    """What is odd about them."""
+
+
+def judge(one: Try, weights: Mapping[str, float] | None = None) -> Judged:
+    """The rewards of an attempt. With `weights` the terminal reward is the sum of dimensions, each times its weight;
+    the name `reward` stands for the value. A dimension that is missing means that there is no reward yet."""
+    given = [_reward(span) for span in one.spans if span.kind == "reward"]
+    trusted = [reward for reward in given if reward.trusted]
+    whole = [reward for reward in trusted if reward.span is None]
+    value = next((reward.value for reward in reversed(whole) if reward.value is not None), None)
+    turns = {reward.span: reward.value for reward in trusted if reward.span is not None and reward.value is not None}
+    named: dict[str, float] = {}
+    for reward in whole:
+        named |= reward.dimensions
+    scores = ({} if value is None else {VALUE: value}) | named
+    terminal, trouble = _terminal(one, given, value, scores, turns, weights)
+    notes: Counter[Note] = Counter({"late_reward": sum(reward.late for reward in trusted)})
+    notes["turn_rewards_only"] = int(weights is None and value is None and bool(turns) and terminal is not None)
+    notes["odd_reward"] = sum(not math.isfinite(it) for it in (*turns.values(), *named.values()))
+    return Judged(terminal, _finite(named), _finite(turns), trouble, +notes)
+
+
+def _finite(scores: Mapping[K, float]) -> dict[K, float]:
+    return {name: score for name, score in scores.items() if math.isfinite(score)}
+
+
+def _terminal(
+    one: Try,
+    given: Sequence[Reward],
+    value: float | None,
+    scores: Mapping[str, float],
+    turns: Mapping[int, float],
+    weights: Mapping[str, float] | None,
+) -> tuple[float | None, tuple[Reason, str] | None]:
+    if weights is not None:
+        missing = sorted(weights.keys() - scores.keys())
+        if missing:
+            return None, ("no_reward", f"nobody said anything of {', '.join(missing)}")
+        reward: float | None = sum(weight * scores[name] for name, weight in weights.items())
+    elif value is None and turns:
+        # Only calls were judged: the attempt's own field holds the newest of these, which is no terminal reward.
+        reward = 0.0
+    else:
+        reward = value if given else one.attempt.reward
+    if reward is None:
+        untrusted = any(reward.value is not None and not reward.trusted for reward in given)
+        found: Reason = "untrusted_reward" if untrusted else "no_reward"
+        return None, (found, "only the agent says how well it went" if untrusted else "nobody said how well it went")
+    return (reward, None) if math.isfinite(reward) else (None, ("nan_reward", f"its reward is {reward}"))
+
+
+def _reward(span: Span) -> Reward:
+    """As it is kept, without judging it: what came in by another door than the control API may be odd."""
+    found: dict[str, Any] = {
+        name.removeprefix(PREFIX): value for name, value in (span.attributes or {}).items() if name.startswith(PREFIX)
+    }
+    scores = obj(found.get("dimensions")).items()
+    return Reward.model_construct(
+        value=_number(found.get("value")),
+        dimensions={name: number for name, score in scores if (number := _number(score)) is not None},
+        trusted=found.get("trusted", True) is True,
+        late=found.get("late", False) is True,
+        span=found["span"] if isinstance(found.get("span"), int) else None,
+    )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+class Part(Protocol):
+    """The slice of `samples.Segment` that credit needs."""
+
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def reward(self) -> float | None: ...
+
+
+class Whole(Protocol):
+    """The slice of `samples.Sample` that credit needs."""
+
+    @property
+    def rollout(self) -> str: ...
+    @property
+    def attempt(self) -> str: ...
+    @property
+    def reward(self) -> float: ...
+    @property
+    def segments(self) -> Sequence[Part]: ...
+
+
+def returns(samples: Sequence[Whole], gamma: float = 1.0) -> list[npt.NDArray[np.float32]]:
+    """The discounted return of every segment: for each sample an array [S].
+
+    `samples` are all those of one attempt, merged or not: the return of a call is its own reward and what came after it
+    in the attempt, discounted by `gamma` for each later call; the terminal reward belongs to the last call. Choices of
+    one call have the same return. Raises ValueError for samples of several attempts and for gamma outside 0 to 1."""
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma is {gamma}: it must be from 0 to 1")
+    names = {(sample.rollout, sample.attempt) for sample in samples}
+    if len(names) > 1:
+        raise ValueError(f"returns are made attempt by attempt, and these samples are of {len(names)}")
+    own = {part.sequence: part.reward or 0.0 for sample in samples for part in sample.segments}
+    after, total = (samples[0].reward if samples else 0.0), dict[int, float]()
+    for place, sequence in enumerate(sorted(own, reverse=True)):
+        after = own[sequence] + (after if place == 0 else gamma * after)
+        total[sequence] = after
+    return [np.array([total[part.sequence] for part in sample.segments], np.float32) for sample in samples]

@@ -1,0 +1,254 @@
+"""Samples: what a policy is trained on. One is a sequence of tokens in which some were sampled by the policy.
+
+    made, report = samples(episode, Options(model="policy"))
+
+Calls are merged where the engine's own tokens say so: a call whose prompt begins with the exact tokens of an earlier
+call's prompt and answer extends that sample; what stands between the two (a tool's result, the template's own tokens)
+is not trained on. Any other call begins a sample of its own, and the report says why. Every choice of every call is in
+exactly one sample or in the report. Nothing is cut: what is too long is split at a call or reported. Token ids are not
+looked at one by one: prefixes are hashed, and a sample is made of slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from adapters.choosing import Which, counted, usable
+from adapters.report import Report, Start
+from adapters.rewards import Judged, judge
+from adapters.starts import why
+from adapters.tokens import Ids, Output
+from adapters.tree import Node, Tokens, chains, grow, output_of
+from adapters.turns import Call, Episode, Try
+from gateway.findings import CUT
+
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One model call inside a sample."""
+
+    sequence: int
+    """Of its span."""
+    choice: int
+    """Index among the n that were asked for."""
+    start: int
+    """Where it begins in `response`; tokens."""
+    end: int
+    """Where it ends, exclusive; tokens."""
+    version: str | None
+    """Of the weights that sampled it."""
+    reward: float | None
+    """Of this call (per-turn reward)."""
+    forced: bool
+    """True when a grammar forced its tokens."""
+    truncated: bool
+    """True when it was cut off at the limit of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sequence of tokens to train on."""
+
+    rollout: str
+    """The rollout it is of."""
+    attempt: str
+    """The attempt of it."""
+    group: str
+    """The task that the rollout repeats; the rollout itself where it repeats none."""
+    agent: str | None
+    """The agent that made its calls."""
+    model: str
+    """The model that was asked for."""
+    prompt: Ids
+    """[P] Tokens before the first sampled one."""
+    response: Ids
+    """[R] Everything after: sampled tokens, and what was put between them."""
+    mask: Mask
+    """[R] True where the policy sampled the token."""
+    logprobs: Floats
+    """[R] The engine's, in nats; 0.0 where the mask is False; nan where the engine gave none."""
+    segments: tuple[Segment, ...]
+    """Its calls, in the order of their tokens."""
+    reward: float
+    """Of the rollout (terminal); nan when there is none and that was allowed."""
+    rewards: Mapping[str, float]
+    """Its dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What samples are made of, and how."""
+
+    model: str | None = None
+    """Calls of this model only; None is the one that most calls of the rollout ask for."""
+    agent: str | None = None
+    """Calls of this agent only."""
+    attempt: Which = "final"
+    """Which attempt counts: the newest that succeeded and else the newest (`final`), the newest that `succeeded`, the
+    `last`, or `all`."""
+    merge: bool = True
+    """False: a sample for each choice, the way Agent Lightning's transitions are."""
+    forced: Literal["keep", "mask"] = "keep"
+    """`mask`: tokens that a grammar forced are not trained on. Their engine log-probabilities were taken after the
+    grammar's mask and do not compare with the trainer's."""
+    longest_prompt: int | None = None
+    """Most tokens of a prompt; None is no limit."""
+    longest_response: int | None = None
+    """Most tokens of a response. A sample that would be longer is split before a call."""
+    weights: Mapping[str, float] | None = None
+    """Weights of the reward's dimensions; None takes its value."""
+    allow: frozenset[str] = frozenset()
+    """Reasons that shall not keep a call out, such as `no_reward`, `no_logprobs` or `mixed_versions`."""
+
+
+def samples(episode: Episode, options: Options | None = None) -> tuple[list[Sample], Report]:
+    """The samples of an episode, agent by agent in the order of their first calls, and what became of the rest."""
+    chosen = options or Options()
+    report = Report(rollouts=1, calls=sum(len(one.calls) for one in episode.tries))
+    made = [
+        sample for one in counted(episode, chosen.attempt, report) for sample in _attempt(episode, one, chosen, report)
+    ]
+    report.samples = len(made)
+    report.choices = sum(len(sample.segments) for sample in made)
+    report.tokens = sum(int(np.count_nonzero(sample.mask)) for sample in made)
+    return made, report
+
+
+def collect(episodes: Iterable[Episode], options: Options | None = None) -> tuple[list[Sample], Report]:
+    """The samples of several episodes, and one report of all."""
+    found, whole = list[Sample](), Report()
+    for episode in episodes:
+        made, report = samples(episode, options)
+        found += made
+        whole.add(report)
+    return found, whole
+
+
+def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> Iterator[Sample]:
+    judged = judge(one, options.weights)
+    report.notes += judged.notes
+    good = usable(episode, one, judged, options, lambda call: call.outputs is not None, report)
+    agents: dict[str | None, list[tuple[Call, list[int]]]] = {}
+    for call in good:
+        agents.setdefault(call.span.agent, []).append((call, _choices(call, options, report)))
+    for ready in agents.values():
+        nodes = grow(ready, Tokens())
+        for chain in chains(nodes):
+            for place, piece in enumerate(_pieces(chain, options)):
+                start: Start = "too_long" if place else why(chain[0], nodes[: nodes.index(chain[0])])
+                yield from _checked(episode, judged, piece, start, options, report)
+
+
+def _choices(call: Call, options: Options, report: Report) -> list[int]:
+    """The choices that have what training needs."""
+    if not call.outputs:
+        report.drop(call.span, None, "no_token_ids", f"no engine returns token ids for {call.span.dialect}")
+    found: list[int] = []
+    for output in call.outputs or ():
+        trouble = _trouble(output, options)
+        if trouble is None:
+            found.append(output.choice)
+        else:
+            report.drop(call.span, output.choice, *trouble)
+    return found
+
+
+def _trouble(output: Output, options: Options) -> tuple[Literal["no_token_ids", "empty", "no_logprobs"], str] | None:
+    if not output.given:
+        return "no_token_ids", "the engine returned no token ids"
+    if not len(output.ids):
+        return "empty", "nothing was generated"
+    if "no_logprobs" not in options.allow and not output.scored:
+        return "no_logprobs", f"not every one of its {len(output.ids):,} tokens has a log-probability"
+    return None
+
+
+def _pieces(chain: Sequence[Node], options: Options) -> Iterator[list[Node]]:
+    """A chain in as few pieces as the length of a response allows; every node by itself when they are not merged."""
+    piece: list[Node] = []
+    for node in chain:
+        if piece and (not options.merge or _over(_size(piece[0], node), options.longest_response)):
+            yield piece
+            piece = []
+        piece.append(node)
+    yield piece
+
+
+def _size(first: Node, last: Node) -> int:
+    """Tokens of a response that goes from one node to another."""
+    begin, end = output_of(first.call, first.choice), output_of(last.call, last.choice)
+    return len(end.prompt) + len(end.ids) - len(begin.prompt)
+
+
+def _over(size: int, limit: int | None) -> bool:
+    return limit is not None and size > limit
+
+
+def _checked(
+    episode: Episode, judged: Judged, piece: Sequence[Node], start: Start, options: Options, report: Report
+) -> Iterator[Sample]:
+    """The sample of a piece, unless it is too long or nothing in it would be trained on."""
+    prompt, response = len(output_of(piece[0].call, piece[0].choice).prompt), _size(piece[0], piece[-1])
+    if _over(prompt, options.longest_prompt):
+        for node in piece:
+            report.drop(node.call.span, node.choice, "prompt_too_long", f"its sample has a prompt of {prompt:,} tokens")
+    elif _over(response, options.longest_response):
+        for node in piece:
+            report.drop(node.call.span, node.choice, "response_too_long", f"its sample has {response:,} tokens")
+    elif options.forced == "mask" and all(node.call.forced for node in piece):
+        for node in piece:
+            report.drop(node.call.span, node.choice, "forced", "a grammar forced its tokens")
+    else:
+        if options.merge:
+            report.starts[start] += 1
+        yield _sample(episode, judged, piece, options)
+
+
+def _sample(episode: Episode, judged: Judged, piece: Sequence[Node], options: Options) -> Sample:
+    outputs = [output_of(node.call, node.choice) for node in piece]
+    begin, head = len(outputs[0].prompt), piece[0].call.span
+    response = np.concatenate([outputs[-1].prompt[begin:], outputs[-1].ids])
+    mask, logprobs = np.zeros(len(response), np.bool_), np.zeros(len(response), np.float32)
+    segments: list[Segment] = []
+    for node, output in zip(piece, outputs, strict=True):
+        segment = _segment(node, output, len(output.prompt) - begin, judged)
+        segments.append(segment)
+        if not (segment.forced and options.forced == "mask"):
+            mask[segment.start : segment.end] = True
+            logprobs[segment.start : segment.end] = output.logprobs
+    return Sample(
+        rollout=head.rollout,
+        attempt=head.attempt,
+        group=episode.group,
+        agent=head.agent,
+        model=head.model or "",
+        prompt=outputs[0].prompt,
+        response=response,
+        mask=mask,
+        logprobs=logprobs,
+        segments=tuple(segments),
+        reward=float("nan") if judged.reward is None else judged.reward,
+        rewards=judged.dimensions,
+    )
+
+
+def _segment(node: Node, output: Output, start: int, judged: Judged) -> Segment:
+    call = node.call
+    return Segment(
+        sequence=call.span.sequence,
+        choice=node.choice,
+        start=start,
+        end=start + len(output.ids),
+        version=call.version,
+        reward=judged.turns.get(call.span.sequence),
+        forced=call.forced,
+        truncated=(output.finish or call.span.finish) in CUT,
+    )

@@ -1,0 +1,132 @@
+"""Token ids and log-probabilities of a recorded answer, as arrays. Pure; nothing here raises on odd bytes.
+
+Where they stand in an answer is told in `gateway.tokens`, which counts them for a diagnosis. Training wants the values,
+of many long calls, so they are decoded straight into typed structs: the text of tokens, their bytes and their
+alternatives are skipped and never become objects. Ids are the engine's own and are never made again from text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from gateway import sse
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+Logprobs: TypeAlias = npt.NDArray[np.float32]
+
+LARGEST = 2**31 - 1
+Index = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Entry(msgspec.Struct, gc=False):
+    logprob: float | None = None
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: list[_Entry] | None = None
+    token_logprobs: list[float | None] | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    index: Index = 0
+    finish_reason: str | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Answer(msgspec.Struct, gc=False):
+    """A plain answer, or one event of a stream."""
+
+    prompt_token_ids: list[int] | None = None
+    choices: list[_Choice] | None = None
+
+
+_answer = msgspec.json.Decoder(_Answer)
+_events = msgspec.json.Decoder(list[_Answer])
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One choice of an answer."""
+
+    choice: int
+    """Its index among the n that were asked for."""
+    prompt: Ids
+    """[P] Token ids of what it answers; empty when the engine gave none."""
+    ids: Ids
+    """[R] Token ids that it generated."""
+    logprobs: Logprobs
+    """[R] The engine's log-probabilities, in nats; nan where it gave none."""
+    finish: str | None
+    """Why it stopped, as the engine wrote it."""
+    given: bool
+    """True when the engine gave ids, of an answer that may be empty."""
+
+    @property
+    def scored(self) -> bool:
+        """True when every generated token has a log-probability."""
+        return not bool(np.isnan(self.logprobs).any())
+
+
+def read_outputs(response: bytes, stream: bool) -> tuple[Output, ...] | None:
+    """The choices of a decoded response body by index, plain or streamed; none for another format than chat completions
+    and completions; None when it is not what its format says."""
+    try:
+        answers = _events.decode(_listed(response)) if stream else [_answer.decode(response)]
+        return _folded(answers)
+    except (ValueError, OverflowError, RecursionError):
+        return None
+
+
+def _listed(body: bytes) -> bytes:
+    """The data of a stream's events as one JSON array: decoding once is faster than once an event."""
+    return b"[" + b",".join(data for data in sse.first(body, len(body)) if data.strip() != b"[DONE]") + b"]"
+
+
+def _folded(answers: Iterable[_Answer]) -> tuple[Output, ...]:
+    prompt: list[int] | None = None
+    pieces: dict[int, list[_Choice]] = {}
+    for answer in answers:
+        prompt = prompt or answer.prompt_token_ids
+        for choice in answer.choices or ():
+            pieces.setdefault(choice.index, []).append(choice)
+    whole = array(prompt or [])
+    return tuple(_output(index, pieces[index], whole) for index in sorted(pieces))
+
+
+def _output(index: int, pieces: list[_Choice], prompt: Ids) -> Output:
+    own = next((piece.prompt_token_ids for piece in pieces if piece.prompt_token_ids), None)
+    given = [piece.token_ids for piece in pieces if piece.token_ids is not None]
+    ids = array([id for piece in given for id in piece])
+    return Output(
+        choice=index,
+        prompt=array(own) if own else prompt,
+        ids=ids,
+        logprobs=_logprobs(pieces, len(ids)),
+        finish=next((piece.finish_reason for piece in pieces if piece.finish_reason), None),
+        given=bool(given) and bool(own or len(prompt)),
+    )
+
+
+def _logprobs(pieces: list[_Choice], size: int) -> Logprobs:
+    """One for each token; all nan when there are more or fewer, since then nobody knows whose they are."""
+    found: list[float | None] = []
+    for logprobs in (piece.logprobs for piece in pieces if piece.logprobs is not None):
+        found += [entry.logprob for entry in logprobs.content or ()] or logprobs.token_logprobs or []
+    made = np.array(found, dtype=np.float32) if len(found) == size else np.full(size, np.nan, dtype=np.float32)
+    return np.where(np.isfinite(made), made, np.float32(np.nan))
+
+
+def array(ids: list[int]) -> Ids:
+    """Token ids as 32-bit integers; raises ValueError or OverflowError on what is no id."""
+    made = np.array(ids, dtype=np.int32)
+    if len(made) and made.min() < 0:
+        raise ValueError(f"a token id is negative: {made.min()}")
+    return made

@@ -1,0 +1,110 @@
+"""What a rollout said and did, read from its recorded bytes: an `Episode` of attempts, each with its calls in order.
+
+    episode = read(summary, spans, bodies)      # bodies: span -> (request, response), decoded, or None
+
+Reading is lazy where it costs: token ids are decoded when samples ask for them, messages when conversations do. A call
+keeps its bytes as long as its episode lives and no longer. Nothing here raises on odd bytes: what cannot be read is
+None, and whoever needs it says so in a `Report`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from adapters.tokens import Output, read_outputs
+from gateway.dialects import by_name
+from gateway.dialects.parts import fingerprint
+from gateway.dialects.sampling import forced
+from gateway.dialects.wire import loads, obj
+from gateway.model import Attempt, RolloutSummary, Span, Turn
+
+Bodies = tuple[bytes, bytes]
+"""Request and response of a call, content encodings removed."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One model call. Not slotted: what was read is remembered."""
+
+    span: Span
+    """Its head: agent, model, versions, finish, status, error, times."""
+    bodies: Bodies | None
+    """Its decoded bytes; None when they are not on the tape."""
+
+    @cached_property
+    def outputs(self) -> tuple[Output, ...] | None:
+        """What the engine said of the tokens of its choices; None when there is nothing to read."""
+        return None if self.bodies is None else read_outputs(self.bodies[1], self.span.stream)
+
+    @cached_property
+    def turn(self) -> Turn | None:
+        """Messages, tools, choices and sampling; None when its bytes are not on the tape."""
+        if self.bodies is None:
+            return None
+        return by_name(self.span.dialect).read(*self.bodies, self.span.stream)
+
+    @cached_property
+    def story(self) -> tuple[bytes, ...]:
+        """Fingerprints of the messages that were sent; empty ones, of messages that clients drop, are left out."""
+        return tuple(it for it in map(fingerprint, self.turn.messages) if it) if self.turn else ()
+
+    @cached_property
+    def replies(self) -> dict[int, bytes]:
+        """Fingerprints of its answers by the index of their choice; empty for one that says nothing."""
+        return {it.index: fingerprint(it.message) for it in self.turn.choices} if self.turn else {}
+
+    @cached_property
+    def forced(self) -> bool:
+        """True when a grammar forced the answer: a tool that had to be called, a schema, a regular expression."""
+        return self.bodies is not None and forced(obj(loads(self.bodies[0]))) is not None
+
+    @property
+    def version(self) -> str | None:
+        """Version of the weights that served it; None when the model is no released resource."""
+        return (self.span.versions or {}).get(self.span.model or "")
+
+    @property
+    def choices(self) -> int:
+        """How many choices it has, as far as can be told without reading it."""
+        return self.span.choices if self.bodies is None or self.outputs is None else len(self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """An attempt and what happened in it."""
+
+    attempt: Attempt
+    """Its status, reward and gaps."""
+    calls: tuple[Call, ...]
+    """Its model calls, by sequence."""
+    spans: tuple[Span, ...] = field(repr=False)
+    """Heads of its calls and rewards, by sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A rollout, read."""
+
+    rollout: RolloutSummary
+    """The task, its group and its attempts."""
+    tries: tuple[Try, ...]
+    """Its attempts, oldest first."""
+
+    @property
+    def group(self) -> str:
+        """The task it repeats; itself where it is the only one."""
+        return self.rollout.group or self.rollout.id
+
+
+def read(rollout: RolloutSummary, spans: Iterable[Span], bodies: Callable[[Span], Bodies | None]) -> Episode:
+    """An episode of a rollout and its spans; spans that are neither calls nor rewards are not looked at. `bodies` is
+    asked once for each call."""
+    heads = sorted((s for s in spans if s.kind in ("llm", "reward")), key=lambda span: span.sequence)
+    tries: list[Try] = []
+    for attempt in rollout.attempts:
+        own = tuple(span for span in heads if span.attempt == attempt.id)
+        calls = tuple(Call(span, bodies(span)) for span in own if span.kind == "llm")
+        tries.append(Try(attempt, calls, own))
+    return Episode(rollout, tuple(tries))

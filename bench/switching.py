@@ -1,0 +1,179 @@
+"""What a call costs that no release concerns, and how soon a rollback reaches calls. `python -m bench.switching`.
+
+*Cost*: CPU that looking for released resources adds to a call, by what is registered; the call uses none of it. It is
+measured where it is spent (`Switch.look`), less an empty function: beside a whole call it would be lost in the noise.
+*First* is a text that was not seen before, *again* one that was. *Rollback*: a gateway process with agents at a steady
+pace, whose rollouts are three calls long; again and again a release is rolled back, and the provider says when the last
+call with the candidate's text arrived after the control API had answered. Provider and agents share a process, so that
+its times are late rather than early. Figures are written to bench/out/switching.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, cast
+
+import aiohttp
+import uvloop
+from aiohttp import web
+
+from bench.families import similar
+from bench.prompts import SIMILAR, cost, request
+from bench.replay import gateway, serving
+from bench.store import HERE, Figure, report
+from gateway.address import Address
+from gateway.admission import Admitted
+from gateway.client import Client
+from gateway.dialects import by_name
+from gateway.metrics import Metrics
+from gateway.prompts.template import Template
+from gateway.recorder import Recorder
+from gateway.releases.model import Decision, NewRelease, NewVersion, Release, Resource, Stable
+from gateway.releases.policy import Policy, Stage
+from gateway.releases.switch import Switch
+
+OUT = HERE / "out" / "switching.json"
+PACE = 200
+"""Calls a second."""
+ROLLBACKS = 25
+AFTER_S = 1.5
+"""How long is looked on after a rollback."""
+OTHER = Template.parse("You review pull requests. Say in one paragraph what {name} should change. {date} {notes}")
+STABLE, CANDIDATE = "You are a travel agent. Never refund a basic fare.", "You are careful. Never refund a basic fare."
+
+
+class Registered:
+    """A tape with these resources and no release."""
+
+    def __init__(self, resources: list[Resource]) -> None:
+        self._resources = resources
+
+    def resources(self) -> dict[str, tuple[Stable, list[Resource]]]:
+        """One version each."""
+        return {one.name: (Stable(version=one.version), [one]) for one in self._resources}
+
+    def releases(self) -> list[Release]:
+        """None."""
+        return []
+
+
+def resource(name: str, kind: Any, content: dict[str, Any]) -> Resource:
+    """Its only version."""
+    return Resource(name=name, version="v1", kind=kind, content=content, created_ns=1, sha256="0" * 64)
+
+
+def looked(resources: list[Resource], size: int, first: bool) -> Callable[[], object]:
+    """What `Call` does to find out that a call uses none of these."""
+    switch = Switch(Registered(resources), cast(Recorder, None), Metrics(), lambda: None)
+    asyncio.run(switch.reload())
+    call = Admitted(Address("r1"), by_name("chat"), "/v1/chat/completions", request(OTHER, size, "today"), [])
+
+    def look() -> object:
+        if first:
+            switch.catalog.recogniser.forget()
+        found = None if switch.catalog.empty else switch.look(call, None)
+        assert found is None
+        return found
+
+    return look
+
+
+def measure_cost() -> Iterator[Figure]:
+    """By what is registered."""
+    texts = [template.source for template in similar(SIMILAR, 1, 80)]
+    prompts = [resource(f"p{at}", "prompt", {"text": text, "sent": True}) for at, text in enumerate(texts)]
+    nothing = cost(lambda: None)
+    model = [resource("policy", "model", {"upstream": "vllm", "base": "m"})]
+    for name, size in (("1 KB", 1_000), ("100 KB", 100_000)):
+        yield Figure(f"{name}, nothing registered", (cost(looked([], size, False)) - nothing) * 1e6, "CPU-us")
+        yield Figure(f"{name}, another model", (cost(looked(model, size, False)) - nothing) * 1e6, "CPU-us")
+        for registered in (prompts[:1], prompts):
+            for when, first in (("first", True), ("again", False)):
+                taken = (cost(looked(registered, size, first)) - nothing) * 1e6
+                yield Figure(f"{name}, {len(registered)} other prompts: {when}", taken, "CPU-us")
+
+
+class Provider:
+    """Answers at once, and knows when each text came."""
+
+    def __init__(self) -> None:
+        self.candidate: list[float] = []
+        """When calls with the candidate's text came; monotonic seconds."""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """One call."""
+        at, asked = time.monotonic(), json.loads(await request.read())
+        if asked["messages"][0]["content"] == CANDIDATE:
+            self.candidate.append(at)
+        message = {"role": "assistant", "content": "Hello"}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        return web.json_response({"id": "1", "object": "chat.completion", "model": "m", "choices": choices})
+
+
+async def agents(url: str, session: aiohttp.ClientSession) -> None:
+    """Rollouts of three calls at a steady pace, for ever."""
+    messages = [{"role": "system", "content": STABLE}, {"role": "user", "content": "Hello"}]
+
+    async def rollout(name: str) -> None:
+        for _ in range(3):
+            asked = {"model": "m", "messages": messages}
+            async with session.post(f"{url}/rollout/{name}/v1/chat/completions", json=asked) as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.read()
+
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for number in count():
+            await asyncio.sleep(max(0.0, began + number * 3 / PACE - time.monotonic()))
+            group.create_task(rollout(f"r{number}"))
+
+
+async def rolled_back(client: Client, provider: Provider) -> list[float]:
+    """Seconds after the answer at which calls still got the candidate."""
+    skip: Any = {"checked": "skip", "replayed": "skip", "shadowed": "skip"}
+    policy = Policy(stages=[Stage(split=0.5)], margin_absolute=0.1, **skip)
+    provider.candidate.clear()
+    release = await client.start_release("travel", NewRelease(candidate="v2", policy=policy))
+    while len(provider.candidate) < PACE // 4:  # noqa: ASYNC110 - as many as the pace brings
+        await asyncio.sleep(0.01)
+    await client.decide(release.id, "rollback", Decision(who="bench"))
+    answered = time.monotonic()
+    await asyncio.sleep(AFTER_S)
+    return [at - answered for at in provider.candidate if at > answered]
+
+
+async def measure_rollback() -> list[list[float]]:
+    """Of so many rollbacks."""
+    provider = Provider()
+    async with (
+        serving(provider) as base,
+        gateway(base) as url,
+        aiohttp.ClientSession() as session,
+        Client(url) as client,
+    ):
+        for text, sent in ((STABLE, True), (CANDIDATE, False)):
+            await client.add_version("travel", NewVersion(kind="prompt", content={"text": text, "sent": sent}))
+        load = asyncio.ensure_future(agents(url, session))
+        found = [await rolled_back(client, provider) for _ in range(ROLLBACKS)]
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
+    return found
+
+
+def figures() -> Iterator[Figure]:
+    """All of them, as they are measured."""
+    yield from measure_cost()
+    found = uvloop.run(measure_rollback())
+    last = [max(one, default=0.0) * 1e3 for one in found]
+    yield Figure(f"last call with the candidate, {ROLLBACKS} rollbacks: median", statistics.median(last), "ms")
+    yield Figure("… latest", max(last), "ms", at_most=1000)
+    yield Figure("… calls that got it after the answer, of all", sum(map(len, found)), "calls")
+
+
+if __name__ == "__main__":
+    report(figures(), OUT)

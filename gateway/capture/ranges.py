@@ -1,0 +1,115 @@
+"""Where values stand in a JSON text: byte ranges, so that some can be replaced and every other byte stays. Pure.
+
+`find` walks along a tree of keys. Whatever is not in the tree is skipped by the standard library's scanner, which is C
+and linear, and which refuses what is nested too deep. The bytes are looked at as Latin-1, one character a byte, so that
+offsets are the same in both; JSON's own characters are ASCII. A key that stands twice is found twice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+Tree: TypeAlias = Mapping[str, "Tree"]
+"""Keys to look for in an object, and what to look for below each; nothing below is the value itself."""
+
+LEAF: Final[Tree] = {}
+_WS = r"[ \t\n\r]*"
+_KEY = re.compile(_WS + r'"([^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*)"' + _WS + ":" + _WS)
+_NEXT = re.compile(_WS + r"([,\]}])" + _WS)
+_OPEN = re.compile(r"[\[{]" + _WS)
+_START, _END = re.compile(_WS + r"(?=\{)"), re.compile(_WS + r"\Z")
+_scan: Callable[[str, int], tuple[Any, int]] = cast(Any, json.JSONDecoder()).scan_once
+"""The C function below `raw_decode`: (value, offset behind it). StopIteration where no value begins."""
+
+
+class Range(NamedTuple):
+    """A value and where it stands."""
+
+    path: tuple[str, ...]
+    """The keys that lead to it."""
+    start: int
+    """Offset of its first byte."""
+    end: int
+    """Offset behind its last one."""
+    value: Any
+    """What it says; the characters of its strings are bytes."""
+
+
+def find(body: bytes, tree: Tree) -> list[Range]:
+    """The values at the tree's leaves, in the order of the bytes. Where a list stands above a leaf, each object in it
+    is looked into. Raises one of `wire.UNREADABLE` unless the body is one JSON object and nothing else."""
+    text, found = body.decode("latin-1"), list[Range]()
+    start = _START.match(text)
+    try:
+        if start is not None and _END.match(text, _object(text, start.end(), tree, (), found)):
+            return found
+    except StopIteration:
+        pass
+    raise ValueError("not one JSON object")
+
+
+def _object(text: str, at: int, tree: Tree, path: tuple[str, ...], found: list[Range]) -> int:
+    """Walks through the object at an offset; the offset behind it."""
+    at, more = _opened(text, at, "}")
+    while more:
+        key, at = _key(text, at)
+        at, more = _next(text, _value(text, at, tree.get(key), (*path, key), found), "}")
+    return at
+
+
+def _array(text: str, at: int, tree: Tree, path: tuple[str, ...], found: list[Range]) -> int:
+    """Looks into the objects of the list at an offset; the offset behind it."""
+    at, more = _opened(text, at, "]")
+    while more:
+        inside = text.startswith("{", at)
+        at, more = _next(text, _object(text, at, tree, path, found) if inside else _scan(text, at)[1], "]")
+    return at
+
+
+def _value(text: str, at: int, tree: Tree | None, path: tuple[str, ...], found: list[Range]) -> int:
+    """Notes the value at an offset, looks into it or skips it; the offset behind it."""
+    if tree and text.startswith("{", at):
+        return _object(text, at, tree, path, found)
+    if tree and text.startswith("[", at):
+        return _array(text, at, tree, path, found)
+    value, end = _scan(text, at)
+    if tree is LEAF:
+        found.append(Range(path, at, end, value))
+    return end
+
+
+def _key(text: str, at: int) -> tuple[str, int]:
+    """A key, and the offset of its value."""
+    match = _KEY.match(text, at)
+    if match is None:
+        raise ValueError("a key is missing")
+    key = match[1]
+    return (_scan(f'"{key}"', 0)[0] if "\\" in key else key), match.end()
+
+
+def _opened(text: str, at: int, close: str) -> tuple[int, bool]:
+    """(offset behind an opening bracket, whether anything follows before the closing one)."""
+    match = _OPEN.match(text, at)
+    at = at if match is None else match.end()
+    return (at + 1, False) if text.startswith(close, at) else (at, True)
+
+
+def _next(text: str, at: int, close: str) -> tuple[int, bool]:
+    """(offset of what comes after a comma, True), or (offset behind the closing bracket, False)."""
+    match = _NEXT.match(text, at)
+    if match is None or match[1] not in (",", close):
+        raise ValueError("a comma is missing")
+    return match.end(), match[1] == ","
+
+
+def spliced(body: bytes, ranges: Iterable[Range], value: bytes) -> bytes:
+    """The body with these ranges, which are in order, replaced; every other byte is as it was."""
+    pieces: list[bytes | memoryview] = []
+    view, at = memoryview(body), 0
+    for one in ranges:
+        pieces += (view[at : one.start], value)
+        at = one.end
+    return b"".join([*pieces, view[at:]])

@@ -1,0 +1,1 @@
+"""Training runs: what a trainer reports, kept on the tape, and how it is read."""

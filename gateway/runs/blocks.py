@@ -1,0 +1,139 @@
+"""Points of a run as records of the tape. Pure.
+
+A record is a *block* of points: its lowest and its highest step, 8 bytes each, big-endian, so that a reader can pass
+over it, then its columns, `[packed, steps, times, names, columns]` in msgpack. `steps` rise; they and `times` (ns) are
+differences, each to the one before it and the first to 0. A column is `[places, values]`: the metric has a value in the
+rows `places` (2 bytes each, little-endian; empty means in all), and `values` are doubles, little-endian, NaN for null.
+In a packed block the bytes of the doubles are sorted by significance (all first bytes, then all second ones ...), and
+then compressed with zstd: neighbouring values share sign, exponent and often the low bytes, which are zero where a
+trainer computes in float32.
+
+What is posted becomes a small block as it is; many small ones are folded into one that is packed. Where blocks speak of
+the same metric at the same step, the later one holds.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+import msgspec
+import zstandard
+
+LEVEL = 6
+_DOUBLE = 8
+# Only the writer's thread compresses.
+_compress = zstandard.ZstdCompressor(level=LEVEL).compress
+
+
+class Row(NamedTuple):
+    """The values at a step; NaN stands for null."""
+
+    step: int
+    time_ns: int
+    values: dict[str, float]
+
+
+_BOUNDS = struct.Struct(">QQ")
+
+
+class Block:
+    """A record, read as far as it is asked for."""
+
+    def __init__(self, record: bytes) -> None:
+        """Raises one of `codec.UNREADABLE` when it is no block."""
+        self.first, self.last = bounds(record)
+        found = msgspec.msgpack.decode(memoryview(record)[_BOUNDS.size :])
+        self._packed, self._steps, self._times, self.names, self._columns = found
+        if not len(self._steps) == len(self._times) or not len(self.names) == len(self._columns):
+            raise ValueError("the lists of a block are of different lengths")
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Rising."""
+        return list(accumulate(self._steps))
+
+    @cached_property
+    def times(self) -> list[int]:
+        """When each was reported; ns since the epoch."""
+        return list(accumulate(self._times))
+
+    @cached_property
+    def _unpacker(self) -> zstandard.ZstdDecompressor:
+        """A block's own: one must not be used by two threads at once."""
+        return zstandard.ZstdDecompressor()
+
+    def column(self, name: str) -> tuple[Sequence[int], Sequence[float]]:
+        """(places in `steps`, values) of a metric; empty when the block has none of it."""
+        return self._read(name, *self._columns[self.names.index(name)]) if name in self.names else ((), ())
+
+    def _read(self, name: str, places: bytes, stored: bytes) -> tuple[Sequence[int], Sequence[float]]:
+        raw = _sorted_back(self._unpacker.decompress(stored)) if self._packed else stored
+        values = struct.unpack(f"<{len(raw) // _DOUBLE}d", raw)
+        rows = struct.unpack(f"<{len(places) // 2}H", places) if places else range(len(self._steps))
+        if len(rows) != len(values):
+            raise ValueError(f"the column {name!r} of a block has {len(values)} values in {len(rows)} rows")
+        return rows, values
+
+    def rows(self) -> list[Row]:
+        """All of it."""
+        found = [Row(step, at, {}) for step, at in zip(self.steps, self.times, strict=True)]
+        for name, column in zip(self.names, self._columns, strict=True):
+            for place, value in zip(*self._read(name, *column), strict=True):
+                found[place].values[name] = value
+        return found
+
+
+def bounds(record: bytes) -> tuple[int, int]:
+    """The lowest and the highest step of a record."""
+    return _BOUNDS.unpack_from(record)
+
+
+def record(rows: Sequence[Row], packed: bool) -> bytes:
+    """The block of these rows, whose steps rise."""
+    names = list(dict.fromkeys(name for row in rows for name in row.values))
+    columns = [_column(rows, name, packed) for name in names]
+    steps, times = _differences(row.step for row in rows), _differences(row.time_ns for row in rows)
+    return _BOUNDS.pack(rows[0].step, rows[-1].step) + msgspec.msgpack.encode((packed, steps, times, names, columns))
+
+
+def merged(rows: Iterable[Row]) -> list[Row]:
+    """One row for each step, rising; of the same metric at the same step the later value, and the later time."""
+    found: dict[int, Row] = {}
+    for row in rows:
+        before = found.get(row.step)
+        values = row.values if before is None else before.values | row.values
+        found[row.step] = Row(row.step, row.time_ns, values)
+    return [found[step] for step in sorted(found)]
+
+
+def _column(rows: Sequence[Row], name: str, packed: bool) -> tuple[bytes, bytes]:
+    places = [place for place, row in enumerate(rows) if name in row.values]
+    raw = struct.pack(f"<{len(places)}d", *(rows[place].values[name] for place in places))
+    rare = b"" if len(places) == len(rows) else struct.pack(f"<{len(places)}H", *places)
+    return rare, _compress(_sorted(raw)) if packed else raw
+
+
+def _sorted(raw: bytes) -> bytes:
+    return b"".join(raw[at::_DOUBLE] for at in range(_DOUBLE))
+
+
+def _sorted_back(planes: bytes) -> bytes:
+    count = len(planes) // _DOUBLE
+    raw = bytearray(len(planes))
+    for at in range(_DOUBLE):
+        raw[at::_DOUBLE] = planes[at * count : (at + 1) * count]
+    return bytes(raw)
+
+
+def _differences(numbers: Iterable[int]) -> list[int]:
+    def each() -> Iterator[int]:
+        before = 0
+        for number in numbers:
+            yield number - before
+            before = number
+
+    return list(each())

@@ -1,0 +1,161 @@
+"""Episodes from a real gateway: what an agent said through it is what samples hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import aiohttp
+import pytest
+from fakes.formats import Failure
+from fakes.process import Gateway
+from fakes.provider import Provider
+from fakes.tokens import Json, answer, message, streamed
+
+from adapters import source
+from adapters.samples import samples
+from adapters.source import Query, changed, load
+from adapters.turns import Episode
+from gateway.client import Client, ClientError
+from gateway.model import Judgement, RolloutStatus, RolloutSummary
+from gateway.work import RolloutSpec
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncGenerator[Client]:
+    async with Client(gateway.url) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def engine(provider: Provider) -> None:
+    """Answers with one token more than the prompt, plain and streamed; the prompt's ids are its words."""
+
+    def plain(asked: Json, _: Any) -> Json:
+        prompt = [int(word) for sent in asked["messages"] for word in sent["content"].split()]
+        return answer(prompt, [(len(prompt), len(prompt) + 1)])
+
+    provider.formats = {"/v1/chat/completions": (plain, lambda asked, _: iter([streamed(plain(asked, _))]))}
+
+
+async def agent(gateway: Gateway, http: aiohttp.ClientSession, rollout: str, turns: int, stream: bool = False) -> None:
+    """Asks, and asks on."""
+    said = [message("user", [1, 2])]
+    for turn in range(turns):
+        asked = {"model": "m", "messages": said, "stream": stream}
+        async with http.post(f"{gateway.openai(rollout)}/chat/completions", json=asked) as response:
+            assert response.status == 200
+            body = await response.read()
+        prompt = [int(word) for it in said for word in it["content"].split()]
+        assert body
+        said = [*said, message("assistant", [len(prompt), len(prompt) + 1]), message("user", [50 + turn])]
+
+
+async def episodes(client: Client, filter: str = "") -> list[Episode]:
+    return [one async for one in load(client, client.rollouts(filter))]
+
+
+def reading() -> list[asyncio.Task[Any]]:
+    """Rollouts that are being read."""
+    return [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") in ("one", "counting")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("gzip", [False, True])
+async def test_what_went_through_the_gateway_is_one_sample(
+    gateway: Gateway, http: aiohttp.ClientSession, provider: Provider, client: Client, stream: bool, gzip: bool
+) -> None:
+    provider.gzip = gzip
+    await agent(gateway, http, "r1", 3, stream)
+    await client.reward("r1", "a1", Judgement(value=0.5, dimensions={"style": 1.0}))
+    (episode,) = await episodes(client)
+    (made,), report = samples(episode)
+    assert made.prompt.tolist() == [1, 2]
+    assert made.response.tolist() == [2, 3, 50, 5, 6, 51, 8, 9]
+    assert made.mask.tolist() == [True, True, False, True, True, False, True, True]
+    assert (made.reward, made.rewards, made.group, report.dropped) == (0.5, {"style": 1.0}, "r1", [])
+    assert (made.logprobs[made.mask] < 0).all()
+
+
+async def test_episodes_come_in_order_and_few_are_ahead(
+    gateway: Gateway, http: aiohttp.ClientSession, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"r{number}" for number in range(10)]
+    for name in names:
+        await agent(gateway, http, name, 1)
+        await client.reward(name, "a1", Judgement(value=1.0))
+    begun, taken, most = 0, 0, 0
+    one = source.one
+
+    async def counting(client: Client, rollout: RolloutSummary) -> Episode:
+        nonlocal begun, most
+        begun += 1
+        most = max(most, begun - taken)
+        return await one(client, rollout)
+
+    monkeypatch.setattr(source, "one", counting)
+    order: list[str] = []
+    async for episode in load(client, client.rollouts()):
+        order.append(episode.rollout.id)
+        taken += 1
+    assert order == names[::-1]
+    assert most <= source.AHEAD
+    # Whoever has enough leaves, and nothing is left behind.
+    begun, taken = 0, 0
+    some = load(client, [await client.rollout(name) for name in names])
+    assert (await anext(some)).rollout.id == "r0"
+    await some.aclose()
+    assert begun <= source.AHEAD
+    assert not reading()
+
+
+async def test_what_is_new_since_a_cursor(gateway: Gateway, http: aiohttp.ClientSession, client: Client) -> None:
+    anything = Query(status=None)
+    await agent(gateway, http, "r1", 1)
+    await client.enqueue([RolloutSpec(id="q1", input=1, group="g", mode="val")])
+    await client.reward("r1", "a1", Judgement(value=1.0))
+    found, cursor = await changed(client, 0, anything)
+    assert {rollout.id for rollout in found} == {"r1", "q1"}
+    assert await changed(client, cursor, anything) == ([], cursor)
+    await client.reward("r1", "a1", Judgement(value=0.0))
+    found, newer = await changed(client, cursor, anything)
+    assert [(rollout.id, rollout.reward) for rollout in found] == [("r1", 0.0)]
+    assert newer > cursor
+    # A call is a change too; when another rollout's reward is answered it can be read.
+    await agent(gateway, http, "r2", 1)
+    await client.reward("r2", "a1", Judgement(value=1.0))
+    _, cursor = await changed(client, newer, anything)
+    await agent(gateway, http, "r1", 1)
+    await client.reward("r2", "a1", Judgement(value=0.5))
+    assert {rollout.id for rollout in (await changed(client, cursor, anything))[0]} == {"r1", "r2"}
+    assert [it.id for it in (await changed(client, 0, Query(mode="val", status=None)))[0]] == ["q1"]
+    assert [it.id for it in (await changed(client, 0, Query(group="g", status=None)))[0]] == ["q1"]
+    assert (await changed(client, 0))[0] == []
+    await client.cancel("q1")
+    assert [it.id for it in (await changed(client, 0))[0]] == ["q1"]
+    assert [it.id for it in (await changed(client, 0, Query(status=frozenset({RolloutStatus.RUNNING}))))[0]] == [
+        "r1",
+        "r2",
+    ]
+
+
+async def test_a_rollout_that_is_not_there_is_an_error_and_nothing_is_left_behind(client: Client) -> None:
+    with pytest.raises(ClientError, match="there is no rollout 'gone'"):
+        _ = [it async for it in load(client, [RolloutSummary(id="gone")] * 3)]
+    assert not reading()
+
+
+async def test_a_call_that_failed_is_reported(
+    gateway: Gateway, http: aiohttp.ClientSession, provider: Provider, client: Client
+) -> None:
+    await agent(gateway, http, "r1", 1)
+    provider.script = [Failure(500)]
+    async with http.post(f"{gateway.openai('r1')}/chat/completions", json={"model": "m", "messages": []}) as response:
+        assert response.status == 500
+        _ = await response.read()
+    # When a reward is answered, every earlier call can be read.
+    await client.reward("r1", "a1", Judgement(value=1.0))
+    (episode,) = await episodes(client)
+    made, report = samples(episode)
+    assert (len(made), [one.reason for one in report.dropped]) == (1, ["error"])

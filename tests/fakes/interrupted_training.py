@@ -1,0 +1,61 @@
+"""A training that is killed where it hurts most: its second checkpoint is complete on disk and has not its name yet.
+
+    python -m fakes.interrupted_training MODEL DIRECTORY
+
+trains three steps with a checkpoint after the second and the third, says `saved` after the first of these and
+`renaming` when it is about to give the other its name, and waits to be killed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fakes.tiny_model import VOCABULARY, config
+from fakes.training import random_examples
+
+from trainer.batch import micro_batches
+from trainer.checkpoint import Checkpoints
+from trainer.config import Config
+from trainer.engine import Engine
+
+
+def settings(model: Path) -> Config:
+    """Everything that has a state: dropout, a schedule, momenta."""
+    return config(model, model={"dropout": 0.2}, optimiser={"schedule": "cosine", "warmup": 2}, run={"steps": 8})
+
+
+def step(engine: Engine) -> dict[str, float]:
+    """One step on examples that every source of random numbers has its part in."""
+    examples = random_examples(4, VOCABULARY, seed=int(np.random.randint(1000)))
+    random.shuffle(examples)
+    return engine.step(micro_batches(examples, 64, "packed"), engine.policy())
+
+
+def main(model: Path, directory: Path) -> None:
+    """See above."""
+    torch.set_num_threads(1)
+    engine = Engine(settings(model))
+    checkpoints = Checkpoints(directory, 2)
+    for _ in range(2):
+        step(engine)
+    checkpoints.save(2, {"engine": engine.state(), "place": {"tasks": 7}})
+    print("saved", flush=True)
+    step(engine)
+
+    def never(*_: Any) -> None:
+        print("renaming", flush=True)
+        threading.Event().wait()
+
+    os.rename = never
+    checkpoints.save(3, {"engine": engine.state()})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

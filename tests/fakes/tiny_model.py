@@ -1,0 +1,70 @@
+"""Tiny models of transformers with random weights, made on the spot, and configurations that train them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from trainer.config import Config
+
+VOCABULARY = 300
+TEMPLATE = """\
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{{ m.content or '' }}
+{%- for call in m.tool_calls or [] -%}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}"""
+
+
+def make_model(directory: Path, kind: str = "qwen2", seed: int = 1, **more: Any) -> Path:
+    """Two layers of width 32, with weights large enough that every token matters."""
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+    }  # fmt: skip
+    sizes |= more
+    made = Qwen2ForCausalLM(Qwen2Config(**sizes)) if kind == "qwen2" else Qwen3ForCausalLM(Qwen3Config(**sizes))
+    made.save_pretrained(directory)
+    return directory
+
+
+def make_tokenizer(template: str = TEMPLATE) -> Any:
+    """A byte-level BPE tokenizer of at most `VOCABULARY` tokens."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(["user assistant tool the water and the wheel"], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|im_end|>")
+    fast.chat_template = template
+    return fast
+
+
+def config(path: Path, **sections: dict[str, Any]) -> Config:
+    """A configuration for such a model, on a CPU: LoRA unless said otherwise, learning fast enough to see it."""
+    given: dict[str, dict[str, Any]] = {
+        "model": {"path": path, "rank": 4, "alpha": 8},
+        "engine": {"device": "cpu", "batch_tokens": 64, "sample_tokens": 64},
+        "optimiser": {"learning_rate": 0.01},
+    }
+    names = given.keys() | sections.keys()
+    return Config.model_validate({name: given.get(name, {}) | sections.get(name, {}) for name in names})

@@ -1,0 +1,95 @@
+"""train.toml is strict, says what is wrong and where, needs no torch, and is documented in both directions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
+
+from gateway.strict import ConfigError
+from trainer.config import Config, load
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "training.md"
+MODEL = '[model]\npath = "model"\n'
+
+
+def read(tmp_path: Path, text: str) -> Config:
+    path = tmp_path / "train.toml"
+    path.write_text(text)
+    return load(path)
+
+
+def sections() -> dict[str, Any]:
+    return {name: field.annotation for name, field in Config.model_fields.items()}
+
+
+def keys() -> list[tuple[str, str]]:
+    return [(section, key) for section, model in sections().items() for key in model.model_fields]
+
+
+def test_only_the_model_must_be_named(tmp_path: Path) -> None:
+    config = read(tmp_path, MODEL)
+    assert config.loss.clip == (0.2, 0.28)
+    assert (config.advantage.estimator, config.loss.correction, config.loss.correction_high) == ("dr_grpo", "token", 2)
+    assert config.learning_rate == 1e-4
+    assert read(tmp_path, MODEL + 'weights = "full"\n').learning_rate == 1e-6
+    with pytest.raises(ConfigError, match=r"train\.toml: model: Field required"):
+        read(tmp_path, "")
+
+
+@pytest.mark.parametrize(("section", "key"), keys())
+def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: str, key: str) -> None:
+    head = MODEL if section == "model" else f"{MODEL}[{section}]\n"
+    with pytest.raises(ConfigError, match="unknown key") as caught:
+        read(tmp_path, f"{head}{key}q = 1\n")
+    assert f"{section}.{key}q: unknown key; did you mean {key!r}?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (MODEL + '[loss]\nkind = "ppg"', r"loss.kind: Input should be 'ppo', 'gspo', 'cispo' or 'pg' \(found 'ppg'\)"),
+        (MODEL + "[optimiser]\nbetas = [0.9]", "optimiser.betas"),
+        (MODEL + 'weights = "full"\nadapter = "x"', 'model: adapter: it goes with weights = "lora"'),
+        (MODEL + "[engine]\nbatch_tokens = 100", "engine: sample_tokens: 16384 do not fit into batch_tokens = 100"),
+        (MODEL + "[rollouts]\ngroup_size = 1", "rollouts.group_size: in a group of 1 dr_grpo has nothing"),
+        (MODEL + "[run]\nsteps = 0", "run.steps.*found 0"),
+        (MODEL + "[engine]\ndtype = 16", "engine.dtype"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        read(tmp_path, text)
+
+
+def test_a_group_of_one_is_fine_where_the_batch_is_compared(tmp_path: Path) -> None:
+    assert read(tmp_path, MODEL + '[rollouts]\ngroup_size = 1\n[advantage]\nestimator = "reinforce++"\n')
+
+
+def test_every_setting_is_documented_and_exists() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    documented: list[tuple[str, str, str]] = []
+    for section, body in re.findall(r"^### `\[(\w+)\]`\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL):
+        documented += [(section, *cells) for cells in re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", body, re.MULTILINE)]
+    assert sorted((section, key) for section, key, _ in documented) == sorted(keys())
+    for section, key, meaning in documented:
+        assert meaning == " ".join((sections()[section].model_fields[key].description or "").split()), (section, key)
+
+
+def test_the_documented_example_is_valid(tmp_path: Path) -> None:
+    found = re.search(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    assert read(tmp_path, found[1]).loss.kind == "ppo"
+
+
+def test_a_wrong_configuration_is_refused_without_torch() -> None:
+    heavy = "torch transformers peft"
+    code = f"import sys, trainer.config, trainer.commands; sys.exit(any(m in sys.modules for m in {heavy.split()}))"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

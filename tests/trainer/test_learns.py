@@ -1,0 +1,63 @@
+"""It learns, for real: the demo at reduced size, with a real vLLM, a real gateway, real agents and a real trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+VLLM = ROOT / ".venv-vllm" / "bin" / "python"
+STEPS = 10
+
+
+@pytest.mark.timeout(2400)
+async def test_an_unmodified_agent_gets_better(tmp_path: Path) -> None:
+    """Killed in the middle, it goes on, and ends as if nothing had been."""
+    pytest.importorskip("torch", reason="there is no torch here: `make install-train`, `make test-train`")
+    if not VLLM.exists():
+        pytest.skip("there is no vLLM here: `make install-vllm` installs it (3.4 GB)")
+    first = await demo(tmp_path)
+    await said(first, rf"step {STEPS // 2}/{STEPS}  ")
+    (trainer,) = [pid for pid in children(first.pid) if b"train\0grpo" in command(pid)]
+    os.kill(trainer, signal.SIGKILL)
+    assert await first.wait() != 0
+    second = await demo(tmp_path)
+    told = await said(second, r"held-out questions .* by step: (.*)")
+    assert await second.wait() == 0
+    greedy = {int(step): float(value) for step, value in re.findall(r"(\d+): ([0-9.]+)", told[1])}
+    assert greedy[0] <= 0.3
+    assert greedy[STEPS] >= 0.5
+    assert greedy.keys() == {0, STEPS // 2, STEPS}
+
+
+async def demo(home: Path) -> asyncio.subprocess.Process:
+    command = [sys.executable, "-m", "examples.lookup_rl", "--out", str(home), "--steps", str(STEPS)]
+    pipes = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=pipes, stderr=asyncio.subprocess.STDOUT)
+
+
+async def said(process: asyncio.subprocess.Process, pattern: str) -> re.Match[str]:
+    """The first line of output with this in it."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    async for line in process.stdout:
+        lines.append(line.decode())
+        if match := re.search(pattern, lines[-1]):
+            return match
+    raise AssertionError("it ended:\n" + "".join(lines[-40:]))
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command(pid: int) -> bytes:
+    """Its command, words ended by zeros."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -1,0 +1,131 @@
+"""Supervised fine-tuning and preferences: they learn, and preferences have the gradient of their whole loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
+
+import torch
+from fakes.tiny_model import VOCABULARY, config, make_model
+from fakes.training import example, random_examples
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from transformers import AutoModelForCausalLM
+
+from gateway.strict import ConfigError
+from trainer import dpo, sft
+from trainer.batch import micro_batches
+from trainer.engine import Engine
+from trainer.examples import Example
+
+SMALL = {"device": "cpu", "batch_tokens": 40, "sample_tokens": 40}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def test_supervised_fine_tuning_learns_what_is_marked(model: Path) -> None:
+    chosen = config(model, sft={"batch": 2, "epochs": 12})
+    examples = [
+        example("a", [1, 2], [3, 4, 5], [1, 0, 1]),
+        example("b", [6], [7, 8], [1, 1]),
+        example("c", [9], [10], [1]),
+    ]
+    engine = Engine(chosen, updates=sft.updates(examples, chosen))
+    before = engine.logprobs(micro_batches(examples, 64, "packed")[0])
+    reports = list(sft.train(engine, examples))
+    assert len(reports) == engine.updates == 24
+    after = engine.logprobs(micro_batches(examples, 64, "packed")[0])
+    assert after.mean() > 0.5 * before.mean()
+    assert reports[-1]["loss"] < 0.5 * reports[0]["loss"]
+
+
+def test_tuning_goes_on_where_it_was(model: Path) -> None:
+    chosen = config(model, sft={"batch": 2, "epochs": 2})
+    examples = random_examples(5, VOCABULARY)
+    whole = Engine(chosen, updates=6)
+    reports = list(sft.train(whole, examples))
+    first = Engine(chosen, updates=6)
+    begun = sft.train(first, examples)
+    assert [next(begun) for _ in range(4)] == reports[:4]
+    second = Engine(chosen, updates=6)
+    second.restore(first.state())
+    assert list(sft.train(second, examples)) == reports[4:]
+
+
+def pairs() -> list[dpo.Sides]:
+    """Two pairs; the first chosen rollout is in two pieces, the second pair shares a rollout with the first."""
+    pieces = [example("a", [1, 2], [3, 4], [1, 1]), example("a", [1, 2, 3], [5], [1])]
+    worse, other = [example("b", [1, 2], [6, 7, 8], [1, 0, 1])], [example("c", [9], [10, 11], [1, 1])]
+    return [(pieces, worse), (other, worse)]
+
+
+def naive(model: Path, given: Sequence[dpo.Sides], beta: float, normalise: bool) -> tuple[dict[str, Tensor], float]:
+    """Gradients and loss of the whole at once, where the reference is the model itself."""
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    def total(side: Sequence[Example]) -> Tensor:
+        found: list[Tensor] = []
+        for one in side:
+            ids = torch.tensor([*one.prompt.tolist(), *one.response.tolist()])
+            logprobs = torch.log_softmax(network(input_ids=ids[None]).logits[0, :-1], -1)
+            found.append(logprobs.gather(1, ids[1:, None])[len(one.prompt) - 1 :, 0][torch.from_numpy(one.mask)])
+        return torch.cat(found).mean() if normalise else torch.cat(found).sum()
+
+    losses: list[Tensor] = []
+    for chosen, rejected in given:
+        gaps = [now - now.detach() for now in (total(chosen), total(rejected))]
+        losses.append(-logsigmoid(beta * (gaps[0] - gaps[1])))
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    return {name: one.grad for name, one in network.named_parameters() if one.grad is not None}, loss.item()
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_preferences_have_the_gradient_of_the_whole_loss(model: Path, normalise: bool) -> None:
+    """Though the micro-batches hold one example each."""
+    expected, loss = naive(model, pairs(), 0.3, normalise)
+    sections = {"dpo": {"beta": 0.3, "normalise": normalise}, "engine": SMALL | {"batch_tokens": 6, "sample_tokens": 6}}
+    engine = Engine(config(model, model={"weights": "full"}, **sections), reference=True)
+    found: dict[str, Tensor] = {}
+    update = engine._update
+
+    def kept() -> dict[str, float]:
+        found.update({name: one.grad.clone() for name, one in engine.model.trained.items() if one.grad is not None})
+        return update()
+
+    engine._update = kept
+    report = dpo.step(engine, pairs())
+    assert report["loss"] == pytest.approx(loss, abs=1e-6)
+    assert report["accuracy"] == 0
+    largest = max(float(one.abs().max()) for one in expected.values())
+    for name, one in expected.items():
+        assert float((found[name] - one).abs().max()) <= 1e-5 * largest, name
+
+
+def test_preferences_are_learnt(model: Path) -> None:
+    chosen = config(model, dpo={"batch": 1, "epochs": 8}, engine=SMALL)
+    engine = Engine(chosen, reference=True, updates=dpo.updates(pairs(), chosen))
+    reports = list(dpo.train(engine, pairs()))
+    assert len(reports) == 16
+    assert reports[0]["loss"] == pytest.approx(0.693147, abs=1e-5)
+    # An engine that has done fifteen of them has one to go.
+    engine.done = 15
+    assert len(list(dpo.train(engine, pairs()))) == 1
+    assert reports[-1]["loss"] < 0.4
+    assert reports[-1]["accuracy"] == 1
+
+
+def test_what_preferences_cannot_use_is_said(model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model.dropout: dpo needs 0 \(found 0.5\)"):
+        next(dpo.train(Engine(config(model, model={"dropout": 0.5}), reference=True), pairs()))
+    with pytest.raises(ValueError, match="no examples on one of its sides"):
+        next(dpo.train(Engine(config(model), reference=True), [(pairs()[0][0], [])]))
+    with pytest.raises(ValueError, match="no reference was asked for"):
+        dpo.step(Engine(config(model, model={"weights": "full"})), pairs())

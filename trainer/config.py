@@ -1,0 +1,293 @@
+"""`train.toml`: one strict tree. An unknown key is an error that names its path and the nearest right key.
+
+Free of torch and numpy, so that a wrong configuration is refused in a moment. Every field's docstring is its
+documentation, and docs/training.md is held against this file by a test. The defaults are those that were seen to learn
+on rollouts of real agents: groups centred and not scaled, clip-higher, truncated importance sampling at 2.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from gateway.strict import Section, read, validated
+
+Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++"]
+Credit = Literal["rollout", "turn"]
+Surrogate = Literal["ppo", "gspo", "cispo", "pg"]
+
+CLIPS: dict[Surrogate, tuple[float, float]] = {
+    "ppo": (0.2, 0.28),
+    "gspo": (3e-4, 4e-4),
+    "cispo": (1.0, 4.0),
+    "pg": (1.0, 0.0),
+}
+"""How far a ratio may go below and above 1 where nothing else is said: DAPO, GSPO and ScaleRL; `pg` has no ratio."""
+
+
+class Run(Section):
+    """`[run]`: what this run is called and how long it goes on."""
+
+    name: str = Field(default="policy", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """What the run is called on the tape."""
+    directory: Path = Field(default=Path("penstock-run"), strict=False)
+    """Directory of its checkpoints and adapters; a run that finds its own checkpoint there goes on from it."""
+    steps: int = Field(default=100, ge=1)
+    """Optimiser steps to go, counted from the very first start."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of everything that is drawn: initial adapter, order of tasks, dropout."""
+
+
+class Model(Section):
+    """`[model]`: what is trained. `path` is required."""
+
+    path: Path = Field(strict=False)
+    """Directory with the model as transformers writes it; nothing is fetched from a hub."""
+    name: str = Field(default="policy", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """Model name that agents ask for, and the resource whose versions are trained."""
+    weights: Literal["lora", "full"] = "lora"
+    """What is trained: a LoRA adapter, or all weights."""
+    adapter: Path | None = Field(default=None, strict=False)
+    """Directory of a PEFT adapter to begin with (lora only). Default: a new one, which changes nothing."""
+    rank: int = Field(default=16, ge=1, le=512)
+    """Rank of a new adapter."""
+    alpha: int = Field(default=32, ge=1)
+    """Scale of a new adapter: its output is multiplied by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of a new adapter, a probability."""
+    targets: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the modules that a new adapter changes."""
+
+    @model_validator(mode="after")
+    def _an_adapter_is_lora(self) -> Self:
+        if self.adapter is not None and self.weights == "full":
+            raise ValueError('adapter: it goes with weights = "lora"; merge it into the model to train all weights')
+        return self
+
+
+class Rollouts(Section):
+    """`[rollouts]`: what is collected for one step."""
+
+    tasks: Path | None = Field(default=None, strict=False)
+    """JSONL file of tasks, one rollout input a line. Default: none, samples are given."""
+    groups: int = Field(default=16, ge=1)
+    """Groups (tasks) in one step."""
+    group_size: int = Field(default=8, ge=1)
+    """Rollouts of one task."""
+    dynamic: float = Field(default=1.0, ge=1, le=10)
+    """Most tasks that a step takes, as a multiple of `groups`: more are taken until enough groups differ in reward."""
+    ahead: bool = False
+    """Whether the next step's rollouts are queued before the update, so that agents work meanwhile."""
+    run: list[str] = Field(default=[])
+    """Arguments of `penstock run`, which is then started beside. Default: none, runners run elsewhere."""
+    staleness: int = Field(default=4, ge=0)
+    """Versions that a sample may be behind the newest, counted from its first token; older groups are dropped whole."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds after which a step goes on without the rollouts that have not ended."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Temperature that the rollouts are sampled with; the trainer's log-probabilities are of the same distribution."""
+
+
+class Advantage(Section):
+    """`[advantage]`: how rewards become credit."""
+
+    estimator: Estimator = "dr_grpo"
+    """Baseline: `dr_grpo` (group mean), `grpo` (also scaled), `rloo` (mean of the others), `reinforce++` (batch)."""
+    credit: Credit = "rollout"
+    """Whether a rollout's reward counts for all its tokens, or each call's own return for those of the call."""
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount of later rewards in a call's return, per call (turn only)."""
+
+
+class Loss(Section):
+    """`[loss]`: what is minimised."""
+
+    kind: Surrogate = "ppo"
+    """`ppo` (clipped), `gspo` (clipped by sequence), `cispo` (clipped weights) or `pg` (plain policy gradient)."""
+    clip_low: float | None = Field(default=None, ge=0, le=1)
+    """How far a ratio may fall below 1. Default: ppo 0.2, gspo 0.0003, cispo 1.0 (no bound)."""
+    clip_high: float | None = Field(default=None, ge=0)
+    """How far a ratio may rise above 1. Default: ppo 0.28, gspo 0.0004, cispo 4.0."""
+    kl: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence to the reference: the model without adapter, or as it was at the start (full)."""
+    kl_estimator: Literal["k1", "k3"] = "k3"
+    """How the divergence is estimated."""
+    correction: Literal["token", "sequence", "icepop", "none"] = "token"
+    """Importance sampling between engine and trainer: `token` or `sequence` (truncated), `icepop` (masked), `none`."""
+    correction_high: float = Field(default=2.0, ge=1)
+    """Largest weight; `icepop` drops tokens beyond it, the others truncate."""
+    correction_low: float = Field(default=0.5, ge=0, le=1)
+    """Smallest weight, below which `icepop` drops a token."""
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """(below, above) 1 that a ratio may go."""
+        low, high = CLIPS[self.kind]
+        return low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high
+
+
+class Optimiser(Section):
+    """`[optimiser]`: AdamW."""
+
+    learning_rate: float | None = Field(default=None, gt=0)
+    """Learning rate after the warm-up. Default: 1e-4 for LoRA, 1e-6 for all weights."""
+    warmup: int = Field(default=0, ge=0)
+    """Steps in which the learning rate rises from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up: it stays, or falls to 0 at the last step."""
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
+    """Decay of the running means of gradient and squared gradient."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay, per step and learning rate."""
+    max_norm: float = Field(default=1.0, gt=0)
+    """Norm that gradients are clipped to."""
+    updates: int = Field(default=1, ge=1)
+    """Optimiser updates in one step: its rollouts are split evenly. Beyond 1, ratios are against the step's start."""
+
+
+class Engine(Section):
+    """`[engine]`: the machinery that computes log-probabilities and updates."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; `auto` takes a GPU if there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the computation. What is trained, and its optimiser, stay in float32."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Implementation of attention, as transformers names it."""
+    layout: Literal["packed", "padded"] = "packed"
+    """Whether short samples share a row with others, or have one each."""
+    batch_tokens: int = Field(default=16_384, ge=1)
+    """Tokens in one forward pass, padding included: what the memory allows."""
+    sample_tokens: int = Field(default=16_384, ge=2)
+    """Longest sample, prompt and response together; longer ones are left out and reported, never cut."""
+    gradient_checkpointing: bool = False
+    """Whether activations are computed again in the backward pass instead of kept."""
+
+    @model_validator(mode="after")
+    def _a_sample_fits(self) -> Self:
+        if self.sample_tokens > self.batch_tokens:
+            raise ValueError(
+                f"sample_tokens: {self.sample_tokens} do not fit into batch_tokens = {self.batch_tokens}; a sample is "
+                "never split over two forward passes"
+            )
+        return self
+
+
+class Sft(Section):
+    """`[sft]`: supervised fine-tuning on chats."""
+
+    batch: int = Field(default=16, ge=1)
+    """Chats in one optimiser step."""
+    epochs: int = Field(default=1, ge=1)
+    """Times that every chat is seen."""
+
+
+class Dpo(Section):
+    """`[dpo]`: direct preference optimisation on pairs."""
+
+    batch: int = Field(default=16, ge=1)
+    """Pairs in one optimiser step."""
+    epochs: int = Field(default=1, ge=1)
+    """Times that every pair is seen."""
+    beta: float = Field(default=0.1, gt=0)
+    """How firmly the policy is held to the reference; smaller lets it go further."""
+    normalise: bool = False
+    """Whether log-probabilities are means over tokens instead of sums, so that length does not decide."""
+
+
+class Inference(Section):
+    """`[inference]`: the vLLM that agents' calls go to."""
+
+    urls: list[str] = Field(default=[])
+    """Base URLs of servers that run already, with `/v1`. Default: none, one is started."""
+    python: Path | None = Field(default=None, strict=False)
+    """Python of the environment with vLLM in it, for a server that is started."""
+    port: int = Field(default=8000, ge=1, le=65535)
+    """Port of a server that is started."""
+    flags: list[str] = Field(default=[])
+    """More flags for a server that is started."""
+    upstream: str = Field(default="vllm", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """What the gateway calls the server: the name of its `[[upstream]]`."""
+    base: str = Field(default="base", pattern=r"^[!-~]{1,256}$")
+    """Name that the server serves the base model under."""
+
+    @field_validator("urls")
+    @classmethod
+    def _http(cls, value: list[str]) -> list[str]:
+        for url in value:
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+                raise ValueError(f"{url!r} is not an http:// or https:// URL")
+        return [url.rstrip("/") for url in value]
+
+
+class Publish(Section):
+    """`[publish]`: how new weights reach agents."""
+
+    release: Literal["auto", "canary", "none"] = "none"
+    """How production sees the last weights: a release that promotes itself, one that waits for approval, or not."""
+    policy: Path | None = Field(default=None, strict=False)
+    """TOML file with the policy of that release. Default: the policy of `penstock release start`."""
+    every: int = Field(default=1, ge=1)
+    """Steps from one published version to the next."""
+    directory: Path | None = Field(default=None, strict=False)
+    """Directory for adapters that the servers can read. Default: `adapters` in the run's."""
+
+
+class Evaluate(Section):
+    """`[evaluate]`: held-out tasks."""
+
+    tasks: Path | None = Field(default=None, strict=False)
+    """JSONL file of tasks that are never trained on. Default: none."""
+    every: int = Field(default=10, ge=1)
+    """Steps from one evaluation to the next."""
+    samples: int = Field(default=1, ge=1)
+    """Rollouts of each task."""
+
+
+class Checkpoint(Section):
+    """`[checkpoint]`: what a killed run goes on from."""
+
+    every: int = Field(default=10, ge=1)
+    """Steps from one checkpoint to the next."""
+    keep: int = Field(default=2, ge=1)
+    """Newest checkpoints that are kept."""
+
+
+class Config(Section):
+    """The whole file; only the model must be named."""
+
+    run: Run = Run()
+    model: Model
+    rollouts: Rollouts = Rollouts()
+    advantage: Advantage = Advantage()
+    loss: Loss = Loss()
+    optimiser: Optimiser = Optimiser()
+    engine: Engine = Engine()
+    sft: Sft = Sft()
+    dpo: Dpo = Dpo()
+    inference: Inference = Inference()
+    publish: Publish = Publish()
+    evaluate: Evaluate = Evaluate()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @model_validator(mode="after")
+    def _groups_are_comparable(self) -> Self:
+        if self.rollouts.group_size == 1 and self.advantage.estimator != "reinforce++":
+            raise ValueError(
+                f"rollouts.group_size: in a group of 1 {self.advantage.estimator} has nothing to compare with; "
+                'raise it, or set advantage.estimator = "reinforce++"'
+            )
+        return self
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate after the warm-up."""
+        return self.optimiser.learning_rate or (1e-4 if self.model.weights == "lora" else 1e-6)
+
+
+def load(path: Path) -> Config:
+    """The configuration in `path`. Raises `gateway.strict.ConfigError` naming every wrong key."""
+    return validated(Config, read(path), str(path))

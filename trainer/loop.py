@@ -1,0 +1,203 @@
+"""GRPO and its kin, step by step. Read `Loop.run` and what it calls from top to bottom.
+
+A step takes groups of rollouts, gives each rollout credit against its group, updates the weights, and publishes them;
+training gets the new version at once. With `rollouts.ahead` the next step's rollouts are queued before the update, so
+that agents work while the trainer computes; how old a sample may be is `rollouts.staleness`.
+
+A run goes on exactly where it was. Its rollouts are named by step and those that have ended are found on the tape;
+weights, optimiser, random numbers and place among the tasks are in the checkpoint. A step that is done again, because
+the checkpoint is older, finds the same rollouts and comes to the same weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+
+from gateway.strict import ConfigError
+from trainer.checkpoint import Checkpoints
+from trainer.collect import Collected, Collector, Order
+from trainer.config import Config
+from trainer.engine import Engine
+from trainer.learn import Metrics, learn
+from trainer.publish import Publisher, PublishError, release_policy
+from trainer.report import Reporter
+from trainer.tasks import Task, drawn
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a run stands; with the engine's state, all that the next step follows from."""
+
+    step: int = 0
+    """Steps that are done."""
+    tasks: int = 0
+    """Tasks that they have taken."""
+    version: int = 0
+    """The step that the newest published weights are of."""
+
+
+class Loop:
+    """One run."""
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        collector: Collector,
+        publisher: Publisher,
+        reporter: Reporter,
+        tasks: Sequence[Task],
+        held_out: Sequence[Task],
+        serving: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`serving` comes back when there is a server; it is asked before each step."""
+        self.config = config
+        self.engine = engine
+        self.place = Place()
+        self._collector, self._publisher, self._reporter = collector, publisher, reporter
+        self._tasks, self._held_out, self._serving = tasks, held_out, serving
+        self._checkpoints = Checkpoints(config.run.directory / "checkpoints", config.checkpoint.keep)
+        self._ordered: Order | None = None
+        """What the next step takes, when it is queued already."""
+
+    def restore(self) -> None:
+        """Goes to the newest checkpoint, if there is one. Raises `CheckpointError`."""
+        found = self._checkpoints.latest()
+        if found is not None:
+            state = found[1]
+            self.engine.restore(state["engine"])
+            self.place = Place(**state["place"])
+
+    async def run(self) -> None:
+        """Until the last step is done."""
+        await self._serving()
+        await self._publisher.begin()
+        await self._publish(self.place.version)
+        if self.place.step == 0:
+            await self._point(0, await self._evaluate(0))
+        while self.place.step < self.config.run.steps:
+            await self._serving()
+            await self._step(self.place.step + 1)
+        await self._release()
+
+    async def _step(self, step: int) -> None:
+        began = monotonic()
+        collected, taken = await self._collect(step)
+        place = Place(step, self.place.tasks + taken, self.place.version)
+        gathered = monotonic()
+        if self.config.rollouts.ahead and step < self.config.run.steps:
+            self._ordered = await self._order(step + 1, place.tasks)
+        self._reporter.phase(step, "updates the weights")
+        learnt = await asyncio.to_thread(learn, self.engine, collected.samples, self._staleness(place), self.config)
+        updated = monotonic()
+        if learnt["updates"] and step % self.config.publish.every == 0:
+            await self._publish(step)
+            place.version = step
+        published = monotonic()
+        self.place = place
+        seconds = {"collect": gathered - began, "update": updated - gathered, "publish": published - updated}
+        evaluated = await self._evaluate(step) if step % self.config.evaluate.every == 0 else {}
+        await self._checkpoint(step)
+        timing = {f"seconds/{name}": value for name, value in seconds.items()}
+        timing["tokens_per_second"] = learnt["tokens"] / (published - began)
+        await self._point(step, _summary(collected) | learnt | evaluated | timing)
+
+    # -- rollouts ----------------------------------------------------------------------------------------------------
+
+    async def _order(self, step: int, start: int, extra: int = 0) -> Order:
+        """Queues a step's groups, from a place among the tasks on. `extra`: the how-manieth helping."""
+        rollouts = self.config.rollouts
+        tasks = drawn(self._tasks, start, rollouts.groups, self.config.run.seed)
+        name = f"{step}.{extra}" if extra else str(step)
+        return await self._collector.order("train", name, step, tasks, rollouts.group_size, rollouts.timeout)
+
+    async def _collect(self, step: int) -> tuple[Collected, int]:
+        """(what the step learns from, tasks that it took). With `dynamic` above 1, more groups are taken until enough
+        of them have something to teach (DAPO's dynamic sampling, Yu et al. 2025, arXiv:2503.14476)."""
+        rollouts, collected, taken = self.config.rollouts, Collected(), 0
+        order, self._ordered = self._ordered, None
+        while True:
+            self._reporter.phase(step, "collects rollouts")
+            order = order or await self._order(step, self.place.tasks + taken, taken // rollouts.groups)
+            collected.add(await self._collector.gather(order, rollouts.timeout))
+            order, taken = None, taken + rollouts.groups
+            if collected.informative >= rollouts.groups or taken + rollouts.groups > rollouts.groups * rollouts.dynamic:
+                return collected, taken
+
+    async def _evaluate(self, step: int) -> Metrics:
+        """Mean reward on the held-out tasks with the newest weights."""
+        if not self._held_out:
+            return {}
+        self._reporter.phase(step, "evaluates")
+        config = self.config.evaluate
+        timeout = self.config.rollouts.timeout
+        order = await self._collector.order("val", str(step), step, self._held_out, config.samples, timeout)
+        found = await self._collector.gather(order, timeout)
+        return {} if found.mean is None else {"evaluation/reward": found.mean}
+
+    def _staleness(self, place: Place) -> Callable[[str | None], int]:
+        """How many versions a version is behind the newest; 0 for what is not of this run."""
+        prefix = f"{self.config.run.name}."
+
+        def of(version: str | None) -> int:
+            number = (version or "").removeprefix(prefix)
+            return max(0, place.version - int(number)) if number.isdecimal() else 0
+
+        return of
+
+    # -- what comes of them ------------------------------------------------------------------------------------------
+
+    async def _publish(self, step: int) -> None:
+        """The weights of a step as a version, which training gets at once."""
+        self._reporter.phase(step, "publishes the weights")
+        version, model = f"{self.config.run.name}.{step}", self.config.model.name
+        adapter = self._adapters / version
+        if not adapter.exists():
+            await asyncio.to_thread(self.engine.save_adapter, adapter)
+        await self._publisher.register(version, adapter, None, f"step {step} of run {self.config.run.name}")
+        await self._publisher.train_on(version)
+        await self._reporter.made(model, version)
+
+    async def _release(self) -> None:
+        """Shows production the newest weights, as `publish.release` says. What stands in the way is said and fails
+        nothing: the weights are there, and a person can release them."""
+        wanted = self.config.publish
+        if wanted.release == "none" or not self.place.version:
+            return
+        version = f"{self.config.run.name}.{self.place.version}"
+        try:
+            policy = release_policy(wanted)
+            release = await self._publisher.release(version, policy)
+            await self._reporter.event(self.place.step, f"release {release.id} shows {version} to production")
+        except (PublishError, ConfigError) as error:
+            command = f"penstock release start {self.config.model.name} --candidate {version} --only mode=online"
+            await self._reporter.event(self.place.step, f"not released: {error}; {command} does it", "warning")
+
+    @property
+    def _adapters(self) -> Path:
+        return (self.config.publish.directory or self.config.run.directory / "adapters").absolute()
+
+    async def _checkpoint(self, step: int) -> None:
+        if step % self.config.checkpoint.every == 0 or step == self.config.run.steps:
+            state = {"engine": self.engine.state(), "place": asdict(self.place)}
+            _ = await asyncio.to_thread(self._checkpoints.save, step, state)
+
+    async def _point(self, step: int, values: Metrics) -> None:
+        if values:
+            await self._reporter.point(step, values)
+
+
+def _summary(collected: Collected) -> Metrics:
+    """What is known of rollouts before anything is learnt from them."""
+    found: Metrics = {
+        "rollouts": float(collected.ended.total()),
+        "rollouts/late": float(collected.late),
+        "groups/informative": float(collected.informative),
+    }
+    found |= {f"rollouts/{status}": float(count) for status, count in collected.ended.items()}
+    found |= {f"calls/{reason}": float(count) for reason, count in collected.report.reasons.items()}
+    return found if collected.mean is None else found | {"reward": collected.mean}

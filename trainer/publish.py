@@ -1,0 +1,124 @@
+"""Weights on their way to agents: a directory becomes a version of the model resource, and a release gives it to calls.
+
+Training takes a version at once: a release for the modes `train`, `val` and `test` alone, which loads the adapter,
+checks and warms it, and is promoted by the trainer when that has worked. Production (`online`) sees a version only
+through a release of its own, with the canary that its policy says. What the gateway refuses, and weights that do not
+load, are a `PublishError` with the gateway's own words.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+from gateway.client import Client, ClientError
+from gateway.releases.model import Audience, Decision, NewRelease, NewVersion, Release
+from gateway.releases.policy import Policy, Stage
+from gateway.strict import ConfigError
+from trainer.config import Publish
+
+NOT_FOUND: Final = 404
+TRAINING: Final = Audience(modes=["train", "val", "test"])
+PRODUCTION: Final = Audience(modes=["online"])
+AT_ONCE: Final = Policy(
+    stages=[Stage(split=0.5, rollouts=0)], replayed="skip", shadowed="skip", margin_absolute=0.5, horizon=10
+)
+"""Checked, and then promoted by the trainer's word."""
+
+
+def release_policy(wanted: Publish) -> Policy:
+    """The policy of a release to production. Raises `ConfigError`."""
+    path = wanted.policy
+    try:
+        policy = Policy() if path is None else Policy.load(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"publish.policy: {path} cannot be read: {error}") from None
+    if wanted.release == "auto":
+        return policy
+    last = policy.stages[-1].model_copy(update={"approval": True})
+    return policy.model_copy(update={"stages": [*policy.stages[:-1], last]})
+
+
+class PublishError(Exception):
+    """A version does not reach agents; the message says why."""
+
+
+class Publisher:
+    """Publishes the versions of one model."""
+
+    def __init__(self, client: Client, model: str, upstream: str, base: str, run: str) -> None:
+        """`model`: the resource that agents ask for; `upstream`: the gateway's name of what serves it; `base`: the name
+        that the base model is served under; `run`: who publishes."""
+        self._client, self._model, self._upstream, self._base, self._run = client, model, upstream, base, run
+
+    async def begin(self) -> None:
+        """Makes the model a resource, if it is none: its first version, everybody's, is the base as it is served."""
+        try:
+            _ = await self._client.resource(self._model)
+        except ClientError as error:
+            if error.status != NOT_FOUND:
+                raise
+            await self._add("base", {"upstream": self._upstream, "base": self._base}, None, "before any training")
+
+    async def register(self, version: str, adapter: Path, parent: str | None, note: str) -> None:
+        """Makes a directory, which the servers see under the same path, a version. The same again changes nothing."""
+        content = {"upstream": self._upstream, "base": self._base, "adapter": str(adapter)}
+        await self._add(version, content, parent, note)
+
+    async def _add(self, version: str, content: dict[str, str], parent: str | None, note: str) -> None:
+        new = NewVersion(kind="model", version=version, content=content, parent=parent, author=self._run, note=note)
+        try:
+            await self._client.add_version(self._model, new)
+        except ClientError as error:
+            raise PublishError(f"{self._model}@{version} cannot be registered: {error}") from None
+
+    async def train_on(self, version: str) -> None:
+        """Gives a version to all new rollouts of training; comes back when they get it."""
+        if await self._given() == version:
+            return
+        cursor = (await self._client.stats(spans=0)).cursor
+        release = await self._left(version)
+        if release is None:
+            release = await self._start(version, TRAINING, AT_ONCE, "the newest weights are what is trained")
+        stage = await self._settled(release, cursor)
+        if stage.stage != "canary":
+            raise PublishError(f"{self._model}@{version} cannot be served: {stage.reason}")
+        decision = Decision(who=self._run, why="it was loaded and answers")
+        await self._client.decide(release.id, "promote", decision)
+
+    async def release(self, version: str, policy: Policy) -> Release:
+        """Starts the release that shows a version to production."""
+        return await self._start(version, PRODUCTION, policy, f"made by {self._run}")
+
+    async def _given(self) -> str:
+        """The version that rollouts of training get."""
+        stable = (await self._client.resource(self._model)).stable
+        return next((rule.version for rule in stable.rules if rule.only == TRAINING), stable.version)
+
+    async def _left(self, version: str) -> Release | None:
+        """The release of a version that an earlier life of this run has begun; any other of its is given up."""
+        for release in await self._client.releases(self._model, live=True):
+            if release.author == self._run and release.only == TRAINING:
+                if release.candidate == version:
+                    return release
+                await self._client.decide(release.id, "abort", Decision(who=self._run, why="the run goes on elsewhere"))
+        return None
+
+    async def _start(self, version: str, only: Audience, policy: Policy, why: str) -> Release:
+        new = NewRelease(candidate=version, only=only, policy=policy, author=self._run, why=why)
+        try:
+            return await self._client.start_release(self._model, new)
+        except ClientError as error:
+            raise PublishError(f"{self._model}@{version} cannot be released: {error}") from None
+
+    async def _settled(self, release: Release, cursor: int) -> Release:
+        """The release, as soon as its check is over."""
+        now = (await self._client.release(release.id)).release
+        async with aclosing(self._client.changes(cursor)) as changes:
+            while now.stage in ("draft", "checked", "replayed", "shadowed"):
+                async for change in changes:
+                    if change.kind == "release" and change.name == release.id:
+                        break
+                now = (await self._client.release(release.id)).release
+        return now
