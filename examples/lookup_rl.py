@@ -67,7 +67,7 @@ groups = 12
 group_size = 8
 ahead = true
 timeout = 120.0
-run = ["--workers=12", "--callable=examples.lookup:agent", "--preload", "--reward=examples.lookup:reward"]
+run = ["--workers=20", "--callable=examples.lookup:agent", "--preload", "--reward=examples.lookup:reward"]
 
 [optimiser]
 learning_rate = 2e-3

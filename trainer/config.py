@@ -242,7 +242,7 @@ class Evaluate(Section):
     tasks: Path | None = Field(default=None, strict=False)
     """JSONL file of tasks that are never trained on. Default: none."""
     every: int = Field(default=10, ge=1)
-    """Steps from one evaluation to the next."""
+    """Steps from one evaluation to the next; the last step is always evaluated."""
     samples: int = Field(default=1, ge=1)
     """Rollouts of each task."""
 

@@ -100,11 +100,13 @@ class Loop:
         published = monotonic()
         self.place = place
         seconds = {"collect": gathered - began, "update": updated - gathered, "publish": published - updated}
-        evaluated = await self._evaluate(step) if step % self.config.evaluate.every == 0 else {}
-        await self._checkpoint(step)
+        last = step == self.config.run.steps
+        evaluated = await self._evaluate(step) if last or step % self.config.evaluate.every == 0 else {}
         timing = {f"seconds/{name}": value for name, value in seconds.items()}
         timing["tokens_per_second"] = learnt["tokens"] / (published - began)
         await self._point(step, _summary(collected) | learnt | evaluated | timing)
+        # What is done again after a crash is reported again; what is not, must have been.
+        await self._checkpoint(step)
 
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
