@@ -38,4 +38,4 @@ def grpo(config: Path, /, *, gateway: Url = LOCAL) -> None:
 def _check_extra() -> None:
     missing = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
     if missing:
-        raise Failure(f"{', '.join(missing)} is not installed here: pip install 'penstock[train]'")
+        raise Failure(f"{', '.join(missing)} must be installed for this: pip install 'penstock[train]'")
