@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import unquote
 
 import msgspec
@@ -23,6 +24,9 @@ from gateway.heads import CREDENTIALS
 from gateway.implicit import Conversations, new_rollout
 from gateway.redact import url as redact_url
 from gateway.request import Request
+
+_UNREAD: Final = "\0"
+"""No model is called that."""
 
 
 @dataclass(slots=True)
@@ -38,6 +42,14 @@ class Admitted:
     """The conversation's fingerprint sources; only of implicit calls."""
     token: bool = False
     """Whether it came with the agent token of its rollout."""
+    _model: str | None = field(default=_UNREAD, init=False)
+
+    @property
+    def model(self) -> str | None:
+        """The model that it asks for. Read once, by whoever asks first: routes, releases, or the recorder."""
+        if self._model is _UNREAD:
+            self._model = self.dialect.model(self.body, self.path)
+        return self._model
 
 
 class Admission:

@@ -109,7 +109,7 @@ class Proxy:
 
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, bool]:
         """(upstreams to try in turn, model name to send instead, whether the model is trained)."""
-        route = self._routes.find(call.dialect.model(call.body, call.path)) if self._routes else None
+        route = self._routes.find(call.model) if self._routes else None
         way = self._routes.along(route, family(call.dialect.name, call.dialect.family, request))
         return *way, route is not None and route.train
 

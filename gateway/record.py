@@ -150,7 +150,7 @@ class Record:
         if final:
             self._close(entry)
         else:
-            entry.model = self.call.dialect.model(self.call.body, self.call.path)
+            entry.model = self.call.model
         entry.body = self._bytes(b"".join(self.pieces) if final else b"")
         return entry
 
@@ -172,7 +172,7 @@ class Record:
         facts, call = self._facts(), self.call
         # An alias has replaced the name that was asked for.
         named = facts.model if self.body is call.body else None
-        entry.model = named or call.dialect.model(call.body, call.path)
+        entry.model = named or call.model
         entry.status, entry.error = self.status, self.error
         entry.end_ns, entry.first_byte_ns = self.end_ns, self.first_byte_ns
         entry.http_status, entry.stream = self.http_status, self.stream
@@ -190,7 +190,7 @@ class Record:
         except Exception:
             # The bytes are what happened; what could not be read out of them now can be read later.
             _log.exception("a call of %s could not be read", self.call.address.rollout)
-            return Facts(self.call.dialect.model(self.call.body, self.call.path))
+            return Facts(self.call.model)
 
     def _bytes(self, response: bytes) -> Body:
         block, pool = self._redactor.block, self.pool

@@ -210,7 +210,7 @@ class Play:
     def _question(self, call: Admitted, request: Request, prompt: str | None) -> Question:
         """The agent's call with its versions in it, and with what the agent has not seen."""
         call = self._restored(call)
-        means, model = self._means, call.dialect.model(call.body, call.path)
+        means, model = self._means, call.model
         found = means.switch.look(call, prompt)
         versions = {} if found is None else {name: self._version(name, call, model) for name in found.resources}
         body, upstream = call.body, None

@@ -172,7 +172,7 @@ class Mirror:
         """What the call would have been on the candidate; why it is not mirrored, empty when it is not meant."""
         call, pool, catalog, release = record.call, record.pool, self._means.switch.catalog, self._release
         rollout, address = self._means.tape.rollout(call.address.rollout), call.address
-        model = found.model or call.dialect.model(call.body, call.path)
+        model = found.model or call.model
         mode, metadata = (address.mode, {}) if rollout is None else (rollout.mode, rollout.metadata or {})
         if not speaks_to(release.only, Asker(address.agent or "", model or "", mode, metadata)):
             return ""

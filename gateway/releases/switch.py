@@ -151,7 +151,7 @@ class Switch:
     def look(self, call: Admitted, explicit: str | None) -> Found | None:
         """What a call uses of the catalog, None for nothing. `explicit`: the prompt that its header names."""
         catalog = self.catalog
-        model = call.dialect.model(call.body, call.path) if catalog.models else None
+        model = call.model if catalog.models else None
         found = Found([], None, model if model in catalog.models else None)
         if catalog.templates:
             found.prompts = findings = find(call.body, call.dialect, catalog.recogniser, explicit)
@@ -260,5 +260,5 @@ class Switch:
 
 def _asker(call: Admitted, found: Found) -> Asker:
     """Who asks; what only the tape knows of its rollout is filled in there."""
-    model = found.model or call.dialect.model(call.body, call.path) or ""
+    model = found.model or call.model or ""
     return Asker(call.address.agent or "", model, call.address.mode, {})
