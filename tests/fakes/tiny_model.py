@@ -9,23 +9,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from examples.lookup_model import TEMPLATE
 from trainer.config import Config
 
 VOCABULARY = 300
-TEMPLATE = """\
-{%- for m in messages -%}
-<|im_start|>{{ m.role }}
-{{ m.content or '' }}
-{%- for call in m.tool_calls or [] -%}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor -%}
-<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}
-<|im_start|>assistant
-{% endif -%}"""
 
 
 def make_model(directory: Path, kind: str = "qwen2", seed: int = 1, **more: Any) -> Path:

@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
-from fakes.tiny_model import TEMPLATE, make_tokenizer
+from fakes.tiny_model import make_tokenizer
 
+from examples.lookup_model import TEMPLATE
 from trainer.chats import tokenise
 from trainer.examples import Example
 
