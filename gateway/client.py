@@ -109,13 +109,13 @@ class Client(ReleaseClient, RunClient):
         """A whole span."""
         return await self.get(_path(rollout, attempt, sequence), SpanDetail)
 
-    async def request_body(self, rollout: str, attempt: str, sequence: int) -> bytes:
-        """The exact bytes of a call's request body."""
-        return await self.read("GET", f"{_path(rollout, attempt, sequence)}/request")
+    async def request_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:
+        """The exact bytes of a call's request body; `side`: `agent` or `engine`, as `model.Side` has it."""
+        return await self.read("GET", f"{_path(rollout, attempt, sequence)}/request", params={"side": side})
 
-    async def response_body(self, rollout: str, attempt: str, sequence: int) -> bytes:
+    async def response_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:
         """The exact bytes of a call's response body."""
-        return await self.read("GET", f"{_path(rollout, attempt, sequence)}/response")
+        return await self.read("GET", f"{_path(rollout, attempt, sequence)}/response", params={"side": side})
 
     async def exchanges(self, rollout: str) -> AsyncGenerator[Recorded]:
         """The bytes of all calls of a rollout that are kept, content encodings removed, in their order."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import msgspec
@@ -23,7 +23,7 @@ import zstandard
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from gateway.model import Chunk, Exchange, Usage
+from gateway.model import Chunk, Exchange, Side, Usage
 
 DEPTH = 32
 UNREADABLE = (zstandard.ZstdError, struct.error, ValueError, TypeError, LookupError, MemoryError)
@@ -107,6 +107,8 @@ class Body:
     trailers: bytes
     marks: list[int]
     """Arrival of the response, read by read: microseconds since the start, then size, in turn."""
+    sides: list[Side] = field(default_factory=list[Side])
+    """Parties that were spoken with in another wire format."""
 
 
 @dataclass(slots=True)
@@ -118,11 +120,13 @@ class Base:
     request: bytes
     rest: bytes
     """The beginning of what else its record holds."""
+    sides: tuple[bytes, ...] = ()
+    """The requests of its sides."""
 
     @property
     def size(self) -> int:
         """Memory it holds; bytes."""
-        return len(self.request) + len(self.rest)
+        return len(self.request) + len(self.rest) + sum(map(len, self.sides))
 
     def carries(self, request: bytes) -> bool:
         """False when the chain would become too long to be read back quickly."""
@@ -135,19 +139,53 @@ def pack_body(body: Body, number: int, base: Base | None, alone: bool) -> tuple[
     `alone`: the record is compressed by itself, with the base as dictionary. Otherwise it is left as it is: records of
     one segment are each other's dictionary and are compressed together, at a third of the cost (`pack_segments`).
     """
-    request = body.request
-    prefix = suffix = 0
-    if base is not None:
-        prefix = common_prefix(base.request, request)
-        suffix = common_suffix(base.request, request, min(len(base.request), len(request)) - prefix)
-    middle = request[prefix : len(request) - suffix]
+    request, sides = body.request, tuple(side.request_body for side in body.sides)
+    prefix, suffix, middle = _cut(None if base is None else base.request, request)
     # The beginning serves the next body as dictionary: what may be long and repeats least stands last.
-    rest = _pack(
-        (body.url, body.request_headers, body.response_headers, body.trailers, body.marks, body.response, middle)
-    )
+    parts = [body.url, body.request_headers, body.response_headers, body.trailers, body.marks, body.response, middle]
+    if sides:
+        parts.append(_pack_sides(body.sides, () if base is None else base.sides))
+    rest = _pack(parts)
     lower, depth = (0, 0) if base is None else (base.number, base.depth + 1)
     stored = _compress(rest, base, prefix) if alone else rest
-    return _pack((lower, depth, prefix, suffix, alone, stored)), Base(number, depth, request, rest[:_FAR])
+    return _pack((lower, depth, prefix, suffix, alone, stored)), Base(number, depth, request, rest[:_FAR], sides)
+
+
+def _cut(base: bytes | None, request: bytes) -> tuple[int, int, bytes]:
+    """(length of the prefix, of the suffix that a request shares with its base's, what lies between)."""
+    if base is None:
+        return 0, 0, request
+    prefix = common_prefix(base, request)
+    suffix = common_suffix(base, request, min(len(base), len(request)) - prefix)
+    return prefix, suffix, request[prefix : len(request) - suffix]
+
+
+def _joined(base: bytes, prefix: int, suffix: int, middle: bytes) -> bytes:
+    """The inverse."""
+    return b"".join((base[:prefix], middle, base[len(base) - suffix :]))
+
+
+def _pack_sides(sides: list[Side], bases: tuple[bytes, ...]) -> list[Any]:
+    """Requests of sides grow like those of calls: each leans on the base's in its place."""
+    under = [*bases[: len(sides)], *[None] * (len(sides) - len(bases))]
+    return [
+        (side.who, side.dialect, side.path, *_cut(base, side.request_body), side.response_body)
+        for side, base in zip(sides, under, strict=True)
+    ]
+
+
+def _unpack_sides(packed: list[Any], bases: tuple[bytes, ...]) -> list[Side]:
+    under = [*bases[: len(packed)], *[b""] * (len(packed) - len(bases))]
+    return [
+        Side(
+            who=who,
+            dialect=dialect,
+            path=path,
+            request_body=_joined(base, prefix, suffix, middle),
+            response_body=response,
+        )
+        for (who, dialect, path, prefix, suffix, middle, response), base in zip(packed, under, strict=True)
+    ]
 
 
 def base_of(record: bytes) -> int:
@@ -160,12 +198,11 @@ def unpack_body(record: bytes, base: Base | None, number: int) -> tuple[Body, Ba
     _, depth, prefix, suffix, compressed, rest = _unpack(record)
     if compressed:
         rest = _decompress(rest, base, prefix)
-    url, request_headers, response_headers, trailers, marks, response, middle = _unpack(rest)
-    request = middle
-    if base is not None:
-        request = b"".join((base.request[:prefix], middle, base.request[len(base.request) - suffix :]))
-    body = Body(url, request_headers, request, response_headers, response, trailers, marks)
-    return body, Base(number, depth, request, rest[:_FAR])
+    url, request_headers, response_headers, trailers, marks, response, middle, *more = _unpack(rest)
+    request = middle if base is None else _joined(base.request, prefix, suffix, middle)
+    sides = _unpack_sides(more[0] if more else [], () if base is None else base.sides)
+    body = Body(url, request_headers, request, response_headers, response, trailers, marks, sides)
+    return body, Base(number, depth, request, rest[:_FAR], tuple(side.request_body for side in sides))
 
 
 def _compress(rest: bytes, base: Base | None, prefix: int) -> bytes:
@@ -284,4 +321,5 @@ def exchange(body: Body) -> Exchange:
         response_body=body.response,
         trailers=header_lines(body.trailers),
         chunks=[Chunk(at_ns=at * 1000, size=size) for at, size in zip(marks, marks, strict=True)],
+        sides=body.sides,
     )

@@ -157,8 +157,14 @@ ROUTES: tuple[Route, ...] = (
         SpanPage, reads.get_rollout_spans, query=reads.PageQuery,
     ),
     Route("GET", _SPAN, "span", "One span, whole", SpanDetail, reads.get_span),
-    Route("GET", f"{_SPAN}/request", "request_body", "Request body, exact bytes", OCTETS, reads.get_request_body),
-    Route("GET", f"{_SPAN}/response", "response_body", "Response body, exact bytes", OCTETS, reads.get_response_body),
+    Route(
+        "GET", f"{_SPAN}/request", "request_body", "Request body, exact bytes",
+        OCTETS, reads.get_request_body, query=reads.BodyQuery,
+    ),
+    Route(
+        "GET", f"{_SPAN}/response", "response_body", "Response body, exact bytes",
+        OCTETS, reads.get_response_body, query=reads.BodyQuery,
+    ),
     Route("GET", "/api/rollouts/{rid}/exchanges", "exchanges", "Bytes of all its calls", OCTETS, reads.get_exchanges),
     Route(
         "GET", "/api/spans", "recent_spans", "Spans of all rollouts",

@@ -31,7 +31,7 @@ from gateway.render import (
     style,
     total_tokens,
 )
-from gateway.views import SpanDetail
+from gateway.views import SideView, SpanDetail
 
 Key = tuple[str, tuple[tuple[str | None, ...], ...]]
 
@@ -144,12 +144,17 @@ def _part(part: Part, limit: int | None) -> Text:
             return joined(Text(part.type, style="dim"), plain(abbreviate(text or compact(part.data), limit or BRIEF)))
 
 
+def _sides(detail: SpanDetail) -> list[SideView]:
+    return detail.exchange.sides if detail.exchange else []
+
+
 def _facts(detail: SpanDetail) -> Iterator[Text]:
     """What only a single call's view shows."""
     span, turn = detail.span, detail.turn
     shown = {
         "started": f"{moment(span.start_ns)} UTC",
         "called": detail.exchange.url if detail.exchange else None,
+        "also spoken": ", ".join(f"{side.who}: {side.dialect} {side.path}" for side in _sides(detail)),
         "served": span.model_served if span.model_served != span.model else None,
         "bytes": f"{size(span.request_bytes)} → {size(span.response_bytes)}",
         "sampling": compact(turn.sampling) if turn and turn.sampling else None,

@@ -505,6 +505,21 @@ class Chunk(Noun):
     """Body bytes that it carried."""
 
 
+class Side(Noun):
+    """What was said between the gateway and one party in another wire format than the exchange's own."""
+
+    who: Literal["agent", "engine"]
+    """The party: the agent, whose call was translated, or the engine, which was asked with token ids."""
+    dialect: str
+    """Wire format spoken with it."""
+    path: str
+    """Path and query that were called, secrets masked."""
+    request_body: bytes
+    """As the agent sent it, or as the engine got it."""
+    response_body: bytes
+    """As the agent got it, or as the engine sent it; without transfer framing."""
+
+
 class Exchange(Noun):
     """The bytes of a call, exactly as they went upstream and came back. Headers are in order; secrets are masked."""
 
@@ -522,6 +537,8 @@ class Exchange(Noun):
     """Trailer fields after a chunked response."""
     chunks: list[Chunk] = Field(default_factory=list[Chunk])
     """Arrival of the response body, read by read."""
+    sides: list[Side] = Field(default_factory=list[Side])
+    """Parties that were spoken with in another wire format."""
 
 
 class Change(Noun):

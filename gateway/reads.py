@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Literal
 
 from aiohttp import web
 from pydantic import Field
@@ -16,7 +16,7 @@ from gateway.context import CONTROL, Control
 from gateway.diagnosis import diagnose
 from gateway.dialects.reading import plain_bodies, read_exchange
 from gateway.guard import ApiError, answer, id_of, query_of, sequence_of
-from gateway.model import Exchange, Noun, Rollout, Span, Worker
+from gateway.model import Exchange, Noun, Rollout, Side, Span, Worker
 from gateway.openapi import OCTETS
 from gateway.pages import (
     SCAN,
@@ -130,14 +130,21 @@ async def get_span(request: web.Request) -> web.Response:
     return answer(detail)
 
 
+class BodyQuery(Noun):
+    """Parameters of a body."""
+
+    side: Literal["agent", "engine"] | None = None
+    """A party that was spoken with in another wire format, instead of the exchange itself."""
+
+
 async def get_request_body(request: web.Request) -> web.Response:
     """The exact bytes of the request body, as they went upstream."""
-    return _bytes(request, "request", _exchange(request).request_body)
+    return _bytes(request, "request", _said(request).request_body)
 
 
 async def get_response_body(request: web.Request) -> web.Response:
     """The exact bytes of the response body as they were received, content encoding kept."""
-    return _bytes(request, "response", _exchange(request).response_body)
+    return _bytes(request, "response", _said(request).response_body)
 
 
 async def get_exchanges(request: web.Request) -> web.StreamResponse:
@@ -215,6 +222,19 @@ def _exchange(request: web.Request) -> Exchange:
     if exchange is None:
         raise ApiError(404, f"no bytes of span {span.sequence} are stored: it is {span.status} and of kind {span.kind}")
     return exchange
+
+
+def _said(request: web.Request) -> Exchange | Side:
+    """The exchange, or the side of it that is asked for."""
+    wanted, exchange = query_of(request, BodyQuery).side, _exchange(request)
+    if wanted is None:
+        return exchange
+    found = next((side for side in exchange.sides if side.who == wanted), None)
+    if found is None:
+        there = [side.who for side in exchange.sides]
+        hint = "leave it out for the exchange itself"
+        raise ApiError(404, f"the {wanted} was spoken with in the exchange's own format; {hint}", "side", wanted, there)
+    return found
 
 
 def detail_of(tape: Tape, span: Span) -> SpanDetail:

@@ -16,6 +16,7 @@ from gateway.codec import Body
 from gateway.dialects.base import Facts
 from gateway.dialects.reading import decode_body
 from gateway.link import Headers
+from gateway.model import Side
 from gateway.redact import Redactor
 from gateway.redact import url as redact_url
 from gateway.request import Request
@@ -53,6 +54,7 @@ class Record:
         "response_bytes",
         "response_headers",
         "sent",
+        "sides",
         "status",
         "stream",
         "texts",
@@ -92,6 +94,8 @@ class Record:
         """Names of the fields of the body that the gateway has added."""
         self.attributes: Mapping[str, str] = {}
         """More attributes of its span."""
+        self.sides: list[Side] = []
+        """Parties that were spoken with in another wire format, as far as they have come."""
         self._size = 0
         self._limit = limit
         self._redactor = redactor
@@ -100,7 +104,8 @@ class Record:
     @property
     def weight(self) -> int:
         """Bytes that it holds in memory: the bodies, and once more the request's, which is a base for the next."""
-        return _OVERHEAD + 2 * len(self.body) + self._size
+        sides = sum(2 * len(side.request_body) + len(side.response_body) for side in self.sides)
+        return _OVERHEAD + 2 * len(self.body) + self._size + sides
 
     def arrived(self, pieces: list[bytes], now: float) -> None:
         """Notes what one read brought, by reference."""
@@ -202,4 +207,5 @@ class Record:
             response,
             block(self.trailers),
             list(self.marks),
+            list(self.sides),
         )

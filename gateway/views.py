@@ -23,6 +23,7 @@ from gateway.model import (
     RewardSource,
     RolloutStatus,
     RolloutSummary,
+    Side,
     Span,
     Totals,
     Turn,
@@ -80,6 +81,27 @@ class Body(Noun):
             return cls(base64=b64encode(body).decode(), size=len(body))
 
 
+class SideView(Noun):
+    """One party's side of a call, as JSON can hold it."""
+
+    who: Literal["agent", "engine"]
+    """The party."""
+    dialect: str
+    """Wire format spoken with it."""
+    path: str
+    """Path and query that were called, secrets masked."""
+    request_body: Body
+    """As the agent sent it, or as the engine got it."""
+    response_body: Body
+    """As the agent got it, or as the engine sent it."""
+
+    @classmethod
+    def of(cls, side: Side) -> SideView:
+        """The view of a side."""
+        request, response = Body.of(side.request_body), Body.of(side.response_body)
+        return cls(who=side.who, dialect=side.dialect, path=side.path, request_body=request, response_body=response)
+
+
 class ExchangeView(Noun):
     """The recorded bytes of a call, as JSON can hold them."""
 
@@ -97,6 +119,8 @@ class ExchangeView(Noun):
     """Trailer fields after a chunked response."""
     chunks: list[Chunk]
     """Arrival of the response body, read by read."""
+    sides: list[SideView]
+    """Parties that were spoken with in another wire format."""
 
     @classmethod
     def of(cls, exchange: Exchange) -> ExchangeView:
@@ -109,6 +133,7 @@ class ExchangeView(Noun):
             response_body=Body.of(exchange.response_body),
             trailers=exchange.trailers,
             chunks=exchange.chunks,
+            sides=[SideView.of(side) for side in exchange.sides],
         )
 
 

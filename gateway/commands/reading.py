@@ -82,6 +82,7 @@ def show_rollout(
     /,
     *,
     raw: Literal["request", "response"] | None = None,
+    side: Literal["agent", "engine"] | None = None,
     calls: int = 50,
     json: Json = False,
     gateway: Url = LOCAL,
@@ -94,6 +95,8 @@ def show_rollout(
         RID, RID/ATTEMPT, or RID/ATTEMPT#SEQUENCE for one call with its whole text.
     raw
         Print the exact bytes of one call's body instead.
+    side
+        With --raw, those of a party that was spoken with in another wire format.
     calls
         How many spans at most.
     """
@@ -103,7 +106,11 @@ def show_rollout(
         rid, attempt, sequence = target_of(target)
         if sequence is not None:
             attempt = attempt or await only_attempt(client, rid)
-            await _show_call(client, rid, attempt, sequence, raw, json)
+            if raw is not None:
+                await _print_body(client, (rid, attempt, sequence), raw, side)
+            else:
+                detail = await client.span(rid, attempt, sequence)
+                show([detail], json, lambda: conversation.call_tree(detail))
         elif raw is not None:
             raise Failure(f"--raw shows one call: say which, such as {rid}/{attempt or 'ATTEMPT'}#1", 2)
         else:
@@ -175,16 +182,10 @@ def changes(*, since: int | None = None, json: Json = False, gateway: Url = LOCA
     with_client(gateway, ask)
 
 
-async def _show_call(client: Client, rid: str, attempt: str, sequence: int, raw: str | None, json: bool) -> None:
-    from gateway import conversation
-
-    if raw is not None:
-        ask = client.request_body if raw == "request" else client.response_body
-        sys.stdout.buffer.write(await ask(rid, attempt, sequence))
-        sys.stdout.buffer.flush()
-    else:
-        detail = await client.span(rid, attempt, sequence)
-        show([detail], json, lambda: conversation.call_tree(detail))
+async def _print_body(client: Client, call: tuple[str, str, int], raw: str, side: str | None) -> None:
+    ask = client.request_body if raw == "request" else client.response_body
+    sys.stdout.buffer.write(await ask(*call, side))
+    sys.stdout.buffer.flush()
 
 
 async def _rollout_details(

@@ -18,6 +18,7 @@ from fakes.process import ROOT
 from fakes.shell import Shell
 
 from gateway.__main__ import COMMANDS, main
+from gateway.model import Side
 from gateway.store import Store
 
 RAW = b'\xff\x00 {"exact": \r\n}'
@@ -26,7 +27,8 @@ RAW = b'\xff\x00 {"exact": \r\n}'
 def tape_of_two() -> MemoryTape:
     tape = MemoryTape()
     tape.add(call(1), chat_exchange([{"role": "user", "content": "What is 2+2?"}], {"content": "Four."}), mode="train")
-    tape.add(call(2, ms=3000), exchange(RAW, b"answer"))
+    agent = Side(who="agent", dialect="messages", path="/v1/messages", request_body=b"asked", response_body=b"told")
+    tape.add(call(2, ms=3000), exchange(RAW, b"answer").model_copy(update={"sides": [agent]}))
     tape.add(call(1, attempt="a2", status="error", error="connect"))
     tape.add(call(1, rollout="r2", agent="two words"), chat_exchange([], {"content": "hi"}))
     return tape
@@ -86,6 +88,18 @@ async def test_show_json_is_the_whole_span(shell: Shell) -> None:
 async def test_raw_is_exact(shell: Shell, side: str, body: bytes) -> None:
     done = await shell.run("show", "r1/a1#2", "--raw", side)
     assert (done.code, done.out, done.err) == (0, body, "")
+
+
+async def test_a_side_is_shown_and_printed(shell: Shell) -> None:
+    raw, other, tree = await asyncio.gather(
+        shell.run("show", "r1/a1#2", "--raw", "request", "--side", "agent"),
+        shell.run("show", "r1/a1#2", "--raw", "request", "--side", "engine"),
+        shell.run("show", "r1/a1#2"),
+    )
+    assert (raw.code, raw.out, raw.err) == (0, b"asked", "")
+    assert (other.code, other.out) == (1, b"")
+    assert "the engine was spoken with in the exchange's own format" in other.err
+    assert "also spoken  agent: messages /v1/messages" in tree.text
 
 
 async def test_token_and_stats(shell: Shell, served: Serving) -> None:

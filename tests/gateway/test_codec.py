@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway import codec
 from gateway.codec import Base, Body
-from gateway.model import Attempt, Rollout, Totals, Usage
+from gateway.model import Attempt, Rollout, Side, Totals, Usage
 
 long = st.sampled_from([0, 300, 16_384, 27_000]).map(lambda size: (bytes(range(256)) * 128)[:size])
 pieces = st.binary(max_size=60) | long
@@ -27,6 +27,17 @@ bodies = st.builds(
     response=texts,
     trailers=st.binary(max_size=10),
     marks=st.lists(st.integers(0, 2**40), max_size=6),
+    sides=st.lists(
+        st.builds(
+            Side,
+            who=st.sampled_from(["agent", "engine"]),
+            dialect=st.text(max_size=9),
+            path=st.text(max_size=9),
+            request_body=texts,
+            response_body=texts,
+        ),
+        max_size=2,
+    ),
 )
 
 
@@ -48,6 +59,18 @@ def test_a_continued_conversation_costs_what_is_new() -> None:
     _, base = codec.pack_body(body(told + b'],"model":"m"}', b"first"), 1, None, alone=True)
     record, _ = codec.pack_body(body(told + b',"more"],"model":"m"}', b"second"), 2, base, alone=True)
     assert len(record) < 100
+
+
+def test_the_side_of_a_continued_conversation_costs_what_is_new() -> None:
+    told = bytes(range(256)) * 400
+
+    def sided(more: bytes) -> Body:
+        side = Side(who="agent", dialect="messages", path="/v1/messages", request_body=told + more, response_body=b"")
+        return Body("", b"", b"", b"", b"", b"", [], [side])
+
+    _, base = codec.pack_body(sided(b"]"), 1, None, alone=True)
+    record, _ = codec.pack_body(sided(b',"more"]'), 2, base, alone=True)
+    assert len(record) < 150
 
 
 def test_a_chain_ends_before_it_costs_too_much_to_read() -> None:
