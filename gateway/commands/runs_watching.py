@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +13,8 @@ from rich.live import Live
 
 from gateway.commands import runs_pictures
 from gateway.commands.common import console
-from gateway.commands.watching import until_changed
+from gateway.commands.following import whenever
+from gateway.model import Change
 from gateway.runs.model import ENDS, Curve, Run, RunEvent
 
 if TYPE_CHECKING:
@@ -42,26 +42,16 @@ async def look(client: Client, name: str, events: int) -> Look:
     return Look(run, curves, [event async for event in client.run_events(name, events)])
 
 
-async def looks(client: Client, name: str, events: int) -> AsyncGenerator[Look]:
+def looks(client: Client, name: str, events: int) -> AsyncGenerator[Look]:
     """A run whenever it has changed, until it ends."""
-    cursor, changed = (await client.stats(spans=0)).cursor, asyncio.Event()
 
-    async def listen() -> None:
-        async for change in client.changes(cursor):
-            if change.kind == "run" and change.name == name:
-                changed.set()
+    def concerns(change: Change) -> bool:
+        return change.kind == "run" and change.name == name
 
-    listening = asyncio.ensure_future(listen())
-    try:
-        while True:
-            changed.clear()
-            found = await look(client, name, events)
-            yield found
-            if found.run.status in ENDS:
-                return
-            await until_changed(listening, changed, LONGEST_S)
-    finally:
-        listening.cancel()
+    def patience(found: Look) -> float | None:
+        return None if found.run.status in ENDS else LONGEST_S
+
+    return whenever(client, concerns, lambda: look(client, name, events), patience)
 
 
 async def watch(client: Client, name: str, metrics: Sequence[str], json: bool) -> None:

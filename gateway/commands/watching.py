@@ -1,14 +1,12 @@
 """`penstock release watch`: a release as it goes on, in a terminal, as lines, or as a page that is kept up to date.
 
-What has changed is heard from the change feed. Rollouts are counted a moment after what they are counted by was
-committed, so a change is given that moment, and many changes are one look. Nothing is said of how far a stage before
-the canary has come, nor when a deadline passes: then it looks by itself. A gateway that is restarted is waited for:
-whoever watches wants to know how it ends.
+Rollouts are counted a moment after what they are counted by was committed; a change is given that moment
+(`following`). Nothing is said of how far a stage before the canary has come, nor when a deadline passes: then it looks
+by itself.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +19,7 @@ from rich.live import Live
 from gateway.commands import release_pictures
 from gateway.commands.checking import history
 from gateway.commands.common import Failure, console
-from gateway.connection import ClientError
+from gateway.commands.following import whenever
 from gateway.exporting import whole_file
 from gateway.releases.model import ReleaseView
 from gateway.releases.page import page
@@ -30,8 +28,6 @@ from gateway.releases.series import History
 if TYPE_CHECKING:
     from gateway.client import Client
 
-SETTLE_S = 0.3
-"""Between a change and the look at what came of it."""
 PREPARING_S = 1.0
 """Between two looks at what is under way before the canary."""
 LONGEST_S = 60.0
@@ -65,49 +61,23 @@ async def look(client: Client, name: str, known: History = NOTHING, whole: bool 
     return Look(view, found, (rest.count("stable"), rest.count("candidate")))
 
 
-async def looks(client: Client, name: str, whole: bool) -> AsyncGenerator[Look]:
-    """A release whenever it may have changed, until it ends."""
-    cursor, changed, known, seen = (await client.stats(spans=0)).cursor, asyncio.Event(), NOTHING, False
+def looks(client: Client, name: str, whole: bool) -> AsyncGenerator[Look]:
+    """A release whenever it may have changed, until it ends. What was seen once is not read again."""
+    known = NOTHING
 
-    async def listen() -> None:
-        async for _ in client.changes(cursor):
-            changed.set()
+    async def next_look() -> Look:
+        nonlocal known
+        found = await look(client, name, known, whole)
+        known = found.history if whole else NOTHING
+        return found
 
-    listening = asyncio.ensure_future(listen())
-    try:
-        while True:
-            changed.clear()
-            try:
-                found = await look(client, name, known, whole)
-            except ClientError as error:
-                if not seen or not error.passing:
-                    raise
-                await until_changed(listening, changed, PREPARING_S)
-                continue
-            seen = True
-            yield found
-            known = found.history if whole else NOTHING
-            if not found.view.release.live:
-                return
-            await until_changed(listening, changed, _patience(found.view))
-    finally:
-        listening.cancel()
+    return whenever(client, lambda _: True, next_look, lambda found: _patience(found.view))
 
 
-async def until_changed(listening: asyncio.Task[None], changed: asyncio.Event, seconds: float) -> None:
-    """Waits for a change and what comes with it, or so long; raises what has ended the listening."""
-    waiting = asyncio.ensure_future(changed.wait())
-    try:
-        await asyncio.wait([listening, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-    if listening.done():
-        listening.result()
-    await asyncio.sleep(SETTLE_S)
-
-
-def _patience(view: ReleaseView) -> float:
-    """Seconds until something may have changed of which the feed says nothing."""
+def _patience(view: ReleaseView) -> float | None:
+    """Seconds until something may have changed of which the feed says nothing; None when it has ended."""
+    if not view.release.live:
+        return None
     if view.doing is not None:
         return PREPARING_S
     if view.oldest_ns is None or view.release.stage != "canary":

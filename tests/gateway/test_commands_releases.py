@@ -29,7 +29,7 @@ from rich.text import Text
 
 from gateway.__main__ import COMMANDS, GROUPS, main
 from gateway.client import Client
-from gateway.commands import release_pictures, resource_pictures, watching
+from gateway.commands import following, release_pictures, resource_pictures, watching
 from gateway.commands.checking import checked
 from gateway.commands.release_pictures import bar
 from gateway.connection import ClientError
@@ -359,6 +359,7 @@ async def test_a_look_that_fails_is_taken_again_unless_it_is_the_first(
     traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "PREPARING_S", 0.01)
+    monkeypatch.setattr(following, "AWAY_S", 0.01)
     how = policy(0.5, shadowed="required")
     release = await traffic.client.start_release("travel", NewRelease(candidate="v2", policy=how))
     await traffic.when(release.id, lambda view: view.doing == "shadow")

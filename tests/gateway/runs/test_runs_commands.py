@@ -113,6 +113,21 @@ async def test_a_run_is_followed_until_it_ends(shell: Shell, client: Client) -> 
         assert await watching.wait() == 0
 
 
+async def test_a_run_is_followed_when_the_gateway_is_restarted(shell: Shell, client: Client, gateway: Gateway) -> None:
+    await trained(client, "grpo-1", 20)
+    watching = await shell.start("runs", "watch", "grpo-1", "--metrics", "reward")
+    assert watching.stdout is not None
+    async with asyncio.timeout(60):
+        while b"step 19/100" not in await watching.stdout.readline():
+            pass
+        await gateway.kill()
+        await gateway.start(gateway.port)
+        await client.finish_run("grpo-1", RunEnd(status="succeeded"))
+        said, err = await watching.communicate()
+    assert (watching.returncode, err) == (0, b"")
+    assert said.decode().splitlines()[-1].startswith("grpo-1  succeeded")
+
+
 async def test_on_a_terminal_a_run_is_drawn(shell: Shell, client: Client) -> None:
     await trained(client, "grpo-1")
     await client.finish_run("grpo-1", RunEnd(status="succeeded"))
