@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 TRAIN := .venv-train
-# On a machine with a GPU: make install-train TORCH=torch
+VERL := .venv-verl
+PROVIDERS := .venv-providers
+# On a machine with a GPU: make install-train TORCH=torch, and the same for install-verl
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train demo demo-rl test test-vllm test-train check check-train bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers demo demo-rl test test-vllm test-train test-verl test-providers check check-train check-verl bench chaos soak clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +40,23 @@ $(TRAIN)/.installed: pyproject.toml
 
 install-train: $(TRAIN)/.installed ## Install the trainer (torch, transformers, peft) into .venv-train
 
+$(VERL)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(VERL)/bin/pip install --quiet --disable-pip-version-check $(TORCH) -e '.[verl,test,examples]'
+	@touch $@
+
+install-verl: $(VERL)/.installed ## Install the engine for several machines (verl, Ray) into .venv-verl (2 GB)
+
+# The library first, by its hash. The newest Anthropic SDK beside it; of OpenAI's litellm takes an older one.
+$(PROVIDERS)/.installed: pyproject.toml .ci/litellm.txt
+	$(PYTHON) -m venv $(PROVIDERS)
+	$(PROVIDERS)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .ci/litellm.txt
+	$(PROVIDERS)/bin/pip install --quiet --disable-pip-version-check -e '.[providers,export,test]' 'anthropic>=2.11.0'
+	@touch $@
+
+install-providers: $(PROVIDERS)/.installed ## Install what translates for agents of other formats into .venv-providers
+
 demo: install ## See it work: unmodified agents, a local model, the recorded tape (no network, no key)
 	@$(BIN)/python -m gateway.demo
 
@@ -53,6 +72,13 @@ test-vllm: install install-vllm ## Test versions of weights on a real vLLM
 test-train: install-train ## Test the trainer
 	$(TRAIN)/bin/python -m pytest -n 0 tests/trainer
 
+test-verl: install-verl ## Test training on two ranks of verl, on CPUs
+	$(VERL)/bin/python -m pytest -n 0 tests/verl
+
+test-providers: install install-providers ## Test translation, with its own SDKs and with the newest ones
+	$(PROVIDERS)/bin/python -m pytest -n 0 tests/providers
+	$(BIN)/python -m pytest -n 0 tests/providers
+
 check: install ## Lint, types, layering
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -61,6 +87,9 @@ check: install ## Lint, types, layering
 
 check-train: install install-train ## Types of what needs torch
 	$(BIN)/pyright -p pyright-train.json
+
+check-verl: install install-verl ## Types of what needs verl
+	$(BIN)/pyright -p pyright-verl.json
 
 bench: install ## Measure side by side with bare aiohttp, LiteLLM and Portkey
 	$(BIN)/python -m bench --install
@@ -72,4 +101,4 @@ soak: install ## A million calls: does memory stay flat?
 	$(BIN)/python -m bench.soak --calls 1000000
 
 clean: ## Remove everything that was made
-	rm -rf $(VENV) $(VLLM) $(TRAIN) bench/out bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) bench/out bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from adapters.tokens import Output, read_outputs
+from adapters.tokens import Output, read_outputs, spoken
 from gateway.dialects import by_name
 from gateway.dialects.parts import fingerprint
 from gateway.dialects.sampling import forced
@@ -43,7 +43,9 @@ class Call:
         """Messages, tools, choices and sampling; None when its bytes are not on the tape."""
         if self.bodies is None:
             return None
-        return by_name(self.span.dialect).read(*self.bodies, self.span.stream)
+        request, response = self.bodies
+        said = response if self.span.stream else spoken(response)
+        return by_name(self.span.dialect).read(request, said, self.span.stream)
 
     @cached_property
     def story(self) -> tuple[bytes, ...]:

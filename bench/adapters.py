@@ -1,4 +1,4 @@
-"""How long recorded rollouts take to become samples, on one core.
+"""How long recorded rollouts take to become samples and packed batches, on one core.
 
     python -m bench.adapters [--rollouts 1000] [--calls 10] [--tokens 4000] [--no-gateway]
 
@@ -8,7 +8,8 @@ sampled token its text, bytes and log-probability. Measured are
 
 * *plain*, *stream*: bytes in memory -> samples;
 * *broken*: the same where every prompt was tokenised anew, so that nothing merges and every reason is looked for;
-* *gateway*: a tape behind a real gateway -> samples, through the control API, as a trainer does it.
+* *gateway*: a tape behind a real gateway -> samples -> credit -> packed batches, as a trainer does it, stage by stage;
+* *gateway, broken*: the same where nothing merges, so that every call is a sample of its own.
 
 CPU is that of this process, and the gateway's own is told apart. Bytes are made and written before the clock starts.
 """
@@ -23,14 +24,14 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adapters.report import Report
-from adapters.samples import samples
+from adapters.samples import Sample, samples
 from adapters.source import load
 from adapters.turns import Bodies, Episode, read
 from bench.procfs import cpu_seconds
@@ -39,6 +40,9 @@ from gateway.client import Client
 from gateway.codec import Body
 from gateway.model import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary, Span, Usage
 from gateway.store import Entry, Store
+from trainer.advantage import credit
+from trainer.batch import micro_batches
+from trainer.config import Advantage
 
 WORDS = ["the", "of", "a", "gate", "river", "that", "holds", "water", "tool", "result", "flight", "user", "asks"]
 ANSWER, RESULT = 60, 40
@@ -47,6 +51,8 @@ VOCABULARY = 150_000
 MODEL = "gpt-4o"
 """What `bench.store` has its calls ask for."""
 START_NS = 1_790_000_000_000_000_000
+MICRO_BATCH = 16_384
+"""Tokens that go through the model at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +165,7 @@ def record(data: Path, shape: Shape) -> int:
             bodies = list(conversation(shape, number))
             size += sum(len(body) for pair in bodies for body in pair)
             calls = [call(f"r{number}", at, *pair) for at, pair in enumerate(bodies)]
-            _ = store.write([*calls, reward(f"r{number}", len(calls))])
+            _ = store.write([*calls, reward(f"r{number}", len(calls), float(number % 2))])
     return size
 
 
@@ -169,9 +175,9 @@ def call(rollout: str, at: int, request: bytes, response: bytes) -> Entry:
     return entry(rollout, body, f"c{at}", Usage(), START_NS + at * 10**9, 100_000)
 
 
-def reward(rollout: str, at: int) -> Entry:
+def reward(rollout: str, at: int, value: float) -> Entry:
     """What it was worth."""
-    start, given = START_NS + at * 10**9, Reward(value=1.0).attributes()
+    start, given = START_NS + at * 10**9, Reward(value=value).attributes()
     return Entry(
         rollout, "a1", status="ok", start_ns=start, end_ns=start, kind="reward", name="reward", attributes=given
     )
@@ -191,16 +197,47 @@ async def serving(data: Path) -> AsyncGenerator[tuple[str, int]]:
         _ = await process.wait()
 
 
-async def through_a_gateway(shape: Shape) -> None:
-    """A tape -> samples."""
+async def through_a_gateway(name: str, shape: Shape) -> None:
+    """A tape -> batches."""
     with tempfile.TemporaryDirectory() as folder:
-        size, report = record(Path(folder) / "data", shape), Report()
+        size, report, taken = record(Path(folder) / "data", shape), Report(), Stages()
         async with serving(Path(folder) / "data") as (url, pid), Client(url, os.environ.get("PENSTOCK_KEY")) as client:
-            clock, process, theirs = time.perf_counter(), time.process_time(), cpu_seconds(pid)
+            clock, process, theirs, made = time.perf_counter(), time.process_time(), cpu_seconds(pid), list[Sample]()
             async for one in load(client, client.rollouts()):
-                report.add(samples(one)[1])
-            wall, cpu = time.perf_counter() - clock, time.process_time() - process
-            told("gateway", report, size, wall, cpu, f"; the gateway {cpu_seconds(pid) - theirs:.2f} s CPU")
+                with taken.stage("samples"):
+                    found, of_one = samples(one)
+                made += found
+                report.add(of_one)
+            theirs = cpu_seconds(pid) - theirs
+        taken.seconds["reading"] = time.process_time() - process - taken.seconds["samples"]
+        tokens = batched(made, taken)
+        wall, cpu = time.perf_counter() - clock, time.process_time() - process
+        stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in taken.seconds.items())
+        told(name, report, size, wall, cpu, f" ({stages}; {tokens:,} tokens); the gateway {theirs:.2f} s CPU")
+
+
+class Stages:
+    """CPU of this process, stage by stage; seconds."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        """Adds to a stage."""
+        began = time.process_time()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - began
+
+
+def batched(made: list[Sample], taken: Stages) -> int:
+    """Samples -> packed batches, as one step; tokens in them. The rollouts of a tape are of no group: the baseline is
+    taken over all."""
+    with taken.stage("credit"):
+        credited = credit(made, Advantage(estimator="reinforce++"))
+    with taken.stage("batches"):
+        batches = micro_batches(credited.examples, MICRO_BATCH, "packed")
+    return sum(one.length for one in credited.examples) if batches else 0
 
 
 def main() -> None:
@@ -216,7 +253,8 @@ def main() -> None:
     in_memory("stream", Shape(*size, stream=True))
     in_memory("broken", Shape(*size, broken=True))
     if not given.no_gateway:
-        asyncio.run(through_a_gateway(Shape(*size)))
+        asyncio.run(through_a_gateway("gateway", Shape(*size)))
+        asyncio.run(through_a_gateway("gateway, broken", Shape(*size, broken=True)))
 
 
 if __name__ == "__main__":

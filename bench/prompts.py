@@ -18,10 +18,13 @@ from functools import partial
 from bench import trajectories
 from bench.families import FAMILIES, TEMPLATES, WORDS, Maker, filled, similar
 from bench.store import HERE, Figure, report
+from gateway.address import Address
+from gateway.admission import Admitted
 from gateway.dialects import by_name
+from gateway.dialects.base import Facts
 from gateway.prompts.induce import Sample, propose
 from gateway.prompts.recognise import Known, Recognised, Recogniser
-from gateway.prompts.rewriting import rewrite
+from gateway.prompts.rewriting import find, rewrite
 from gateway.prompts.scan import LONG, match
 from gateway.prompts.template import Template
 from gateway.prompts.tree import Tree
@@ -31,6 +34,14 @@ SEEDS = 50
 HELD_OUT = 100
 SIMILAR = 50
 ROUNDS = 7
+ANSWER = json.dumps(
+    {
+        "id": "c",
+        "model": "gpt-4o",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "x" * 400}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 200, "completion_tokens": 100},
+    }
+).encode()
 
 
 def measure_found() -> Iterator[Figure]:
@@ -123,6 +134,28 @@ def measure_cost() -> Iterator[Figure]:
             yield Figure(f"{name}, {registered} registered: nothing to change", same, "CPU-us", at_most=most)
 
 
+def measure_unused() -> Iterator[Figure]:
+    """Of calls that use nothing: what is read of them, on the way and when they are recorded, together."""
+    for name, size, prompt in (("1 KB", 1_000, 500), ("100 KB", 100_000, 4_000)):
+        [sent], [other] = similar(1, 1, prompt // 6), similar(1, 2, prompt // 6)
+        body, known = request(sent, size, "today"), Recogniser([Known("0", other)])
+        for what, model, recogniser in (("nothing", False, None), ("a model", True, None), ("a prompt", False, known)):
+            took = cost(partial(_passing, body, model, recogniser)) * 1e6
+            yield Figure(f"{name} that uses nothing, {what} registered", took, "CPU-us")
+
+
+def _passing(body: bytes, model: bool, recogniser: Recogniser | None) -> Facts:
+    """What `releases.switch` and `record` ask of a call."""
+    call = Admitted(Address("r"), by_name("chat"), "/v1/chat/completions", body, [])
+    if recogniser is not None:
+        found = find(body, call.dialect, recogniser)
+        assert not found.uses
+        call.asked = found.asked
+    if model:
+        assert call.model == "gpt-4o"
+    return call.dialect.facts(body, ANSWER, False, call.asked)
+
+
 def request(template: Template, size: int, date: str) -> bytes:
     """A chat request of about so many bytes."""
     rng = random.Random(3)
@@ -184,6 +217,7 @@ def figures() -> Iterator[Figure]:
     yield from measure_similar()
     yield from measure_hostile()
     yield from measure_cost()
+    yield from measure_unused()
     yield from measure_discovery()
     if not trajectories.DATA.exists():
         print("no trajectories at ../shared/data: the figures on real traffic are left out")

@@ -69,7 +69,7 @@ def resource(name: str, kind: Any, content: dict[str, Any]) -> Resource:
 
 def looked(resources: list[Resource], size: int, first: bool) -> Callable[[], object]:
     """What `Call` does to find out that a call uses none of these."""
-    switch = Switch(Registered(resources), cast(Recorder, None), Metrics(), lambda: None)
+    switch = Switch(Registered(resources), cast(Recorder, None), Metrics(), asyncio.Future)
     asyncio.run(switch.reload())
     call = Admitted(Address("r1"), by_name("chat"), "/v1/chat/completions", request(OTHER, size, "today"), [])
 

@@ -12,7 +12,10 @@ from openai.types.chat import ChatCompletionToolParam
 
 MODEL = "policy"
 TOPICS = ("population", "altitude", "founded", "bridges")
-CITIES = ("Oslo", "Lima", "Cairo", "Quito", "Hanoi", "Accra", "Turin", "Perth")
+CITIES = (
+    "Oslo", "Lima", "Cairo", "Quito", "Hanoi", "Accra", "Turin", "Perth",
+    "Delhi", "Dakar", "Sofia", "Tunis",
+)  # fmt: skip
 QUESTIONS = {
     "population": "How many people live in {city}?",
     "altitude": "How high above the sea is {city}?",

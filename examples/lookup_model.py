@@ -77,7 +77,7 @@ def write_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     )
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=480,
+        vocab_size=560,
         special_tokens=["<|im_start|>", "<|im_end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -33,7 +33,7 @@ from trainer.engine import Engine
 from trainer.sft import train, updates
 
 ROOT = Path(__file__).parents[1]
-HELD_OUT = 2
+HELD_OUT = 3
 """Cities of each topic that are never asked about in training."""
 
 GATEWAY = """\
@@ -126,7 +126,12 @@ async def demo(home: Path, python: Path, seed: int, steps: int) -> None:
     try:
         await ready(url)
         command = [sys.executable, "-m", "gateway", "train", "grpo", str(home / "train.toml"), "--gateway", url]
-        if done := await (await spawn(command, os.environ, None)).ended():
+        trainer = await spawn(command, os.environ, None)
+        try:
+            done = await trainer.ended()
+        finally:
+            await trainer.stop()
+        if done:
             sys.exit(done)
         await tell(url, home)
     finally:

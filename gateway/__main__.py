@@ -174,6 +174,11 @@ GROUPS: Final[dict[str, Group]] = {
                 "trainer.commands:grpo",
                 "Train a model on rollouts of agents, and publish its weights as it learns.",
             ),
+            "sft": Command(
+                "trainer.commands:sft",
+                "Fine-tune a model on answers of the tape: those of good rollouts, or the best of each group.",
+            ),
+            "dpo": Command("trainer.commands:dpo", "Train a model to prefer the better of two rollouts of one group."),
         },
     ),
 }

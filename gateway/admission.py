@@ -19,6 +19,7 @@ from gateway.address import Address, AddressError, from_headers, from_path
 from gateway.auth import Auth, AuthError
 from gateway.dialects import find
 from gateway.dialects.base import Dialect
+from gateway.dialects.wire import Peek
 from gateway.errors import ClientFault
 from gateway.heads import CREDENTIALS
 from gateway.implicit import Conversations, new_rollout
@@ -42,13 +43,16 @@ class Admitted:
     """The conversation's fingerprint sources; only of implicit calls."""
     token: bool = False
     """Whether it came with the agent token of its rollout."""
+    asked: Peek | None = field(default=None, init=False)
+    """What was read of its body on the way: nobody has to read that again."""
     _model: str | None = field(default=_UNREAD, init=False)
 
     @property
     def model(self) -> str | None:
         """The model that it asks for. Read once, by whoever asks first: routes, releases, or the recorder."""
         if self._model is _UNREAD:
-            self._model = self.dialect.model(self.body, self.path)
+            self.asked = self.asked or self.dialect.peek(self.body)
+            self._model = self.dialect.model(self.body, self.path, self.asked)
         return self._model
 
 

@@ -30,6 +30,7 @@ from gateway.config import Config, ConfigError, load
 from gateway.context import Control
 from gateway.control_plane import ControlPlane
 from gateway.dispatcher import Desk
+from gateway.exact.keeping import Exact
 from gateway.feed import Feed
 from gateway.front import Front
 from gateway.metrics import Metrics
@@ -49,6 +50,8 @@ from gateway.releases.switch import Switch
 from gateway.routing import Routes
 from gateway.runs.desk import Runs
 from gateway.store import Store, TapeError
+from gateway.translation import library
+from gateway.translation.translator import Translator
 from gateway.upstream import Pool
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ _LOOK_EVERY = 10
 """Ticks between two looks at clients that send nothing."""
 _BACKLOG = 4096
 _CONTROL_SECONDS = 1.0
+_log = logging.getLogger("penstock.app")
 
 
 @dataclass(slots=True)
@@ -88,6 +92,7 @@ class Gateway:
         """Opens the tape; raises `TapeError` or `ConfigError` when it cannot start."""
         config.refuse_open_door()
         self.config = config
+        self._translator = _make_translator(config)
         self.metrics = Metrics()
         admin_key = config.auth.admin_key()
         self.pools = {upstream.name: Pool(upstream, admin_key) for upstream in config.upstreams()}
@@ -101,12 +106,13 @@ class Gateway:
         self.desk = Desk(self.recorder, self.metrics, self._now_ns, config.rewards.trust_agent)
         upstreams = {upstream.name: upstream for upstream in config.upstreams()}
         self.residents = Residents(self.store, upstreams, self._ask_upstreams, self._now_ns)
-        self.switch = Switch(self.store, self.recorder, self.metrics, self.residents.changed)
+        self.switch = Switch(self.store, self.recorder, self.metrics, self.residents.mended)
         checking = Checking(self.store.resource, upstreams, self._ask_upstreams)
         self._routes = Routes(config.route, self.pools)
         means = Means(
             self.store, self.switch, self.recorder, self.pools, self._routes, self._ask_upstreams, self._now_ns
         )
+        self._exact = Exact(self._ask_upstreams, self.store, self.recorder, self.metrics)
         self.shadow = Shadow(means)
         self.rehearsals = Rehearsals(means)
         jobs = Jobs(checking, Replays(means, self.rehearsals, self.feed), self.shadow)
@@ -182,6 +188,8 @@ class Gateway:
             self.shadow,
             self.rehearsals,
             self._routes,
+            self._translator,
+            self._exact,
             self._epoch_ns,
         )
         self.recorder.start()
@@ -249,6 +257,20 @@ class Gateway:
         await asyncio.wait(waiting, timeout=self.config.limits.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
         for one in waiting:
             one.cancel()
+
+
+def _make_translator(config: Config) -> Translator | None:
+    """What translates, if a route asks for it; raises `ConfigError` when one does by name and it cannot be had."""
+    routes = [route for route in config.route if route.translates]
+    problem = library.missing() if routes else None
+    if not routes:
+        return None
+    if problem is None or any(route.translate for route in routes):
+        translator = Translator(library.load())
+        translator.warm()
+        return translator
+    _log.warning("calls of messages and responses to trained models will be refused: %s", problem)
+    return None
 
 
 async def _run(config: Config) -> None:

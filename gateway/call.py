@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 from gateway.admission import Admitted
 from gateway.capture.asking import ask, identity
+from gateway.config import Route
 from gateway.errors import GatewayFault, Refusal, UpstreamFault
+from gateway.exact.courses import Course
 from gateway.front import Front
 from gateway.heads import PROMPT, family_of, framed, refusal_body, refusal_head
 from gateway.link import Link
@@ -30,6 +32,9 @@ from gateway.releases.playing import Played
 from gateway.releases.switch import Found
 from gateway.request import Request
 from gateway.rewrite import replace_model
+from gateway.translation.checking import KIND as TRANSLATION
+from gateway.translation.translator import DIALECTS as TRANSLATED
+from gateway.translation.translator import unavailable
 from gateway.upstream import Pool
 
 if TYPE_CHECKING:
@@ -44,7 +49,9 @@ class Call(Relay):
     __slots__ = (
         "_admitted",
         "_announced",
+        "_asked_again",
         "_candidates",
+        "_course",
         "_gate",
         "_overhead",
         "_playing",
@@ -62,10 +69,12 @@ class Call(Relay):
         self._proxy = proxy
         self._admitted = admitted
         self._candidates: list[Pool] = []
+        self._course: Course | None = None
+        """How it goes, where its conversation goes on from exact tokens."""
         self._gate: Gate | None = None
         """The gate it waits at."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
-        self._announced = False
+        self._announced = self._asked_again = False
         self._switched: tuple[Found, Mapping[str, Pin]] | None = None
         """What it uses of the catalog, and what its rollout was given of it."""
         self._tail = b""
@@ -109,11 +118,10 @@ class Call(Relay):
 
     def _route(self) -> None:
         """Nothing of it is a released resource."""
-        self._candidates, alias, train = self._proxy.route(self._admitted, self.request)
+        self._candidates, alias, route = self._proxy.route(self._admitted, self.request)
         if alias is not None:
             self.record.body = replace_model(self._admitted.body, alias)
-        if train:
-            self._capture()
+        self._prepare(route)
         self._forward()
 
     def _prompt(self) -> str | None:
@@ -160,18 +168,34 @@ class Call(Relay):
         made, record = self._proxy.switch.switched(self._admitted, found, pins), self.record
         record.body, record.versions, record.arm, record.texts = made.body, made.versions, made.arm, made.texts
         if made.upstream is None:
-            self._candidates, alias, train = self._proxy.route(self._admitted, self.request)
+            self._candidates, alias, route = self._proxy.route(self._admitted, self.request)
             record.body = record.body if alias is None else replace_model(record.body, alias)
         else:
             self._candidates = [self._proxy.pool(made.upstream, found.model)]
-            train = self._proxy.trains(found.model)
-        if train:
-            self._capture()
+            route = self._proxy.routed(found.model)
+        self._prepare(route)
         self._forward()
+
+    def _prepare(self, route: Route | None) -> None:
+        """What its route asks of it: another format, and token ids."""
+        if route is not None and route.translates and self._admitted.dialect.name in TRANSLATED:
+            self._translate(route)
+        if route is not None and route.train:
+            self._capture()
+        if route is not None and route.tokens == "exact" and self.record.call.dialect.name == "chat":
+            self._course = Course(self._proxy.exact, self.record, self.request)
+
+    def _translate(self, route: Route) -> None:
+        """Its upstream speaks chat completions only, and from here on so does the call; its answer is told again."""
+        translator = self._proxy.translator
+        if translator is None:
+            raise unavailable(route.model)
+        self.record.call = self._admitted
+        self.translation = translator.translate(self.record, self.request)
 
     def _capture(self) -> None:
         """Its model is trained: the engine is asked for token ids and log-probabilities."""
-        asked = ask(self._admitted.dialect.name, self.record.body)
+        asked = ask(self.record.call.dialect.name, self.record.body)
         if asked is not None:
             self.asked, self.record.body, self.record.captured = asked, asked.body, asked.added
             self.request.headers = identity(self.request.headers)
@@ -218,7 +242,7 @@ class Call(Relay):
         record = self.record
         record.pool = pool = self._candidates.pop(0)
         length = None if record.body is self._admitted.body else len(record.body)
-        head, record.sent = pool.heads.compose(self.request, pool.target(self._admitted.path).encode("latin-1"), length)
+        head, record.sent = pool.heads.compose(self.request, pool.target(record.call.path).encode("latin-1"), length)
         self._sent = head, framed(self.request, record.body)
         self._reach(pool)
 
@@ -231,6 +255,9 @@ class Call(Relay):
             self._connect(pool, fresh)
 
     def _connect(self, pool: Pool, fresh: bool) -> None:
+        if self._course is not None:
+            self.connecting = self._course.connect(self, pool, fresh)
+            return
         link = None if fresh else pool.take()
         if link is not None:
             self.on_connected(link)
@@ -239,13 +266,19 @@ class Call(Relay):
 
     def on_open(self) -> None:
         """The gate that it has waited at is open."""
-        self._gate, pool, switched = None, self.record.pool, self._switched
-        if switched is not None and self._proxy.switch.taken_back(*switched):
-            # The version that it was to get may not be served any more. `check` waits while there is no pool.
-            self.record.pool = None
-            self._give(switched[0])
-        elif pool is not None:
+        self._gate, pool = None, self.record.pool
+        if pool is not None and not self._taken_back():
             self._connect(pool, fresh=False)
+
+    def _taken_back(self) -> bool:
+        """Gives it another version where the one that it waits for may not be served any more."""
+        switched = self._switched
+        if switched is None or not self._proxy.switch.taken_back(*switched):
+            return False
+        # `check` waits while there is no pool.
+        self.record.pool = None
+        self._give(switched[0])
+        return True
 
     def on_refused(self, refusal: Refusal) -> None:
         """The gate was not opened in time: the next upstream, or a clear answer."""
@@ -283,10 +316,26 @@ class Call(Relay):
     def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
         """Passes on the head with what came in the same read."""
         record = self.record
+        if link.status == 404 and not self._asked_again and self._proxy.switch.adapted(record.versions):
+            self._ask_again()
+            return
         record.http_status = link.status
         record.response_headers = link.headers[: link.head_fields]
         record.stream, record.encoding = link.events, link.encoding
         self._pass_on(link, self.begin_answer(link, head, raw))
+
+    def _ask_again(self) -> None:
+        """Its server has been restarted and has lost its adapters, or has not been given this one yet. The agent waits
+        until servers have been looked after, and `check` while there is no pool."""
+        self.cancel_link()
+        self._asked_again, pool, self.record.pool = True, self.record.pool, None
+        self._proxy.metrics.upstream_retries += 1
+        self._proxy.switch.mended().add_done_callback(lambda _: self._on_mended(pool))
+
+    def _on_mended(self, pool: Pool | None) -> None:
+        self.record.pool = pool
+        if self.record.status == "open" and pool is not None and not self._taken_back():
+            self._reach(pool, fresh=True)
 
     def on_data(self, link: Link, raw: bytes) -> None:
         """Passes on a read."""
@@ -306,15 +355,17 @@ class Call(Relay):
 
     def _complete(self, link: Link, out: bytes) -> None:
         """The answer is here as a whole."""
-        status = link.status
+        status, translation = link.status, self.translation
         self.record.trailers = link.headers[link.head_fields :]
         self.release_link()
-        self._end("ok" if status < 400 else "error", None if status < 400 else f"http_{status}")
+        if translation is not None and translation.problem is not None:
+            self._end("error", TRANSLATION)
+        else:
+            self._end("ok" if status < 400 else "error", None if status < 400 else f"http_{status}")
         if self.asked is not None and status < 400:
             self._proxy.metrics.captured_calls[("yes" if self.token_ids else "no",)] += 1
-        if status == 404 and self.record.versions:
-            # A server that was restarted has lost its adapters.
-            self._proxy.switch.lost()
+        if self._course is not None and status < 400:
+            self._course.ended()
         self._write_last(out)
         if self._switched is not None and self._proxy.shadow.mirrors:
             self._proxy.shadow.offer(self.record, *self._switched)
@@ -359,12 +410,18 @@ class Call(Relay):
         if record.first_byte_ns is not None:
             metrics.first_byte_seconds.observe(record.first_byte_ns / 1e9)
             metrics.overhead_seconds.observe(self._overhead + now - self.touched)
+        if self.translation is not None:
+            record.sides = [*record.sides, self.translation.side(status, record.response())]
         if self._admitted.address.origin == "implicit" and self.started:
             # After what was written in this turn of the loop has gone out, before anything can answer it.
             asyncio.get_running_loop().call_soon(self._remember)
 
     def _remember(self) -> None:
-        self._proxy.admission.remember(self._admitted, self.record.response(), self.record.stream)
+        self._proxy.admission.remember(self._admitted, self._told(), self.record.stream)
+
+    def _told(self) -> bytes:
+        """The answer as its client got it, but for what was asked for in its name."""
+        return self.record.response() if self.translation is None else self.translation.response()
 
     # Ends that are not completions ----------------------------------------------------------------------------------
 
@@ -372,7 +429,7 @@ class Call(Relay):
         """Nobody waits any more: the upstream is told at once. A client that has had the last event has had it all."""
         if self.record.status == "open":
             self.cancel_link()
-            if self.record.stream and self._admitted.dialect.over(self.record.response()):
+            if self.record.stream and self._admitted.dialect.over(self._told()):
                 self._end("ok", None)
             else:
                 self._end("cancelled", "client_gone")

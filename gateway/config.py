@@ -75,11 +75,29 @@ class Route(Section):
     """Model name to send instead."""
     train: bool = False
     """Whether the model is trained: its calls are recorded with token ids and log-probabilities."""
+    tokens: Literal["rendered", "exact"] = "rendered"
+    """`exact`: a conversation goes on from the very tokens that the engine made; `rendered`: from its rendering."""
+    translate: bool | None = None
+    """Whether calls of messages and responses are translated to chat completions. Default: where `train` is set."""
 
     @field_validator("upstream", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @property
+    def translates(self) -> bool:
+        """Whether calls are translated."""
+        return self.train if self.translate is None else self.translate
+
+    @model_validator(mode="after")
+    def _exact_is_trained(self) -> Route:
+        if self.tokens == "exact" and not self.train:
+            raise ValueError(
+                f'route {self.model!r} has tokens = "exact", which is about token ids, and does not record them: '
+                "set train = true, or leave tokens out"
+            )
+        return self
 
     def matches(self, model: str) -> bool:
         """True when this route serves the model."""
@@ -228,6 +246,17 @@ class Config(Section):
                 raise ValueError(
                     f"route {route.model!r} has train = true and upstream {name!r} ({others[name]}) gives no token "
                     "ids: name one that an inference engine such as vLLM serves, or leave train out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _chat_is_spoken(self) -> Config:
+        others = {upstream.name: upstream.dialect for upstream in self.upstreams() if upstream.dialect != "openai"}
+        for route in (route for route in self.route if route.translate):
+            for name in set(route.upstream) & others.keys():
+                raise ValueError(
+                    f"route {route.model!r} has translate = true and upstream {name!r} (dialect {others[name]!r}) "
+                    "speaks no chat completions: name one that does, or leave translate out"
                 )
         return self
 

@@ -21,6 +21,7 @@ from typing import TypeVar
 from gateway.dialects import by_name
 from gateway.dialects.reading import decode_body
 from gateway.dialects.wire import loads, obj
+from gateway.exact.sessions import BEGAN
 from gateway.findings import GENERATE, finding, of_attempt, of_head, of_request, of_rollout, of_tokens
 from gateway.model import Attempt, Exchange, RolloutSummary, Span
 from gateway.tokens import Tokens, common, length, read_tokens
@@ -149,7 +150,12 @@ def _retokenised(case: Case, span: Span, before: Span, tokens: Tokens) -> Findin
     same = common(whole, tokens.prompt)
     where = "prompt" if same < length(old.prompt) else "answer"
     reason = f"the messages go on from #{before.sequence}, the tokens differ from {same:,} on, in its {where}"
-    return finding("retokenised", reason, case.rollout, span.attempt, sequence=span.sequence)
+    made = finding("retokenised", reason, case.rollout, span.attempt, model=span.model or "its model")
+    if (began := (span.attributes or {}).get(BEGAN)) is None:
+        return made
+    # Its route is exact already, and knows why it could not go on.
+    look = f"penstock show {case.rollout.id}/{span.attempt}#{span.sequence} --raw request"
+    return made.model_copy(update={"reason": f"{reason}; its session began anew ({began})", "fix": look})
 
 
 def _tokens(span: Span, exchange: Exchange) -> Tokens:

@@ -23,6 +23,8 @@ GIVE_TOKENS: Final = frozenset({"chat", "completions"})
 """Those in which engines return token ids."""
 CUT: Final = frozenset({"length", "max_tokens", "max_output_tokens"})
 """Finish reasons of an answer that was not finished."""
+GIVEN_UP: Final = "abort"
+"""vLLM's finish reason where it was stopped in the middle of an answer, which then looks like a good one."""
 HARMLESS: Final[frozenset[Trouble]] = frozenset({"cut_off", "retokenised", "forced", "sampling"})
 """What does not keep a call out of training."""
 ENDED_BADLY: Final[dict[SpanStatus, tuple[Trouble, str]]] = {
@@ -49,7 +51,7 @@ FIXES: Final[dict[Trouble, str]] = {
     "no_token_ids": "set train = true on the [[route]] of {model} in penstock.toml, then {again}",
     "no_logprobs": 'set train = true on the [[route]] of {model}, let the agent leave "logprobs" out, then {again}',
     "cut_off": "raise max_tokens, then {again}",
-    "retokenised": "penstock show {at}#{sequence} --raw request",
+    "retokenised": 'set tokens = "exact" on the [[route]] of {model} in penstock.toml, then {again}',
     "forced": "let the agent leave the model free, or mask what the grammar forced",
     "sampling": "start vLLM with --logprobs-mode processed_logprobs, or let the agent sample with temperature 1 alone",
 }
@@ -106,6 +108,8 @@ def of_head(rollout: RolloutSummary, attempt: Attempt, span: Span, model: str | 
         yield say("other_model", f"it asked for {span.model}, not for {model}", model=quote(span.model or ""))
     if span.truncated:
         yield say("truncated", "it was too large to be recorded whole")
+    if span.finish == GIVEN_UP:
+        yield say("interrupted", f"the engine gave it up in the middle (finish reason {span.finish})")
     if span.finish in CUT:
         yield say("cut_off", f"the model was cut off (finish reason {span.finish})")
 

@@ -68,6 +68,9 @@ METRICS: dict[str, Figure] = {
     "penstock_captured_calls_total": Figure(
         "counter", "Answers of models that are trained, by whether the engine gave token ids.", ("ids",)
     ),
+    "penstock_exact_calls_total": Figure(
+        "counter", "Answers in exact sessions, by how they went on (chat, generate) or why they began.", ("how",)
+    ),
     "penstock_otlp_spans_total": Figure("counter", "OpenTelemetry spans received.", ("outcome",)),
     "penstock_otlp_exported_total": Figure("counter", "Spans exported as OpenTelemetry."),
     "penstock_otlp_dropped_total": Figure("counter", "Spans that the receiver of the export refused."),
@@ -108,6 +111,7 @@ class Metrics:
         "commit_seconds",
         "commit_spans",
         "commits",
+        "exact_calls",
         "first_byte_seconds",
         "inflight_calls",
         "otlp_dropped",
@@ -153,6 +157,7 @@ class Metrics:
         self.attempts: Counter[tuple[str, ...]] = Counter()
         self.rewards: Counter[tuple[str, ...]] = Counter()
         self.captured_calls: Counter[tuple[str, ...]] = Counter()
+        self.exact_calls: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
         self.upstream_waiting: dict[tuple[str, ...], int] = {}
         self.releases: dict[tuple[str, ...], int] = {}

@@ -15,10 +15,11 @@ from gateway.address import AddressError, from_path
 from gateway.admission import Admission, Admitted
 from gateway.auth import Auth
 from gateway.call import Call, family, internal_fault
-from gateway.config import Config
+from gateway.config import Config, Route
 from gateway.control_plane import ControlPlane, agent_target, is_control
 from gateway.dialects import find
 from gateway.errors import GatewayFault, Refusal
+from gateway.exact.keeping import Exact
 from gateway.front import Front
 from gateway.heads import refusal_body, refusal_head
 from gateway.implicit import Conversations
@@ -30,6 +31,7 @@ from gateway.releases.shadow import Shadow
 from gateway.releases.switch import Switch
 from gateway.request import Request
 from gateway.routing import Routes
+from gateway.translation.translator import Translator
 from gateway.upstream import Pool
 
 _log = logging.getLogger("penstock.proxy")
@@ -50,9 +52,12 @@ class Proxy:
         shadow: Shadow,
         rehearsals: Rehearsals,
         routes: Routes,
+        translator: Translator | None,
+        exact: Exact,
         epoch_ns: int,
     ) -> None:
-        """`epoch_ns`: what the clock of the tape adds to the monotonic one."""
+        """`translator`: None when nothing is translated, or nothing can be; `epoch_ns`: what the clock of the tape adds
+        to the monotonic one."""
         self.config = config
         self.pools = pools
         self.recorder = recorder
@@ -69,6 +74,8 @@ class Proxy:
         self.switch = switch
         self.shadow = shadow
         self.rehearsals = rehearsals
+        self.translator = translator
+        self.exact = exact
         self.epoch_ns = epoch_ns
         self._routes = routes
 
@@ -107,16 +114,14 @@ class Proxy:
         else:
             front.linger()
 
-    def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, bool]:
-        """(upstreams to try in turn, model name to send instead, whether the model is trained)."""
-        route = self._routes.find(call.model) if self._routes else None
-        way = self._routes.along(route, family(call.dialect.name, call.dialect.family, request))
-        return *way, route is not None and route.train
+    def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, Route | None]:
+        """(upstreams to try in turn, model name to send instead, the route that says so)."""
+        route = self.routed(call.model) if self._routes else None
+        return *self._routes.along(route, family(call.dialect.name, call.dialect.family, request)), route
 
-    def trains(self, model: str | None) -> bool:
-        """Whether a model that goes where its version says is trained."""
-        route = self._routes.find(model)
-        return route is not None and route.train
+    def routed(self, model: str | None) -> Route | None:
+        """The route of a model; one that goes where its version says may have one too."""
+        return self._routes.find(model)
 
     def pool(self, name: str, model: str | None) -> Pool:
         """The upstream that serves a version of weights; raises `GatewayFault` when it is not configured any more."""

@@ -159,8 +159,8 @@ async def get_exchanges(request: web.Request) -> web.StreamResponse:
 
 
 def _records(tape: Tape, rollout: str) -> Iterator[bytes]:
-    for span in tape.spans(rollout):
-        exchange = tape.exchange(span) if span.kind == "llm" else None
+    calls = (span for span in tape.spans(rollout) if span.kind == "llm")
+    for span, exchange in tape.exchanges(calls):
         if exchange is not None:
             yield pack(Recorded(span.attempt, span.sequence, *plain_bodies(exchange)))
 

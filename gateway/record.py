@@ -7,7 +7,7 @@ fails there costs the facts, never the bytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gateway import trace
 from gateway.admission import Admitted
@@ -53,6 +53,7 @@ class Record:
         "request",
         "response_bytes",
         "response_headers",
+        "retell",
         "sent",
         "sides",
         "status",
@@ -94,6 +95,8 @@ class Record:
         """Names of the fields of the body that the gateway has added."""
         self.attributes: Mapping[str, str] = {}
         """More attributes of its span."""
+        self.retell: Callable[[bytes], bytes] | None = None
+        """How another body of its agent's goes upstream; None when as it is."""
         self.sides: list[Side] = []
         """Parties that were spoken with in another wire format, as far as they have come."""
         self._size = 0
@@ -178,6 +181,8 @@ class Record:
         # An alias has replaced the name that was asked for.
         named = facts.model if self.body is call.body else None
         entry.model = named or call.model
+        # It may have been announced before it was translated.
+        entry.dialect, entry.path = call.dialect.name, redact_url(call.path)
         entry.status, entry.error = self.status, self.error
         entry.end_ns, entry.first_byte_ns = self.end_ns, self.first_byte_ns
         entry.http_status, entry.stream = self.http_status, self.stream
@@ -191,7 +196,8 @@ class Record:
 
     def _facts(self) -> Facts:
         try:
-            return self.call.dialect.facts(self.body, self.response(), self.stream)
+            asked = self.call.asked if self.body is self.call.body else None
+            return self.call.dialect.facts(self.body, self.response(), self.stream, asked)
         except Exception:
             # The bytes are what happened; what could not be read out of them now can be read later.
             _log.exception("a call of %s could not be read", self.call.address.rollout)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from gateway.capture.asking import Asked
 from gateway.capture.passing import Passing, passing
@@ -19,12 +20,15 @@ from gateway.heads import HOP, client_head
 from gateway.link import Link
 from gateway.request import Request
 
+if TYPE_CHECKING:
+    from gateway.translation.translator import Translation
+
 
 class Relay(ABC):
     """One request being served, and its answer."""
 
     __slots__ = ("_changes", "_passing", "_unchunk", "_until_close", "asked", "connecting", "front", "head_only",
-                 "held", "link", "request", "started", "touched")  # fmt: skip
+                 "held", "link", "request", "started", "touched", "translation")  # fmt: skip
 
     def __init__(self, front: Front, request: Request) -> None:
         self.front = front
@@ -40,6 +44,8 @@ class Relay(ABC):
         """When the upstream was last heard of or written to; monotonic seconds."""
         self.asked: Asked | None = None
         """What was asked for in the client's name."""
+        self.translation: Translation | None = None
+        """How its answer is told, where its client does not speak the upstream's format."""
         self._changes = self._unchunk = self._until_close = False
         self._passing: Passing | None = None
 
@@ -90,12 +96,17 @@ class Relay(ABC):
         if close or link.hops or head[5:8] != b"1.1":
             drop = link.hops or HOP
             head = client_head(head, drop | {b"transfer-encoding"} if self._unchunk else drop, close)
-        if self.asked is not None:
-            self._passing = passing(self.asked, link, link.chunked and not self._unchunk)
-            if self._passing is not None:
-                self._changes = True
-                return self._passing.begin(link, head, raw)
+        self._passing = self._way(link)
+        if self._passing is not None:
+            self._changes = True
+            return self._passing.begin(link, head, raw)
         return head + self.continue_answer(link, raw)
+
+    def _way(self, link: Link) -> Passing | None:
+        """The way of an answer that does not pass as it comes."""
+        if self.translation is not None:
+            return self.translation.passing(link, self.request.http10)
+        return None if self.asked is None else passing(self.asked, link, link.chunked and not self._unchunk)
 
     def continue_answer(self, link: Link, raw: bytes) -> bytes:
         """What the client gets of a read."""
@@ -104,7 +115,7 @@ class Relay(ABC):
     @property
     def token_ids(self) -> bool:
         """Whether the answer had token ids that were asked for in the client's name."""
-        return self._passing is not None and self._passing.cleaner.ids
+        return self._passing is not None and self._passing.ids
 
     def _changed(self, link: Link, raw: bytes) -> bytes:
         return b"".join(link.pieces) if self._passing is None else self._passing.go_on(link, raw)

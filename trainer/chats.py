@@ -88,7 +88,7 @@ def tokenise(chats: Iterable[Chat], tokenizer: Tokenizer) -> tuple[list[Example]
 
 
 def _drafts(chat: Chat, tokenizer: Tokenizer) -> list[_Draft]:
-    messages = [_plain(message) for message in chat.messages]
+    messages = [_readable(message) for message in chat.messages]
     marked = [place for place, message in enumerate(chat.messages) if _is_marked(message)]
     if not marked:
         raise _Unfit("unmarked", "none of its answers is to be trained on")
@@ -111,6 +111,14 @@ def _drafts(chat: Chat, tokenizer: Tokenizer) -> list[_Draft]:
 
 def _is_marked(message: Message) -> bool:
     return message["role"] == "assistant" and message.get("weight", 1) != 0
+
+
+def _readable(message: Message) -> dict[str, Any]:
+    try:
+        return _plain(message)
+    # Messages of a file may have any shape.
+    except (LookupError, TypeError, AttributeError) as error:
+        raise _Unfit("content", f"a message is not as OpenAI writes it: {error!r}") from None
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from gateway.runs.model import Kind
+
 State = dict[str, Any]
 """Tensors, numbers, text, lists, tuples and dicts of these."""
 
@@ -54,11 +56,13 @@ def _sync(path: Path) -> None:
 
 
 class Checkpoints:
-    """The checkpoints below a directory, by the step after which they were made."""
+    """The checkpoints below a directory, by the step after which they were made. `kind`: of the runs that go on from
+    them; another kind's are refused."""
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    def __init__(self, directory: Path, keep: int, kind: Kind = "grpo") -> None:
         self.directory = directory
         self.keep = keep
+        self.kind: Kind = kind
 
     def steps(self) -> list[int]:
         """Steps of the complete ones, in order."""
@@ -69,7 +73,7 @@ class Checkpoints:
         """Writes one and removes the oldest beyond `keep`. Raises `CheckpointError`; the others are then untouched."""
         target = self._path(step)
         try:
-            write_directory(target, lambda beside: _write(beside / "state.pt", state))
+            write_directory(target, lambda beside: _write(beside / "state.pt", {"kind": self.kind, **state}))
         except CheckpointError as error:
             raise CheckpointError(f"{error}; {self._last()}") from error
         for old in self.steps()[: -self.keep]:
@@ -77,18 +81,23 @@ class Checkpoints:
         return target
 
     def latest(self) -> tuple[int, State] | None:
-        """The newest and its step; None when there is none. Raises `CheckpointError` when it cannot be read."""
+        """The newest and its step; None when there is none. Raises `CheckpointError` when it cannot be read, or is of
+        another kind of run."""
         steps = self.steps()
         if not steps:
             return None
         path = self._path(steps[-1]) / "state.pt"
         try:
             # Nothing in it is code: a checkpoint of somebody else cannot run anything here.
-            return steps[-1], torch.load(path, map_location="cpu", weights_only=True)
+            state: State = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             # Torch's own words fill a page, and advise to run what stands in the file.
             why = f"{path} cannot be read ({type(error).__name__}): it was changed after it was written"
             raise CheckpointError(f"{why}; remove {path.parent} to go on from the one before") from error
+        kind = state.pop("kind", "grpo")
+        if kind != self.kind:
+            raise CheckpointError(f"{self.directory} is of a run of {kind}; give this one a run.directory of its own")
+        return steps[-1], state
 
     def _path(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}"

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,11 @@ class Child:
         self._process, self.log = process, log
 
     @property
+    def pid(self) -> int:
+        """Its number, which is that of its group, too."""
+        return self._process.pid
+
+    @property
     def code(self) -> int | None:
         """What it ended with; None while it runs."""
         return self._process.returncode
@@ -40,6 +45,11 @@ class Child:
             return "see above"
         return f"the end of {self.log}:\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
 
+    def sweep(self) -> None:
+        """Kills what it has left behind, now that it has ended: an engine's processes keep their memory otherwise."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     async def stop(self) -> None:
         """Asks it to end; when it does not, it is killed with everything that it has started."""
         if self.code is not None:
@@ -48,7 +58,7 @@ class Child:
         try:
             _ = await asyncio.wait_for(self._process.wait(), STOP_S)
         except TimeoutError:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
             _ = await self._process.wait()
 
 

@@ -48,6 +48,8 @@ class Collected:
     """How they ended."""
     late: int = 0
     """Rollouts that had not ended in time and were cancelled."""
+    figures: dict[str, float] = field(default_factory=dict[str, float])
+    """What else there is to report of it."""
 
     @property
     def informative(self) -> int:
@@ -61,6 +63,7 @@ class Collected:
         self.rewards |= other.rewards
         self.ended += other.ended
         self.late += other.late
+        self.figures |= other.figures
 
     @property
     def mean(self) -> float | None:
@@ -136,7 +139,7 @@ class Collector:
             )
         async with aclosing(load(self._client, self._ended(order))) as episodes:
             async for episode in episodes:
-                _add(done, episode, self._options)
+                add(done, episode, self._options)
         for name in order.names:
             del self._waiting[name]
         return done
@@ -170,7 +173,8 @@ class Collector:
             yield await self._client.rollout(name)
 
 
-def _add(done: Collected, episode: Episode, options: Options) -> None:
+def add(done: Collected, episode: Episode, options: Options) -> None:
+    """Adds an episode's samples, its reward and how it ended."""
     made, report = samples(episode, options)
     done.samples += made
     done.report.add(report)

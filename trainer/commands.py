@@ -5,11 +5,22 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
 
 from gateway.commands.common import LOCAL, Failure, Url
 
+if TYPE_CHECKING:
+    from trainer.config import Config
 
-def grpo(config: Path, /, *, gateway: Url = LOCAL) -> None:
+Release = Annotated[
+    Literal["auto", "canary", "none"] | None,
+    Parameter(help="How production sees the last weights; `publish.release` of the configuration if not given."),
+]
+
+
+def grpo(config: Path, /, *, online: bool = False, release: Release = None, gateway: Url = LOCAL) -> None:
     """Train a model on rollouts of agents, and publish its weights as it learns.
 
     The run goes on from its newest checkpoint, if it has one. The first SIGINT or SIGTERM stops it.
@@ -18,21 +29,82 @@ def grpo(config: Path, /, *, gateway: Url = LOCAL) -> None:
     ----------
     config
         Configuration of the run, such as train.toml.
+    online
+        Learn from production, as rewards come, and go on until something is wrong.
     """
+    loaded = _loaded(config, release)
+    if online:
+        _check_online(loaded)
+    from trainer import session
+
+    try:
+        session.grpo(loaded, gateway, _key(), online)
+    except session.RunError as error:
+        raise Failure(str(error)) from None
+
+
+def sft(config: Path, /, *, release: Release = None, gateway: Url = LOCAL) -> None:
+    """Fine-tune a model on answers of the tape: those of good rollouts, or the best of each group.
+
+    The run goes on from its newest checkpoint, if it has one. The first SIGINT or SIGTERM stops it.
+
+    Parameters
+    ----------
+    config
+        Configuration of the run, such as train.toml.
+    """
+    _tune("sft", config, release, gateway)
+
+
+def dpo(config: Path, /, *, release: Release = None, gateway: Url = LOCAL) -> None:
+    """Train a model to prefer the better of two rollouts of one group.
+
+    The run goes on from its newest checkpoint, if it has one. The first SIGINT or SIGTERM stops it.
+
+    Parameters
+    ----------
+    config
+        Configuration of the run, such as train.toml.
+    """
+    _tune("dpo", config, release, gateway)
+
+
+def _tune(kind: Literal["sft", "dpo"], config: Path, release: Release, gateway: str) -> None:
+    loaded = _loaded(config, release)
+    from trainer import tuning
+
+    try:
+        tuning.tune(kind, loaded, gateway, _key())
+    except tuning.RunError as error:
+        raise Failure(str(error)) from None
+
+
+def _loaded(path: Path, release: Release) -> Config:
     from gateway.strict import ConfigError
     from trainer.config import load
 
     try:
-        loaded = load(config)
+        found = load(path)
     except ConfigError as error:
         raise Failure(str(error), 2) from None
     _check_extra()
-    from trainer import session
+    if release is None:
+        return found
+    return found.model_copy(update={"publish": found.publish.model_copy(update={"release": release})})
+
+
+def _check_online(config: Config) -> None:
+    from gateway.strict import ConfigError
+    from trainer.config import check_online
 
     try:
-        session.grpo(loaded, gateway, os.environ.get("PENSTOCK_KEY"))
-    except session.RunError as error:
-        raise Failure(str(error)) from None
+        check_online(config)
+    except ConfigError as error:
+        raise Failure(str(error), 2) from None
+
+
+def _key() -> str | None:
+    return os.environ.get("PENSTOCK_KEY")
 
 
 def _check_extra() -> None:

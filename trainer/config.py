@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from gateway.strict import Section, read, validated
+from gateway.strict import ConfigError, Section, read, validated
 
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++"]
 Credit = Literal["rollout", "turn"]
@@ -36,7 +36,7 @@ class Run(Section):
     directory: Path = Field(default=Path("penstock-run"), strict=False)
     """Directory of its checkpoints and adapters; a run that finds its own checkpoint there goes on from it."""
     steps: int = Field(default=100, ge=1)
-    """Optimiser steps to go, counted from the very first start."""
+    """Steps to go, counted from the very first start; sft and dpo go by epochs instead."""
     seed: int = Field(default=0, ge=0)
     """Seed of everything that is drawn: initial adapter, order of tasks, dropout."""
 
@@ -151,6 +151,14 @@ class Optimiser(Section):
 class Engine(Section):
     """`[engine]`: the machinery that computes log-probabilities and updates."""
 
+    kind: Literal["local", "verl"] = "local"
+    """Who computes: torch in this process, or verl's workers on Ray, on several GPUs and machines."""
+    ranks: int = Field(default=1, ge=1)
+    """Processes that hold the model together, one a GPU (verl only)."""
+    nodes: int = Field(default=1, ge=1)
+    """Machines that the ranks are on, as many on each (verl only)."""
+    ray: str = "local"
+    """Ray cluster: `local` starts one on this machine, `auto` finds the one that runs, or its address (verl only)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; `auto` takes a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -167,6 +175,14 @@ class Engine(Section):
     """Whether activations are computed again in the backward pass instead of kept."""
 
     @model_validator(mode="after")
+    def _ranks_have_their_place(self) -> Self:
+        if self.kind == "local" and self.ranks * self.nodes > 1:
+            raise ValueError('ranks: several ranks or nodes need kind = "verl"')
+        if self.ranks % self.nodes:
+            raise ValueError(f"ranks: {self.ranks} are not as many on each of {self.nodes} nodes")
+        return self
+
+    @model_validator(mode="after")
     def _a_sample_fits(self) -> Self:
         if self.sample_tokens > self.batch_tokens:
             raise ValueError(
@@ -176,18 +192,57 @@ class Engine(Section):
         return self
 
 
+class Data(Section):
+    """`[data]`: what `train sft` and `train dpo` learn from; read once, when the run begins."""
+
+    rollouts: str | None = None
+    """Filter of rollouts of the tape. Default: `mode:train status:succeeded` (sft), `mode:train status:ended` (dpo)."""
+    file: Path | None = Field(default=None, strict=False)
+    """JSONL file of chats or preferences as `penstock samples` writes them, instead of the tape."""
+    model: str | None = None
+    """Calls of this model only. Default: the one that most calls of a rollout ask for."""
+    agent: str | None = None
+    """Calls of this agent only. Default: all."""
+    attempt: Literal["final", "succeeded", "last", "all"] = "final"
+    """Which attempt counts: the newest that succeeded, else the newest (`final`), or as the others say."""
+    rewards: dict[str, float] = Field(default={})
+    """Weights of the reward's dimensions, of which it is then the sum. Default: its value."""
+    allow: list[str] = Field(default=[])
+    """Reasons of `penstock doctor` that shall not keep a call out."""
+    held_out: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the groups that is not trained on but evaluated."""
+
+    @field_validator("allow")
+    @classmethod
+    def _reasons(cls, value: list[str]) -> list[str]:
+        from adapters.report import REASONS
+
+        for word in value:
+            if word not in REASONS:
+                raise ValueError(f"{word!r} is no reason; there are {', '.join(sorted(REASONS))}")
+        return value
+
+
 class Sft(Section):
     """`[sft]`: supervised fine-tuning on chats."""
 
+    reward: float | None = None
+    """Least reward of a rollout that is trained on. Default: all are, judged or not."""
+    best: int | None = Field(default=None, ge=1)
+    """Most rollouts of a group that are trained on, those with the highest rewards. Default: all."""
     batch: int = Field(default=16, ge=1)
-    """Chats in one optimiser step."""
+    """Rollouts in one optimiser step."""
     epochs: int = Field(default=1, ge=1)
-    """Times that every chat is seen."""
+    """Times that every rollout is seen."""
 
 
 class Dpo(Section):
     """`[dpo]`: direct preference optimisation on pairs."""
 
+    pairs: Literal["best", "all"] = "best"
+    """Pairs of a group: its best rollout and its worst, or every two."""
+    margin: float = Field(default=0.0, ge=0)
+    """Least difference of the rewards of a pair; equal ones are never a pair."""
     batch: int = Field(default=16, ge=1)
     """Pairs in one optimiser step."""
     epochs: int = Field(default=1, ge=1)
@@ -213,6 +268,10 @@ class Inference(Section):
     """What the gateway calls the server: the name of its `[[upstream]]`."""
     base: str = Field(default="base", pattern=r"^[!-~]{1,256}$")
     """Name that the server serves the base model under."""
+    second_upstream: str = Field(default="vllm-2", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """What the gateway calls the second server, which `model.weights = "full"` needs."""
+    second_port: int = Field(default=8001, ge=1, le=65535)
+    """Port of the second server."""
 
     @field_validator("urls")
     @classmethod
@@ -221,6 +280,14 @@ class Inference(Section):
             if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
                 raise ValueError(f"{url!r} is not an http:// or https:// URL")
         return [url.rstrip("/") for url in value]
+
+    @model_validator(mode="after")
+    def _they_are_two(self) -> Self:
+        if self.second_upstream == self.upstream:
+            raise ValueError(f"second_upstream: {self.upstream!r} is the first server; give the second its own")
+        if self.second_port == self.port:
+            raise ValueError(f"second_port: {self.port} is the first server's; give the second its own")
+        return self
 
 
 class Publish(Section):
@@ -231,9 +298,11 @@ class Publish(Section):
     policy: Path | None = Field(default=None, strict=False)
     """TOML file with the policy of that release. Default: the policy of `penstock release start`."""
     every: int = Field(default=1, ge=1)
-    """Steps from one published version to the next."""
+    """Steps from one published version to the next; sft and dpo publish their last one."""
     directory: Path | None = Field(default=None, strict=False)
-    """Directory for adapters that the servers can read. Default: `adapters` in the run's."""
+    """Directory for versions, which the servers can read. Default: `adapters` in the run's, or `models` (full)."""
+    keep: int = Field(default=4, ge=1)
+    """Newest versions whose directories are kept; older ones go as soon as no release and no rollout needs them."""
 
 
 class Evaluate(Section):
@@ -245,6 +314,23 @@ class Evaluate(Section):
     """Steps from one evaluation to the next; the last step is always evaluated."""
     samples: int = Field(default=1, ge=1)
     """Rollouts of each task."""
+
+
+class Online(Section):
+    """`[online]`: learning from production, with `train grpo --online`."""
+
+    filter: str = ""
+    """Filter of spans, as of `penstock spans`: only rollouts with a span that it finds. Default: all of production."""
+    enough: int = Field(default=64, ge=2)
+    """Rollouts with a reward that one step takes."""
+    settle: float = Field(default=60.0, ge=0)
+    """Seconds without a call or a reward of a rollout before it is learnt from; what comes later is not."""
+    grouped: bool = False
+    """Whether rollouts are compared within their group, of `rollouts.group_size` or more; others are then left out."""
+    fall: float = Field(default=0.05, ge=0)
+    """How far below its best so far an evaluation counts as low, in units of reward."""
+    patience: int = Field(default=2, ge=1)
+    """Low evaluations in a row after which the run stops itself."""
 
 
 class Checkpoint(Section):
@@ -266,11 +352,13 @@ class Config(Section):
     loss: Loss = Loss()
     optimiser: Optimiser = Optimiser()
     engine: Engine = Engine()
+    data: Data = Data()
     sft: Sft = Sft()
     dpo: Dpo = Dpo()
     inference: Inference = Inference()
     publish: Publish = Publish()
     evaluate: Evaluate = Evaluate()
+    online: Online = Online()
     checkpoint: Checkpoint = Checkpoint()
 
     @model_validator(mode="after")
@@ -282,10 +370,61 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _verl_can_do_it(self) -> Self:
+        if self.engine.kind == "verl" and self.model.dropout:
+            raise ValueError('model.dropout: adapters have none with engine.kind = "verl"; set it to 0')
+        if self.engine.kind == "verl" and self.model.weights == "full" and self.loss.kl:
+            raise ValueError(
+                'loss.kl: with engine.kind = "verl" the reference is the model without its adapter; set it to 0, or '
+                'model.weights to "lora"'
+            )
+        return self
+
     @property
     def learning_rate(self) -> float:
         """The learning rate after the warm-up."""
         return self.optimiser.learning_rate or (1e-4 if self.model.weights == "lora" else 1e-6)
+
+    @property
+    def versions(self) -> Path:
+        """Directory for versions; absolute."""
+        own = "adapters" if self.model.weights == "lora" else "models"
+        return (self.publish.directory or self.run.directory / own).absolute()
+
+
+def check_full(config: Config) -> None:
+    """Raises `ConfigError` where all weights are trained and cannot be served meanwhile."""
+    if config.model.weights != "full":
+        return
+    if config.inference.urls:
+        raise ConfigError(
+            "inference.urls: what others have started cannot be given all weights under a name of their own; leave it "
+            'out and name inference.python, or set model.weights to "lora"'
+        )
+    if config.publish.release != "none":
+        raise ConfigError(
+            'publish.release: the servers of model.weights = "full" end with the run; set it to "none", start a server '
+            "with the directory of the last version, and release that (docs/training.md)"
+        )
+
+
+def check_online(config: Config) -> None:
+    """Raises `ConfigError` for what cannot learn from production."""
+    grouped, batch = config.online.grouped, config.advantage.estimator == "reinforce++"
+    wrong = [
+        (not grouped and not batch, "advantage.estimator", f"{config.advantage.estimator!r} compares rollouts of one "
+         'task, and production has many: set "reinforce++", or online.grouped = true where it is queued in groups'),
+        (grouped and batch, "online.grouped", '"reinforce++" compares all rollouts of a step: leave it out'),
+        (config.publish.release == "none", "publish.release", '"none" shows production nothing, and rollouts of '
+         'weights older than rollouts.staleness are not learnt from: set "auto" or "canary"'),
+        (config.rollouts.ahead, "rollouts.ahead", "production's rollouts are not queued: leave it out"),
+        (config.model.weights == "full", "model.weights", '"full" needs a server for every version that production and '
+         'training get: use "lora"'),
+    ]  # fmt: skip
+    for applies, key, problem in wrong:
+        if applies:
+            raise ConfigError(f"{key}: {problem}")
 
 
 def load(path: Path) -> Config:

@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 SHOWN: Final = (
     "reward",
     "evaluation/reward",
+    "loss",
+    "evaluation/loss",
+    "accuracy",
+    "evaluation/accuracy",
     "entropy",
     "kl",
     "clip_fraction",
-    "mismatch/kl",
+    "mismatch_k3",
     "staleness/mean",
     "tokens_per_second",
 )

@@ -1,12 +1,14 @@
 """Direct preference optimisation: of two rollouts of one task the policy learns to prefer the better.
 
-    engine = Engine(config, reference=True, updates=updates(sides, config))
-    for report in train(engine, sides): ...                 # one optimiser update each
+    engine = Engine(config, updates=updates(pairs, config))
+    before = reference(engine, pairs)                       # the policy as it is when training begins
+    for report in train(engine, pairs, before): ...         # one optimiser update each
 
-The loss joins the log-probabilities of two whole rollouts, which together may be longer than a forward pass can hold.
-So a step goes twice over its micro-batches: first for the log-probabilities alone, then, once the derivative of the
-loss by each side's is known, for the gradients. That is exact as long as nothing is dropped at random (`model.dropout`
-0), and no pair has to fit into one micro-batch.
+The reference is the policy as the run finds it, an adapter that it begins with included; its log-probabilities are
+taken once, so that no second model is kept. The loss joins the log-probabilities of two whole rollouts, which together
+may be longer than a forward pass can hold. So a step goes twice over its micro-batches: first for the log-probabilities
+alone, then, once the derivative of the loss by each side's is known, for the gradients. That is exact as long as
+nothing is dropped at random (`model.dropout` 0), and no pair has to fit into one micro-batch.
 """
 
 from __future__ import annotations
@@ -28,50 +30,76 @@ Sides = tuple[Sequence[Example], Sequence[Example]]
 """All examples of the chosen rollout and all of the rejected one."""
 
 
+def check(config: Config) -> None:
+    """Raises `ConfigError` for what would make the two passes of a step differ."""
+    if config.model.dropout:
+        raise ConfigError(f"model.dropout: dpo needs 0 (found {config.model.dropout})")
+
+
 def updates(pairs: Sequence[Sides], config: Config) -> int:
     """Optimiser updates that `train` will do."""
     return len(_order(pairs, config))
 
 
-def train(engine: Engine, pairs: Sequence[Sides]) -> Iterator[dict[str, float]]:
-    """Trains on pairs whose examples `batch.admit` has let pass; yields the metrics of each update.
-
-    Raises `ConfigError` with dropout, and `ValueError` for a pair with an empty side.
-    """
-    if engine.config.model.dropout:
-        raise ConfigError(f"model.dropout: dpo needs 0 (found {engine.config.model.dropout})")
+def reference(engine: Engine, pairs: Sequence[Sides]) -> Tensor:
+    """[P, 2] log-probability of both sides of each pair under the policy as it is, in nats (means with
+    `dpo.normalise`). Raises `ValueError` for a pair with an empty side."""
     if any(not side for pair in pairs for side in pair):
         raise ValueError("a pair has no examples on one of its sides")
+    size = engine.config.dpo.batch
+    parts = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+    found = [_totals(batches, engine.logprobs) * _scale(batches, engine) for batches in _batched(parts, engine)]
+    return torch.cat([torch.zeros(0, 2), *(one.reshape(-1, 2) for one in found)])
+
+
+def train(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> Iterator[dict[str, float]]:
+    """Trains on pairs whose examples `batch.admit` has let pass; yields the metrics of each update. `before`: their
+    `reference`. Raises `ConfigError` with dropout."""
+    check(engine.config)
     for places in _order(pairs, engine.config)[engine.done :]:
-        yield step(engine, [pairs[place] for place in places])
+        yield step(engine, [pairs[place] for place in places], before[places])
 
 
 def _order(pairs: Sequence[Sides], config: Config) -> list[list[int]]:
     return passes(len(pairs), config.dpo.batch, config.dpo.epochs, config.run.seed)
 
 
-def step(engine: Engine, pairs: Sequence[Sides]) -> dict[str, float]:
-    """One update on all of `pairs`."""
-    config = engine.config
-    # A rollout may stand in several pairs: here each side of each pair is somebody.
-    named = [
-        replace(example, owner=(str(number), "rejected" if place else "chosen"))
-        for number, pair in enumerate(pairs)
-        for place, side in enumerate(pair)
-        for example in side
-    ]
-    batches = micro_batches(named, config.engine.batch_tokens, config.engine.layout)
-    policy = _sums(batches, engine.logprobs).requires_grad_()
-    reference = _sums(batches, engine.model.reference)
-    scale = 1 / _sums(batches, lambda batch: torch.ones(len(batch.owners))) if config.dpo.normalise else 1.0
-    loss, tally = preference_loss(_pairs(policy * scale), _pairs(reference * scale), config.dpo.beta)
+def step(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> dict[str, float]:
+    """One update on all of `pairs`; `before` [P, 2]: their `reference`."""
+    (batches,) = _batched([pairs], engine)
+    policy = _totals(batches, engine.logprobs).requires_grad_()
+    loss, tally = _loss((policy * _scale(batches, engine)).reshape(-1, 2), before, engine)
     (worth,) = torch.autograd.grad(loss, policy)
     weighted = [replace(batch, advantages=worth.numpy()[batch.owners]) for batch in batches]
-    return engine.step(weighted, _by_worth) | tally.report()
+    tokens = float(sum(len(batch.owners) for batch in batches))
+    return engine.step(weighted, _by_worth) | tally.report() | {"tokens": tokens}
 
 
-def _sums(batches: Sequence[MicroBatch], values: Callable[[MicroBatch], Tensor]) -> Tensor:
-    """[2M] for each side of each pair the sum of values [N] over its tokens: chosen, rejected, chosen …"""
+def evaluate(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> dict[str, float]:
+    """Loss, accuracy, margin and the gaps of both sides, of pairs that are not trained on."""
+    return _loss(reference(engine, pairs), before, engine)[1].report()
+
+
+def _loss(policy: Tensor, before: Tensor, engine: Engine) -> tuple[Tensor, Tally]:
+    chosen, rejected = policy.unbind(1)
+    return preference_loss((chosen, rejected), (before[:, 0], before[:, 1]), engine.config.dpo.beta)
+
+
+def _batched(parts: Sequence[Sequence[Sides]], engine: Engine) -> Iterator[list[MicroBatch]]:
+    """The micro-batches of each part, in which every side of every pair is an owner: chosen, rejected, chosen …"""
+    for pairs in parts:
+        # A rollout may stand in several pairs: here each side of each pair is somebody.
+        named = [
+            replace(example, owner=(str(number), "rejected" if place else "chosen"))
+            for number, pair in enumerate(pairs)
+            for place, side in enumerate(pair)
+            for example in side
+        ]
+        yield micro_batches(named, engine.config.engine.batch_tokens, engine.config.engine.layout)
+
+
+def _totals(batches: Sequence[MicroBatch], values: Callable[[MicroBatch], Tensor]) -> Tensor:
+    """[2P] for each side the sum of values [N] over its tokens."""
     size = 1 + max(int(batch.owners.max()) for batch in batches)
     found = torch.zeros(size)
     for batch in batches:
@@ -79,8 +107,11 @@ def _sums(batches: Sequence[MicroBatch], values: Callable[[MicroBatch], Tensor])
     return found
 
 
-def _pairs(sides: Tensor) -> tuple[Tensor, Tensor]:
-    return sides[0::2], sides[1::2]
+def _scale(batches: Sequence[MicroBatch], engine: Engine) -> Tensor | float:
+    """[2P] what sums over a side are multiplied by."""
+    if not engine.config.dpo.normalise:
+        return 1.0
+    return 1 / _totals(batches, lambda batch: torch.ones(len(batch.owners)))
 
 
 def _by_worth(logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tally]:

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -137,15 +137,20 @@ class Engine:
     def restore(self, state: State) -> None:
         """Goes back to a `state()`. Raises `ConfigError` when it is of another model or adapter."""
         weights, trained = cast(dict[str, Tensor], state["weights"]), self.model.trained
-        for name in sorted(weights.keys() | trained.keys()):
-            if name not in weights or name not in trained or weights[name].shape != trained[name].shape:
-                raise ConfigError(f"model: the checkpoint is of another model, adapter or rank: {name} does not fit")
+        check_fit(weights, trained)
         with torch.no_grad():
             for name, one in trained.items():
                 one.copy_(weights[name])
         self.optimiser.load_state_dict(state["optimiser"])
         self.done = state["done"]
         seeds.restore(state["random"])
+
+
+def check_fit(weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
+    """Raises `ConfigError` when the weights of a checkpoint are not those of the tensors that are trained."""
+    for name in sorted(weights.keys() | trained.keys()):
+        if name not in weights or name not in trained or weights[name].shape != trained[name].shape:
+            raise ConfigError(f"model: the checkpoint is of another model, adapter or rank: {name} does not fit")
 
 
 def schedule(optimiser: Optimiser, step: int, steps: int) -> float:

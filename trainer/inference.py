@@ -1,7 +1,6 @@
 """The vLLM that agents' calls go to, when it is ours: started from vLLM's own environment.
 
-One that has died is started again with the next step. The gateway sees that its adapters are gone and loads them again;
-calls that were under way fail, as they do with any upstream.
+`trainer.upkeep` starts one that has died again, `trainer.replicas` has one become a server of other weights.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from trainer.children import Child, spawn
+from trainer.children import STOP_S, Child, spawn
 
 START_S: Final = 900.0
 """A large model takes minutes to load."""
@@ -35,17 +34,14 @@ class InferenceError(Exception):
     """There is no server; the message says why and what to do."""
 
 
-def arguments(model: Path, base: str, url: str, rank: int, slots: int, more: Sequence[str]) -> list[str]:
-    """What vLLM is started with to serve adapters of a model. `slots`: adapters that are in use at a time."""
+def arguments(model: Path, name: str, url: str, more: Sequence[str]) -> list[str]:
+    """What vLLM is started with to serve a model under a name."""
     parts = urlsplit(url)
     return [
         f"--model={model}",
-        f"--served-model-name={base}",
+        f"--served-model-name={name}",
         f"--host={parts.hostname}",
         f"--port={parts.port}",
-        "--enable-lora",
-        f"--max-lora-rank={next((known for known in RANKS if known >= rank), rank)}",
-        f"--max-loras={slots}",
         # Log-probabilities of what was really sampled from: after temperature and nucleus.
         "--logprobs-mode=processed_logprobs",
         # Sampling is what agents ask for, and not what a file of the model says.
@@ -54,28 +50,80 @@ def arguments(model: Path, base: str, url: str, rank: int, slots: int, more: Seq
     ]
 
 
+def adapters(rank: int, slots: int) -> list[str]:
+    """What it needs beside to serve adapters of the model. `slots`: those that are in use at a time."""
+    most = next((known for known in RANKS if known >= rank), rank)
+    return ["--enable-lora", f"--max-lora-rank={most}", f"--max-loras={slots}"]
+
+
 class Server:
     """A vLLM of ours."""
 
     def __init__(self, python: Path, arguments: Sequence[str], url: str, log: Path, cpu: bool) -> None:
         """`python`: of vLLM's environment; `url`: with `/v1`; `log`: the file that it writes to."""
-        self._command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *arguments]
-        self._url, self._log, self._cpu = url, log, cpu
+        self.url = url
+        self.arguments = arguments
+        """What it is started with the next time."""
+        self._python = python
+        self._log, self._cpu = log, cpu
         self._child: Child | None = None
+        self._turn = asyncio.Lock()
+        """Held while it is started, and while it is another one that is started."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has been started and has not ended."""
+        return self._child is not None and self._child.code is None
+
+    async def died(self) -> int:
+        """What it ended with, as soon as it has, by itself; it was started."""
+        while True:
+            child = self._child
+            if child is None:
+                raise RuntimeError("`start` it first")
+            code = await child.ended()
+            async with self._turn:
+                if self._child is child:
+                    return code
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return "" if self._child is None else self._child.tail()
 
     async def start(self) -> None:
         """Comes back when it is ready; starts it if it does not run. Raises `InferenceError`."""
-        if self._child is not None and self._child.code is None:
-            return
+        async with self._turn:
+            if not self.runs:
+                await self._start()
+
+    async def become(self, arguments: Sequence[str]) -> None:
+        """Ends it and starts it with other arguments. Raises `InferenceError`."""
+        async with self._turn:
+            await self.stop()
+            self.arguments = arguments
+            await self._start()
+
+    async def _start(self) -> None:
+        if self._child is not None:
+            self._child.sweep()
         async with aiohttp.ClientSession() as http:
-            if await _healthy(http, self._url):
-                message = f"{self._url} answers already: stop what serves there, or name it in inference.urls"
-                raise InferenceError(message)
+            await self._refuse_another(http)
+            command = [str(self._python), "-m", "vllm.entrypoints.openai.api_server", *self.arguments]
             try:
-                self._child = await spawn(self._command, self._environment(), self._log)
+                self._child = await spawn(command, self._environment(), self._log)
             except OSError as error:
-                raise InferenceError(f"{self._command[0]} cannot be started (inference.python): {error}") from None
+                raise InferenceError(f"{self._python} cannot be started (inference.python): {error}") from None
             await self._ready(http, self._child)
+
+    async def _refuse_another(self, http: aiohttp.ClientSession) -> None:
+        """That of an earlier life of this run, which was killed, may not be gone yet."""
+        try:
+            async with asyncio.timeout(STOP_S):
+                while await _healthy(http, self.url):  # noqa: ASYNC110 - it does not tell when it goes
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            message = f"{self.url} answers already: stop what serves there, or name it in inference.urls"
+            raise InferenceError(message) from None
 
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -85,7 +133,7 @@ class Server:
     async def _ready(self, http: aiohttp.ClientSession, child: Child) -> None:
         try:
             async with asyncio.timeout(START_S):
-                while not await _healthy(http, self._url):
+                while not await _healthy(http, self.url):
                     with suppress(TimeoutError):
                         code = await asyncio.wait_for(child.ended(), POLL_S)
                         raise InferenceError(f"vLLM ended with {code}; {child.tail()}")

@@ -40,7 +40,12 @@ def learn(engine: Engine, samples: Sequence[Sample], staleness: Callable[[str | 
     prepared = [engine.prepared(batches, old=len(parts) > 1) for batches in batched]
     steps = [engine.step(batches, engine.policy()) for batches in prepared]
     found["updates"] = float(len(steps))
-    return found | {name: float(np.mean([one[name] for one in steps])) for name in steps[0]}
+    return found | {name: _over(name, [one[name] for one in steps]) for name in steps[0]}
+
+
+def _over(name: str, values: Sequence[float]) -> float:
+    """A metric of several updates: their mean, and of what is the largest of its tokens the largest."""
+    return float(max(values) if name.endswith("_max") else np.mean(values))
 
 
 def by_age(

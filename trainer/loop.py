@@ -14,16 +14,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from time import monotonic
 
-from gateway.strict import ConfigError
 from trainer.checkpoint import Checkpoints
 from trainer.collect import Collected, Collector, Order
 from trainer.config import Config
 from trainer.engine import Engine
 from trainer.learn import Metrics, learn
-from trainer.publish import Publisher, PublishError, release_policy
+from trainer.pruning import step_of
+from trainer.publish import Publisher
+from trainer.replicas import Replicas
 from trainer.report import Reporter
 from trainer.tasks import Task, drawn
 
@@ -53,13 +53,14 @@ class Loop:
         tasks: Sequence[Task],
         held_out: Sequence[Task],
         serving: Callable[[], Awaitable[None]],
+        replicas: Replicas | None = None,
     ) -> None:
-        """`serving` comes back when there is a server; it is asked before each step."""
+        """`serving` comes back when there is a server; it is asked before each step. `replicas` serve all weights."""
         self.config = config
         self.engine = engine
         self.place = Place()
         self._collector, self._publisher, self._reporter = collector, publisher, reporter
-        self._tasks, self._held_out, self._serving = tasks, held_out, serving
+        self._tasks, self._held_out, self._serving, self._replicas = tasks, held_out, serving, replicas
         self._checkpoints = Checkpoints(config.run.directory / "checkpoints", config.checkpoint.keep)
         self._ordered: Order | None = None
         """What the next step takes, when it is queued already."""
@@ -142,14 +143,8 @@ class Loop:
         return {} if found.mean is None else {"evaluation/reward": found.mean}
 
     def _staleness(self, place: Place) -> Callable[[str | None], int]:
-        """How many versions a version is behind the newest; 0 for what is not of this run."""
-        prefix = f"{self.config.run.name}."
-
-        def of(version: str | None) -> int:
-            number = (version or "").removeprefix(prefix)
-            return max(0, place.version - int(number)) if number.isdecimal() else 0
-
-        return of
+        """How many versions a version is behind the newest."""
+        return lambda version: behind(self.config.run.name, version, place.version, self.config.publish.every)
 
     # -- what comes of them ------------------------------------------------------------------------------------------
 
@@ -157,31 +152,36 @@ class Loop:
         """The weights of a step as a version, which training gets at once."""
         self._reporter.phase(step, "publishes the weights")
         version, model = f"{self.config.run.name}.{step}", self.config.model.name
-        adapter = self._adapters / version
-        if not adapter.exists():
-            await asyncio.to_thread(self.engine.save_adapter, adapter)
-        await self._publisher.register(version, adapter, None, f"step {step} of run {self.config.run.name}")
-        await self._publisher.train_on(version)
+        # When a step is done again, what training gets is not taken back.
+        if not await self._publisher.passed(step):
+            await self._register(version, f"step {step} of run {self.config.run.name}")
+            await self._publisher.train_on(version)
         await self._reporter.made(model, version)
+        await self._prune()
+
+    async def _register(self, version: str, note: str) -> None:
+        directory, replicas = self.config.versions / version, self._replicas
+        if not directory.exists():
+            save = self.engine.save_adapter if replicas is None else self.engine.save_model
+            await asyncio.to_thread(save, directory)
+        if replicas is None:
+            await self._publisher.register(version, directory, None, note)
+        else:
+            upstream = await replicas.serve(version, directory)
+            await self._publisher.register_replica(version, upstream, None, note)
+
+    async def _prune(self) -> None:
+        try:
+            _ = await self._publisher.prune(self.config.versions, self.config.publish.keep)
+        except OSError as error:
+            await self._reporter.warning(f"directories of old versions cannot be removed: {error}")
 
     async def _release(self) -> None:
-        """Shows production the newest weights, as `publish.release` says. What stands in the way is said and fails
-        nothing: the weights are there, and a person can release them."""
-        wanted = self.config.publish
-        if wanted.release == "none" or not self.place.version:
-            return
-        version = f"{self.config.run.name}.{self.place.version}"
-        try:
-            policy = release_policy(wanted)
-            release = await self._publisher.release(version, policy)
-            await self._reporter.event(self.place.step, f"release {release.id} shows {version} to production")
-        except (PublishError, ConfigError) as error:
-            command = f"penstock release start {self.config.model.name} --candidate {version} --only mode=online"
-            await self._reporter.event(self.place.step, f"not released: {error}; {command} does it", "warning")
-
-    @property
-    def _adapters(self) -> Path:
-        return (self.config.publish.directory or self.config.run.directory / "adapters").absolute()
+        """Shows production the newest weights, as `publish.release` says."""
+        if self.config.publish.release != "none" and self.place.version:
+            version = f"{self.config.run.name}.{self.place.version}"
+            said = await self._publisher.show(version, self.config.publish)
+            await self._reporter.event(self.place.step, *said)
 
     async def _checkpoint(self, step: int) -> None:
         if step % self.config.checkpoint.every == 0 or step == self.config.run.steps:
@@ -193,6 +193,13 @@ class Loop:
             await self._reporter.point(step, values)
 
 
+def behind(run: str, version: str | None, newest: int, every: int) -> int:
+    """How many versions of a run a version is behind that of the step `newest`, where there is one `every` so many
+    steps; 0 for what is not of the run."""
+    step = step_of(run, version or "")
+    return 0 if step is None else max(0, -(-(newest - step) // every))
+
+
 def _summary(collected: Collected) -> Metrics:
     """What is known of rollouts before anything is learnt from them."""
     found: Metrics = {
@@ -202,4 +209,5 @@ def _summary(collected: Collected) -> Metrics:
     }
     found |= {f"rollouts/{status}": float(count) for status, count in collected.ended.items()}
     found |= {f"calls/{reason}": float(count) for reason, count in collected.report.reasons.items()}
+    found |= collected.figures
     return found if collected.mean is None else found | {"reward": collected.mean}

@@ -63,6 +63,8 @@ class Tally:
     """What adds up: weighted means and counts."""
     maxima: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """What is the largest of all."""
+    values: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
+    """What each token has, [N] of a micro-batch, for quantiles."""
 
     def add(self, other: Tally) -> None:
         """Takes the other's in."""
@@ -70,14 +72,26 @@ class Tally:
             self.sums[name] = self.sums[name] + value if name in self.sums else value
         for name, value in other.maxima.items():
             self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+        for name, parts in other.values.items():
+            self.values[name] = self.values.get(name, []) + parts
 
     def report(self) -> dict[str, float]:
-        """Name -> value. `ess` is Kish's effective sample size of the corrections, as a share of the tokens."""
+        """Name -> value. `ess` is Kish's effective sample size of the corrections, as a share of the tokens; `_p50` and
+        `_p99` are quantiles of what each token has, all counting alike."""
         found = {name: float(value) for name, value in (self.sums | self.maxima).items()}
         first, second = found.pop("u", 0.0), found.pop("u^2", 0.0)
         if second:
             found["ess"] = first**2 / (second * found["tokens"])
+        for name, parts in self.values.items():
+            every = torch.cat(parts)
+            for percent in (50, 99) if len(every) else ():
+                found[f"{name}_p{percent}"] = quantile(every, percent)
         return found
+
+
+def quantile(values: Tensor, percent: int) -> float:
+    """The smallest of [N] values that `percent` of a hundred are not above."""
+    return float(values.kthvalue(max(1, -(-len(values) * percent // 100))).values)
 
 
 def policy_loss(logprobs: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
@@ -120,7 +134,8 @@ def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
     """[N] weights u' that bring the engine's tokens to the trainer's policy, and how far the two are apart.
 
     `mismatch_k1` and `mismatch_k3` estimate KL(mu || old), from samples of mu (Schulman 2020, "Approximating KL
-    divergence"); `mismatch_max` is the largest difference of log-probabilities.
+    divergence"); `mismatch_p50`, `mismatch_p99` and `mismatch_max` tell how the absolute differences of
+    log-probabilities are distributed.
     """
     known = torch.isfinite(tokens.behaviour)
     gap = torch.where(known, old.detach() - tokens.behaviour, 0.0)
@@ -137,7 +152,7 @@ def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
         "u": u.double().sum(),
         "u^2": u.double().square().sum(),
     }
-    return made, Tally(sums, {"mismatch_max": gap.abs().max()})
+    return made, Tally(sums, {"mismatch_max": gap.abs().max()}, {"mismatch": [gap[known].abs()]})
 
 
 def _bounded(u: Tensor, config: Loss) -> Tensor:

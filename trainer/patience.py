@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Final, TypeVar
 
-from gateway.client import Client, ClientError
+from gateway.client import Client, ClientError, Recorded
 from gateway.connection import Params
+
+T = TypeVar("T")
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
@@ -20,11 +23,26 @@ class Patient(Client):
     async def read(self, method: str, path: str, params: Params | None = None, body: str | None = None) -> bytes:
         """The bytes of a good answer, as soon as the gateway gives one. Raises ClientError when it refuses, or is away
         for too long."""
+        ask = super().read
+        return await self._patiently(lambda: ask(method, path, params, body))
+
+    async def exchanges(self, rollout: str) -> AsyncGenerator[Recorded]:
+        """See `Client.exchanges`. They are given when all are there: a gateway that goes away among them gives the
+        first ones twice."""
+        ask = super().exchanges
+
+        async def every() -> list[Recorded]:
+            return [call async for call in ask(rollout)]
+
+        for call in await self._patiently(every):
+            yield call
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         clock = asyncio.get_running_loop().time
         pause, end = FIRST_PAUSE_S, clock() + PATIENCE_S
         while True:
             try:
-                return await super().read(method, path, params, body)
+                return await ask()
             except ClientError as error:
                 if not error.passing or clock() + pause > end:
                     raise

@@ -10,10 +10,11 @@ Logits are made only for the columns that a trained token needs, which for agent
 from __future__ import annotations
 
 import copy
+import shutil
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -27,6 +28,9 @@ from gateway.strict import ConfigError
 from trainer.batch import MicroBatch
 from trainer.checkpoint import write_directory
 from trainer.config import Config
+
+WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+"""Endings of files with weights, and of what says where they are."""
 
 
 class Policy:
@@ -45,8 +49,7 @@ class Policy:
 
     def _load(self) -> torch.nn.Module:
         path, engine = self.config.model.path, self.config.engine
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"model.path: {path} holds no config.json; it must be the directory of a model")
+        check_paths(self.config)
         # Its bars would be drawn over what the run shows.
         logging.disable_progress_bar()
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -126,31 +129,49 @@ class Policy:
 
     def _fill_adapter(self, directory: Path) -> None:
         model = cast(PeftModel, self.network)
-        config: Any = copy.copy(model.peft_config["default"])
-        config.inference_mode = True
-        # A set has another order in every process; the same weights are to be the same bytes.
-        if isinstance(config.target_modules, set):
-            config.target_modules = sorted(config.target_modules)
-        config.save_pretrained(str(directory))
         weights = get_peft_model_state_dict(model, save_embedding_layers=False)
-        made = {name: one.detach().to("cpu").contiguous() for name, one in weights.items()}
-        save_file(made, directory / "adapter_model.safetensors", {"format": "pt"})
+        fill_adapter(directory, model.peft_config["default"], weights)
 
     def save_model(self, directory: Path) -> None:
         """Writes the whole model in `engine.dtype`, an adapter merged into it; complete or not there.
 
-        A tokenizer is not part of it. Raises `CheckpointError`.
+        What else the model's directory has is copied: tokenizer, chat template. Raises `CheckpointError`.
         """
+        write_directory(directory, self._fill_model)
+
+    def _fill_model(self, directory: Path) -> None:
         made: Any = copy.deepcopy(self.network)
         model = made if self.full else made.merge_and_unload()
-        write_directory(directory, lambda beside: model.to(self.dtype).save_pretrained(beside))
+        model.to(self.dtype).save_pretrained(directory)
+        for path in self.config.model.path.iterdir():
+            if path.is_file() and not path.name.endswith(WEIGHTS) and not (directory / path.name).exists():
+                shutil.copyfile(path, directory / path.name)
+
+
+def check_paths(config: Config) -> None:
+    """Raises `ConfigError` unless the model and the adapter to begin with are where the configuration says."""
+    path, adapter = config.model.path, config.model.adapter
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"model.path: {path} holds no config.json; it must be the directory of a model")
+    if adapter is not None and not (adapter / "adapter_config.json").is_file():
+        raise ConfigError(f"model.adapter: {adapter} holds no adapter_config.json")
+
+
+def fill_adapter(directory: Path, config: Any, weights: dict[str, Tensor]) -> None:
+    """Writes what belongs into the directory of an adapter: PEFT's configuration of it, and its weights by name."""
+    made = copy.copy(config)
+    made.inference_mode = True
+    # A set has another order in every process; the same weights are to be the same bytes.
+    if isinstance(made.target_modules, set):
+        made.target_modules = sorted(made.target_modules)
+    made.save_pretrained(str(directory))
+    tensors = {name: one.detach().to("cpu").contiguous() for name, one in weights.items()}
+    save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
 
 
 def _adapted(model: PreTrainedModel, config: Config) -> torch.nn.Module:
     wanted = config.model
     if wanted.adapter is not None:
-        if not (wanted.adapter / "adapter_config.json").is_file():
-            raise ConfigError(f"model.adapter: {wanted.adapter} holds no adapter_config.json")
         return PeftModel.from_pretrained(model, str(wanted.adapter), is_trainable=True, local_files_only=True)
     made = LoraConfig(
         task_type="CAUSAL_LM",

@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Final
 
 from gateway.client import Client, ClientError
-from gateway.releases.model import Audience, Decision, NewRelease, NewVersion, Release
+from gateway.releases.model import Audience, Decision, NewRelease, NewVersion, Release, ResourceView
 from gateway.releases.policy import Policy, Stage
+from gateway.runs.model import Level
 from gateway.strict import ConfigError
 from trainer.config import Publish
+from trainer.pruning import prune, step_of
 
 NOT_FOUND: Final = 404
+CONFLICT: Final = 409
+"""What is said again after an answer that was lost, too."""
 TRAINING: Final = Audience(modes=["train", "val", "test"])
 PRODUCTION: Final = Audience(modes=["online"])
 AT_ONCE: Final = Policy(
@@ -38,6 +42,12 @@ def release_policy(wanted: Publish) -> Policy:
         return policy
     last = policy.stages[-1].model_copy(update={"approval": True})
     return policy.model_copy(update={"stages": [*policy.stages[:-1], last]})
+
+
+def given_to_training(resource: ResourceView) -> str:
+    """The version that new rollouts of training get."""
+    stable = resource.stable
+    return next((rule.version for rule in stable.rules if rule.only == TRAINING), stable.version)
 
 
 class PublishError(Exception):
@@ -66,6 +76,10 @@ class Publisher:
         content = {"upstream": self._upstream, "base": self._base, "adapter": str(adapter)}
         await self._add(version, content, parent, note)
 
+    async def register_replica(self, version: str, upstream: str, parent: str | None, note: str) -> None:
+        """Makes what a server was started with, under the name MODEL@VERSION, a version."""
+        await self._add(version, {"upstream": upstream, "base": f"{self._model}@{version}"}, parent, note)
+
     async def _add(self, version: str, content: dict[str, str], parent: str | None, note: str) -> None:
         new = NewVersion(kind="model", version=version, content=content, parent=parent, author=self._run, note=note)
         try:
@@ -73,9 +87,14 @@ class Publisher:
         except ClientError as error:
             raise PublishError(f"{self._model}@{version} cannot be registered: {error}") from None
 
+    async def passed(self, step: int) -> bool:
+        """Whether training gets the version of a step already, or a later one: the step is done again."""
+        given = step_of(self._run, given_to_training(await self._client.resource(self._model)))
+        return given is not None and given >= step
+
     async def train_on(self, version: str) -> None:
         """Gives a version to all new rollouts of training; comes back when they get it."""
-        if await self._given() == version:
+        if given_to_training(await self._client.resource(self._model)) == version:
             return
         cursor = (await self._client.stats(spans=0)).cursor
         release = await self._left(version)
@@ -84,32 +103,58 @@ class Publisher:
         stage = await self._settled(release, cursor)
         if stage.stage != "canary":
             raise PublishError(f"{self._model}@{version} cannot be served: {stage.reason}")
-        decision = Decision(who=self._run, why="it was loaded and answers")
-        await self._client.decide(release.id, "promote", decision)
+        await self._promote(release)
 
     async def release(self, version: str, policy: Policy) -> Release:
-        """Starts the release that shows a version to production."""
+        """Starts the release that shows a version to production; the one that an earlier life of this run has started
+        is not doubled."""
+        for release in await self._client.releases(self._model):
+            if (release.author, release.candidate, release.only) == (self._run, version, PRODUCTION):
+                return release
         return await self._start(version, PRODUCTION, policy, f"made by {self._run}")
 
-    async def _given(self) -> str:
-        """The version that rollouts of training get."""
-        stable = (await self._client.resource(self._model)).stable
-        return next((rule.version for rule in stable.rules if rule.only == TRAINING), stable.version)
+    async def show(self, version: str, wanted: Publish) -> tuple[str, Level]:
+        """Shows production a version as `publish.release` says; what came of it, for a person. What stands in the way
+        fails nothing: the weights are there, and a person can release them."""
+        try:
+            release = await self.release(version, release_policy(wanted))
+        except (PublishError, ConfigError) as error:
+            command = f"penstock release start {self._model} --candidate {version} --only mode=online"
+            return f"not released: {error}; {command} does it", "warning"
+        return f"release {release.id} shows {version} to production", "info"
+
+    async def prune(self, directory: Path, keep: int) -> list[str]:
+        """See `trainer.pruning`."""
+        return await prune(self._client, directory, self._run, keep)
 
     async def _left(self, version: str) -> Release | None:
         """The release of a version that an earlier life of this run has begun; any other of its is given up."""
-        for release in await self._client.releases(self._model, live=True):
-            if release.author == self._run and release.only == TRAINING:
-                if release.candidate == version:
-                    return release
-                await self._client.decide(release.id, "abort", Decision(who=self._run, why="the run goes on elsewhere"))
+        for release in await self._live(TRAINING):
+            if release.candidate == version:
+                return release
+            await self._client.decide(release.id, "abort", Decision(who=self._run, why="the run goes on elsewhere"))
         return None
+
+    async def _live(self, only: Audience) -> list[Release]:
+        """Releases of this run that are live."""
+        live = await self._client.releases(self._model, live=True)
+        return [release for release in live if release.author == self._run and release.only == only]
+
+    async def _promote(self, release: Release) -> None:
+        try:
+            await self._client.decide(release.id, "promote", Decision(who=self._run, why="it was loaded and answers"))
+        except ClientError:
+            if (await self._client.release(release.id)).release.stage != "promoted":
+                raise
 
     async def _start(self, version: str, only: Audience, policy: Policy, why: str) -> Release:
         new = NewRelease(candidate=version, only=only, policy=policy, author=self._run, why=why)
         try:
             return await self._client.start_release(self._model, new)
         except ClientError as error:
+            ours = await self._live(only) if error.status == CONFLICT else []
+            if len(ours) == 1 and ours[0].candidate == version:
+                return ours[0]
             raise PublishError(f"{self._model}@{version} cannot be released: {error}") from None
 
     async def _settled(self, release: Release, cursor: int) -> Release:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, cast
 
 from gateway.client import Client, ClientError
 from gateway.runs.model import End, Kind, Level, Made, NewRun, Point, RunChange, RunEnd, RunEvent
+from gateway.strict import ConfigError
 
 NOT_FOUND: Final = 404
+LAST_WORDS_S: Final = 5.0
+"""How long a run that stops tries to say why."""
 
 
 def changed(before: Any, now: Any, path: str = "") -> list[str]:
@@ -43,9 +47,11 @@ class Reporter:
     def __init__(self, client: Client, run: str, display: Display) -> None:
         self._client, self._run, self._display = client, run, display
         self._resumed = 0
+        self._step = 0
 
     async def begin(self, kind: Kind, config: Any, steps: int, step: int) -> None:
-        """Starts the run, or goes on with it at `step`: what an earlier life said of later ones is superseded."""
+        """Starts the run, or goes on with it at `step`: what an earlier life said of later ones is superseded. Raises
+        `ConfigError` when the name is that of another kind of run."""
         try:
             run = await self._client.run(self._run)
         except ClientError as error:
@@ -53,6 +59,8 @@ class Reporter:
                 raise
             await self._client.start_run(NewRun(id=self._run, kind=kind, config=config, steps=steps))
             return
+        if run.kind != kind:
+            raise ConfigError(f"run.name: {self._run!r} is a run of {run.kind} on the tape; choose another name")
         self._resumed = run.resumed + 1
         await self._client.report(self._run, [], since_step=step, resumed=self._resumed)
         await self._client.change_run(self._run, RunChange(steps=steps))
@@ -62,6 +70,7 @@ class Reporter:
 
     def phase(self, step: int, text: str) -> None:
         """What is being done now."""
+        self._step = step
         self._display.phase(step, text)
 
     async def point(self, step: int, values: Mapping[str, float]) -> None:
@@ -70,16 +79,32 @@ class Reporter:
         point = Point(step=step, time_ns=time.time_ns(), values=dict(values))
         await self._client.report(self._run, [point], resumed=self._resumed)
 
+    async def alive(self) -> None:
+        """A sign of life."""
+        await self._client.report(self._run, [], resumed=self._resumed)
+
     async def event(self, step: int, text: str, level: Level = "info") -> None:
         """Something that happened."""
         self._display.line(level, text)
         await self._client.tell(self._run, [RunEvent(time_ns=time.time_ns(), step=step, level=level, text=text[:4000])])
+
+    async def warning(self, text: str) -> None:
+        """Something that went wrong beside the step that is under way."""
+        await self.event(self._step, text, "warning")
 
     async def made(self, model: str, version: str) -> None:
         """A version that the run has made."""
         await self._client.change_run(self._run, RunChange(made=[Made(name=model, version=version)]))
 
     async def end(self, status: End, message: str) -> None:
-        """The run is over."""
-        self._display.line("info" if status == "succeeded" else "warning", message)
-        await self._client.finish_run(self._run, RunEnd(status=status, message=message[:4000], resumed=self._resumed))
+        """The run is over. One that stops does not wait for a gateway that is away."""
+        good = status == "succeeded"
+        self._display.line("info" if good else "warning", message)
+        end = RunEnd(status=status, message=message[:4000], resumed=self._resumed)
+        try:
+            async with asyncio.timeout(None if good else LAST_WORDS_S):
+                await self._client.finish_run(self._run, end)
+        except (ClientError, TimeoutError) as error:
+            if good:
+                raise
+            self._display.line("warning", f"the gateway was not told: {str(error) or 'it does not answer'}")

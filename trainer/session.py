@@ -1,99 +1,77 @@
-"""`penstock train grpo`: wires a run together, and sees to its end. Imports torch.
-
-Whatever ends a run is said on the tape as well: it has `succeeded`, was `stopped` by a signal, or has `failed` with a
-sentence. A run that was stopped or has failed goes on from its newest checkpoint when the same command is given again.
-"""
+"""`penstock train grpo`: wires a run together. Imports torch."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from adapters.samples import Options
-from gateway.client import ClientError
 from gateway.strict import ConfigError
-from trainer.checkpoint import CheckpointError
 from trainer.children import spawn
-from trainer.collect import CollectError, Collector
-from trainer.config import Config
+from trainer.collect import Collector
+from trainer.config import Config, check_full
 from trainer.display import display
-from trainer.engine import Engine
-from trainer.inference import InferenceError, Server, arguments
+from trainer.ending import RunError, to_its_end, whole
+from trainer.engines import make_engine
+from trainer.inference import Server, adapters, arguments
 from trainer.loop import Loop
+from trainer.machine import described
+from trainer.online import OnlineLoop
 from trainer.patience import Patient
-from trainer.publish import Publisher, PublishError, release_policy
+from trainer.publish import Publisher, release_policy
+from trainer.replicas import Replicas, replicas_of
 from trainer.report import Display, Reporter
-from trainer.tasks import TaskError, read_tasks
+from trainer.tasks import read_tasks
+from trainer.upkeep import Upkeep
 
 
-class RunError(Exception):
-    """A run has ended before its time; the message says why."""
-
-
-EXPECTED = (CheckpointError, ClientError, CollectError, ConfigError, InferenceError, PublishError, RunError, TaskError)
-"""What ends a run with a sentence and not with a traceback."""
-
-
-def grpo(config: Config, gateway: str, key: str | None) -> None:
-    """A whole run. Raises `RunError` when it has not come to its end."""
+def grpo(config: Config, gateway: str, key: str | None, online: bool = False) -> None:
+    """A whole run. Raises `RunError` when it has not come to its end. `online`: it learns from production."""
     with display(config.run.steps) as shown:
-        try:
-            asyncio.run(_grpo(config, gateway, key, shown))
-        except EXPECTED as error:
-            raise RunError(str(error)) from None
+        whole(_grpo(config, gateway, key, shown, online))
 
 
-async def _grpo(config: Config, gateway: str, key: str | None, shown: Display) -> None:
+async def _grpo(config: Config, gateway: str, key: str | None, shown: Display, online: bool) -> None:
     run = config.run
     run.directory.mkdir(parents=True, exist_ok=True)
-    tasks = read_tasks(_named(config))
+    tasks = [] if online else read_tasks(_named(config))
     # What is wrong with it shall be known before the training, not after.
     _ = release_policy(config.publish)
     held_out = [] if config.evaluate.tasks is None else read_tasks(config.evaluate.tasks)
-    engine = await asyncio.to_thread(Engine, config, config.loss.kl > 0)
-    async with Patient(gateway, key) as client, _serving(config) as serving:
+    engine = await asyncio.to_thread(make_engine, config, config.loss.kl > 0)
+    async with Patient(gateway, key) as client:
         collector = Collector(client, run.name, Options(model=config.model.name))
         publisher = Publisher(client, config.model.name, config.inference.upstream, config.inference.base, run.name)
         reporter = Reporter(client, run.name, shown)
-        loop = Loop(config, engine, collector, publisher, reporter, tasks, held_out, serving)
-        loop.restore()
-        first = loop.place.step + 1 if loop.place.step else 0
-        await reporter.begin("grpo", config.model_dump(mode="json"), run.steps, first)
-        beside = [collector.run(), *([_running(config, gateway, key)] if config.rollouts.run else [])]
-        await _to_its_end(loop, reporter, _beside(loop.run(), beside))
+        async with _serving(config, client, reporter) as upkeep:
+            ready = _nothing if upkeep is None else upkeep.ready
+            if online:
+                loop = OnlineLoop(config, engine, client, collector, publisher, reporter, held_out, ready)
+            else:
+                replicas = upkeep if isinstance(upkeep, Replicas) else None
+                loop = Loop(config, engine, collector, publisher, reporter, tasks, held_out, ready, replicas)
+            loop.restore()
+            first = loop.place.step + 1 if loop.place.step else 0
+            await reporter.begin("grpo", config.model_dump(mode="json"), run.steps, first)
+            await reporter.event(loop.place.step, described(engine.model))
+            beside = [collector.run(), *([] if upkeep is None else [upkeep.run()])]
+            beside += [_running(config, gateway, key)] if config.rollouts.run else []
+            beside += [loop.traffic.run(), loop.alive()] if isinstance(loop, OnlineLoop) else []
+            await to_its_end(_beside(loop.run(), beside), reporter, lambda: loop.place.step)
 
 
 def _named(config: Config) -> Any:
     if config.rollouts.tasks is None:
         raise ConfigError("rollouts.tasks: name a JSONL file with the tasks that agents are given, one a line")
-    if config.model.weights == "full":
-        raise ConfigError(
-            'model.weights: "full" cannot be served while it is trained here: use "lora", whose versions stand side by '
-            "side on one server"
-        )
+    check_full(config)
     return config.rollouts.tasks
-
-
-async def _to_its_end(loop: Loop, reporter: Reporter, work: Coroutine[Any, Any, None]) -> None:
-    task = asyncio.ensure_future(work)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    try:
-        await task
-    except asyncio.CancelledError:
-        await reporter.end("stopped", f"stopped after step {loop.place.step}; the same command goes on")
-        raise RunError("stopped") from None
-    except Exception as error:
-        await reporter.end("failed", str(error) if isinstance(error, EXPECTED) else f"{type(error).__name__}: {error}")
-        raise
-    await reporter.end("succeeded", f"all {loop.config.run.steps} steps are done")
 
 
 async def _beside(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -110,27 +88,37 @@ async def _beside(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[An
 
 
 @asynccontextmanager
-async def _serving(config: Config) -> AsyncGenerator[Callable[[], Awaitable[None]]]:
-    """What comes back when there is a server."""
+async def _serving(config: Config, client: Patient, reporter: Reporter) -> AsyncGenerator[Upkeep | Replicas | None]:
+    """What keeps our servers running; None where they are somebody else's."""
     wanted = config.inference
     if wanted.urls:
-        yield _nothing
+        yield None
         return
     if wanted.python is None:
         raise ConfigError(
             "inference.python: name the Python of an environment with vLLM in it, so that a server can be started, or "
             "in inference.urls one that runs"
         )
-    url = f"http://127.0.0.1:{wanted.port}/v1"
-    # Versions that samples may be of, the next one, and one for a canary.
-    slots = config.rollouts.staleness + 3
-    words = arguments(config.model.path.absolute(), wanted.base, url, config.model.rank, slots, wanted.flags)
-    log = config.run.directory / "vllm.log"
-    server = Server(wanted.python, words, url, log, cpu=not torch.cuda.is_available())
+    cpu = not torch.cuda.is_available()
+    if config.model.weights == "full":
+        server = keeping = replicas_of(config, client, reporter.warning, wanted.python, cpu)
+    else:
+        server = _server(config, wanted.python, cpu)
+        keeping = Upkeep(client, server, wanted.upstream, reporter.warning)
     try:
-        yield server.start
+        yield keeping
     finally:
         await server.stop()
+
+
+def _server(config: Config, python: Path, cpu: bool) -> Server:
+    """One that serves adapters of the model."""
+    wanted, url = config.inference, f"http://127.0.0.1:{config.inference.port}/v1"
+    # Versions that samples may be of, the next one, and one for a canary.
+    slots = config.rollouts.staleness + 3
+    more = [*adapters(config.model.rank, slots), *wanted.flags]
+    words = arguments(config.model.path.absolute(), wanted.base, url, more)
+    return Server(python, words, url, config.run.directory / "vllm.log", cpu)
 
 
 async def _nothing() -> None:

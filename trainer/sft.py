@@ -36,5 +36,12 @@ def train(engine: Engine, examples: Sequence[Example]) -> Iterator[dict[str, flo
         yield engine.step(batches, cross_entropy)
 
 
+def evaluate(engine: Engine, examples: Sequence[Example]) -> dict[str, float]:
+    """The loss on examples that are not trained on."""
+    config = engine.config.engine
+    batches = micro_batches(examples, config.batch_tokens, config.layout)
+    return {"loss": -sum(float(batch.weights @ engine.logprobs(batch).cpu().numpy()) for batch in batches)}
+
+
 def _order(count: int, config: Config) -> list[list[int]]:
     return passes(count, config.sft.batch, config.sft.epochs, config.run.seed)

@@ -23,7 +23,10 @@ _IDENTITY: Final = (None, b"identity")
 class Passing(Protocol):
     """The way of one answer."""
 
-    cleaner: Cleaner
+    @property
+    def ids(self) -> bool:
+        """True once there were token ids of an answer."""
+        ...
 
     def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
         """What the client gets of the head, as it would get it, and of what came in the same read."""
@@ -63,6 +66,11 @@ class Stream:
         self._events = Events(cleaner, limit)
         self._chunked = chunked
 
+    @property
+    def ids(self) -> bool:
+        """True once there were token ids of an answer."""
+        return self.cleaner.ids
+
     def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
         """The head at once."""
         return head + self.go_on(link, raw)
@@ -90,6 +98,11 @@ class Whole:
         self._pieces: list[bytes] = []
         self._size: int | None = 0
         """How much is held; None once nothing is any more."""
+
+    @property
+    def ids(self) -> bool:
+        """True once there were token ids of an answer."""
+        return self.cleaner.ids
 
     def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
         """The head waits for the length."""

@@ -68,7 +68,7 @@ async def _samples(client: Client, head: Span) -> list[Sample] | None:
     if head.body is None:
         return []
     body, dialect = await client.request_body(head.rollout, head.attempt, head.sequence), by_name(head.dialect)
-    system, tool = list(dialect.system_texts(body)), list(dialect.tool_texts(body))
+    system, tool = dialect.system_texts(body).places, dialect.tool_texts(body)
     if not _as_sent(head, {sha256(place.text) for place in (*system, *tool)}):
         return None
     tools = frozenset(place.name for place in tool if place.name is not None)

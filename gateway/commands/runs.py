@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from gateway.runs.model import Curve, Run, RunEvent
 
 Metrics = Annotated[str | None, Parameter(help="Which metrics, with commas between; * and ? are wildcards.")]
-Format = Literal["tensorboard", "csv", "jsonl"]
+Format = Literal["tensorboard", "mlflow", "csv", "jsonl"]
+FOLDERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow"}
+"""What reads no single file."""
 EVENTS = 10
 """Events that are shown of a run."""
 PLOTTED = 1000
@@ -143,19 +145,23 @@ def export(
     Parameters
     ----------
     to
-        tensorboard (a folder with an event file, which needs the extra `plots`), csv or jsonl.
+        tensorboard (a folder with an event file, which needs the extra `plots`), mlflow (a folder with a database,
+        which needs the extra `mlflow`), csv or jsonl.
     output
-        File to write, which appears when it is whole, or for TensorBoard a new folder; stdout if not given.
+        File to write, which appears when it is whole; for TensorBoard a new folder, for MLflow one that may hold other
+        runs. Stdout if not given.
     """
     from gateway.commands import runs_exporting
 
-    if to == "tensorboard" and output is None:
-        raise Failure("TensorBoard reads a folder: say which, as --output DIR", 2)
+    if to in FOLDERS and output is None:
+        raise Failure(f"{FOLDERS[to]} reads a folder: say which, as --output DIR", 2)
 
     async def ask(client: Client) -> None:
         found, points = await client.run(run), client.points(run)
         if to == "tensorboard" and output is not None:
             count = await runs_exporting.tensorboard(points, output)
+        elif to == "mlflow" and output is not None:
+            count = await runs_exporting.mlflow(found, points, output)
         else:
             with _file(output) as file:
                 if to == "jsonl":

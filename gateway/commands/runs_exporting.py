@@ -1,33 +1,41 @@
-"""Training runs as files for other tools: PNG, CSV, JSON lines, TensorBoard's event files.
+"""Training runs as files for other tools: PNG, CSV, JSON lines, TensorBoard's event files, MLflow's database.
 
-matplotlib and tensorboardX (which needs neither TensorBoard nor torch) come with the extra `plots`, and are loaded only
-where they are needed.
+matplotlib and tensorboardX (which needs neither TensorBoard nor torch) come with the extra `plots`, MLflow's client
+with `mlflow`; they are loaded only where they are needed.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import AsyncIterable, Sequence
+import os
+import re
+from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from logging import ERROR, getLogger
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from gateway.commands.common import Failure
 from gateway.releases.charts import Chart
-from gateway.runs.model import Point
+from gateway.runs.model import Point, Run, Status
 
 INCHES = 7.2, 3.0
 """Width and height of a chart in a PNG."""
+EXPERIMENT = "penstock"
+"""What runs belong to in MLflow."""
+STATES: dict[Status, str] = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+"""What MLflow calls them; all others run."""
+BATCH = 1000
+"""Metrics that MLflow takes at once; of settings it takes a tenth."""
 
 
-def extra(module: str, what: str) -> Any:
-    """A module that comes with the extra `plots`."""
+def extra(module: str, what: str, name: str = "plots") -> Any:
+    """A module that comes with the extra `name`."""
     try:
         return import_module(module)
     except ImportError:
-        raise Failure(f"{what} needs {module.partition('.')[0]}: pip install 'penstock[plots]'") from None
+        raise Failure(f"{what} needs {module.partition('.')[0]}: pip install 'penstock[{name}]'") from None
 
 
 def png(charts: Sequence[Chart]) -> bytes:
@@ -101,3 +109,68 @@ async def tensorboard(points: AsyncIterable[Point], folder: Path) -> int:
                 writer.add_scalar(name, number, point.step, walltime=(point.time_ns or 0) / 1e9)
             count += 1
     return count
+
+
+def _database(folder: Path) -> tuple[Any, str]:
+    """(a client of the database in a folder, the experiment in it that runs belong to)."""
+    # Nobody shall be told that a run was exported.
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    module = extra("mlflow.tracking", "MLflow's database", "mlflow")
+    for name in ("mlflow", "alembic"):
+        getLogger(name).setLevel(ERROR)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        client = module.MlflowClient(tracking_uri=f"sqlite:///{folder.absolute()}/mlflow.db")
+        found = client.get_experiment_by_name(EXPERIMENT)
+        if found is not None:
+            return client, found.experiment_id
+        return client, client.create_experiment(EXPERIMENT, str(folder.absolute() / "artifacts"))
+    # SQLAlchemy and alembic are loaded here, and a database may be of another version or none.
+    except Exception as e:
+        raise Failure(f"{folder}: {' '.join(str(e).split())}") from None
+
+
+async def mlflow(run: Run, points: AsyncIterable[Point], folder: Path) -> int:
+    """A run in the database of a folder, beside those that are there already; how many steps."""
+    (client, place), entities = _database(folder), import_module("mlflow.entities")
+    if client.search_runs([place], f"attributes.run_name = '{run.id}'"):
+        raise Failure(f"{folder} has a run {run.id!r} already; MLflow would show both: choose another folder")
+    made = client.create_run(place, run.created_ns // 10**6, {"penstock.kind": run.kind}, run.id).info.run_id
+    try:
+        count = await _filled(client, entities, made, run.config, points)
+    except BaseException:
+        # What is not whole shall not be shown, nor be in the way of the next try.
+        client.delete_run(made)
+        raise
+    client.set_terminated(made, STATES.get(run.status, "RUNNING"), run.ended_ns and run.ended_ns // 10**6)
+    return count
+
+
+async def _filled(client: Any, entities: Any, made: str, config: Any, points: AsyncIterable[Point]) -> int:
+    params = [entities.Param(name, value[:6000]) for name, value in settings(config)]
+    for start in range(0, len(params), BATCH // 10):
+        client.log_batch(made, params=params[start : start + BATCH // 10])
+    count, held = 0, list[Any]()
+    async for point in points:
+        held += (_metric(entities, point, name, value) for name, value in point.values.items())
+        while len(held) >= BATCH:
+            client.log_batch(made, metrics=held[:BATCH])
+            del held[:BATCH]
+        count += 1
+    client.log_batch(made, metrics=held)
+    return count
+
+
+def _metric(entities: Any, point: Point, name: str, value: float | None) -> Any:
+    number = float("nan") if value is None else value
+    # It has no % and no @ in names.
+    return entities.Metric(re.sub("[@%]", "_", name), number, (point.time_ns or 0) // 10**6, point.step)
+
+
+def settings(config: Any, path: str = "config") -> Iterator[tuple[str, str]]:
+    """The leaves of a configuration, each under the names of the tables that it is in."""
+    if not isinstance(config, Mapping):
+        yield path, str(config)
+        return
+    for key, value in cast(Mapping[str, Any], config).items():
+        yield from settings(value, key if path == "config" else f"{path}.{key}")

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.dialects.places import Place
+from gateway.dialects.places import Place, Texts
+from gateway.dialects.wire import Peek
 from gateway.model import Turn, Usage
 
 
@@ -41,25 +42,31 @@ class Dialect(Protocol):
         """True when a call of this method to this path (no query, below the rollout's address) is this dialect's."""
         ...
 
-    def model(self, request: bytes, path: str = "") -> str | None:
-        """The model a request names in its body or path; None if it names none or cannot be read."""
+    def peek(self, request: bytes) -> Peek | None:
+        """What `model` and `facts` need of a request's body: read once for both. None where that is nothing."""
         ...
 
-    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
-        """The head's facts from decoded bodies. Must be cheap: of a stream only first and last events are parsed."""
+    def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
+        """The model a request names in its body or path; None if it names none or cannot be read. `asked`: what was
+        read of the body already."""
+        ...
+
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
+        """The head's facts from decoded bodies. Must be cheap: of a stream only first and last events are parsed.
+        `asked`: what was read of the request already."""
         ...
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         """The whole exchange as a Turn, from decoded bodies."""
         ...
 
-    def system_texts(self, request: bytes) -> list[Place]:
-        """Where the system and developer texts of a request stand, in the order of the wire format. None of them if the
-        body cannot be read."""
+    def system_texts(self, request: bytes) -> Texts:
+        """The system and developer texts of a request, in the order of the wire format. None of them if the body cannot
+        be read."""
         ...
 
     def tool_texts(self, request: bytes) -> list[Place]:
-        """Where the descriptions of the tools on offer stand. Their names and schemas are not texts."""
+        """The descriptions of the tools on offer. Their names and schemas are not texts."""
         ...
 
     def over(self, response: bytes) -> bool:

@@ -14,11 +14,12 @@ import orjson
 
 from gateway.dialects.base import Facts
 from gateway.dialects.parts import content_parts, result_part
-from gateway.dialects.places import Described, Item, Quoted, quoted_items, quoted_tool
+from gateway.dialects.places import Described, Item, Pointed, Quoted, quoted_items, quoted_tool
 from gateway.dialects.post import Post, marked, routes
 from gateway.dialects.wire import (
     PROMPT,
     Json,
+    Peek,
     chunks,
     count,
     earliest,
@@ -61,7 +62,7 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
 
 
-class _Asked(msgspec.Struct):
+class _Asked(Peek):
     messages: list[Item] | None = None
 
 
@@ -87,23 +88,22 @@ class Chat(Post):
     routes: ClassVar[frozenset[str]] = routes("/chat/completions")
     apart: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "functions", "model", "stream"})
 
-    def quoted_system(self, request: bytes) -> Iterator[Quoted]:
+    def quoted_system(self, request: bytes) -> Pointed:
         """Messages of the roles system and developer."""
-        return quoted_items(_asked(request).messages, "messages")
+        asked = _asked(request)
+        return quoted_items(asked.messages, "messages"), asked
 
-    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
+    def quoted_descriptions(self, request: bytes) -> Pointed:
         """Of functions and custom tools."""
-        for at, offer in enumerate(_offers(request).tools or ()):
-            yield from quoted_tool(offer.function, ("tools", at, "function"))
-            yield from quoted_tool(offer.custom, ("tools", at, "custom"))
+        return _described(request), None
 
     def over(self, response: bytes) -> bool:
         """True after `[DONE]`."""
         return last(response, 1) == [b"[DONE]"]
 
-    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """A stream of one choice is read from its end; of several (rare) whole, since each ends where it likes."""
-        asked = peek(request)
+        asked = asked or peek(request)
         facts = Facts(model=label(asked.model))
         if not stream:
             _note(facts, _decode(response))
@@ -167,6 +167,12 @@ class Chat(Post):
     def usage(self, answer: Json) -> Usage | None:
         """As reported."""
         return tokens(answer.get("usage"), PROMPT)
+
+
+def _described(request: bytes) -> Iterator[Quoted]:
+    for at, offer in enumerate(_offers(request).tools or ()):
+        yield from quoted_tool(offer.function, ("tools", at, "function"))
+        yield from quoted_tool(offer.custom, ("tools", at, "custom"))
 
 
 def _note(facts: Facts, answer: _Answer) -> None:

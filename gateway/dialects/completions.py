@@ -5,11 +5,10 @@ The answer has chat's frame with `text` where chat has `message`. There is no co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from gateway.dialects.chat import Chat
-from gateway.dialects.places import Quoted
+from gateway.dialects.places import Pointed
 from gateway.dialects.post import routes
 from gateway.dialects.wire import Json, arr, count, earliest, joined, objs, text
 from gateway.model import Choice, Message, Part, Tool
@@ -22,13 +21,13 @@ class Completions(Chat):
     routes: ClassVar[frozenset[str]] = routes("/completions")
     apart: ClassVar[frozenset[str]] = frozenset({"prompt", "model", "stream"})
 
-    def quoted_system(self, request: bytes) -> Iterator[Quoted]:
+    def quoted_system(self, request: bytes) -> Pointed:
         """None: a prompt has no roles."""
-        return iter(())
+        return (), None
 
-    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
+    def quoted_descriptions(self, request: bytes) -> Pointed:
         """None."""
-        return iter(())
+        return (), None
 
     def fold(self, index: int, pieces: list[Json]) -> Json:
         """The pieces of one choice as a choice of a plain answer."""

@@ -9,7 +9,7 @@ import msgspec
 from gateway.dialects.base import Facts
 from gateway.dialects.completions import prompts
 from gateway.dialects.post import Post, routes
-from gateway.dialects.wire import PROMPT, Json, label, lenient, peek, tokens
+from gateway.dialects.wire import PROMPT, Json, Peek, label, lenient, tokens
 from gateway.model import Choice, Message, Tool, Usage
 
 
@@ -29,11 +29,11 @@ class Embeddings(Post):
     routes: ClassVar[frozenset[str]] = routes("/embeddings")
     apart: ClassVar[frozenset[str]] = frozenset({"input", "model"})
 
-    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Model and usage; the vectors are skipped."""
         answer = _decode(response)
         usage = tokens(answer.usage, PROMPT)
-        return Facts(model=label(peek(request).model), model_served=label(answer.model), usage=usage)
+        return Facts(model=self.model(request, asked=asked), model_served=label(answer.model), usage=usage)
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
         """There are no streams of embeddings."""

@@ -17,9 +17,9 @@ import orjson
 
 from gateway.dialects.base import Facts
 from gateway.dialects.gemini_wire import field, folded, items, message_of, tools_of, usage_of
-from gateway.dialects.places import Described, Path, Quoted, quoted_text, quoted_tool
+from gateway.dialects.places import Described, Path, Pointed, Quoted, quoted_text, quoted_tool
 from gateway.dialects.post import Post
-from gateway.dialects.wire import Json, arr, chunks, count, document, label, lenient, loads, obj, objs, text
+from gateway.dialects.wire import Json, Peek, arr, chunks, count, document, label, lenient, loads, obj, objs, text
 from gateway.model import Choice, Message, Tool, Usage
 from gateway.sse import last
 
@@ -99,29 +99,24 @@ class Gemini(Post):
         found = _ROUTE.fullmatch(path)
         return method == "POST" and found is not None and found[3] in self.routes
 
-    def model(self, request: bytes, path: str = "") -> str | None:
+    def peek(self, request: bytes) -> Peek | None:
+        """Nothing: its model stands in the path."""
+        return None
+
+    def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
         """The model in the path; a tuned one with its collection, as its name is written."""
         found = _ROUTE.fullmatch(path.partition("?")[0])
         return None if found is None else label(found[2] if found[1] == "models" else f"{found[1]}/{found[2]}")
 
-    def quoted_system(self, request: bytes) -> Iterator[Quoted]:
+    def quoted_system(self, request: bytes) -> Pointed:
         """The parts of the system instruction."""
-        for asked, path in _requests(request):
-            for key in ("systemInstruction", "system_instruction"):
-                content: _Content | None = getattr(asked, key)
-                for part, at in _listed(content and content.parts, (*path, key, "parts")):
-                    yield from quoted_text(part.text, (*at, "text"), "system")
+        return _instructions(request), None
 
-    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
+    def quoted_descriptions(self, request: bytes) -> Pointed:
         """Of function declarations."""
-        for asked, path in _requests(request):
-            for tool, at in _listed(asked.tools, (*path, "tools")):
-                for key in ("functionDeclarations", "function_declarations"):
-                    declared: list[Described] | Described | None = getattr(tool, key)
-                    for function, place in _listed(declared, (*at, key)):
-                        yield from quoted_tool(function, place)
+        return _declarations(request), None
 
-    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Of a stream of one candidate the last events, and a count of its calls; of several candidates everything."""
         if not stream or b'"candidateCount"' in request:
             answer = _plain(response if not stream and _is_plain(response) else self._whole(response, stream))
@@ -192,7 +187,7 @@ class GeminiCount(Gemini):
     name = "gemini_count_tokens"
     routes: ClassVar[frozenset[str]] = frozenset({"countTokens"})
 
-    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Nothing was made."""
         return Facts()
 
@@ -212,7 +207,7 @@ class GeminiEmbeddings(Gemini):
     routes: ClassVar[frozenset[str]] = frozenset({"embedContent", "batchEmbedContents"})
     apart: ClassVar[frozenset[str]] = Gemini.apart | {"content", "requests"}
 
-    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """What it cost, where that is said."""
         return Facts(usage=usage_of(_plain(response).usageMetadata))
 
@@ -224,6 +219,23 @@ class GeminiEmbeddings(Gemini):
     def conversation(self, request: bytes) -> list[bytes]:
         """None: what is embedded is no conversation."""
         return []
+
+
+def _instructions(request: bytes) -> Iterator[Quoted]:
+    for asked, path in _requests(request):
+        for key in ("systemInstruction", "system_instruction"):
+            content: _Content | None = getattr(asked, key)
+            for part, at in _listed(content and content.parts, (*path, key, "parts")):
+                yield from quoted_text(part.text, (*at, "text"), "system")
+
+
+def _declarations(request: bytes) -> Iterator[Quoted]:
+    for asked, path in _requests(request):
+        for tool, at in _listed(asked.tools, (*path, "tools")):
+            for key in ("functionDeclarations", "function_declarations"):
+                declared: list[Described] | Described | None = getattr(tool, key)
+                for function, place in _listed(declared, (*at, key)):
+                    yield from quoted_tool(function, place)
 
 
 def _requests(request: bytes) -> Iterator[tuple[_Request, Path]]:

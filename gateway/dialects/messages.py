@@ -7,17 +7,18 @@ Anthropic runs itself (`server_tool_use`) are parts of type unknown: the client 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any, ClassVar
 
 import msgspec
 
 from gateway.dialects.base import Facts
 from gateway.dialects.parts import content_parts, flat_tools, result_part
-from gateway.dialects.places import Item, Quoted, quoted_content, quoted_items, quoted_tools
+from gateway.dialects.places import Item, Pointed, quoted_content, quoted_items, quoted_tools
 from gateway.dialects.post import Post, marked, routes
 from gateway.dialects.wire import (
     Json,
+    Peek,
     arr,
     chunks,
     count,
@@ -62,7 +63,7 @@ class _Event(msgspec.Struct):
     usage: Any = None
 
 
-class _Asked(msgspec.Struct):
+class _Asked(Peek):
     system: msgspec.Raw = msgspec.Raw()
     messages: list[Item] | None = None
 
@@ -80,23 +81,24 @@ class Messages(Post):
     routes: ClassVar[frozenset[str]] = routes("/messages")
     apart: ClassVar[frozenset[str]] = frozenset({"messages", "system", "tools", "model", "stream"})
 
-    def quoted_system(self, request: bytes) -> Iterator[Quoted]:
+    def quoted_system(self, request: bytes) -> Pointed:
         """The system text, then messages of the role system, which newer models take in mid-conversation."""
         asked = _asked(request)
-        yield from quoted_content(asked.system, ("system",), "system")
-        yield from quoted_items(asked.messages, "messages")
+        return chain(
+            quoted_content(asked.system, ("system",), "system"), quoted_items(asked.messages, "messages")
+        ), asked
 
-    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
+    def quoted_descriptions(self, request: bytes) -> Pointed:
         """Of the client's tools."""
-        return quoted_tools(request)
+        return quoted_tools(request), None
 
     def over(self, response: bytes) -> bool:
         """True after `message_stop`."""
         return any(label(obj(loads(data)).get("type")) == "message_stop" for data in last(response, 1))
 
-    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Of a stream the first event and the last few, and a count of tool calls where tools were offered."""
-        asked = peek(request)
+        asked = asked or peek(request)
         answer = _ends(response) if stream else _plain(response)
         return Facts(
             model=label(asked.model),
@@ -163,7 +165,7 @@ class CountTokens(Messages):
     name = "count_tokens"
     routes: ClassVar[frozenset[str]] = routes("/messages/count_tokens")
 
-    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """The model asked for."""
         return Facts(model=self.model(request))
 

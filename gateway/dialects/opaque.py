@@ -7,8 +7,8 @@ by it.
 from __future__ import annotations
 
 from gateway.dialects.base import Facts
-from gateway.dialects.places import Place
-from gateway.dialects.wire import error_message, label, loads, obj, peek
+from gateway.dialects.places import Place, Texts
+from gateway.dialects.wire import Peek, error_message, label, loads, obj, peek
 from gateway.model import Turn
 
 
@@ -22,22 +22,26 @@ class Opaque:
         """Always."""
         return True
 
-    def model(self, request: bytes, path: str = "") -> str | None:
-        """The model, if the request is a JSON object that names one."""
-        return label(peek(request).model)
+    def peek(self, request: bytes) -> Peek | None:
+        """The few fields that a head needs, if the request is a JSON object."""
+        return peek(request)
 
-    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+    def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
+        """The model, if the request is a JSON object that names one."""
+        return label((asked or peek(request)).model)
+
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """The model asked for."""
-        return Facts(model=self.model(request))
+        return Facts(model=self.model(request, asked=asked))
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         """The model asked for, and the error if the answer is one."""
         error = None if stream else error_message(obj(loads(response)))
         return Turn(dialect=self.name, model=self.model(request), stream=stream, error=error)
 
-    def system_texts(self, request: bytes) -> list[Place]:
+    def system_texts(self, request: bytes) -> Texts:
         """None that is understood."""
-        return []
+        return Texts([])
 
     def tool_texts(self, request: bytes) -> list[Place]:
         """None that is understood."""

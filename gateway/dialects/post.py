@@ -7,14 +7,13 @@ that a plain call would have had, so that there is one reading of an answer and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import ClassVar
 
 from gateway.dialects.base import Facts
 from gateway.dialects.parts import fingerprint
-from gateway.dialects.places import Place, Quoted, located
+from gateway.dialects.places import Place, Pointed, Texts, texts
 from gateway.dialects.sampling import forced, sampled
-from gateway.dialects.wire import Json, document, error_message, label, loads, obj, peek, text
+from gateway.dialects.wire import Json, Peek, document, error_message, label, loads, obj, peek, text
 from gateway.model import Choice, Message, Tool, Turn, Usage
 
 
@@ -35,12 +34,16 @@ class Post(ABC):
         """True for a POST to exactly one of its routes."""
         return method == "POST" and path in self.routes
 
-    def model(self, request: bytes, path: str = "") -> str | None:
+    def peek(self, request: bytes) -> Peek | None:
+        """The few fields that a head needs."""
+        return peek(request)
+
+    def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
         """The model that the request names."""
-        return label(peek(request).model)
+        return label((asked or peek(request)).model)
 
     @abstractmethod
-    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """The head's facts."""
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
@@ -66,21 +69,21 @@ class Post(ABC):
             problems=problems,
         )
 
-    def system_texts(self, request: bytes) -> list[Place]:
+    def system_texts(self, request: bytes) -> Texts:
         """Those that `quoted_system` points at."""
-        return located(request, self.quoted_system)
+        return texts(request, self.quoted_system)
 
     def tool_texts(self, request: bytes) -> list[Place]:
         """Those that `quoted_descriptions` points at."""
-        return located(request, self.quoted_descriptions)
+        return texts(request, self.quoted_descriptions).places
 
-    def quoted_system(self, request: bytes) -> Iterable[Quoted]:
+    def quoted_system(self, request: bytes) -> Pointed:
         """The strings that are system texts; none unless a dialect has any. Raises `wire.UNREADABLE`."""
-        return ()
+        return (), None
 
-    def quoted_descriptions(self, request: bytes) -> Iterable[Quoted]:
+    def quoted_descriptions(self, request: bytes) -> Pointed:
         """The strings that describe tools; none unless a dialect has any. Raises `wire.UNREADABLE`."""
-        return ()
+        return (), None
 
     def over(self, response: bytes) -> bool:
         """Only streams with a last event of their own can be over early."""

@@ -12,7 +12,7 @@ out), is the answer put together from the events before it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any, ClassVar
 
 import msgspec
@@ -20,11 +20,12 @@ import orjson
 
 from gateway.dialects.base import Facts
 from gateway.dialects.parts import content_parts, flat_tools, result_part
-from gateway.dialects.places import Item, Quoted, quoted_content, quoted_items, quoted_tools
+from gateway.dialects.places import Item, Pointed, quoted_content, quoted_items, quoted_tools
 from gateway.dialects.post import Post, routes
 from gateway.dialects.wire import (
     INPUT,
     Json,
+    Peek,
     arr,
     chunks,
     count,
@@ -36,7 +37,6 @@ from gateway.dialects.wire import (
     loads,
     obj,
     objs,
-    peek,
     text,
     tokens,
 )
@@ -79,7 +79,7 @@ class _Event(msgspec.Struct):
     response: _Answer | None = None
 
 
-class _Asked(msgspec.Struct):
+class _Asked(Peek):
     instructions: msgspec.Raw = msgspec.Raw()
     input: list[Item] | str | None = None
 
@@ -97,27 +97,29 @@ class Responses(Post):
     routes: ClassVar[frozenset[str]] = routes("/responses")
     apart: ClassVar[frozenset[str]] = frozenset({"input", "instructions", "tools", "model", "stream"})
 
-    def quoted_system(self, request: bytes) -> Iterator[Quoted]:
+    def quoted_system(self, request: bytes) -> Pointed:
         """The instructions, then messages of the roles system and developer."""
         asked = _asked(request)
-        yield from quoted_content(asked.instructions, ("instructions",), "system")
-        yield from quoted_items(asked.input if isinstance(asked.input, list) else None, "input")
+        items = asked.input if isinstance(asked.input, list) else None
+        return chain(
+            quoted_content(asked.instructions, ("instructions",), "system"), quoted_items(items, "input")
+        ), asked
 
-    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
+    def quoted_descriptions(self, request: bytes) -> Pointed:
         """Of functions and custom tools."""
-        return quoted_tools(request)
+        return quoted_tools(request), None
 
     def over(self, response: bytes) -> bool:
         """True after the event that holds the whole response."""
         return any(label(obj(loads(data)).get("type")) in ENDS for data in last(response, 1))
 
-    def facts(self, request: bytes, response: bytes, stream: bool) -> Facts:
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Of a stream the last event, which holds everything."""
         answer = _last(response) if stream else _plain(response)
         if stream and not answer.output:
             answer = _plain(orjson.dumps(self.assemble(response, [])))
         return Facts(
-            model=label(peek(request).model),
+            model=self.model(request, asked=asked),
             model_served=label(answer.model),
             response_id=label(answer.id),
             finish=label(_finish(answer.status, answer.incomplete_details)),

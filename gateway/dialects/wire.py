@@ -23,6 +23,7 @@ UNREADABLE = (ValueError, RecursionError)
 DEEPEST = 100
 """Levels of nesting that are read. pydantic takes about 200 and orjson writes 254, a Turn around it included."""
 LONGEST_LABEL = 256
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 MOST_TOKENS = 1 << 53
 PROMPT = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
 INPUT = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
@@ -54,6 +55,11 @@ peek = lenient(Peek)
 """The few fields of a request body that a head needs."""
 
 
+def peeked(asked: Peek) -> Peek:
+    """The same without what a dialect reads besides, which would keep the whole conversation's objects."""
+    return Peek(asked.model, asked.n, asked.tools)
+
+
 def loads(body: bytes | str) -> Any:
     """The JSON value, None when there is none or it is nested deeper than anyone could show it again."""
     try:
@@ -69,11 +75,12 @@ def _brackets(body: bytes | str) -> int:
 
 
 def _depth(value: Any) -> int:
-    depth, layer = -1, [value]
+    depth, layer = -1, [[value]]
     while layer:
-        # Most are token ids, where there are any at all.
-        containers: list[Any] = [it for it in layer if isinstance(it, dict | list)]
-        layer = [inner for it in containers for inner in (obj(it).values() or arr(it))]
+        # Most values are token ids, where there are any at all: a list of them is told by its types.
+        mixed = [items for items in layer if not _SCALARS.issuperset(map(type, items))]
+        inner = [list(obj(it).values()) or arr(it) for items in mixed for it in items]
+        layer = [items for items in inner if items]
         depth += 1
     return depth
 

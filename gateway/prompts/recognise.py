@@ -7,7 +7,11 @@ A text that no template matches, or those of several resources, or one that can 
 several versions of one resource the one with most literal text counts. What is recognised is rendered again and must
 give the very same text.
 
-Agents send the same system text with every call: the newest answers are kept.
+Texts are looked at as the bytes of their UTF-8 (`Template.utf8`): one character beyond Latin-1 would make each of
+the others take two or four bytes, and everything twice as slow.
+
+Agents send the same system text with every call: the newest answers are kept, by the literal in the request, so that
+one that was seen before is not even decoded.
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gateway.dialects.places import decoded
+from gateway.prompts.placeholder import MARK
 from gateway.prompts.scan import Reason, match
-from gateway.prompts.template import Template
+from gateway.prompts.template import Template, utf8
 from gateway.prompts.tree import Tree
 
 KEPT = 128
-KEPT_CHARACTERS = 1 << 17
-"""How many texts are remembered, and how long they may be."""
+KEPT_BYTES = 1 << 17
+"""How many literals are remembered, and how long they may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,16 @@ class Recognised:
     """Of the text, in UTF-8; hex."""
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is known of a literal."""
+
+    what: Recognised | Reason
+    """The registered prompt that it is, or why there is none."""
+    marked: bool
+    """Whether a placeholder may stand in it."""
+
+
 class Recogniser:
     """Tells registered texts. Immutable; made anew when something is registered."""
 
@@ -57,11 +73,11 @@ class Recogniser:
         self.known = tuple(dict.fromkeys(it for it in known if it.template.weakness is None))
         self._of: dict[str | None, dict[Template, list[Known]]] = {}
         for it in self.known:
-            self._of.setdefault(it.tool, {}).setdefault(it.template, []).append(it)
+            self._of.setdefault(it.tool, {}).setdefault(it.template.utf8, []).append(it)
         self._trees = {tool: Tree(templates) for tool, templates in self._of.items()}
         self.tools = self._trees.keys() - {None}
         """The tools whose descriptions are known."""
-        self._remembered = lru_cache(KEPT)(self._recognise)
+        self._remembered = lru_cache(KEPT)(self._tell)
         self.only = lru_cache(KEPT)(self._only)
         """The same recogniser, but one that knows nothing but the resource of this name."""
 
@@ -75,9 +91,19 @@ class Recogniser:
         """Forgets the texts that it has seen, to measure what the first time takes."""
         self._remembered.cache_clear()
 
+    def tell(self, literal: bytes, tool: str | None = None) -> Told:
+        """What a JSON string says: a system text, or the description of a tool."""
+        return (self._remembered if len(literal) <= KEPT_BYTES else self._tell)(literal, tool)
+
+    def _tell(self, literal: bytes, tool: str | None) -> Told:
+        # What is written without escapes is the text already.
+        said = utf8(decoded(literal)) if b"\\" in literal else str(memoryview(literal)[1:-1], "latin-1")
+        # One character is looked for ten times as fast, and most texts have no brace.
+        return Told(self._recognise(said, tool), MARK[0] in said and MARK in said)
+
     def recognise(self, text: str, tool: str | None = None) -> Recognised | Reason:
         """The one registered prompt (or description of a tool) that a text is; otherwise why there is none."""
-        return (self._remembered if len(text) <= KEPT_CHARACTERS else self._recognise)(text, tool)
+        return self._recognise(utf8(text), tool)
 
     def _recognise(self, text: str, tool: str | None) -> Recognised | Reason:
         found: list[tuple[Known, Mapping[str, str] | None]] = []
@@ -87,10 +113,16 @@ class Recogniser:
                 found += [(known, None if split == "ambiguous" else split) for known in self._of[tool][template]]
         if not found:
             return "miss"
-        (known, slots), *others = sorted(found, key=lambda it: it[0].template.literal, reverse=True)
-        if slots is None or any(_rivals(known, other) for other, _ in others):
+        (known, values), *others = sorted(found, key=lambda it: it[0].template.literal, reverse=True)
+        if values is None or any(_rivals(known, other) for other, _ in others):
             return "ambiguous"
-        return Recognised(known, slots, sha256(text))
+        slots = {slot: _text(value) for slot, value in values.items()}
+        return Recognised(known, slots, hashlib.sha256(text.encode("latin-1")).hexdigest())
+
+
+def _text(value: str) -> str:
+    """The inverse of `utf8`."""
+    return value if value.isascii() else value.encode("latin-1").decode("utf-8", "surrogatepass")
 
 
 def _rivals(known: Known, other: Known) -> bool:

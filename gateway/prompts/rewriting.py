@@ -16,9 +16,10 @@ from itertools import groupby
 from typing import Literal, TypeAlias
 
 from gateway.dialects.base import Dialect
-from gateway.dialects.places import Place, spliced
+from gateway.dialects.places import Path, Place, encoded, spliced
+from gateway.dialects.wire import UNREADABLE, Peek
 from gateway.prompts.placeholder import MARK, PlaceholderError, placeholders
-from gateway.prompts.recognise import Recognised, Recogniser, sha256
+from gateway.prompts.recognise import Recognised, Recogniser, Told, sha256
 from gateway.prompts.template import Template, TemplateError
 
 Why: TypeAlias = Literal["miss", "ambiguous", "placeholder", "slots", "unknown"]
@@ -39,9 +40,8 @@ class Use:
     """How it was found."""
     place: Place
     """The text."""
-    begin: int
-    end: int
-    """The part of the text that the resource is; characters."""
+    part: tuple[int, int] | None = None
+    """From where to where the resource stands in it, characters; None where it is the whole text."""
     template: Template | None = None
     """The version that the agent itself sent, where it was recognised."""
 
@@ -64,6 +64,8 @@ class Findings:
 
     uses: list[Use] = field(default_factory=list[Use])
     misses: list[Miss] = field(default_factory=list[Miss])
+    asked: Peek | None = None
+    """What else was read of the request on the way."""
 
 
 @dataclass(slots=True)
@@ -86,16 +88,18 @@ def rewrite(
 def find(body: bytes, dialect: Dialect, recogniser: Recogniser, explicit: str | None = None) -> Findings:
     """What each text of a request is. `explicit`: the resource that the first system text is said to be."""
     found = Findings()
-    for place in dialect.system_texts(body):
+    texts = dialect.system_texts(body)
+    found.asked = texts.asked
+    for place in texts.places:
         named = explicit if place.index == 0 else None
-        _note(found, place, _explicit(place, recogniser, named) if named else _uses(place, recogniser))
+        _note(found, _explicit(place, recogniser, named) if named else _uses(place, recogniser))
     for place in dialect.tool_texts(body) if recogniser.tools else ():
         if place.name in recogniser.tools:
-            _note(found, place, _fingerprint(place, recogniser))
+            _note(found, _fingerprint(place, recogniser.tell(place.literal, place.name)))
     return found
 
 
-def _note(found: Findings, place: Place, what: list[Use] | Miss) -> None:
+def _note(found: Findings, what: list[Use] | Miss) -> None:
     if isinstance(what, Miss):
         found.misses.append(what)
     else:
@@ -103,63 +107,88 @@ def _note(found: Findings, place: Place, what: list[Use] | Miss) -> None:
 
 
 def _uses(place: Place, recogniser: Recogniser) -> list[Use] | Miss:
-    known = _fingerprint(place, recogniser)
-    if MARK not in place.text or (isinstance(known, list) and any(MARK in value for value in known[0].slots.values())):
+    told = recogniser.tell(place.literal)
+    known = _fingerprint(place, told)
+    if not told.marked or (isinstance(known, list) and any(MARK in value for value in known[0].slots.values())):
         return known
     try:
-        asked, digest = placeholders(place.text), sha256(place.text)
+        text = place.text
+        asked, digest = placeholders(text), sha256(text)
     except PlaceholderError as error:
         return Miss(place, "placeholder", str(error))
-    return [Use(it.resource, it.slots, digest, "placeholder", place, it.begin, it.end) for it in asked]
+    return [Use(it.resource, it.slots, digest, "placeholder", place, (it.begin, it.end)) for it in asked]
 
 
-def _fingerprint(place: Place, recogniser: Recogniser, way: Way = "fingerprint") -> list[Use] | Miss:
-    it = recogniser.recognise(place.text, place.name)
+def _fingerprint(place: Place, told: Told, way: Way = "fingerprint") -> list[Use] | Miss:
+    it = told.what
     if not isinstance(it, Recognised):
         return Miss(place, it)
-    return [Use(it.known.resource, it.slots, it.sha256, way, place, 0, len(place.text), it.known.template)]
+    return [Use(it.known.resource, it.slots, it.sha256, way, place, template=it.known.template)]
 
 
 def _explicit(place: Place, recogniser: Recogniser, resource: str) -> list[Use] | Miss:
     """Where the text is not recognised the whole of it is taken to be the resource, without slots."""
-    known = _fingerprint(place, recogniser.only(resource), "explicit")
+    known = _fingerprint(place, recogniser.only(resource).tell(place.literal), "explicit")
     if isinstance(known, Miss):
-        return [Use(resource, {}, sha256(place.text), "explicit", place, 0, len(place.text))]
+        return [Use(resource, {}, sha256(place.text), "explicit", place)]
     return known
 
 
 def write(body: bytes, found: Findings, versions: Mapping[str, Template]) -> Rewritten:
     """The request with the pinned versions in it."""
     done = Rewritten(body, [], list(found.misses))
-    texts = [text for _, uses in groupby(found.uses, _start) for text in _text(list(uses), versions, done)]
-    if texts:
-        done.body = spliced(body, texts)
+    literals = [new for _, uses in groupby(found.uses, _path) for new in _changed(list(uses), versions, done)]
+    try:
+        done.body = spliced(body, literals) if literals else body
+    except UNREADABLE as error:
+        return Rewritten(body, [], [*done.misses, *(Miss(use.place, "miss", str(error)) for use in done.uses)])
     return done
 
 
-def _start(use: Use) -> int:
-    return use.place.start
+def _path(use: Use) -> Path:
+    return use.place.path
 
 
-def _text(uses: list[Use], versions: Mapping[str, Template], done: Rewritten) -> Iterator[tuple[Place, str]]:
-    """The new text of one place, if it is another."""
-    place, pieces, at = uses[0].place, list[str](), 0
-    for use in uses:
-        version = versions.get(use.resource)
-        if version is None:
-            done.misses.append(Miss(place, "unknown", f"there is no version of {use.resource!r}"))
-            continue
-        try:
-            pieces += [place.text[at : use.begin], _rendered(use, version)]
-        except TemplateError as error:
-            done.misses.append(Miss(place, "slots", f"{use.resource}: {error}"))
-            continue
-        done.uses.append(use)
-        at = use.end
-    text = "".join([*pieces, place.text[at:]])
-    if text != place.text:
-        yield place, text
+def _changed(uses: list[Use], versions: Mapping[str, Template], done: Rewritten) -> Iterator[tuple[Place, bytes]]:
+    """The new literal of one place, if it says something else."""
+    place = uses[0].place
+    taken = [(use, version) for use in uses if (version := _taken(use, versions, done)) is not None]
+    for use, version in taken[:1]:
+        new = _parts(place.text, taken) if use.template is None else _whole(use, use.template, version)
+        if new is not None:
+            yield place, new
 
 
-def _rendered(use: Use, version: Template) -> str:
-    return use.place.text[use.begin : use.end] if version == use.template else version.render(use.slots)
+def _taken(use: Use, versions: Mapping[str, Template], done: Rewritten) -> Template | None:
+    """The version that can be written; None, and a miss, where there is none."""
+    version = versions.get(use.resource)
+    if version is None:
+        done.misses.append(Miss(use.place, "unknown", f"there is no version of {use.resource!r}"))
+        return None
+    try:
+        version.check(use.slots)
+    except TemplateError as error:
+        done.misses.append(Miss(use.place, "slots", f"{use.resource}: {error}"))
+        return None
+    done.uses.append(use)
+    return version
+
+
+def _whole(use: Use, sent: Template, version: Template) -> bytes | None:
+    """A literal that is one resource from end to end. Neither it nor its anchors are encoded anew."""
+    if version == sent:
+        return None
+    values = {slot: str(memoryview(encoded(value))[1:-1], "latin-1") for slot, value in use.slots.items()}
+    new = version.written.render(values)
+    return None if new == sent.written.render(values) else new.encode("latin-1")
+
+
+def _parts(text: str, taken: list[tuple[Use, Template]]) -> bytes | None:
+    """A literal in which resources stand in places, or which is one by name only."""
+    pieces, at = list[str](), 0
+    for use, version in taken:
+        begin, end = use.part or (0, len(text))
+        pieces += [text[at:begin], version.render(use.slots)]
+        at = end
+    new = "".join([*pieces, text[at:]])
+    return None if new == text else encoded(new)

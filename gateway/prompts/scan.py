@@ -40,7 +40,8 @@ def match(template: Template, text: str) -> Mapping[str, str] | Reason:
     if _again(text, spans):
         return "ambiguous"
     slots = {slot: text[one[1] : next_[0]] for slot, (one, next_) in zip(template.slots, pairwise(spans), strict=True)}
-    return slots if template.render(slots) == text else "miss"
+    # A name that stands more than once has one value.
+    return slots if len(slots) == len(template.slots) or template.render(slots) == text else "miss"
 
 
 def _leftmost(text: str, anchors: Iterable[str], at: int, stop: int) -> list[Span] | None:

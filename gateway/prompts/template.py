@@ -6,6 +6,7 @@ empty. Values are data: what stands in one is never expanded, whatever it looks 
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -59,10 +60,27 @@ class Template:
         """How much of it is literal text; characters."""
         return sum(map(len, self.anchors))
 
-    def render(self, values: Mapping[str, str]) -> str:
-        """The text with a value in each slot; TemplateError names those that are missing or have no slot."""
+    @cached_property
+    def utf8(self) -> Template:
+        """The same as bytes: each character of its anchors is a byte of their UTF-8."""
+        return Template(tuple(map(utf8, self.anchors)), self.slots)
+
+    @cached_property
+    def written(self) -> Template:
+        """The same as a JSON string, quotes included, with no more escapes than JSON asks for: bytes, as in `utf8`."""
+        first, *others = (json.dumps(anchor, ensure_ascii=False)[1:-1] for anchor in self.anchors)
+        *inner, last = (f'"{first}', *others)
+        anchors = (one.encode("utf-8", "backslashreplace").decode("latin-1") for one in (*inner, f'{last}"'))
+        return Template(tuple(anchors), self.slots)
+
+    def check(self, values: Mapping[str, str]) -> None:
+        """TemplateError names the slots that have no value, and the values that have no slot."""
         if set(values) != set(self.slots):
             check_slots(Counter(set(self.slots)), Counter(values.keys()))
+
+    def render(self, values: Mapping[str, str]) -> str:
+        """The text with a value in each slot; TemplateError as `check`."""
+        self.check(values)
         pieces = [self.anchors[0]]
         for slot, anchor in zip(self.slots, self.anchors[1:], strict=True):
             pieces += [values[slot], anchor]
@@ -78,6 +96,12 @@ class Template:
         touching = zip(self.slots, self.slots[1:], self.anchors[1:-1], strict=False)
         pair = next(((one, other) for one, other, between in touching if not between), None)
         return None if pair is None else f"nothing stands between {{{pair[0]}}} and {{{pair[1]}}}"
+
+
+def utf8(text: str) -> str:
+    """The bytes of a text's UTF-8 as a text with a character for each, which takes a byte of memory. In UTF-8 no
+    character stands in the bytes of others, so that what is found in it is what would be found in the text itself."""
+    return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 def _slot(source: str, at: int, found: str) -> str:

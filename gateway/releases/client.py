@@ -12,6 +12,8 @@ from gateway.releases.model import (
     AuditTrail,
     Decision,
     Entry,
+    Need,
+    NeedList,
     NewRelease,
     NewVersion,
     Pin,
@@ -39,6 +41,10 @@ class ReleaseClient(Connection):
     async def resource(self, name: str) -> ResourceView:
         """One resource with its versions."""
         return await self.get(f"/api/resources/{quote(name, safe='')}", ResourceView)
+
+    async def needs(self, name: str) -> list[Need]:
+        """Who needs which version of a resource."""
+        return (await self.get(f"/api/resources/{quote(name, safe='')}/needs", NeedList)).needs
 
     async def add_version(self, name: str, new: NewVersion) -> Resource:
         """Registers a version."""

@@ -27,6 +27,7 @@ from gateway.releases.model import (
     GATEWAY,
     Assignment,
     Decision,
+    Need,
     NewRelease,
     NewVersion,
     Release,
@@ -34,6 +35,7 @@ from gateway.releases.model import (
     Resource,
     Stage,
 )
+from gateway.releases.needs import needs
 from gateway.releases.outcomes import baseline, is_hard
 from gateway.releases.rehearsals import Rehearsals
 from gateway.releases.stages import NEXT
@@ -229,6 +231,10 @@ class Driver:
         if (stage := canary.evidence.stages.get(release.policy.stages[release.step].name)) is not None:
             view.rewarded = stage.outcomes[1]
         return view
+
+    def needs(self, resource: str) -> list[Need]:
+        """Who needs which version of a resource."""
+        return needs(self.tape, resource, self._now_ns())
 
     # -- one release -------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from gateway.releases.model import (
     AssignmentPage,
     AuditTrail,
     Decision,
+    NeedList,
     NewRelease,
     NewVersion,
     PinList,
@@ -109,9 +110,22 @@ async def get_resource(request: web.Request) -> web.Response:
     control, name = request.app[CONTROL], id_of(request, "resource")
     found = {one.name: one for one in await asyncio.to_thread(_resources, control)}
     if name not in found:
-        message = f"there is no resource {name!r}; `penstock resource list` or GET /api/resources lists them"
-        raise ApiError(404, message, "resource", name)
+        raise _no_resource(name)
     return answer(found[name])
+
+
+def _no_resource(name: str) -> ApiError:
+    message = f"there is no resource {name!r}; `penstock resource list` or GET /api/resources lists them"
+    return ApiError(404, message, "resource", name)
+
+
+async def get_needs(request: web.Request) -> web.Response:
+    """Who needs which version of a resource: what it is stable for, live releases, rollouts that are pinned to it and
+    may still call. What is not in the list may be taken from its server."""
+    releases, name = request.app[CONTROL].releases, id_of(request, "resource")
+    if releases.tape.resource(name) is None:
+        raise _no_resource(name)
+    return answer(NeedList(needs=await asyncio.to_thread(releases.needs, name)))
 
 
 def _resources(control: Control) -> list[ResourceView]:
@@ -176,6 +190,7 @@ _RELEASE = "/api/releases/{release}"
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/resources", "resources", "What releases can change", ResourceList, get_resources),
     Route("GET", "/api/resources/{resource}", "resource", "One resource", ResourceView, get_resource),
+    Route("GET", "/api/resources/{resource}/needs", "needs", "Who needs a version", NeedList, get_needs),
     Route(
         "POST", "/api/resources/{resource}", "add_version", "Register a version",
         Resource, add_version, body=NewVersion, errors=(409, 415),

@@ -221,6 +221,26 @@ class PinList(Noun):
     """One for each resource and agent that has asked for it."""
 
 
+class Need(Noun):
+    """Who needs a version of a resource: it may not be taken from a server or a disk meanwhile."""
+
+    version: Id
+    """The version."""
+    audiences: list[Audience] = Field(default_factory=list[Audience])
+    """Calls whose stable version it is; an empty audience is everybody."""
+    releases: list[Id] = Field(default_factory=list[str])
+    """Live releases of it."""
+    rollouts: list[Id] = Field(default_factory=list[str])
+    """Rollouts that are pinned to it and may still call, ten at most."""
+
+
+class NeedList(Noun):
+    """Who needs which version."""
+
+    needs: list[Need]
+    """One for each version that somebody needs."""
+
+
 class Assignment(Noun):
     """A rollout that takes part in a release."""
 

@@ -17,15 +17,13 @@ from typing import Final
 import aiohttp
 
 from gateway.config import Upstream
-from gateway.lifecycle import FINAL
 from gateway.releases.model import Release, Resource, Stable
+from gateway.releases.needs import pinned
 from gateway.releases.serving import Engine, ServingError, Settled, settle
 from gateway.releases.weights import ModelVersion, Residency
 from gateway.store import Store, TapeError
 
 EVERY_S: Final = 30.0
-QUIET_NS: Final = 3600 * 10**9
-"""How long a rollout that did not come from the queue, and so never ends, may be silent and still be at work."""
 _log = logging.getLogger("penstock.releases")
 
 
@@ -47,6 +45,7 @@ class Residents:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._said: dict[str, str] = {}
+        self._waiting: list[asyncio.Future[None]] = []
 
     def start(self) -> None:
         """From now on."""
@@ -55,6 +54,13 @@ class Residents:
     def changed(self) -> None:
         """A resource or a release has changed."""
         self._changed.set()
+
+    def mended(self) -> asyncio.Future[None]:
+        """A server does not know a version that it should hold: done when all have been looked at once more."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
+        self._changed.set()
+        return done
 
     async def stop(self) -> None:
         """Leaves the servers as they are."""
@@ -66,20 +72,23 @@ class Residents:
     async def _run(self) -> None:
         while True:
             self._changed.clear()
+            waiting, self._waiting = self._waiting, []
             try:
-                await self.settle()
+                await self.settle(lost=bool(waiting))
             except TapeError as error:
                 _log.error("adapters are not looked after: %s", error)
+            for done in waiting:
+                done.set_result(None)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
                     await self._changed.wait()
 
-    async def settle(self) -> None:
-        """Looks at every server once."""
+    async def settle(self, lost: bool = False) -> None:
+        """Looks at every server once. `lost`: a call was refused; what rollouts are pinned to may be missing."""
         known = await asyncio.to_thread(lambda: _known(self._tape.resources()))
         for name, versions in known.items():
             if name in self._upstreams and any(one.adapter is not None for one, _ in versions.values()):
-                await self._settle(self._upstreams[name], versions)
+                await self._settle(self._upstreams[name], versions, lost)
 
     def _read(self) -> tuple[set[str], set[str]]:
         """What is wanted, and what a check may have loaded by now."""
@@ -89,7 +98,7 @@ class Residents:
         }
         return _wanted(self._tape.resources(), releases), checked
 
-    async def _settle(self, upstream: Upstream, versions: Mapping[str, tuple[ModelVersion, str]]) -> None:
+    async def _settle(self, upstream: Upstream, versions: Mapping[str, tuple[ModelVersion, str]], lost: bool) -> None:
         residency = Residency({served: version for served, (version, _) in versions.items()})
         engine = Engine(self._session(), upstream.base_url, upstream.key())
         try:
@@ -101,10 +110,10 @@ class Residents:
                 served for served, (_, place) in versions.items() if place in checked - wanted and served in present
             ]
             plan = residency.plan(present, names)
-            if plan.unload or plan.load or self._said.get(upstream.name):
+            if lost or plan.unload or plan.load or self._said.get(upstream.name):
                 # A server that has lost its adapters has lost those of pinned rollouts too, and may have refused some.
-                pinned = await asyncio.to_thread(self._pinned)
-                names += [served for served, (_, place) in versions.items() if place in pinned and served not in names]
+                held = await asyncio.to_thread(pinned, self._tape, self._now_ns())
+                names += [served for served, (_, place) in versions.items() if place in held and served not in names]
             done = await settle(engine, residency, names, present)
         except ServingError as error:
             self._say(upstream.name, str(error))
@@ -119,25 +128,6 @@ class Residents:
             self._said[upstream] = trouble
             if trouble:
                 _log.error("upstream %r: %s", upstream, trouble)
-
-    def _pinned(self) -> set[str]:
-        """NAME@VERSION of everything that an unfinished rollout is pinned to."""
-        found: set[str] = set()
-        for rollout, pins in self._tape.all_pins():
-            new = {f"{pin.resource}@{pin.version}" for pin in pins} - found
-            if new and self._unfinished(rollout):
-                found |= new
-        return found
-
-    def _unfinished(self, rollout: str) -> bool:
-        found = self._tape.rollout(rollout)
-        if found is None:
-            # Its first call is under way.
-            return True
-        if found.origin == "queued":
-            return found.status not in FINAL
-        heard = max((attempt.last_seen_ns for attempt in self._tape.attempts(rollout)), default=found.created_ns)
-        return self._now_ns() - heard < QUIET_NS
 
 
 def _known(

@@ -178,7 +178,7 @@ class Mirror:
             return ""
         if call.dialect.name not in ANSWERING or record.truncated or not record.sequence or pool is None:
             return "it was not answered or recorded whole"
-        problem = unrepeatable(call.dialect.name, call.body)
+        problem = None if record.retell else unrepeatable(call.dialect.name, call.body)
         if problem is not None:
             return problem
         versions = {name: pins[name].version for name in found.resources} | {release.resource: release.candidate}
@@ -191,6 +191,8 @@ class Mirror:
             body = replace_model(body, call.dialect.model(record.body) or "")
         elif (pool := self._means.pools.get(weights.upstream)) is None:
             return f"upstream {weights.upstream!r} is not configured any more"
+        if record.retell is not None:
+            body = record.retell(body)
         of = place(address.rollout, address.attempt, record.sequence)
         said = {SHADOW_OF: of, LEG: CANDIDATE}
         return Question(pool, call.dialect, record.request, call.path, body, said, model, call.address.agent, versions)

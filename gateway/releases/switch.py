@@ -45,6 +45,8 @@ class Weights:
 
     upstream: str
     served: str
+    adapter: bool
+    """Whether it is loaded, and not what the server was started with."""
 
 
 class Catalog:
@@ -60,7 +62,9 @@ class Catalog:
                 content = version.read()
                 if isinstance(content, ModelVersion):
                     served = content.name(name, version.version)
-                    self.models.setdefault(name, {})[version.version] = Weights(content.upstream, served)
+                    self.models.setdefault(name, {})[version.version] = Weights(
+                        content.upstream, served, content.adapter is not None
+                    )
                     continue
                 self.templates.setdefault(name, {})[version.version] = content.template
                 if content.sent:
@@ -128,12 +132,15 @@ class Switched:
 class Switch:
     """Holds the catalog and the pins of late."""
 
-    def __init__(self, tape: Tape, recorder: Recorder, metrics: Metrics, lost: Callable[[], None]) -> None:
-        """`lost` is called when a server does not know the version that it was sent."""
+    def __init__(
+        self, tape: Tape, recorder: Recorder, metrics: Metrics, mended: Callable[[], asyncio.Future[None]]
+    ) -> None:
+        """`mended` is asked when a server does not know the version that it was sent; done when that was looked
+        after."""
         self._tape = tape
         self._recorder = recorder
         self._metrics = metrics
-        self.lost = lost
+        self.mended = mended
         self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
         self._reloading = asyncio.Lock()
         self.catalog = Catalog({}, ())
@@ -150,11 +157,11 @@ class Switch:
 
     def look(self, call: Admitted, explicit: str | None) -> Found | None:
         """What a call uses of the catalog, None for nothing. `explicit`: the prompt that its header names."""
-        catalog = self.catalog
-        model = call.model if catalog.models else None
-        found = Found([], None, model if model in catalog.models else None)
+        catalog, found = self.catalog, Found([], None, None)
         if catalog.templates:
             found.prompts = findings = find(call.body, call.dialect, catalog.recogniser, explicit)
+            # First, because it reads the model's name too.
+            call.asked = call.asked or findings.asked
             found.resources = list(
                 dict.fromkeys(it.resource for it in findings.uses if it.resource in catalog.templates)
             )
@@ -163,8 +170,9 @@ class Switch:
             if not found.resources:
                 # Otherwise they are counted when the others are written.
                 self._metrics.prompt_misses[("unknown",)] += len(findings.uses)
-        if found.model is not None:
-            found.resources.append(found.model)
+        if catalog.models and call.model in catalog.models:
+            found.model = call.model
+            found.resources.append(call.model)
         return found if found.resources else None
 
     # -- what is it given? ------------------------------------------------------------------------------------------
@@ -226,6 +234,11 @@ class Switch:
                 pins.append(made.model_copy(update={"agent": asker.agent}))
         self._keep(call.address.rollout, pins)
         return {pin.resource: pin for pin in pins if pin.agent == asker.agent}
+
+    def adapted(self, versions: Mapping[str, str]) -> bool:
+        """Whether one of these is an adapter, which a server can lose."""
+        models = self.catalog.models
+        return any(name in models and models[name][version].adapter for name, version in versions.items())
 
     def _fallen_back(self, pin: Pin) -> Pin:
         if not self.catalog.taken_back(pin) or pin.release is None:

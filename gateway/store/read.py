@@ -6,7 +6,7 @@ Generators hold no transaction while their consumer works.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 
 from gateway import codec, keys
@@ -132,11 +132,18 @@ class Reader:
 
     def exchange(self, span: Span) -> Exchange | None:
         """The bytes of a call; None when none were kept. Of an open call the request is there."""
-        with self.view() as view:
-            if span.body is not None:
-                return codec.exchange(view.body(span.body)[0])
-            body = view.open_body(span.rollout, span.attempt, span.sequence)
-            return None if body is None else codec.exchange(body)
+        return next(exchange for _, exchange in self.exchanges([span]))
+
+    def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]:
+        """The bytes of several calls. Where each stands on the one before it, no chain is followed down again."""
+        base: codec.Base | None = None
+        for span in spans:
+            with self.view() as view:
+                if span.body is None:
+                    body = view.open_body(span.rollout, span.attempt, span.sequence)
+                else:
+                    body, base = view.body(span.body, base)
+            yield span, None if body is None else codec.exchange(body)
 
     def figures(self) -> dict[str, int]:
         """Sizes and counts of the tape."""

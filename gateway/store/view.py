@@ -165,17 +165,17 @@ class View:
         record = None if stored is None else codec.unpack_open(stored)[1]
         return None if record is None else self._build(record, 0)[0]
 
-    def body(self, number: int) -> tuple[Body, Base]:
-        """A body, and itself as a base for the next one."""
-        return self._build(self._body_record(number), number)
+    def body(self, number: int, known: Base | None = None) -> tuple[Body, Base]:
+        """A body, and itself as a base for the next one. `known`: a base that it may stand on."""
+        return self._build(self._body_record(number), number, known)
 
-    def _build(self, record: bytes, number: int) -> tuple[Body, Base]:
-        """Follows the chain of bases down to its keyframe and builds the body up again."""
+    def _build(self, record: bytes, number: int, known: Base | None = None) -> tuple[Body, Base]:
+        """Follows the chain of bases down to a known one or its keyframe and builds the body up again."""
         chain = [(number, record)]
-        while lower := codec.base_of(chain[-1][1]):
+        while (lower := codec.base_of(chain[-1][1])) and (known is None or lower != known.number):
             chain.append((lower, self._body_record(lower)))
         at, record = chain.pop()
-        body, base = codec.unpack_body(record, None, at)
+        body, base = codec.unpack_body(record, known if lower else None, at)
         for at, record in reversed(chain):
             body, base = codec.unpack_body(record, base, at)
         return body, base

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from fakes.odd_json import written
 from fakes.tokens import answer, streamed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.tokens import LARGEST, Output, read_outputs
+from adapters.tokens import LARGEST, Output, read_outputs, spoken
+from gateway.dialects import by_name
 
 IDS = st.lists(st.integers(0, LARGEST), min_size=1, max_size=6)
 
@@ -109,3 +112,31 @@ def test_a_stream_that_broke_off_has_what_came() -> None:
     cut = whole[: whole.index(b'"token_ids": [4]')]
     (found,) = read(cut, stream=True)
     assert found.ids.tolist() == [2, 3]
+
+
+# -- what is said without tokens ---------------------------------------------------------------------------------------
+
+ANY: st.SearchStrategy[Any] = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+MESSAGE: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": st.text(max_size=8) | ANY, "token_ids": ANY},
+    optional={"tool_calls": st.just([{"id": "c", "function": {"name": "f", "arguments": '{"logprobs": 1}'}}])},
+)
+CHOICE: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {"message": MESSAGE}, optional={"index": ANY, "logprobs": ANY, "token_ids": ANY, "finish_reason": ANY}
+)
+ANSWER: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {}, optional={"id": ANY, "choices": st.lists(CHOICE, max_size=3) | ANY, "prompt_token_ids": ANY, "usage": ANY}
+)
+
+
+@given(ANSWER | ANY, st.integers(0, 9999))
+def test_an_answer_without_its_tokens_says_the_same(value: Any, seed: int) -> None:
+    body, chat = written(value, Random(seed)).encode(), by_name("chat")
+    assert chat.read(b"{}", spoken(body), False) == chat.read(b"{}", body, False)
+
+
+def test_what_says_nothing_of_tokens_or_cannot_be_read_stays() -> None:
+    lean = json.loads(spoken(json.dumps(answer([1, 2], [[3], [4]])).encode()))
+    assert not {"prompt_token_ids", "token_ids", "logprobs"} & {*lean, *(key for it in lean["choices"] for key in it)}
+    for body in (b"", b"[1]", b"{", b'{"choices": 1}', b'{"choices": [1]}', b"data: {}\n\n", b"\xff"):
+        assert spoken(body) == body

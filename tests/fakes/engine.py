@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 from fakes.formats import completion, completion_events
@@ -157,10 +157,19 @@ def fault(status: int, message: str) -> web.Response:
     return web.json_response({"error": error}, status=status)
 
 
+E = TypeVar("E", bound=FakeEngine)
+
+
 @asynccontextmanager
 async def engine(port: int = 0) -> AsyncGenerator[FakeEngine]:
     """A scripted vLLM on a free port, or on this one."""
-    made = FakeEngine()
+    async with serving(FakeEngine(), port) as made:
+        yield made
+
+
+@asynccontextmanager
+async def serving(made: E, port: int = 0) -> AsyncGenerator[E]:
+    """The same for a variant of it."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", made.handle)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -124,6 +124,9 @@ class MemoryTape:
 
     def exchange(self, span: Span) -> Exchange | None:
         return self._exchanges.get((span.rollout, span.attempt, span.sequence))
+
+    def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]:
+        return ((span, self.exchange(span)) for span in spans)
 
     def changes(self, since: int, limit: int) -> tuple[list[Change], int]:
         found = self._changes[since : since + limit]

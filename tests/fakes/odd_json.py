@@ -15,6 +15,11 @@ def written(value: Any, rng: Random) -> str:
     return f"{before}{_written(value, rng)}{after}"
 
 
+def joined(text: str) -> str:
+    """A text as it comes out of JSON: halves of surrogate pairs that met are one character."""
+    return text.encode("utf-16-be", "surrogatepass").decode("utf-16-be", "surrogatepass")
+
+
 def _written(value: Any, rng: Random) -> str:
     if isinstance(value, dict):
         members = [member for key, it in cast(dict[str, Any], value).items() for member in _members(key, it, rng)]

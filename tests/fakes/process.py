@@ -19,7 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -44,6 +44,7 @@ class Gateway:
     log_path: Path
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    python: Path = Path(sys.executable)
     url: str = ""
     process: asyncio.subprocess.Process | None = None
 
@@ -70,7 +71,7 @@ class Gateway:
 
     async def start(self, port: int = 0) -> None:
         """Start the process and wait until it is ready."""
-        command = [sys.executable, "-m", "gateway", "serve", "--config", self.config, "--data", self.data]
+        command = [self.python, "-m", "gateway", "serve", "--config", self.config, "--data", self.data]
         with self.log_path.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *command,
@@ -143,10 +144,11 @@ def write_config(home: Path, config: str) -> Path:
 
 @asynccontextmanager
 async def running(
-    home: Path, config: str, *flags: str, env: Mapping[str, str] | None = None
+    home: Path, config: str, *flags: str, env: Mapping[str, str] | None = None, python: Path = Path(sys.executable)
 ) -> AsyncGenerator[Gateway]:
-    """A gateway that keeps everything below `home`; what it wrote to stderr is printed at the end."""
-    made = Gateway(write_config(home, config), home / "data", home / "stderr", flags, env or {})
+    """A gateway that keeps everything below `home`; what it wrote to stderr is printed at the end. `python`: of the
+    environment that it runs in."""
+    made = Gateway(write_config(home, config), home / "data", home / "stderr", flags, env or {}, python)
     try:
         await made.start()
         yield made

@@ -216,7 +216,7 @@ async def bench(home: Path, provider: Counting, config: Mapping[str, Any] | None
     pools = {one.name: Pool(one) for one in found.upstreams()}
     store = Store(home / "data")
     recorder = Recorder(store, Tape(commit_ms=0), Metrics(), lambda cursor: None)
-    switch = Switch(store, recorder, Metrics(), lambda: None)
+    switch = Switch(store, recorder, Metrics(), asyncio.Future)
     recorder.start()
     async with aiohttp.ClientSession() as session:
         means = Means(store, switch, recorder, pools, Routes(found.route, pools), lambda: session, time.time_ns)

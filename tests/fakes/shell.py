@@ -30,6 +30,8 @@ class Shell:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.folder = folder
+        self.patience = 30.0
+        """How long a command may take; s."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK", "COLUMNS"))}
         self.env = inherited | {"PENSTOCK_GATEWAY": url, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
 
@@ -44,6 +46,6 @@ class Shell:
     async def run(self, *arguments: str, stdin: bytes | None = None, **env: str) -> Done:
         """A command that has ended."""
         process = await self.start(*arguments, stdin=None if stdin is None else asyncio.subprocess.PIPE, **env)
-        out, err = await asyncio.wait_for(process.communicate(stdin), 30)
+        out, err = await asyncio.wait_for(process.communicate(stdin), self.patience)
         assert process.returncode is not None
         return Done(process.returncode, out, err.decode())

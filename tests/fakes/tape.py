@@ -63,9 +63,10 @@ class Tape:
         """The whole span."""
         return SpanDetail.model_validate(await self.get(self._path(span)))
 
-    async def raw(self, span: Span, side: Literal["request", "response"]) -> bytes:
-        """The recorded bytes of a body."""
-        async with self.http.get(f"{self.url}{self._path(span)}/{side}") as response:
+    async def raw(self, span: Span, side: Literal["request", "response"], who: str | None = None) -> bytes:
+        """The recorded bytes of a body. `who`: the party whose side it is, where that is not the exchange's own."""
+        asked = {} if who is None else {"side": who}
+        async with self.http.get(f"{self.url}{self._path(span)}/{side}", params=asked) as response:
             assert response.status == 200, await response.text()
             return await response.read()
 

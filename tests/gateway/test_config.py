@@ -115,6 +115,8 @@ WRONG = [
     ("route", "upstream = []"),
     ("route", "alias = 1"),
     ("route", "train = 1"),
+    ("route", 'tokens = "rough"'),
+    ("route", "translate = 1"),
     ("auth", "admin_key_env = 1"),
     ("auth", 'require_token = "yes"'),
     ("limits", "request_bytes = 0"),
@@ -171,6 +173,13 @@ def test_only_engines_can_be_asked_for_token_ids(tmp_path: Path) -> None:
             read(tmp_path, UPSTREAM + route.format(f'["local", "{name}"]'))
     with pytest.raises(ConfigError, match=said.format("openai", "api.openai.com")):
         read(tmp_path, route.format('"openai"'))
+
+
+def test_exact_tokens_are_those_of_a_model_that_is_trained(tmp_path: Path) -> None:
+    route = '[[route]]\nmodel = "policy"\nupstream = "local"\ntokens = "exact"\n'
+    assert read(tmp_path, UPSTREAM + route + "train = true\n").route[0].tokens == "exact"
+    with pytest.raises(ConfigError, match=r"route 'policy' has tokens = \"exact\", .* set train = true"):
+        read(tmp_path, UPSTREAM + route)
 
 
 def test_names_must_exist_and_differ(tmp_path: Path) -> None:

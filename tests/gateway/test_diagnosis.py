@@ -268,6 +268,16 @@ def test_messages_that_go_on_with_other_tokens_were_tokenised_anew(prompt: tuple
     assert (made.attempts[0].trainable, made.attempts[0].sequences) == (2, 2)
 
 
+def test_what_an_exact_session_says_of_itself_is_told() -> None:
+    plain, exact = [
+        judge((span(1), good()), (span(2, attributes=told), good(MORE, prompt=(1, 2, 9), ids=(6,))))
+        for told in (None, {"penstock.session": "s2", "penstock.session.began": "tools"})
+    ]
+    assert found(plain)[0].fix.startswith('set tokens = "exact" on the [[route]] of m in penstock.toml')
+    assert found(exact)[0].reason == found(plain)[0].reason + "; its session began anew (tools)"
+    assert found(exact)[0].fix == "penstock show r1/a1#2 --raw request"
+
+
 def test_another_conversation_is_not_tokenised_anew() -> None:
     made = judge((span(1), good()), (span(2), good([{"role": "user", "content": "Else?"}], prompt=(7, 8))))
     assert (codes(made), made.attempts[0].sequences) == ([], 2)

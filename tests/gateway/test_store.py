@@ -129,6 +129,18 @@ def test_conversations_are_byte_exact(store: Store, together: bool) -> None:
     assert found.chunks[0].at_ns == 900_000
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_calls_that_are_read_one_after_the_other_are_those_that_are_read_alone(store: Store, together: bool) -> None:
+    """In their order, from its midst, backwards, across conversations, with one that is open in between."""
+    entries = [*conversation(40), running(), *conversation(20, "r2")]
+    for batch in [entries] if together else [[entry] for entry in entries]:
+        store.write(batch)
+    first, other = list(store.spans("r1")), list(store.spans("r2"))
+    mixed = [span for pair in zip(first, other, strict=False) for span in pair]
+    for spans in ([*first, *other], first[7:], first[::-1], mixed, first[::3], [first[9], first[9]], []):
+        assert list(store.exchanges(iter(spans))) == [(span, store.exchange(span)) for span in spans]
+
+
 def test_agents_that_resend_everything_cost_what_is_new(store: Store) -> None:
     entries = conversation(200)
     raw = sum(len(entry.body.request) for entry in entries if entry.body is not None)

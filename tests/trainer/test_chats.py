@@ -125,6 +125,8 @@ def test_marks_of_a_template_that_has_them_agree() -> None:
             "content",
             "the type 'image_url'; only text",
         ),
+        (TEMPLATE, [QUESTION, asked(None, tool_calls=[{"id": "1"}])], "content", "not as OpenAI writes it: KeyError"),
+        (TEMPLATE, [{"role": "user", "content": ["x"]}, asked("x")], "content", "not as OpenAI writes it"),
         # It asks with an open thought and renders answers without one.
         (TEMPLATE.replace("assistant\n{%", "assistant\n<think>{%"), [QUESTION, asked("x")], "template", "message 1"),
         ("{{ raise_exception('system first') }}", [QUESTION, asked("x")], "template", "system first"),

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 VLLM = ROOT / ".venv-vllm" / "bin" / "python"
-STEPS = 14
+STEPS = 10
 
 
 @pytest.mark.timeout(2400)
@@ -31,10 +31,10 @@ async def test_an_unmodified_agent_gets_better(tmp_path: Path) -> None:
     told = await said(second, r"held-out questions .* by step: (.*)")
     assert await second.wait() == 0
     greedy = {int(step): float(value) for step, value in re.findall(r"(\d+): ([0-9.]+)", told[1])}
-    assert greedy.keys() == {0, 5, 10, STEPS}
+    assert greedy.keys() == {0, 5, STEPS}
     assert greedy[0] <= 0.3
-    # What is seen is 0.75 to 1; one of the two last evaluations may have a bad moment.
-    assert max(greedy[10], greedy[STEPS]) >= greedy[0] + 0.25
+    # What is seen is 0.75 to 1; one of the two evaluations may have a bad moment.
+    assert max(greedy[5], greedy[STEPS]) >= greedy[0] + 0.25
 
 
 async def demo(home: Path) -> asyncio.subprocess.Process:

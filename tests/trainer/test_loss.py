@@ -139,7 +139,24 @@ def test_the_mismatch_is_reported() -> None:
     k3 = sum(w * (math.exp(g) - 1 - g) for w, g in zip(WEIGHTS, gaps, strict=True))
     assert metrics["mismatch_k3"] == pytest.approx(k3)
     assert metrics["mismatch_max"] == pytest.approx(math.log(4))
+    assert metrics["mismatch_p50"] == pytest.approx(math.log(1.5))
+    assert metrics["mismatch_p99"] == pytest.approx(math.log(4))
     assert metrics["ess"] == pytest.approx((4 + 0.8 + 1.5) ** 2 / (3 * (16 + 0.64 + 2.25)))
+
+
+def test_the_mismatch_of_all_micro_batches_is_one_distribution() -> None:
+    """And what the engine did not score is not in it."""
+    step = Tally()
+    for start in range(0, 200, 10):
+        gaps = [(start + place + 1) / 1000 for place in range(10)]
+        many: dict[str, Any] = {"weights": tensor([0.1] * 12), "sequences": torch.arange(12)}
+        many["behaviour"] = tensor([-1 - gap for gap in gaps] + [float("nan")] * 2)
+        step.add(correct(tensor([-1.0] * 12), tokens(**many), Loss())[1])
+    metrics = step.report()
+    assert metrics["unscored"] == 40
+    assert [metrics[f"mismatch_{which}"] for which in ("p50", "p99", "max")] == pytest.approx([0.1, 0.198, 0.2])
+    nothing = tokens(behaviour=tensor([float("nan")] * 3))
+    assert "mismatch_p50" not in correct(tensor(OLD), nothing, Loss())[1].report()
 
 
 def test_what_the_engine_did_not_score_is_not_corrected_and_counted() -> None:

@@ -92,7 +92,7 @@ def test_preferences_have_the_gradient_of_the_whole_loss(model: Path, normalise:
     """Though the micro-batches hold one example each."""
     expected, loss = naive(model, pairs(), 0.3, normalise)
     sections = {"dpo": {"beta": 0.3, "normalise": normalise}, "engine": SMALL | {"batch_tokens": 6, "sample_tokens": 6}}
-    engine = Engine(config(model, model={"weights": "full"}, **sections), reference=True)
+    engine = Engine(config(model, model={"weights": "full"}, **sections))
     found: dict[str, Tensor] = {}
     update = engine._update
 
@@ -101,7 +101,7 @@ def test_preferences_have_the_gradient_of_the_whole_loss(model: Path, normalise:
         return update()
 
     engine._update = kept
-    report = dpo.step(engine, pairs())
+    report = dpo.step(engine, pairs(), dpo.reference(engine, pairs()))
     assert report["loss"] == pytest.approx(loss, abs=1e-6)
     assert report["accuracy"] == 0
     largest = max(float(one.abs().max()) for one in expected.values())
@@ -111,21 +111,46 @@ def test_preferences_have_the_gradient_of_the_whole_loss(model: Path, normalise:
 
 def test_preferences_are_learnt(model: Path) -> None:
     chosen = config(model, dpo={"batch": 1, "epochs": 8}, engine=SMALL)
-    engine = Engine(chosen, reference=True, updates=dpo.updates(pairs(), chosen))
-    reports = list(dpo.train(engine, pairs()))
+    engine = Engine(chosen, updates=dpo.updates(pairs(), chosen))
+    before = dpo.reference(engine, pairs())
+    assert dpo.evaluate(engine, pairs(), before)["loss"] == pytest.approx(0.693147, abs=1e-6)
+    reports = list(dpo.train(engine, pairs(), before))
     assert len(reports) == 16
     assert reports[0]["loss"] == pytest.approx(0.693147, abs=1e-5)
     # An engine that has done fifteen of them has one to go.
     engine.done = 15
-    assert len(list(dpo.train(engine, pairs()))) == 1
+    assert len(list(dpo.train(engine, pairs(), before))) == 1
     assert reports[-1]["loss"] < 0.4
     assert reports[-1]["accuracy"] == 1
 
 
+def test_the_reference_is_the_policy_that_the_run_finds(model: Path, tmp_path: Path) -> None:
+    """An adapter that it begins with is part of it."""
+    learnt = Engine(config(model, dpo={"batch": 2}))
+    for _ in range(3):
+        dpo.step(learnt, pairs(), dpo.reference(learnt, pairs()))
+    learnt.save_adapter(tmp_path / "adapter")
+    base = dpo.reference(Engine(config(model)), pairs())
+    later = Engine(config(model, model={"adapter": tmp_path / "adapter"}, dpo={"batch": 2}))
+    before = dpo.reference(later, pairs())
+    assert not torch.allclose(before, base, atol=1e-2)
+    assert dpo.step(later, pairs(), before)["loss"] == pytest.approx(0.693147, abs=1e-6)
+
+
 def test_what_preferences_cannot_use_is_said(model: Path) -> None:
+    engine = Engine(config(model, model={"dropout": 0.5}))
     with pytest.raises(ConfigError, match=r"model.dropout: dpo needs 0 \(found 0.5\)"):
-        next(dpo.train(Engine(config(model, model={"dropout": 0.5}), reference=True), pairs()))
+        next(dpo.train(engine, pairs(), dpo.reference(engine, pairs())))
     with pytest.raises(ValueError, match="no examples on one of its sides"):
-        next(dpo.train(Engine(config(model), reference=True), [(pairs()[0][0], [])]))
-    with pytest.raises(ValueError, match="no reference was asked for"):
-        dpo.step(Engine(config(model, model={"weights": "full"})), pairs())
+        dpo.reference(engine, [(pairs()[0][0], [])])
+
+
+def test_what_is_held_out_is_only_looked_at(model: Path) -> None:
+    engine = Engine(config(model))
+    examples = random_examples(5, VOCABULARY)
+    before = engine.state()["weights"]
+    (batch,) = micro_batches(examples, 1000, "packed")
+    expected = -float((torch.from_numpy(batch.weights) * engine.logprobs(batch)).sum())
+    assert sft.evaluate(engine, examples)["loss"] == pytest.approx(expected, rel=1e-5)
+    assert engine.done == 0
+    assert all(torch.equal(one, before[name]) for name, one in engine.model.trained.items())

@@ -29,7 +29,7 @@ FLAGS = {
     "served-model-name": "base", "host": "127.0.0.1", "dtype": "float32", "max-model-len": 1024, "max-num-seqs": 32,
     "max-loras": SLOTS, "max-lora-rank": RANK, "tool-call-parser": "hermes",
 }  # fmt: skip
-SWITCHES = ("--enable-lora", "--enforce-eager", "--enable-auto-tool-choice")
+SWITCHES = ("--enable-lora", "--enforce-eager", "--enable-auto-tool-choice", "--enable-scale-out")
 ENVIRONMENT = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",

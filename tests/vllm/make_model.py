@@ -23,9 +23,14 @@ HIDDEN, LAYERS, HEADS, RANK = 64, 2, 2, 4
 """Two heads of 32: the smallest that vLLM's attention takes on a CPU."""
 TEXT = ["the gate holds the water and the wheel turns the mill by the river in the valley below"]
 TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content %}{{ m.content | trim }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}\n<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+"""It writes the past anew, as templates do: white space is stripped, and arguments are written as JSON again."""
 
 
 def make_tokenizer(directory: Path) -> int:

@@ -159,7 +159,7 @@ def test_snake_case_and_single_objects_are_read_too() -> None:
     assert [(it.role, it.parts[0].text) for it in turn.messages] == [("system", "Be a cat."), ("user", "hi")]
     assert turn.tools == [Tool(name="f", description="F.", parameters={"x": 1})]
     assert turn.sampling == {"safetySettings": []}
-    [place] = by_name("gemini").system_texts(body)
+    [place] = by_name("gemini").system_texts(body).places
     [tool] = by_name("gemini").tool_texts(body)
     assert (place.text, tool.name, tool.text) == ("Be a cat.", "f", "F.")
 
@@ -177,13 +177,14 @@ def test_media_and_code_are_kept() -> None:
 
 
 def test_places_of_system_texts_and_descriptions() -> None:
-    [place] = by_name("gemini").system_texts(ASKED)
+    [place] = by_name("gemini").system_texts(ASKED).places
     assert (place.text, place.role) == ('You are é 漢 "agent".', "system")
     assert [(it.name, it.text) for it in by_name("gemini").tool_texts(ASKED)] == [("find", "Finds.")]
     inside = b'{"generateContentRequest": ' + ASKED + b"}"
-    [inner] = by_name("gemini_count_tokens").system_texts(inside)
+    [inner] = by_name("gemini_count_tokens").system_texts(inside).places
     assert inner.text == place.text
-    assert inside[inner.start : inner.end] == ASKED[place.start : place.end]
+    assert inner.literal == place.literal
+    assert inner.path == ("generateContentRequest", *place.path)
 
 
 def test_counts_and_embeddings() -> None:

@@ -55,14 +55,19 @@ STREAMS = st.lists(
 
 def survives(dialect: Dialect, request: bytes, response: bytes, streamed: bool) -> None:
     """Every function answers, and what it answers can be shown."""
-    assert isinstance(dialect.facts(request, response, streamed), Facts)
+    facts, asked = dialect.facts(request, response, streamed), dialect.peek(request)
+    assert isinstance(facts, Facts)
+    assert facts == dialect.facts(request, response, streamed, asked)
     turn = dialect.read(request, response, streamed)
     assert Turn.model_validate_json(turn.model_dump_json()).problems == turn.problems
     assert all(dialect.conversation(request))
     assert isinstance(dialect.reply(response, streamed), bytes)
     assert dialect.model(request) is None or isinstance(dialect.model(request), str)
-    for place in [*dialect.system_texts(request), *dialect.tool_texts(request)]:
-        assert json.loads(request[place.start : place.end]) == place.text
+    assert dialect.model(request) == dialect.model(request, asked=asked)
+    assert dialect.system_texts(request).asked in (None, asked)
+    for place in [*dialect.system_texts(request).places, *dialect.tool_texts(request)]:
+        assert json.loads(place.literal) == place.text
+        assert place.literal in request
 
 
 @pytest.mark.parametrize("name", [dialect.name for dialect in DIALECTS])

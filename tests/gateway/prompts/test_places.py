@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
 import pytest
-from fakes.odd_json import written
+from fakes.odd_json import joined, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.dialects import DIALECTS, by_name
-from gateway.dialects.places import Place, decoded, encoded, spliced
+from gateway.dialects.places import Place, decoded, encoded, spans, spliced
 from gateway.dialects.wire import arr, obj
 
 TEXTS = st.text(st.sampled_from('ab"\\\n\t /é漢😀\x00{}[],:\ud800') | st.characters(), max_size=8)
@@ -88,23 +89,14 @@ def descriptions(name: str, asked: Any) -> list[tuple[str, str]]:
 def holds(body: bytes, places: list[Place]) -> None:
     """Each place is a literal that says its text, and a new text there is all that changes."""
     assert [place.index for place in places] == list(range(len(places)))
-    for place in places:
-        assert json.loads(body[place.start : place.end]) == place.text
+    for place, (start, end) in zip(places, spans(body, places), strict=True):
+        assert body[start:end] == place.literal
+        assert json.loads(place.literal) == place.text
     assert spliced(body, []) == body
-    marked = spliced(body, [(place, f"<{place.index}>") for place in places])
+    marks = [replace(place, literal=encoded(f"<{place.index}>")) for place in places]
+    marked = spliced(body, [(place, mark.literal) for place, mark in zip(places, marks, strict=True)])
     assert json.loads(marked) == swapped(json.loads(body), places, json.loads(marked))
-    assert spliced(marked, moved(places)) == spliced(body, [(place, place.text) for place in places])
-
-
-def moved(places: list[Place]) -> list[tuple[Place, str]]:
-    """The places in the body whose texts are marks, and their own texts."""
-    shift, found = 0, list[tuple[Place, str]]()
-    for place in sorted(places, key=lambda it: it.start):
-        size = len(encoded(f"<{place.index}>"))
-        start = place.start + shift
-        found.append((Place(start, start + size, "", place.role, place.index), place.text))
-        shift += size - (place.end - place.start)
-    return found
+    assert spliced(marked, [(mark, place.literal) for mark, place in zip(marks, places, strict=True)]) == body
 
 
 def swapped(old: Any, places: list[Place], new: Any) -> Any:
@@ -125,7 +117,9 @@ def swapped(old: Any, places: list[Place], new: Any) -> Any:
 def test_texts_stand_where_they_are_said_to(name: str, data: st.DataObject, seed: int) -> None:
     body = written(data.draw(REQUESTS[name]), Random(seed)).encode()
     asked, dialect = json.loads(body), by_name(name)
-    system, tools = dialect.system_texts(body), dialect.tool_texts(body)
+    (system, seen), tools = dialect.system_texts(body), dialect.tool_texts(body)
+    assert seen in (None, dialect.peek(body))  # The body is not read again for what a head needs.
+    assert seen is not None or name == "gemini" or b"\\ud" in body
     assert [(it.role, it.text) for it in system] == plain_texts(name, asked)
     assert [(it.name, it.text) for it in tools] == descriptions(name, asked)
     holds(body, system)
@@ -134,8 +128,7 @@ def test_texts_stand_where_they_are_said_to(name: str, data: st.DataObject, seed
 
 @given(TEXTS)
 def test_a_text_comes_back_from_its_literal(text: str) -> None:
-    joined = text.encode("utf-16-be", "surrogatepass").decode("utf-16-be", "surrogatepass")  # Halves that met are one.
-    assert decoded(encoded(text)) == json.loads(encoded(text)) == joined
+    assert decoded(encoded(text)) == json.loads(encoded(text)) == joined(text)
 
 
 def test_a_literal_has_no_more_escapes_than_it_needs() -> None:
@@ -145,22 +138,23 @@ def test_a_literal_has_no_more_escapes_than_it_needs() -> None:
 
 def texts(name: str, body: str) -> list[str]:
     """What a dialect's system texts say."""
-    return [place.text for place in by_name(name).system_texts(body.encode())]
+    return [place.text for place in by_name(name).system_texts(body.encode()).places]
 
 
 def test_the_last_of_two_keys_counts() -> None:
     twice = '{"messages":[{"role":"system","content":"a"}],"messages":[{"role":"system","content":"x","content":"b"}]}'
-    [place] = by_name("chat").system_texts(twice.encode())
-    assert (place.text, place.start) == ("b", twice.index('"b"'))
+    [place] = by_name("chat").system_texts(twice.encode()).places
+    [(start, _)] = spans(twice.encode(), [place])
+    assert (place.text, start) == ("b", twice.index('"b"'))
     overruled = '{"messages":[{"role":"system","content":"a","role":"user"}]}'
     assert texts("chat", overruled) == []
 
 
 def test_the_text_of_a_user_is_not_taken_for_the_system_text() -> None:
     body = json.dumps({"messages": [{"role": role, "content": "Be kind."} for role in ("user", "system", "user")]})
-    [place] = by_name("chat").system_texts(body.encode())
-    assert json.loads(spliced(body.encode(), [(place, "!")]))["messages"][1] == {"role": "system", "content": "!"}
-    assert place.start == body.index('"Be kind."', body.index('"system"'))
+    [place] = by_name("chat").system_texts(body.encode()).places
+    assert json.loads(spliced(body.encode(), [(place, b'"!"')]))["messages"][1] == {"role": "system", "content": "!"}
+    assert spans(body.encode(), [place])[0][0] == body.index('"Be kind."', body.index('"system"'))
 
 
 def test_a_prompt_of_several_blocks_has_several_places() -> None:
@@ -195,15 +189,15 @@ def test_newer_models_take_system_messages_in_mid_conversation() -> None:
 )
 def test_what_cannot_be_read_has_no_places(body: bytes) -> None:
     for dialect in DIALECTS:
-        assert dialect.system_texts(body) == []
+        assert dialect.system_texts(body).places == []
         assert dialect.tool_texts(body) == []
 
 
 def test_half_a_surrogate_pair_somewhere_does_not_hide_the_text() -> None:
     body = rb'{"messages":[{"role":"user","content":"\ud83d"},{"role":"system","content":"a\\ud800\udc00"}]}'
-    [place] = by_name("chat").system_texts(body)
+    [place] = by_name("chat").system_texts(body).places
     assert place.text == "a\\ud800\udc00"
-    assert spliced(body, [(place, place.text)]) == body
+    assert spliced(body, [(place, place.literal)]) == body
 
 
 def test_only_tools_with_a_description_have_texts() -> None:
@@ -220,4 +214,4 @@ def test_only_tools_with_a_description_have_texts() -> None:
 @pytest.mark.parametrize("name", ["completions", "embeddings", "models", "opaque"])
 def test_other_dialects_have_none(name: str) -> None:
     body = b'{"messages":[{"role":"system","content":"a"}],"tools":[{"function":{"name":"f","description":"d"}}]}'
-    assert by_name(name).system_texts(body) == by_name(name).tool_texts(body) == []
+    assert by_name(name).system_texts(body).places == by_name(name).tool_texts(body) == []

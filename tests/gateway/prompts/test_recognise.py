@@ -6,13 +6,15 @@ import random
 import time
 from collections.abc import Callable
 from itertools import combinations_with_replacement
+from random import Random
 
 import pytest
+from fakes.odd_json import joined, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.families import filled, similar
-from gateway.prompts.recognise import KEPT_CHARACTERS, Known, Recognised, Recogniser, sha256
+from gateway.prompts.recognise import KEPT_BYTES, Known, Recognised, Recogniser, sha256
 from gateway.prompts.scan import match
 from gateway.prompts.template import Template
 
@@ -70,6 +72,34 @@ def test_what_is_recognised_comes_back_character_by_character(role: str, name: s
     else:
         assert any(anchor in "".join(values.values()) + text[1:-1] for anchor in PROMPT.anchors if anchor)
         assert found == "ambiguous"
+
+
+ANY = st.text(st.sampled_from('aé漢😀\ud83d\ude00"\\\n/{'), max_size=4)
+"""Characters of one to four bytes, halves of pairs, and what JSON escapes."""
+
+
+@settings(max_examples=300, deadline=None)
+@given(anchors=st.lists(ANY.map(joined), min_size=1, max_size=3), data=st.data(), seed=st.integers(0, 9999))
+def test_bytes_are_split_as_characters_are(anchors: list[str], data: st.DataObject, seed: int) -> None:
+    """However the literal is escaped, and where a character's bytes could begin in another's."""
+    first, *others = anchors
+    template = Template((f"begin {first}", *others), tuple("xyz"[: len(others)]))
+    piece = ANY | st.sampled_from(anchors)
+    values = {slot: "".join(data.draw(st.lists(piece, max_size=3))) for slot in template.slots}
+    text = joined(template.render(values) + data.draw(st.sampled_from(["", "a", "\ude00"])))
+    literal = written(text, Random(seed)).strip().encode()
+    told = Recogniser([Known("p", template)]).tell(literal).what
+    split = match(template, text) if template.weakness is None else "miss"
+    assert (told.slots if isinstance(told, Recognised) else told) == split
+    assert not isinstance(told, Recognised) or told.sha256 == sha256(text)
+
+
+def test_a_placeholder_is_seen_however_it_is_written() -> None:
+    known = Recogniser([Known("p", PROMPT)])
+    assert known.tell(rb'"a {{penstock:x}}"').marked
+    assert known.tell(rb'"a \u007b{pen\u0073tock:x}}"').marked
+    assert not known.tell(rb'"a {{penstock x}}"').marked
+    assert not known.tell(rb'"a {{penstock\\u003ax}}"').marked
 
 
 def recognised(sources: dict[str, str], text: str) -> str:
@@ -168,7 +198,7 @@ def test_time_is_linear_in_hostile_text(name: str) -> None:
 
 def test_a_text_too_long_to_be_kept_is_recognised_all_the_same() -> None:
     known = Recogniser([Known("p", PROMPT)])
-    values = {"role": "x" * KEPT_CHARACTERS, "name": "", "date": ""}
+    values = {"role": "x" * KEPT_BYTES, "name": "", "date": ""}
     found = known.recognise(PROMPT.render(values))
     assert isinstance(found, Recognised)
     assert dict(found.slots) == values

@@ -7,11 +7,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from fakes.odd_json import written
+from fakes.odd_json import joined, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.dialects import by_name
+from gateway.dialects.places import encoded, spans
 from gateway.prompts.placeholder import PlaceholderError, placeholders
 from gateway.prompts.recognise import Known, Recogniser, sha256
 from gateway.prompts.rewriting import Rewritten, rewrite
@@ -190,3 +191,36 @@ def test_an_explicit_name_comes_first() -> None:
     done = sent(ask("chat", "{{penstock:other}} or anything"), version=fixed, explicit="planner")
     assert (system(done), done.uses[0].way) == ("Be brief.", "explicit")
     assert sent(ask("chat", "anything"), explicit="planner").misses[0].why == "slots"
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------------
+
+ODD = st.text(st.sampled_from('aé漢😀\ud83d\ude00"\\\n/{\x7f\x01') | st.characters(), max_size=6)
+
+
+@pytest.mark.parametrize("name", DIALECT_NAMES)
+@settings(deadline=None, max_examples=60)
+@given(values=st.fixed_dictionaries({"customer": ODD, "date": ODD}), seed=st.integers(0, 9999))
+def test_only_the_literal_changes(name: str, values: dict[str, str], seed: int) -> None:
+    """To the same bytes as if the whole text had been decoded, rendered and encoded."""
+    text = joined(STABLE.render(values))
+    body, dialect = written(ask(name, text), Random(seed)).encode(), by_name(name)
+    done = sent(body, name)
+    assert len(done.uses) + len(done.misses) == 1
+    for use in done.uses:
+        [(start, end)] = spans(body, [use.place])
+        assert json.loads(body[start:end]) == use.place.text == text
+        assert use.sha256 == sha256(text)
+        assert STABLE.render(use.slots) == text
+        assert done.body == body[:start] + encoded(OTHER.render(use.slots)) + body[end:]
+        [there] = dialect.system_texts(done.body).places
+        assert there.text == joined(OTHER.render(use.slots))
+
+
+def test_a_text_that_no_offset_can_be_found_for_passes_untouched() -> None:
+    """It stands twice, and walking to it leads past a number that Python does not read."""
+    asked = json.dumps(ask("chat", OWN)).encode()
+    for body, touched in ((asked, True), (asked[:-1] + b', "seed": ' + b"7" * 5000 + b"}", False)):
+        done = sent(body)
+        assert (done.body != body, bool(done.uses)) == (touched, touched)
+        assert [miss.why for miss in done.misses] == ([] if touched else ["miss"])

@@ -92,7 +92,7 @@ class Rig:
         self.store = store
         self.full = False
         self.metrics = Metrics()
-        self.switch = Switch(store, cast(Recorder, self), self.metrics, lambda: None)
+        self.switch = Switch(store, cast(Recorder, self), self.metrics, asyncio.Future)
 
     def submit(self, do: Callable[[Work], Any]) -> Any:
         """As the recorder does it, at once."""

@@ -21,8 +21,9 @@ from gateway.releases.changes import entry
 from gateway.releases.driver import Driver
 from gateway.releases.jobs import Jobs, Progress, Report
 from gateway.releases.model import Decision, NewVersion, Release, Seen
+from gateway.releases.needs import QUIET_NS
 from gateway.releases.rehearsals import Rehearsals
-from gateway.releases.residing import QUIET_NS, Residents
+from gateway.releases.residing import Residents
 from gateway.releases.trail import verify
 from gateway.store import Entry, Store, Task, Work
 from gateway.store.releasing import Wanted

@@ -105,12 +105,48 @@ async def test_a_server_that_was_restarted_gets_its_adapters_back(
 ) -> None:
     await client.add_version("policy", adapter(1))
     await until(lambda: bool(vllm.adapters))
+    await traffic.call("long")
     vllm.restart()
+    await asyncio.gather(*(traffic.call(name) for name in ("r1", "r2", "long")))
+    assert traffic.failures == []
+    assert vllm.adapters == {"policy@v1": "/adapters/1"}
+
+
+async def test_a_version_that_a_running_rollout_is_pinned_to_is_loaded_again_for_its_call(
+    traffic: Traffic, client: Client, vllm: FakeEngine
+) -> None:
+    await client.add_version("policy", adapter(1))
+    await client.add_version("policy", adapter(2))
+    await traffic.call("long")
+    release = await traffic.start("policy", "v2", policy(0.5))
+    await client.decide(release.id, "promote", Decision(who="ann"))
+    await until(lambda: "policy@v2" in vllm.adapters)
+    del vllm.adapters["policy@v1"]
+    await traffic.call("long")
+    assert traffic.failures == []
+    assert vllm.adapters.keys() == {"policy@v1", "policy@v2"}
+
+
+async def test_the_first_version_of_a_model_may_be_asked_for_at_once(
+    traffic: Traffic, client: Client, vllm: FakeEngine
+) -> None:
+    loading = asyncio.Event()
+    vllm.plan(LOAD, Planned(before=loading))
+    await client.add_version("policy", adapter(1))
+    asking = asyncio.ensure_future(traffic.call("r1"))
+    await vllm.until(CHAT)
+    loading.set()
+    await asking
+    assert traffic.failures == []
+
+
+async def test_what_stays_unknown_is_told_to_the_agent(traffic: Traffic, client: Client, vllm: FakeEngine) -> None:
+    vllm.files = set()
+    await client.add_version("policy", adapter(1))
     await traffic.call("r1")
     assert len(traffic.failures) == 1
-    await until(lambda: vllm.adapters == {"policy@v1": "/adapters/1"})
-    await traffic.call("r2")
-    assert len(traffic.failures) == 1
+    assert "404" in str(traffic.failures[0])
+    assert sum(path.endswith("/chat/completions") for path, _ in vllm.asked) == 2
 
 
 async def test_calls_wait_while_an_upstream_is_held(

@@ -9,10 +9,12 @@ import json
 import math
 import os
 import pty
+import sqlite3
 import struct
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -202,6 +204,33 @@ async def test_every_point_is_exported(shell: Shell, client: Client, tmp_path: P
     assert (again.code, "tb/one exists already" in again.err) == (1, True)
 
 
+@pytest.mark.timeout(600)
+async def test_runs_share_a_database_of_mlflow(shell: Shell, client: Client, tmp_path: Path) -> None:
+    # MLflow takes seconds of CPU time to make a database.
+    shell.patience = 300.0
+    for name, steps in (("grpo-1", 60), ("grpo-2", 3)):
+        await trained(client, name, steps)
+        await client.report(name, [Point(step=2, time_ns=T0, values={"pass@1": 0.5})])
+    await client.finish_run("grpo-2", RunEnd(status="stopped"))
+    for name, steps in (("grpo-1", 60), ("grpo-2", 3)):
+        done = await shell.run("runs", "export", name, "--to", "mlflow", "-o", "ml")
+        assert (done.code, done.err) == (0, f"ml: {steps} steps\n")
+    with closing(sqlite3.connect(tmp_path / "ml" / "mlflow.db")) as database:
+        runs = dict(database.execute("select name, status from runs"))
+        assert runs == {"grpo-1": "RUNNING", "grpo-2": "KILLED"}
+        told = (
+            "select step, value, is_nan, timestamp from metrics join runs using (run_uuid) where name = ? and key = ?"
+        )
+        found = list(database.execute(f"{told} order by step", ("grpo-1", "reward")))
+        assert [row[:3] for row in found] == [(step, reward(step), 0) for step in range(60)]
+        assert found[1][3] == T0 // 10**6 + 1000
+        assert [row[0] for row in database.execute(told, ("grpo-1", "kl")) if row[2]] == [7]
+        assert len(list(database.execute(told, ("grpo-2", "pass_1")))) == 1
+        assert dict(database.execute("select key, value from params")) == {"lr": "1e-06"}
+    again = await shell.run("runs", "export", "grpo-2", "--to", "mlflow", "-o", "ml")
+    assert (again.code, "ml has a run 'grpo-2' already" in again.err) == (1, True)
+
+
 def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
     """What an event file says: records of length, a checksum of it, the event, and its checksum."""
     events: Any = import_module("tensorboardX.proto.event_pb2")
@@ -224,6 +253,7 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("runs", "plot", "grpo-1", "--compare", "none"), 1, "there is no run 'none'"),
     (("runs", "plot", "grpo-1", "--out", "no/a.html"), 1, "no/a.html: No such file or directory"),
     (("runs", "export", "grpo-1", "--to", "tensorboard"), 2, "TensorBoard reads a folder: say which, as --output DIR"),
+    (("runs", "export", "grpo-1", "--to", "mlflow"), 2, "MLflow reads a folder: say which, as --output DIR"),
     (("runs", "export", "grpo-1", "--to", "wandb"), 2, "wandb"),
     (("runs", "list", "--status", "lost"), 2, "lost"),
     (("runs", "watch", "none"), 1, "there is no run 'none'"),
@@ -243,6 +273,7 @@ async def test_what_is_wrong_is_one_line(shell: Shell, client: Client) -> None:
     [
         ("matplotlib", ("plot", "r", "--out", "a.png")),
         ("tensorboardX", ("export", "r", "--to", "tensorboard", "-o", "tb")),
+        ("mlflow", ("export", "r", "--to", "mlflow", "-o", "ml")),
     ],
 )
 async def test_what_is_missing_is_named(shell: Shell, client: Client, module: str, words: tuple[str, ...]) -> None:
@@ -251,7 +282,7 @@ async def test_what_is_missing_is_named(shell: Shell, client: Client, module: st
     (shell.folder / f"{module}.py").write_text("raise ImportError")
     done = await shell.run("runs", *words, PYTHONPATH=f"{shell.folder}:{shell.env['PYTHONPATH']}")
     assert (done.code, done.err[done.err.index("penstock:") :].count("\n")) == (1, 1)
-    assert f"needs {module}: pip install 'penstock[plots]'" in done.err
+    assert f"needs {module}: pip install 'penstock[{'mlflow' if module == 'mlflow' else 'plots'}]'" in done.err
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------

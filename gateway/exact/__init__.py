@@ -1,0 +1,1 @@
+"""Exact sessions: a conversation goes on from the very tokens that the engine has seen and made."""

@@ -1,0 +1,65 @@
+"""Who needs a version: what may not be taken from a server or a disk, because a call may still ask for it.
+
+New rollouts need the stable versions and those of live releases, and a rollout that is under way needs what it was
+given. Whoever keeps weights asks before something goes: the gateway itself for adapters (`residing`), a trainer for the
+servers and directories that are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.lifecycle import FINAL
+from gateway.releases.model import Audience, Need
+from gateway.store import Store
+
+QUIET_NS: Final = 3600 * 10**9
+"""How long a rollout that did not come from the queue, and so never ends, may be silent and still be at work."""
+NAMED: Final = 10
+"""Rollouts that are named."""
+
+
+def needs(tape: Store, resource: str, now_ns: int) -> list[Need]:
+    """Who needs which version of a resource; versions that nobody needs are not among them."""
+    found: dict[str, Need] = {}
+    if (one := tape.resource(resource)) is not None:
+        _of(found, one[0].version).audiences.append(Audience())
+        for rule in one[0].rules:
+            _of(found, rule.version).audiences.append(rule.only)
+    for release in tape.releases():
+        if release.resource == resource and release.live:
+            for version in (release.stable, release.candidate):
+                _of(found, version).releases.append(release.id)
+    for place, rollouts in pinned(tape, now_ns, NAMED).items():
+        name, _, version = place.partition("@")
+        if name == resource:
+            _of(found, version).rollouts.extend(rollouts)
+    return list(found.values())
+
+
+def _of(found: dict[str, Need], version: str) -> Need:
+    return found.setdefault(version, Need(version=version))
+
+
+def pinned(tape: Store, now_ns: int, most: int = 1) -> Mapping[str, list[str]]:
+    """NAME@VERSION of everything that an unfinished rollout is pinned to, and up to `most` of these rollouts."""
+    found: dict[str, list[str]] = {}
+    for rollout, pins in tape.all_pins():
+        places = {f"{pin.resource}@{pin.version}" for pin in pins}
+        new = [place for place in places if len(found.get(place, ())) < most]
+        if new and _unfinished(tape, rollout, now_ns):
+            for place in new:
+                found.setdefault(place, []).append(rollout)
+    return found
+
+
+def _unfinished(tape: Store, rollout: str, now_ns: int) -> bool:
+    found = tape.rollout(rollout)
+    if found is None:
+        # Its first call is under way.
+        return True
+    if found.origin == "queued":
+        return found.status not in FINAL
+    heard = max((attempt.last_seen_ns for attempt in tape.attempts(rollout)), default=found.created_ns)
+    return now_ns - heard < QUIET_NS

@@ -1,0 +1,86 @@
+"""An asynchronous iterator, driven by hand: it goes on when something has arrived, in the callback that brought it.
+
+litellm's stream wrappers pull chunks out of an iterator and wait for it. Here that iterator is a `Feed`, whose only
+wait is one that gives control back to whoever drives the wrapper (`Steps`). So no task and no thread runs per stream.
+A wrapper that waited for anything else would be found out: what it gives control back with is not `None`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from typing import Any
+
+
+class Feed:
+    """What has arrived and was not taken yet."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Any] = deque()
+        self._over = False
+
+    def put(self, item: Any) -> None:
+        """Something has arrived."""
+        self._waiting.append(item)
+
+    def close(self) -> None:
+        """Nothing more will."""
+        self._over = True
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        while not self._waiting:
+            if self._over:
+                raise StopAsyncIteration
+            await _suspended()
+        return self._waiting.popleft()
+
+
+class Steps:
+    """Drives an iterator that is fed by a `Feed`."""
+
+    def __init__(self, make: Callable[[Feed], AsyncIterator[Any]]) -> None:
+        """`make`: the iterator over what is fed."""
+        self._feed = Feed()
+        self._iterator = make(self._feed)
+        self._step: Coroutine[Any, Any, Any] | None = None
+
+    def put(self, item: Any) -> list[Any]:
+        """What follows from an item."""
+        self._feed.put(item)
+        return self._run()
+
+    def close(self) -> list[Any]:
+        """What follows from the end."""
+        self._feed.close()
+        return self._run()
+
+    def _run(self) -> list[Any]:
+        made: list[Any] = []
+        while True:
+            step = self._step or _once(self._iterator)
+            try:
+                waits_for = step.send(None)
+            except StopIteration as done:
+                self._step = None
+                made.append(done.value)
+            except StopAsyncIteration:
+                self._step = None
+                return made
+            else:
+                if waits_for is not None:
+                    raise RuntimeError(f"a stream wrapper waits for {waits_for!r}, which nobody gives it")
+                self._step = step
+                return made
+
+
+async def _once(iterator: AsyncIterator[Any]) -> Any:
+    return await iterator.__anext__()
+
+
+@types.coroutine
+def _suspended() -> Generator[None, None, None]:
+    yield

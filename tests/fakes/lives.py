@@ -1,0 +1,120 @@
+"""Lives of a training run: whole `penstock train grpo` processes that begin in a moment, forked from one that has
+imported torch once.
+
+    async with begun(home, gateway.url) as life:
+        await life.said("step 1/3")
+        life.kill()
+        assert await life.ended() == -9
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def forkserver() -> ForkServerContext:
+    """What starts them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["trainer.session", "trainer.commands", "gateway.__main__", "fakes.lives"])
+    return context
+
+
+class Life:
+    """One of them."""
+
+    def __init__(self, process: ForkServerProcess, output: asyncio.StreamReader) -> None:
+        self._process, self._output = process, output
+        self.lines: list[str] = []
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    async def said(self, pattern: str) -> re.Match[str]:
+        """The next line that has this in it."""
+        while line := await self._output.readline():
+            self.lines.append(line.decode())
+            if match := re.search(pattern, self.lines[-1]):
+                return match
+        raise AssertionError(f"it ended without saying {pattern!r}:\n{self.text}")
+
+    async def ended(self) -> int:
+        """What it exits with, or minus the signal that killed it."""
+        self.lines += [line.decode() async for line in self._output]
+        await asyncio.to_thread(self._process.join)
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+    @property
+    def text(self) -> str:
+        """All that was read of what it said."""
+        return "".join(self.lines)
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal."""
+        os.kill(self.pid, number)
+
+    def child(self, word: bytes) -> int:
+        """The process that it has started with this word in its command."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        (found,) = [int(child) for child in children if word in Path(f"/proc/{child}/cmdline").read_bytes()]
+        return found
+
+    def file_limit(self, size: int) -> None:
+        """From now on no file of it grows beyond `size` bytes: writing fails as on a disk that is full."""
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+@asynccontextmanager
+async def begun(config: Path, gateway: str, **env: str) -> AsyncGenerator[Life]:
+    """A run with this `train.toml`, killed at the end if it has not ended."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = forkserver().Process(target=_live, args=(config, gateway, env, there))
+    process.start()
+    there.close()
+    output = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(os.dup(here.fileno()), "rb")
+    )
+    here.close()
+    life = Life(process, output)
+    try:
+        yield life
+    finally:
+        process.kill()
+        _ = await life.ended()
+        transport.close()
+        print(life.text)
+
+
+def _live(config: Path, gateway: str, env: Mapping[str, str], output: Connection) -> None:
+    import torch
+
+    from gateway.__main__ import main
+
+    for number in (1, 2):
+        os.dup2(output.fileno(), number)
+    output.close()
+    # As in every process of its own: nothing of the one that it is forked from.
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), **env}
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+    torch.set_num_threads(1)
+    main(["train", "grpo", str(config), "--gateway", gateway])

@@ -1,0 +1,27 @@
+"""Ports for servers that are started late, or again and again.
+
+A port that the system has given once may be given to any other process as soon as nobody listens there. These are below
+those that it gives by itself.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+FIRST = 10_000
+
+
+def steady_ports(count: int) -> list[int]:
+    """Ports that nobody uses and the system gives to nobody."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.randrange(FIRST, given)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        found.add(port)
+    return list(found)

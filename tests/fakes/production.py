@@ -1,0 +1,142 @@
+"""What a trainer meets in production: agents that nobody queues, rewards that come when they come, and a vLLM whose
+tokens a tiny model knows. The trainer itself is a process of its own, forked from one that has imported torch once.
+
+    with tokens_of(300): ...                                # fakes.engine answers with token ids below 300
+    shop = Shop(gateway, http, client)
+    await shop.serve("r1"); await shop.reward("r1", 0.5)
+    with trainers() as start: process = start(train_toml, gateway.url, log)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fakes import engine, vllm_wire
+from fakes.process import ROOT, Gateway
+
+from gateway.client import Client
+from gateway.demo_model import Answer, Json
+from gateway.model import Change, Judgement
+
+PATIENCE = 90.0
+UPSTREAM = """
+[[upstream]]
+name = "vllm"
+base_url = "{url}"
+
+[[route]]
+model = "policy"
+upstream = "vllm"
+train = {train}
+"""
+
+
+@contextmanager
+def tokens_of(vocabulary: int) -> Generator[None]:
+    """The scripted vLLM answers chats with token ids and log-probabilities, where it is asked for them."""
+
+    def small(request: Json, answer: Answer) -> Json:
+        made = vllm_wire.chat(request, answer)
+        for part in (made, *made["choices"]):
+            for key in ("prompt_token_ids", "token_ids"):
+                part[key] = part.get(key) and [token % vocabulary for token in part[key]]
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(engine.FORMATS, engine.CHAT, (small, vllm_wire.chat_events))
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """Agents in production, and the application that knows how they did."""
+
+    gateway: Gateway
+    http: aiohttp.ClientSession
+    client: Client
+    model: str = "policy"
+
+    async def serve(self, *rollouts: str, mode: str = "") -> None:
+        """A call of each."""
+        for name in rollouts:
+            body = {"model": self.model, "messages": [{"role": "user", "content": f"this is {name}"}]}
+            url = f"{self.gateway.address(name)}{mode and f'/mode/{mode}'}/v1/chat/completions"
+            async with self.http.post(url, json=body) as answer:
+                assert answer.status == 200, await answer.text()
+
+    async def reward(self, rollout: str, value: float) -> None:
+        """What the user thought of it."""
+        await self.client.reward(rollout, "a1", Judgement(value=value, source="user"))
+
+    async def busy(self, *rollouts: str, rewards: tuple[float, ...] = (0.0, 1.0)) -> None:
+        """All of it, rewards in turn."""
+        await self.serve(*rollouts)
+        for number, name in enumerate(rollouts):
+            await self.reward(name, rewards[number % len(rewards)])
+
+    async def when(self, condition: Callable[[], Any], kind: str) -> Any:
+        """What a question about the gateway answers, as soon as that is true; asked when a thing of a kind changes."""
+        cursor = (await self.client.stats(spans=0)).cursor
+        async with asyncio.timeout(PATIENCE), aclosing(self._changes(cursor, kind)) as changes:
+            while not (found := await condition()):
+                await anext(changes)
+            return found
+
+    async def _changes(self, cursor: int, kind: str) -> AsyncGenerator[Change]:
+        async with aclosing(self.client.changes(cursor)) as changes:
+            async for change in changes:
+                if change.kind == kind:
+                    yield change
+
+
+StartTrainer = Callable[[Path, str, Path], BaseProcess]
+
+
+@contextmanager
+def trainers() -> Generator[StartTrainer]:
+    """Starts `penstock train grpo CONFIG --online` with its output in a file; what runs is killed at the end."""
+    context = multiprocessing.get_context("forkserver")
+    started: list[BaseProcess] = []
+
+    def start(config: Path, url: str, log: Path) -> BaseProcess:
+        made = context.Process(target=_train, args=(config, url, log))
+        started.append(made)
+        made.start()
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        # What is imported once is found by this alone.
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
+        # Sums are made in the same order in every life.
+        patch.setenv("OMP_NUM_THREADS", "1")
+        context.set_forkserver_preload(["fakes.production", "trainer.session"])
+        try:
+            yield start
+        finally:
+            for process in started:
+                process.kill()
+                process.join()
+
+
+def _train(config: Path, url: str, log: Path) -> None:
+    from gateway.commands.common import Failure
+    from trainer.commands import grpo
+
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        grpo(config, online=True, gateway=url)
+    except Failure as failure:
+        print(failure, flush=True)
+        raise SystemExit(failure.code) from None

@@ -1,0 +1,40 @@
+"""What is wrong with the settings of verl is said before anything starts, where there is neither torch nor verl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-verl`")
+
+from gateway.strict import ConfigError
+from trainer.config import load
+
+MODEL, VERL = '[model]\npath = "model"\n', '[engine]\nkind = "verl"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (MODEL + "[engine]\nranks = 2", 'engine: ranks: several ranks or nodes need kind = "verl"'),
+        (MODEL + VERL + "ranks = 3\nnodes = 2", "engine: ranks: 3 are not as many on each of 2 nodes"),
+        (MODEL + VERL + "ranks = 0", "engine.ranks: .*found 0"),
+        (MODEL + "dropout = 0.1\n" + VERL, 'model.dropout: adapters have none with engine.kind = "verl"; set it to 0'),
+        (MODEL + 'weights = "full"\n' + VERL + "[loss]\nkl = 0.1", 'loss.kl: with engine.kind = "verl" the reference'),
+        (MODEL + '[engine]\nkind = "ray"', r"engine.kind: Input should be 'local' or 'verl' \(found 'ray'\)"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "train.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=problem):
+        load(path)
+
+
+def test_the_documented_recipe_is_valid(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "scale-out.md"
+    path = tmp_path / "train.toml"
+    path.write_text(page.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0])
+    engine = load(path).engine
+    assert (engine.kind, engine.ranks, engine.nodes, engine.ray) == ("verl", 16, 2, "auto")
