@@ -206,9 +206,11 @@ async def tell(url: str, home: Path) -> None:
         f"{step}: {value:.2f}" for step, value in zip(curve.first_step, curve.mean, strict=True) if value is not None
     ]
     print("held-out questions answered rightly, asked greedily, by step: " + ", ".join(values))
-    page = home / "run.html"
-    plot = [sys.executable, "-m", "gateway", "runs", "plot", "lookup", "--gateway", url, "--out", str(page)]
-    _ = await (await spawn(plot, os.environ, None)).ended()
+    runs = [sys.executable, "-m", "gateway", "runs"]
+    plot = [*runs, "plot", "lookup", "--gateway", url, "--out", str(home / "run.html")]
+    points = [*runs, "export", "lookup", "--to", "jsonl", "--gateway", url, "--output", str(home / "run.jsonl")]
+    for command in (plot, points):
+        _ = await (await spawn(command, os.environ, None)).ended()
 
 
 if __name__ == "__main__":

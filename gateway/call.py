@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -89,13 +89,17 @@ class Call(Relay):
         """Begins it, and ends it if that fails. `began`: when its request was whole."""
         self._proxy.running[self] = None
         self._proxy.metrics.inflight_calls += 1
+        self._do("begun", self._begin)
+        self._overhead = monotonic() - began
+
+    def _do(self, what: str, step: Callable[[], None]) -> None:
+        """A step on its way; what keeps it from being done ends the call."""
         try:
-            self._begin()
-            self._overhead = monotonic() - began
+            step()
         except Refusal as refusal:
             self._fail(refusal)
         except Exception:
-            _log.exception("a call of %s could not be begun", self._admitted.address.rollout)
+            _log.exception("a call of %s could not be %s", self._admitted.address.rollout, what)
             self._fail(internal_fault())
 
     # 1. Where does it go, and must something change? ----------------------------------------------------------------
@@ -147,20 +151,18 @@ class Call(Relay):
         if self.record.status != "open":
             # Its client has left.
             return
-        try:
-            error, switch = done.exception(), self._proxy.switch
-            if error is not None and self._refuses_gaps():
-                raise GatewayFault(503, "tape", f"this rollout cannot be given its versions: {error}")
-            if error is not None:
-                self._switch(found, switch.unpinned(self._admitted, found, error))
-            else:
-                # Once more where its release was rolled back in this very moment.
-                self._give(found)
-        except Refusal as refusal:
-            self._fail(refusal)
-        except Exception:
-            _log.exception("a call of %s could not be switched", self._admitted.address.rollout)
-            self._fail(internal_fault())
+        error = done.exception()
+        if error is None:
+            # Once more where its release was rolled back in this very moment.
+            self._do("switched", lambda: self._give(found))
+        else:
+            self._do("switched", lambda: self._go_unpinned(found, error))
+
+    def _go_unpinned(self, found: Found, error: BaseException) -> None:
+        """The tape does not take what its rollout is given."""
+        if self._refuses_gaps():
+            raise GatewayFault(503, "tape", f"this rollout cannot be given its versions: {error}")
+        self._switch(found, self._proxy.switch.unpinned(self._admitted, found, error))
 
     def _switch(self, found: Found, pins: Mapping[str, Pin]) -> None:
         """To what its rollout was given."""
@@ -216,13 +218,7 @@ class Call(Relay):
             # Its client has left.
             return
         self.record.attributes = self._proxy.rehearsals.attributes(self._admitted.address.rollout)
-        try:
-            self._answer(done.result())
-        except Refusal as refusal:
-            self._fail(refusal)
-        except Exception:
-            _log.exception("a rehearsal's call of %s failed", self._admitted.address.rollout)
-            self._fail(internal_fault())
+        self._do("rehearsed", lambda: self._answer(done.result()))
 
     def _answer(self, played: Played) -> None:
         record, reply = self.record, played.reply
@@ -277,7 +273,7 @@ class Call(Relay):
             return False
         # `check` waits while there is no pool.
         self.record.pool = None
-        self._give(switched[0])
+        self._do("switched", lambda: self._give(switched[0]))
         return True
 
     def on_refused(self, refusal: Refusal) -> None:

@@ -1,0 +1,89 @@
+"""Does it learn, and how surely? `make demo-rl` with several seeds, as a table and as a drawing.
+
+    .venv-train/bin/python -m bench.learning [--seeds 3] [--steps 20] [--home DIRECTORY] [--svg FILE]
+
+Each seed has a model of its own, with its own start, its own held-out questions and its own order of tasks. A directory
+DIRECTORY/seed-N that holds a finished run is not run again. A quarter of an hour a seed at most, on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.store import HERE
+from gateway.releases.charts import Chart, Line
+from gateway.runs.model import Point
+from gateway.runs.plots import drawing
+
+DRAWN = {
+    "evaluation/reward": "Held-out questions answered rightly, asked greedily, by step",
+    "reward": "Mean reward of the sampled rollouts, by step",
+}
+
+
+@dataclass(slots=True)
+class Learnt:
+    """One run."""
+
+    seed: int
+    points: list[Point]
+    seconds: float | None
+    """How long it took, its model included; None where it was there already."""
+
+    def curve(self, metric: str) -> list[tuple[float, float]]:
+        """(step, value) where there is one."""
+        return [(one.step, value) for one in self.points if (value := one.values.get(metric)) is not None]
+
+
+def main() -> None:
+    """All seeds, one after the other."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--home", type=Path, default=HERE / "out" / "learning")
+    parser.add_argument("--svg", type=Path, default=HERE / "out" / "learning.svg")
+    asked = parser.parse_args()
+    runs = [learnt(seed, asked.steps, asked.home / f"seed-{seed}") for seed in range(asked.seeds)]
+    print("\n".join(table(runs)))
+    asked.svg.write_text(drawing([chart(runs, metric, title) for metric, title in DRAWN.items()]), encoding="utf-8")
+    print(f"{asked.svg}: {len(DRAWN)} charts")
+
+
+def learnt(seed: int, steps: int, home: Path) -> Learnt:
+    """Runs the demo, or reads what it has left."""
+    path, seconds = home / "run.jsonl", None
+    if not path.exists():
+        began = time.monotonic()
+        words = ["--seed", str(seed), "--steps", str(steps), "--out", str(home)]
+        subprocess.run([sys.executable, "-m", "examples.lookup_rl", *words], check=True)
+        seconds = time.monotonic() - began
+    points = [Point.model_validate_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return Learnt(seed, points, seconds)
+
+
+def table(runs: Sequence[Learnt]) -> Iterator[str]:
+    """Markdown."""
+    yield "| seed | greedy, held-out, by step | sampled reward, first and last step | seconds |"
+    yield "|---|---|---|---|"
+    for run in runs:
+        greedy = ", ".join(f"{step:g}: {value:.2f}" for step, value in run.curve("evaluation/reward"))
+        sampled = run.curve("reward")
+        seconds = "" if run.seconds is None else f"{run.seconds:.0f}"
+        yield f"| {run.seed} | {greedy} | {sampled[0][1]:.2f} → {sampled[-1][1]:.2f} | {seconds} |"
+
+
+def chart(runs: Sequence[Learnt], metric: str, title: str) -> Chart:
+    """A line for each run."""
+    lines = [Line(f"seed {run.seed}", run.curve(metric), style) for style, run in enumerate(runs, 1)]
+    said = " ".join(f"{line.name} goes from {line.points[0][1]:.2f} to {line.points[-1][1]:.2f}." for line in lines)
+    return Chart(title, said, lines, "step", bounds=(0.0, 1.0), tick_y="{:.1f}".format)
+
+
+if __name__ == "__main__":
+    main()
