@@ -21,7 +21,7 @@ from .conftest import Vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(900)]
 
-PYTHON = Path(__file__).parents[2] / ".venv-providers" / "bin" / "python"
+PROVIDERS = Path(__file__).parents[2] / ".venv-providers"
 ROUTE = '[[route]]\nmodel = "base"\nupstream = "vllm"\ntrain = true\n\n'
 TOOL: Any = {
     "name": "get",
@@ -33,10 +33,11 @@ FORCED: Any = {"type": "tool", "name": "get"}
 @pytest.fixture
 async def translating(vllm: Vllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Gateway]:
     """A gateway that trains `base`, in the environment that has litellm."""
-    if not PYTHON.exists():
+    if not (PROVIDERS / ".installed").exists():
         pytest.skip("there is no litellm here: `make install-providers` installs it")
     monkeypatch.setattr(process, "PATIENCE", 600.0)
-    async with running(tmp_path, ROUTE + upstream("vllm", vllm.url + "/v1", "openai"), python=PYTHON) as made:
+    config = ROUTE + upstream("vllm", vllm.url + "/v1", "openai")
+    async with running(tmp_path, config, python=PROVIDERS / "bin" / "python") as made:
         yield made
 
 
