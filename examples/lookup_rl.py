@@ -14,11 +14,15 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import socket
 import sys
 import tempfile
+from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -30,9 +34,13 @@ from trainer.chats import tokenise
 from trainer.children import spawn
 from trainer.config import Config
 from trainer.engine import Engine
+from trainer.examples import Example
 from trainer.sft import train, updates
 
 ROOT = Path(__file__).parents[1]
+MOST_LAPS, TAUGHT = 3, 0.03
+"""How often the model goes through the lessons, and the loss from which it answers in their form: half of that is the
+tool, which they do not tell. Some starts take longer."""
 HELD_OUT = 3
 """Cities of each topic that are never asked about in training."""
 
@@ -155,27 +163,41 @@ def _about(topic: str) -> list[dict[str, Any]]:
 
 
 def warm_up(home: Path, seed: int) -> None:
-    """Makes the model: random weights, then what the lessons teach."""
-    raw = home / "raw"
-    raw.mkdir(exist_ok=True)
-    tokenizer: PreTrainedTokenizerFast = write_tokenizer(raw)
-    write_model(raw, seed)
+    """Makes the model: random weights, then what the lessons teach, as often as it takes."""
+    source = home / "raw"
+    source.mkdir(exist_ok=True)
+    tokenizer: PreTrainedTokenizerFast = write_tokenizer(source)
+    write_model(source, seed)
+    examples, left = tokenise(lessons(24_000, seed), tokenizer)
+    assert not left, left[0]
+    for lap in range(MOST_LAPS):
+        made = home / f"lap-{lap}"
+        shutil.rmtree(made, ignore_errors=True)
+        loss = teach(source, made, examples, seed)
+        source = made
+        if loss < TAUGHT:
+            break
+    source.rename(home / "model")
+
+
+def teach(source: Path, made: Path, examples: Sequence[Example], seed: int) -> float:
+    """A model that has gone through the lessons once more, and its loss at the end; nats a token."""
     tree = {
         "run": {"seed": seed, "steps": 1},
-        "model": {"path": str(raw), "weights": "full"},
+        "model": {"path": str(source), "weights": "full"},
         "optimiser": {"learning_rate": 3e-3, "warmup": 20, "schedule": "cosine"},
         "engine": {"batch_tokens": 2048, "sample_tokens": 512},
         "sft": {"batch": 64, "epochs": 1},
     }
     config = Config.model_validate(tree)
-    examples, left = tokenise(lessons(24_000, seed), tokenizer)
-    assert not left, left[0]
     engine = Engine(config, updates=updates(examples, config))
+    lately: deque[float] = deque(maxlen=25)
     for number, report in enumerate(train(engine, examples)):
+        lately.append(report["loss"])
         if number % 25 == 0:
             print(f"warm-up {number}: loss {report['loss']:.3f}", file=sys.stderr, flush=True)
-    engine.save_model(home / "model")
-    tokenizer.save_pretrained(home / "model")
+    engine.save_model(made)
+    return fmean(lately)
 
 
 def free_ports(count: int) -> list[int]:
