@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from fakes.engine import FakeEngine, engine
 from fakes.process import Gateway, running, upstreams
 from fakes.provider import Provider, serving
 from fakes.tape import Tape
@@ -57,6 +58,19 @@ async def start_gateway(tmp_path: Path) -> AsyncGenerator[StartGateway]:
 async def gateway(start_gateway: StartGateway, provider: Provider) -> Gateway:
     """A gateway in front of the provider."""
     return await start_gateway(upstreams(openai=provider.openai_url, anthropic=provider.url))
+
+
+@pytest.fixture
+async def vllm() -> AsyncGenerator[FakeEngine]:
+    """A scripted model server that loads adapters, on a free port."""
+    async with engine() as made:
+        yield made
+
+
+@pytest.fixture
+async def served(start_gateway: StartGateway, vllm: FakeEngine) -> Gateway:
+    """A gateway in front of it."""
+    return await start_gateway(upstreams(openai=vllm.openai_url))
 
 
 @pytest.fixture

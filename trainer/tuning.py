@@ -169,8 +169,7 @@ class Run:
     async def _publish(self, version: str) -> None:
         """The weights as a directory and a version of the model. The first is there whatever becomes of the second."""
         full = self.config.model.weights == "full"
-        parent = self.config.publish.directory or self._directory / ("models" if full else "adapters")
-        target = (parent / version).absolute()
+        target = self.config.versions / version
         save = self.engine.save_model if full else self.engine.save_adapter
         if not target.exists():
             await asyncio.to_thread(save, target)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.engine import LOAD, FakeEngine, Planned, engine
-from fakes.process import Gateway, upstreams
+from fakes.engine import LOAD, FakeEngine, Planned
+from fakes.process import Gateway
 
 from adapters.samples import Options
 from gateway.client import Client
@@ -23,17 +22,6 @@ from trainer.publish import Publisher, PublishError
 from trainer.tasks import Task
 
 TASKS = [Task(number, {"n": number}) for number in range(3)]
-
-
-@pytest.fixture
-async def vllm() -> AsyncGenerator[FakeEngine]:
-    async with engine() as made:
-        yield made
-
-
-@pytest.fixture
-async def served(start_gateway: StartGateway, vllm: FakeEngine) -> Gateway:
-    return await start_gateway(upstreams(openai=vllm.openai_url))
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.engine import FakeEngine, engine
-from fakes.process import Gateway, upstreams
+from fakes.process import Gateway
 from fakes.tape import Tape
 
 from gateway.client import Client, ClientError
@@ -47,17 +45,6 @@ class Nothing:
     def phase(self, step: int, text: str) -> None: ...
     def point(self, step: int, values: object) -> None: ...
     def line(self, level: str, text: str) -> None: ...
-
-
-@pytest.fixture
-async def vllm() -> AsyncGenerator[FakeEngine]:
-    async with engine() as made:
-        yield made
-
-
-@pytest.fixture
-async def served(start_gateway: StartGateway, vllm: FakeEngine) -> Gateway:
-    return await start_gateway(upstreams(openai=vllm.openai_url))
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.engine import FakeEngine, engine
+from fakes.engine import FakeEngine
 from fakes.experiment import Traffic, policy
-from fakes.process import Gateway, upstreams
+from fakes.process import Gateway
 
 from gateway.client import Client
 from gateway.connection import ClientError
@@ -22,17 +21,6 @@ from trainer.publish import Publisher
 TRAINING = Audience(modes=["train", "val", "test"])
 ONLINE = Audience(modes=["online"])
 ANN = Decision(who="ann")
-
-
-@pytest.fixture
-async def vllm() -> AsyncGenerator[FakeEngine]:
-    async with engine() as made:
-        yield made
-
-
-@pytest.fixture
-async def served(start_gateway: StartGateway, vllm: FakeEngine) -> Gateway:
-    return await start_gateway(upstreams(openai=vllm.openai_url))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
 from conftest import StartGateway
-from fakes.engine import FakeEngine, engine
+from fakes.engine import FakeEngine
 from fakes.process import ROOT, Gateway, upstream
 from fakes.provider import Provider
 from fakes.schooling import BAD, GOOD, PER_GROUP, school, script
@@ -44,12 +44,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = make_model(tmp_path_factory.mktemp("model"))
     make_tokenizer().save_pretrained(path)
     return path
-
-
-@pytest.fixture
-async def vllm() -> AsyncGenerator[FakeEngine]:
-    async with engine() as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""What tests with verl share: a Ray cluster on this machine, with places enough for several engines at once."""
+"""What tests with verl share: a Ray cluster on this machine, with places enough for several engines at once; one
+thread for the local engine."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fakes.threads import one_thread
+
+__all__ = ["cluster", "one_thread"]
 
 PLACES = 8
 
@@ -23,17 +27,3 @@ def cluster() -> Iterator[int]:
     ray.init("local", num_cpus=PLACES, include_dashboard=False, log_to_driver=False, **own)
     yield PLACES
     ray.shutdown()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """So that sums of the local engine are made in the same order in every process."""
-    try:
-        import torch
-    except ImportError:
-        yield
-        return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

@@ -6,23 +6,16 @@ What a real one does is in tests/vllm.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 
 import aiohttp
 import pytest
-from fakes.engine import CHAT, LOAD, MODELS, UNLOAD, FakeEngine, Planned, engine
+from fakes.engine import CHAT, LOAD, MODELS, UNLOAD, FakeEngine, Planned
 
 from gateway.releases import serving
 from gateway.releases.serving import Engine, ServingError, settle
 from gateway.releases.weights import ModelVersion, Residency
 
 V1 = ("policy@v1", "/a/v1")
-
-
-@pytest.fixture
-async def vllm() -> AsyncGenerator[FakeEngine]:
-    async with engine() as made:
-        yield made
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ from collections.abc import AsyncGenerator, Callable
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.engine import CHAT, LOAD, MODELS, UNLOAD, FakeEngine, Planned, engine
+from fakes.engine import CHAT, LOAD, MODELS, UNLOAD, FakeEngine, Planned
 from fakes.experiment import PATIENCE, Traffic, policy
-from fakes.process import Gateway, upstreams
+from fakes.process import Gateway
 from fakes.tape import Tape
 
 from gateway.client import Client
@@ -21,17 +20,6 @@ from gateway.holding import HoldRequest, UpstreamView
 from gateway.model import Judgement
 from gateway.releases.model import Decision, NewRelease, NewVersion
 from gateway.work import ClaimRequest, Empty, FinishRequest, RolloutSpec
-
-
-@pytest.fixture
-async def vllm() -> AsyncGenerator[FakeEngine]:
-    async with engine() as made:
-        yield made
-
-
-@pytest.fixture
-async def served(start_gateway: StartGateway, vllm: FakeEngine) -> Gateway:
-    return await start_gateway(upstreams(openai=vllm.openai_url))
 
 
 @pytest.fixture
