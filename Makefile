@@ -10,17 +10,25 @@ PROVIDERS := .venv-providers
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers demo demo-rl test test-vllm test-train test-verl test-providers check check-train check-verl bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers demo demo-rl test test-vllm test-train test-verl test-providers test-extras check check-train check-verl bench chaos soak clean
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(VENV)/.installed: pyproject.toml
+# The same environment as that of development, which adds to it.
+$(VENV)/.demo: pyproject.toml
+	@echo "Installing Penstock and the SDKs of OpenAI and Anthropic into $(VENV): 45 packages, 185 MB, about a minute."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check -e '.[demo]'
 	@touch $@
 
-install: $(VENV)/.installed ## Install Penstock and its development tools into .venv
+$(VENV)/.installed: pyproject.toml
+	@echo "Installing Penstock and all that its tests use (Ray, MLflow, Kubernetes ...) into $(VENV): 140 packages, 1.3 GB, some minutes."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -e '.[dev]'
+	@touch $(VENV)/.demo $@
+
+install: $(VENV)/.installed ## Install Penstock and its development tools into .venv (1.3 GB)
 
 # The torchvision that comes along is built for CUDA and breaks transformers; serving text needs none.
 $(VLLM)/.installed:
@@ -40,9 +48,12 @@ $(TRAIN)/.installed: pyproject.toml
 
 install-train: $(TRAIN)/.installed ## Install the trainer (torch, transformers, peft) into .venv-train
 
+# What the extra forgets to ask for is missed before the tests bring it along.
 $(VERL)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VERL)
 	$(VERL)/bin/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(VERL)/bin/pip install --quiet --disable-pip-version-check $(TORCH) -e '.[verl]'
+	$(VERL)/bin/python -c 'import trainer.verl_backend, trainer.sft, trainer.dpo, trainer.loop'
 	$(VERL)/bin/pip install --quiet --disable-pip-version-check $(TORCH) -e '.[verl,test,examples]'
 	@touch $@
 
@@ -52,19 +63,20 @@ install-verl: $(VERL)/.installed ## Install the engine for several machines (ver
 $(PROVIDERS)/.installed: pyproject.toml .ci/litellm.txt
 	$(PYTHON) -m venv $(PROVIDERS)
 	$(PROVIDERS)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .ci/litellm.txt
-	$(PROVIDERS)/bin/pip install --quiet --disable-pip-version-check -e '.[providers,export,test]' 'anthropic>=2.11.0'
+	$(PROVIDERS)/bin/pip install --quiet --disable-pip-version-check -e '.[providers,samples,test]' 'anthropic>=2.11.0'
 	@touch $@
 
 install-providers: $(PROVIDERS)/.installed ## Install what translates for agents of other formats into .venv-providers
 
-demo: install ## See it work: unmodified agents, a local model, the recorded tape (no network, no key)
+demo: $(VENV)/.demo ## See it work: unmodified agents, a local model, the recorded tape (no key; a small install at first)
 	@$(BIN)/python -m gateway.demo
 
 demo-rl: install-train install-vllm ## See an agent get better: vLLM, the trainer, two CPU cores, some minutes
 	@$(TRAIN)/bin/python -m examples.lookup_rl
 
+# With an ordinary user's rights, also where it is root who tests.
 test: install ## Run every test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	.ci/ordinary $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-vllm: install install-vllm ## Test versions of weights on a real vLLM
 	$(BIN)/python -m pytest -n 0 tests/vllm
@@ -74,6 +86,10 @@ test-train: install-train ## Test the trainer
 
 test-verl: install-verl ## Test training on two ranks of verl, on CPUs
 	$(VERL)/bin/python -m pytest -n 0 tests/verl
+
+# Each alone: what is only there because another brings it along is missed here and nowhere else.
+test-extras: install ## Install each extra alone into a clean environment and use it (4 GB of packages, pip keeps them)
+	TORCH='$(TORCH)' $(BIN)/python -m pytest -n 0 tests/extras
 
 test-providers: install install-providers ## Test translation, with its own SDKs and with the newest ones
 	$(PROVIDERS)/bin/python -m pytest -n 0 tests/providers

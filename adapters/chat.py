@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from adapters.choosing import counted, usable
+from adapters.options import Options
 from adapters.report import Report
 from adapters.rewards import Judged, judge
-from adapters.samples import Options
 from adapters.tree import Node, Story, grow, message_of
 from adapters.turns import Call, Episode, Try
 from gateway.dialects.parts import fingerprint

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from gateway.commands.common import LOCAL, Failure, Filter, Url, pairs, with_client
+from gateway.commands.common import LOCAL, Failure, RolloutTerms, Url, joined_terms, pairs, with_client
 
 if TYPE_CHECKING:
     from adapters.export import Form, Format
-    from adapters.samples import Options
+    from adapters.options import Options
     from gateway.client import Client
 
 Output = Annotated[Path | None, Parameter(name=("--output", "-o"))]
 
 
 def samples(
-    *,
+    *filter: RolloutTerms,
     form: Literal["samples", "chat", "preferences", "triplets"] = "samples",
     format: Literal["jsonl", "parquet"] = "jsonl",
-    filter: Filter = None,
     model: str | None = None,
     agent: str | None = None,
     attempt: Literal["final", "succeeded", "last", "all"] = "final",
@@ -45,8 +44,9 @@ def samples(
     ----------
     form
         Token sequences with mask and log-probabilities, conversations for SFT, pairs for DPO, or a row for each call.
+        Those of tokens, `samples` and `triplets`, need the extra `samples`.
     format
-        JSON lines or Parquet, which needs the extra `export`.
+        JSON lines or Parquet, which needs the extra `parquet`.
     model
         The model that is trained; the one that most calls of a rollout asked for if not given.
     agent
@@ -70,13 +70,13 @@ def samples(
     output
         File to write, which appears when it is whole; stdout if not given.
     """
+    terms = joined_terms(filter)
     if not margin >= 0:
         raise Failure(f"--margin is {margin}: it must not be negative", 2)
     if format == "parquet" and output is None:
         raise Failure("Parquet goes to a file: say which, as --output FILE", 2)
-    if find_spec("numpy") is None:
-        raise Failure("training data needs numpy: pip install 'penstock[export]'")
-    from adapters.samples import Options
+    _check_extras(form, format)
+    from adapters.options import Options
 
     options = Options(
         model=model,
@@ -90,8 +90,10 @@ def samples(
         allow=_reasons(allow or []),
     )
     try:
-        with_client(gateway, lambda client: _write(client, filter or "", form, format, options, margin, output))
-    except FileNotFoundError as e:
+        with_client(gateway, lambda client: _write(client, terms, form, format, options, margin, output))
+    except OSError as e:
+        if output is None:
+            raise
         raise Failure(f"{output}: {e.strerror}") from None
 
 
@@ -106,10 +108,7 @@ async def _write(
 
     report = Report()
     with whole_file(output) as file:
-        try:
-            out = sink(file, form, format)
-        except ImportError:
-            raise Failure("Parquet needs pyarrow: pip install 'penstock[export]'") from None
+        out = sink(file, form, format)
         try:
             async with aclosing(load(client, client.rollouts(filter))) as episodes:
                 async for row in rows(episodes, form, options, margin, report):
@@ -117,6 +116,18 @@ async def _write(
         finally:
             out.close()
     print("\n".join(report.lines()), file=sys.stderr)
+
+
+def _check_extras(form: Form, format: Format) -> None:
+    """Conversations and preferences need none as JSON lines."""
+    from adapters.making import TOKENS
+
+    parquet = format == "parquet" and find_spec("pyarrow") is None
+    if form in TOKENS and find_spec("numpy") is None:
+        extras = "samples,parquet" if parquet else "samples"
+        raise Failure(f"--form {form} needs numpy: pip install 'penstock[{extras}]'; chat and preferences do without")
+    if parquet:
+        raise Failure("Parquet needs pyarrow: pip install 'penstock[parquet]'")
 
 
 def _weights(words: Sequence[str] | None) -> dict[str, float] | None:

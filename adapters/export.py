@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from importlib import import_module
-from typing import IO, Any, Final, Literal, Protocol
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import orjson
 
 from adapters.chat import Conversation
 from adapters.preferences import Pair, row
-from adapters.samples import Sample
-from adapters.triplets import triplets
+
+if TYPE_CHECKING:
+    from adapters.samples import Sample
 
 Form = Literal["samples", "chat", "preferences", "triplets"]
 Format = Literal["jsonl", "parquet"]
@@ -59,7 +60,7 @@ GROUP_ROWS: Final = 1000
 def of_samples(samples: Iterable[Sample]) -> Iterator[Row]:
     """A row for each sample."""
     for sample in samples:
-        made: Row = {field.name: getattr(sample, field.name) for field in fields(Sample)}
+        made: Row = {field.name: getattr(sample, field.name) for field in fields(sample)}
         yield made | {"segments": [asdict(segment) for segment in sample.segments]}
 
 
@@ -76,6 +77,9 @@ def of_pairs(pairs: Iterable[Pair[Conversation]], strict: bool = True) -> Iterat
 
 def of_triplets(samples: Iterable[Sample]) -> Iterator[Row]:
     """A row for each segment of the samples, which must be all those of their attempts."""
+    # The other forms are written without numpy.
+    from adapters.triplets import triplets
+
     return triplets(list(samples))
 
 

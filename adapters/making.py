@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable
 from dataclasses import replace
+from typing import Final
 
 from adapters.chat import UNJUDGED, Conversation, conversations
 from adapters.export import Form, Row, of_conversations, of_pairs, of_samples, of_triplets
+from adapters.options import Options
 from adapters.preferences import pairs
 from adapters.report import Report
-from adapters.samples import Options, samples
 from adapters.turns import Episode
+
+TOKENS: Final = ("samples", "triplets")
+"""Forms of token ids, which are arrays."""
 
 
 async def rows(
@@ -21,7 +25,10 @@ async def rows(
     told = replace(options, allow=options.allow | UNJUDGED) if form == "chat" else options
     held: list[Conversation] = []
     async for episode in episodes:
-        if form in ("samples", "triplets"):
+        if form in TOKENS:
+            # Conversations are made without numpy.
+            from adapters.samples import samples
+
             made, found = samples(episode, options)
             given = of_samples(made) if form == "samples" else of_triplets(made)
         else:

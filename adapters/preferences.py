@@ -14,11 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from adapters.chat import Conversation, Wire
 from adapters.report import Unpaired
-from adapters.samples import Sample
+
+if TYPE_CHECKING:
+    from adapters.samples import Sample
 
 Which = Literal["best", "all"]
 

@@ -10,15 +10,16 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from adapters.report import Note, Reason
 from adapters.turns import Try
 from gateway.dialects.wire import obj
 from gateway.model import Reward, Span
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 K = TypeVar("K")
 
@@ -138,6 +139,9 @@ def returns(samples: Sequence[Whole], gamma: float = 1.0) -> list[npt.NDArray[np
     `samples` are all those of one attempt, merged or not: the return of a call is its own reward and what came after it
     in the attempt, discounted by `gamma` for each later call; the terminal reward belongs to the last call. Choices of
     one call have the same return. Raises ValueError for samples of several attempts and for gamma outside 0 to 1."""
+    # Rewards of conversations are read without it.
+    import numpy as np
+
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(f"gamma is {gamma}: it must be from 0 to 1")
     names = {(sample.rollout, sample.attempt) for sample in samples}

@@ -18,7 +18,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from adapters.choosing import Which, counted, usable
+from adapters.choosing import counted, usable
+from adapters.options import Options
 from adapters.report import Report, Start
 from adapters.rewards import Judged, judge
 from adapters.starts import why
@@ -81,32 +82,6 @@ class Sample:
     """Of the rollout (terminal); nan when there is none and that was allowed."""
     rewards: Mapping[str, float]
     """Its dimensions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What samples are made of, and how."""
-
-    model: str | None = None
-    """Calls of this model only; None is the one that most calls of the rollout ask for."""
-    agent: str | None = None
-    """Calls of this agent only."""
-    attempt: Which = "final"
-    """Which attempt counts: the newest that succeeded and else the newest (`final`), the newest that `succeeded`, the
-    `last`, or `all`."""
-    merge: bool = True
-    """False: a sample for each choice, the way Agent Lightning's transitions are."""
-    forced: Literal["keep", "mask"] = "keep"
-    """`mask`: tokens that a grammar forced are not trained on. Their engine log-probabilities were taken after the
-    grammar's mask and do not compare with the trainer's."""
-    longest_prompt: int | None = None
-    """Most tokens of a prompt; None is no limit."""
-    longest_response: int | None = None
-    """Most tokens of a response. A sample that would be longer is split before a call."""
-    weights: Mapping[str, float] | None = None
-    """Weights of the reward's dimensions; None takes its value."""
-    allow: frozenset[str] = frozenset()
-    """Reasons that shall not keep a call out, such as `no_reward`, `no_logprobs` or `mixed_versions`."""
 
 
 def samples(episode: Episode, options: Options | None = None) -> tuple[list[Sample], Report]:

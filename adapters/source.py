@@ -36,7 +36,7 @@ class Query:
     group: str | None = None
     """The task they repeat."""
     status: frozenset[RolloutStatus] | None = ENDED
-    """Where they stand; None wherever. Those that never came from the queue do not end: their status is `running`."""
+    """Where they stand; None wherever. Those that never came from the queue end when they are quiet."""
 
     def wants(self, rollout: RolloutSummary) -> bool:
         """True for a rollout that is wanted."""

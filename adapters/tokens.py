@@ -48,11 +48,8 @@ class _Answer(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
 
 
-_TOKENS = ("prompt_token_ids", "token_ids", "logprobs")
 _answer = msgspec.json.Decoder(_Answer)
 _events = msgspec.json.Decoder(list[_Answer])
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_choices = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +83,6 @@ def read_outputs(response: bytes, stream: bool) -> tuple[Output, ...] | None:
         return _folded(answers)
     except (ValueError, OverflowError, RecursionError):
         return None
-
-
-def spoken(response: bytes) -> bytes:
-    """A plain answer without ids and log-probabilities, which are most of it: what a `Turn` is read from. Any other
-    body as it is."""
-    try:
-        answer = _without_tokens(_fields(response))
-        if "choices" in answer:
-            choices = list(map(_without_tokens, _choices(answer["choices"])))
-            answer["choices"] = msgspec.Raw(msgspec.json.encode(choices))
-        return msgspec.json.encode(answer)
-    except (ValueError, RecursionError):
-        return response
-
-
-def _without_tokens(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
-    return {name: value for name, value in fields.items() if name not in _TOKENS}
 
 
 def _listed(body: bytes) -> bytes:

@@ -15,11 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from adapters.tokens import Output
 from adapters.turns import Call
 from gateway.model import Message, Part
+
+if TYPE_CHECKING:
+    from adapters.tokens import Output
 
 
 @dataclass(eq=False, slots=True)

@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from adapters.tokens import Output, read_outputs, spoken
+from adapters.spoken import spoken
 from gateway.dialects import by_name
 from gateway.dialects.parts import fingerprint
 from gateway.dialects.sampling import forced
 from gateway.dialects.wire import loads, obj
 from gateway.model import Attempt, RolloutSummary, Span, Turn
+
+if TYPE_CHECKING:
+    from adapters.tokens import Output
 
 Bodies = tuple[bytes, bytes]
 """Request and response of a call, content encodings removed."""
@@ -36,6 +40,9 @@ class Call:
     @cached_property
     def outputs(self) -> tuple[Output, ...] | None:
         """What the engine said of the tokens of its choices; None when there is nothing to read."""
+        # Conversations are read without numpy.
+        from adapters.tokens import read_outputs
+
         return None if self.bodies is None else read_outputs(self.bodies[1], self.span.stream)
 
     @cached_property

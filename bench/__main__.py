@@ -40,6 +40,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--install", action="store_true", help="install the peers that are missing")
     parser.add_argument("--cases", default="", help=f"some of {', '.join(case.name for case in CASES)}; default: all")
     parser.add_argument("--rounds", type=int, default=3, help="how often every peer takes its turn (default: 3)")
+    parser.add_argument(
+        "--calls", type=int, default=0, help="make so many calls instead of measuring for a time: for busy machines"
+    )
     parser.add_argument("--quick", action="store_true", help="about a minute: short cells, bare and penstock only")
     parser.add_argument("--out", type=Path, default=OUT, help="where the JSON goes")
     return parser.parse_args()
@@ -145,7 +148,7 @@ def run(options: argparse.Namespace) -> report.Results:
         gateways, idle = start_all(peers, upstream.port, cores, stack, notes)
         scale = QUICK_SCALE if options.quick else 1.0
         limit = QUICK_LIMIT if options.quick else LIMIT
-        bench = measure.Bench(upstream, cores, material, scale, f"r{os.getpid():x}", began + limit / 4)
+        bench = measure.Bench(upstream, cores, material, scale, f"r{os.getpid():x}", began + limit / 4, options.calls)
         for gateway in gateways:
             bench.warm_up(gateway, CASES[0])
         rounds = measure.Rounds(bench, gateways, say)

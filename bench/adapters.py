@@ -201,7 +201,8 @@ async def through_a_gateway(name: str, shape: Shape) -> None:
     """A tape -> batches."""
     with tempfile.TemporaryDirectory() as folder:
         size, report, taken = record(Path(folder) / "data", shape), Report(), Stages()
-        async with serving(Path(folder) / "data") as (url, pid), Client(url, os.environ.get("PENSTOCK_KEY")) as client:
+        key = os.environ.get("PENSTOCK_ADMIN_KEY")
+        async with serving(Path(folder) / "data") as (url, pid), Client(url, key) as client:
             clock, process, theirs, made = time.perf_counter(), time.process_time(), cpu_seconds(pid), list[Sample]()
             async for one in load(client, client.rollouts()):
                 with taken.stage("samples"):

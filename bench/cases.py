@@ -7,6 +7,8 @@ from typing import Literal
 
 from bench.corpus import ANSWER_BYTES, EVENTS, Material
 
+PATIENCE = 60
+"""Seconds that a number of calls may take."""
 Answer = Literal["chat", "burst", "paced"]
 
 
@@ -40,6 +42,8 @@ class Case:
     stagger: float = 0.0
     """Seconds over which the connections begin."""
     warm: float = 0.2
+    alike: bool = False
+    """Whether its calls make the same rollouts with an address and without one."""
 
     @property
     def unit(self) -> Literal["call", "event"]:
@@ -51,9 +55,11 @@ class Case:
         """Latency is the age of each event when it comes, and not that of the call."""
         return self.answer == "paced"
 
-    def loaded(self, scale: float) -> list[str]:
-        """Arguments of the load generator for the measurement under load."""
+    def loaded(self, scale: float, calls: int = 0) -> list[str]:
+        """Arguments of the load generator for the measurement under load: so many calls, or with 0 for a while."""
+        counted = calls and not self.rate and not self.holdup
         seconds = ["--seconds", str(self.seconds * scale), "--warm", str(self.warm)]
+        seconds = ["--seconds", str(PATIENCE), "--warm", "0", "--calls", str(calls)] if counted else seconds
         shape = ["--connections", str(self.connections), "--rate", str(self.rate), "--stagger", str(self.stagger)]
         return [*seconds, *shape]
 
@@ -99,6 +105,51 @@ CASES = [
         seconds=1.2,
         connections=16,
         alone_seconds=0.6,
+        alike=True,
+    ),
+    Case(
+        "openings",
+        "chat_1k, but each call is a rollout of its own",
+        "openings",
+        "chat",
+        Target(),
+        seconds=1.2,
+        connections=16,
+        alone_seconds=0.6,
+        alike=True,
+    ),
+    Case(
+        "openings_sse",
+        "the same, each call answered by 200 events in 22 writes",
+        "openings_sse",
+        "burst",
+        Target(),
+        seconds=1.2,
+        connections=16,
+        alone_seconds=0.6,
+        alike=True,
+    ),
+    Case(
+        "turns",
+        "an agent's conversation, from 3 to 15 KB in 12 calls; CPU at 16 connections, latency at one",
+        "turns",
+        "chat",
+        Target(),
+        seconds=1.2,
+        connections=16,
+        alone_seconds=0.6,
+        alike=True,
+    ),
+    Case(
+        "turns_sse",
+        "the same, each call answered by 200 events in 22 writes",
+        "turns_sse",
+        "burst",
+        Target(),
+        seconds=1.2,
+        connections=16,
+        alone_seconds=0.6,
+        alike=True,
     ),
     Case(
         "sse_200",
@@ -122,4 +173,6 @@ CASES = [
         warm=1.0,
     ),
 ]
+IMPLICIT_RATIO = 1.3
+"""Most that a call without an address may cost of the gateway's CPU, relative to one with an address."""
 IDLE = Target(rss_mb=80, ready_ms=1000)

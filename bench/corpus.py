@@ -43,7 +43,7 @@ class Material:
     stream_bytes: dict[str, int]
 
     def prompts(self, name: str) -> Path:
-        """The corpus of that name: chat_1k, chat_100k, burst or paced."""
+        """The corpus of that name: chat_1k, chat_100k, openings, openings_sse, turns, turns_sse, burst or paced."""
         return self.folder / f"{name}.prompts"
 
 
@@ -56,8 +56,14 @@ def write(folder: Path) -> Material:
     write_corpus(folder / "chat_1k.prompts", short, tail("bench-chat"))
     write_corpus(folder / "burst.prompts", short, tail("bench-burst", stream=True))
     write_corpus(folder / "paced.prompts", short, tail("bench-paced", stream=True))
+    single = [(text[a:b], [(0, b - a)]) for text, steps in short for a, b in steps]
+    write_corpus(folder / "openings.prompts", single, tail("bench-chat"))
+    write_corpus(folder / "openings_sse.prompts", single, tail("bench-burst", stream=True))
     long = [long_conversation(rng, prose) for _ in range(LONG)]
     write_corpus(folder / "chat_100k.prompts", long, tail("bench-chat", tools=TOOLS))
+    grown = [long_conversation(rng, prose, 0) for _ in range(SHORT)]
+    write_corpus(folder / "turns.prompts", grown, tail("bench-chat", tools=TOOLS))
+    write_corpus(folder / "turns_sse.prompts", grown, tail("bench-burst", tools=TOOLS, stream=True))
     words = plain_words(prose)
     write_script(folder / "chat", [[plain_answer(rng, words)] for _ in range(VARIANTS)])
     sizes = {name: write_streams(folder / name, rng, words) for name in ("burst", "paced")}
@@ -121,8 +127,9 @@ def passage(rng: random.Random, prose: list[str], size: int) -> str:
 
 
 def opening(rng: random.Random, prose: list[str], size: int) -> str:
-    """The start of a body: the system text and a question."""
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": passage(rng, prose, size)}]
+    """The start of a body: the system text and a question, whose number load.c replaces by the rollout's."""
+    question = "Task 00000000. " + passage(rng, prose, size - 15)
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     return compact({"messages": messages})[:-2]
 
 
@@ -133,10 +140,10 @@ def short_conversation(rng: random.Random, prose: list[str]) -> Conversation:
     return b"".join(bodies), [(end - len(body), end) for body, end in zip(bodies, ends, strict=True)]
 
 
-def long_conversation(rng: random.Random, prose: list[str]) -> Conversation:
-    """A conversation that has grown to 92 KB and grows on by about 1 KB a step."""
+def long_conversation(rng: random.Random, prose: list[str], start: int = LONG_START) -> Conversation:
+    """A conversation that has grown to `start` bytes and grows on by about 1 KB a step."""
     text = opening(rng, prose, 2_000).encode()
-    while len(text) < LONG_START:
+    while len(text) < start:
         text += agent_turn(rng, prose).encode()
     ends: list[int] = []
     for _ in range(STEPS):
@@ -158,7 +165,7 @@ def agent_turn(rng: random.Random, prose: list[str]) -> str:
 
 def write_corpus(path: Path, conversations: list[Conversation], end: bytes) -> None:
     """u32 conversations, steps, tail size; per conversation u32 record size, (start, end) pairs, text; the tail."""
-    blob = struct.pack("=III", len(conversations), STEPS, len(end))
+    blob = struct.pack("=III", len(conversations), len(conversations[0][1]), len(end))
     for text, ranges in conversations:
         padded = text + bytes(-len(text) % 4)
         numbers = [number for pair in ranges for number in pair]

@@ -56,13 +56,15 @@ class Bench:
     """Names the rollouts of this run."""
     repeat_until: float
     """Disturbed cells are not repeated after this time (monotonic)."""
+    calls: int = 0
+    """How many each measurement under load makes; 0: as many as go into its time."""
     serial: count[int] = field(default_factory=count)
 
     def direct(self, case: Case) -> Cell:
         """The load generator against the mock, without a gateway between them."""
         traffic = case.traffic(self.material, exact=True)
         port, core = self.mock.port, self.cores.load
-        loaded = load(port, core, [*traffic, *case.loaded(self.scale)])
+        loaded = load(port, core, [*traffic, *case.loaded(self.scale, self.calls)])
         alone = load(port, core, [*traffic, *case.alone(self.scale)]) if case.alone_seconds else loaded
         speed = per_second(case, loaded, self.scale)
         return Cell(None, *latency(case, alone), None, None, speed, loaded["errors"] + alone["errors"])
@@ -70,7 +72,7 @@ class Bench:
     def through(self, gateway: Gateway, case: Case) -> Cell:
         """The load generator against a gateway."""
         arguments = self._arguments(gateway, case)
-        bill = self._billed(gateway, [*arguments, *self._fresh(), *case.loaded(self.scale)])
+        bill = self._billed(gateway, [*arguments, *self._fresh(), *case.loaded(self.scale, self.calls)])
         alone = bill.result
         if case.alone_seconds:
             lone = [*arguments, *self._fresh(), *case.alone(self.scale)]

@@ -201,6 +201,12 @@ PEERS = [
         counter="penstock_commit_spans_total",
     ),
     Peer(
+        "implicit",
+        penstock,
+        installed=lambda: penstock_program().exists(),
+        counter="penstock_commit_spans_total",
+    ),
+    Peer(
         "litellm",
         litellm,
         ready="/health/readiness",

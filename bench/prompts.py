@@ -146,7 +146,7 @@ def measure_unused() -> Iterator[Figure]:
 
 def _passing(body: bytes, model: bool, recogniser: Recogniser | None) -> Facts:
     """What `releases.switch` and `record` ask of a call."""
-    call = Admitted(Address("r"), by_name("chat"), "/v1/chat/completions", body, [])
+    call = Admitted(Address("r"), by_name("chat"), "/v1/chat/completions", body)
     if recogniser is not None:
         found = find(body, call.dialect, recogniser)
         assert not found.uses

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.cases import IDLE, Case, Target
+from bench.cases import IDLE, IMPLICIT_RATIO, Case, Target
 from bench.measure import NOISE, Cell, Cells
 
-OURS = "penstock"
+OURS, IMPLICIT = "penstock", "implicit"
 COLUMNS = ["case", "peer", "CPU ms", "x bare", "p50 us", "p99 us", "per s", "RSS MB", "anon MB", "target"]
 
 
@@ -56,10 +56,18 @@ def case_rows(case: Case, cells: dict[str, list[Cell]]) -> Iterable[list[str]]:
     for peer, rounds in cells.items():
         cpu, p50, p99 = (middle(rounds, name) for name in ("cpu_ms", "p50_us", "p99_us"))
         ratio = cpu / bare if cpu and bare else None
-        verdict = judge(case.target, ratio, p50, p99) if peer == OURS else ""
+        told = judge(case.target, ratio, p50, p99) if peer == OURS else ""
+        if peer == IMPLICIT and case.alike:
+            told = beside(cpu, middle(cells.get(OURS, []), "cpu_ms"))
         speed, rss, anon = (middle(rounds, name) for name in ("per_second", "rss_mb", "anon_mb"))
         figures = [number(cpu, 4), number(ratio, 2), number(p50), number(p99), number(speed), number(rss), number(anon)]
-        yield [case.name, peer, *figures, verdict]
+        yield [case.name, peer, *figures, told]
+
+
+def beside(cpu: float | None, addressed: float | None) -> str:
+    """What a call without an address costs, relative to one with an address."""
+    ratio = cpu / addressed if cpu and addressed else None
+    return f"{number(ratio, 2)} x penstock; {verdict('x', IMPLICIT_RATIO, ratio)}" if ratio else ""
 
 
 def idle_row(peer: str, idle: Idle) -> list[str]:

@@ -16,10 +16,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from bench import corpus, replay, trajectories
 from bench.trajectories import Agent, response_id, wire_answer
@@ -220,6 +221,20 @@ def measure_batches(name: str, calls: list[Entry]) -> Iterator[Figure]:
         yield Figure(f"{name}, {BATCH} a commit: worst read", worst_read(store, calls), "ms", at_most=5)
 
 
+def measure_bookkeeping(calls: list[Entry]) -> Iterator[Figure]:
+    """What rollouts of one call cost, body and all: with names in no order, which leave pages half full, and with the
+    gateway's own, which grow."""
+    rng = random.Random(8)
+    names = {
+        "random names": [str(UUID(bytes=rng.randbytes(16), version=4)) for _ in calls],
+        "names that grow": [f"i-{at * 977:011x}-{rng.randbytes(4).hex()}" for at in range(len(calls))],
+    }
+    for kind, each in names.items():
+        with tempfile.TemporaryDirectory() as folder, Store(Path(folder), map_bytes=1 << 20) as store:
+            write_to(store, [replace(call, rollout=name) for call, name in zip(calls, each, strict=True)])
+            yield Figure(f"rollouts of one call, {kind}: on disk", store.figures()["used_bytes"] / len(calls), "bytes")
+
+
 def write_batches(calls: list[Entry]) -> tuple[float, float]:
     """Seconds of wall time and of CPU that it takes to write them all to a new tape."""
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
@@ -289,6 +304,7 @@ def figures() -> Iterator[Figure]:
     else:
         print("no trajectories at ../shared/data: the figures on real traffic are left out")
     yield from measure_batches("short chats", short_calls(60 * BATCH))
+    yield from measure_bookkeeping(short_calls(24 * BATCH))
     yield from measure_million()
 
 

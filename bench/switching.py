@@ -71,7 +71,7 @@ def looked(resources: list[Resource], size: int, first: bool) -> Callable[[], ob
     """What `Call` does to find out that a call uses none of these."""
     switch = Switch(Registered(resources), cast(Recorder, None), Metrics(), asyncio.Future)
     asyncio.run(switch.reload())
-    call = Admitted(Address("r1"), by_name("chat"), "/v1/chat/completions", request(OTHER, size, "today"), [])
+    call = Admitted(Address("r1"), by_name("chat"), "/v1/chat/completions", request(OTHER, size, "today"))
 
     def look() -> object:
         if first:

@@ -1,8 +1,8 @@
 """The `penstock` command: tables of commands, loaded by their dotted path when one of them runs.
 
-`--help` shows the table and loads none of them, and so no server, no database and no client. All but `serve`, `check`
-and `run` speak to a running gateway through `gateway.client` and to nothing else. Exit codes: 0 done, 1 failed, 2
-wrongly called, 130 interrupted.
+`--help` shows the table and loads none of them, and so no server, no database and no client. All but `serve`, `check`,
+`completion` and `run` speak to a running gateway through `gateway.client` and to nothing else. Exit codes: 0 done, 1
+failed, 2 wrongly called, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Final, NamedTuple
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from gateway.commands.common import Failure
 
@@ -68,6 +68,9 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "check": Command(
         "gateway.commands.serving:check", "Read every record of a tape and report what is not as it should be."
+    ),
+    "completion": Command(
+        "gateway.commands.completing:completion", "Print the script that completes commands and options in a shell."
     ),
 }
 
@@ -183,7 +186,17 @@ GROUPS: Final[dict[str, Group]] = {
     ),
 }
 
-app = App(name="penstock", help=HELP, result_action="return_value", print_error=False, exit_on_error=False)
+
+def version() -> str:
+    """What is installed."""
+    from importlib import metadata
+
+    return f"penstock {metadata.version('penstock')}"
+
+
+app = App(
+    name="penstock", help=HELP, version=version, result_action="return_value", print_error=False, exit_on_error=False
+)
 for order, (name, command) in enumerate(COMMANDS.items()):
     app.command(command.path, name=name, help=command.help, sort_key=order)
 for order, (name, group) in enumerate(GROUPS.items(), len(COMMANDS)):
@@ -201,12 +214,20 @@ def main(arguments: list[str] | None = None) -> None:
     except Failure as e:
         _end(str(e), e.code)
     except CycloptsError as e:
-        _end(f"{' '.join(str(e).split())} See penstock --help.", 2)
+        command = " ".join(["penstock", *(e.command_chain or ())])
+        _end(f"{_wrong(e)} See {command} --help.", 2)
     except BrokenPipeError:
         # The reader has seen enough; stdout must not be flushed again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _wrong(error: CycloptsError) -> str:
+    """How a command was called wrongly."""
+    if isinstance(error, UnusedCliTokensError) and not isinstance(error, UnknownOptionError):
+        return f"Nothing is done with {' '.join(map(repr, error.unused_tokens or ()))}."
+    return " ".join(str(error).split())
 
 
 def _end(message: str, code: int) -> None:

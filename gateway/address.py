@@ -12,6 +12,7 @@ Agent Lightning 0.3 writes the first form too.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import cast, get_args
 from urllib.parse import unquote
 
 from gateway.model import ID_PATTERN, Mode, Origin
+from gateway.redact import looks_secret
 
 FIRST_ATTEMPT = "a1"
 SESSION_HEADERS = {
@@ -60,6 +62,8 @@ class Address:
     origin: Origin = "header"
     prompt: str | None = None
     """The registered prompt that the first system text is said to be."""
+    ambiguous: bool = False
+    """Whether the call could be another implicit rollout's as well (`gateway.implicit`)."""
 
 
 def check_id(part: str, value: str) -> str:
@@ -119,9 +123,14 @@ def from_headers(headers: Mapping[bytes, bytes]) -> Address | None:
         )
     for header, kind in SESSION_HEADERS.items():
         if session := headers.get(header):
-            name = _UNSAFE.sub("-", session.decode("latin-1"))[:100]
+            name = _UNSAFE.sub("-", _unkeyed(session.decode("latin-1")))[:100]
             return Address(f"{kind}-{name}", agent=_agent(named), origin="implicit")
     return None
+
+
+def _unkeyed(session: str) -> str:
+    """A session as it may be shown: one that looks like a key is told by its hash."""
+    return hashlib.sha256(session.encode()).hexdigest()[:32] if looks_secret(session) else session
 
 
 def _agent(named: Mapping[str, str]) -> str | None:

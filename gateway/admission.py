@@ -1,31 +1,41 @@
 """Whose call is it, and may it pass? The first two steps in the life of a call; nothing here touches a socket.
 
 An address in the path, the headers or the baggage comes first, then an agent token, then the conversation that the
-request continues, or the connection it comes on.
+request continues, or the connection it comes on. What would hold others up is done by a thread of its own, and only the
+call that needs it waits: a large conversation is read there, and so are answers, where there are equal conversations
+that only their answers tell apart.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote
 
-import msgspec
+from msgspec import Raw
 
 from gateway.address import Address, AddressError, from_headers, from_path
 from gateway.auth import Auth, AuthError
 from gateway.dialects import find
 from gateway.dialects.base import Dialect
+from gateway.dialects.items import LARGE
+from gateway.dialects.reading import decode_body
 from gateway.dialects.wire import Peek
 from gateway.errors import ClientFault
 from gateway.heads import CREDENTIALS
-from gateway.implicit import Conversations, new_rollout
+from gateway.implicit import EMPTY, Answer, Conversations, Ended, Fingerprints, Found, Story, Way, new_rollout
 from gateway.redact import url as redact_url
 from gateway.request import Request
 
+UNPACKED: Final = 32 << 20
+"""Bytes of a request without its content encoding, beyond which it is not read: the loop waits for it."""
+_log = logging.getLogger("penstock.proxy")
 _UNREAD: Final = "\0"
 """No model is called that."""
 
@@ -39,10 +49,19 @@ class Admitted:
     path: str
     """Path and query below the address."""
     body: bytes
-    messages: list[bytes]
-    """The conversation's fingerprint sources; only of implicit calls."""
+    """The request's; without its content encoding where it has one that can be undone."""
     token: bool = False
     """Whether it came with the agent token of its rollout."""
+    packed: bytes | None = None
+    """The request's as it came, where that had a content encoding."""
+    waits: bool = field(default=False, init=False)
+    """Whether it must be followed (`Admission.follow`) before it is known whose it is."""
+    story: Story | None = field(default=None, init=False)
+    """Its conversation, where that tells whose it is; None where something else does, or while it has not been read."""
+    previous: str | None = field(default=None, init=False)
+    """The response that it says it goes on from."""
+    found: Found = field(default_factory=Found, init=False)
+    """What that told."""
     asked: Peek | None = field(default=None, init=False)
     """What was read of its body on the way: nobody has to read that again."""
     _model: str | None = field(default=_UNREAD, init=False)
@@ -62,10 +81,13 @@ class Admission:
     def __init__(self, auth: Auth, conversations: Conversations, token_required: bool) -> None:
         self._auth = auth
         self._conversations = conversations
+        self._fingerprints = Fingerprints()
         self._token_required = token_required
+        self._thread = ThreadPoolExecutor(1, "penstock-reader")
+        """One thread: what it was asked first is done when it comes to what was asked later."""
 
-    def admit(self, request: Request, session: str | None) -> Admitted:
-        """Finds the address; raises `ClientFault`. `session` is the implicit rollout that the connection has had."""
+    def admit(self, request: Request, way: Way) -> Admitted:
+        """Finds the address; raises `ClientFault`. `way`: the connection it came on."""
         target = request.target.decode("latin-1")
         _check_target(target)
         path, mark, query = target.partition("?")
@@ -75,15 +97,19 @@ class Admission:
             address = address or from_headers(headers)
         except AddressError as error:
             raise ClientFault(400, "address", str(error), error.part) from None
-        admitted = Admitted(_NOWHERE, find(request.method, below), below + mark + query, request.body(), [])
+        admitted = Admitted(_NOWHERE, find(request.method, below), below + mark + query, request.body())
         if admitted.dialect.name == "opaque":
             _check_path(below)
+        elif b"content-encoding" in headers:
+            _unpack(admitted, request)
         token = self._authorize(headers)
         if address is None:
-            address = Address(token) if token is not None else self._follow(admitted, session)
+            address = Address(token) if token is not None else self._implicit(admitted, way)
         elif token is not None and token != address.rollout:
             message = f"the agent token is for another rollout than {address.rollout!r}"
             raise ClientFault(403, "token", message, "authorization")
+        elif address.origin == "implicit":
+            way.last = address.rollout
         admitted.address, admitted.token = address, token is not None
         return admitted
 
@@ -100,30 +126,93 @@ class Admission:
             raise ClientFault(401, "token", message, "authorization")
         return None
 
-    def _follow(self, call: Admitted, session: str | None) -> Address:
-        """The implicit rollout of a call that names none."""
-        call.messages = call.dialect.conversation(call.body)
-        previous = _previous_response(call.body) if call.dialect.name == "responses" else None
-        if previous is not None:
-            rollout = self._conversations.find_response(previous)
-        else:
-            rollout = self._conversations.find(call.messages)
-        if rollout is None and not call.messages:
-            rollout = session
-        return Address(rollout or new_rollout(), origin="implicit")
+    def _implicit(self, call: Admitted, way: Way) -> Address:
+        """The implicit rollout of a call that names none; a new one for now where it takes longer to tell."""
+        if len(call.body) > LARGE:
+            call.waits = True
+            return Address(new_rollout(), origin="implicit")
+        items, dialect = self._items(call), call.dialect
+        call.story = self._fingerprints.story(dialect.name, items, dialect.source, len(call.body))
+        return self._given(call, way)
 
-    def remember(self, call: Admitted, response: bytes, stream: bool) -> None:
-        """What a later request would continue."""
-        if call.messages:
-            reply = call.dialect.reply(response, stream)
-            self._conversations.remember(call.messages, reply, call.address.rollout)
-        if call.dialect.name == "responses":
-            found = call.dialect.facts(b"", response, stream).response_id
-            if found:
-                self._conversations.remember_response(found, call.address.rollout)
+    def follow(self, call: Admitted, way: Way, then: Callable[[], None]) -> None:
+        """Has done what a call waits for, and goes on when it is known whose it is."""
+        done = asyncio.get_running_loop().run_in_executor(self._thread, self._catch_up, call)
+        done.add_done_callback(lambda _: self._caught_up(call, way, then))
+
+    def _caught_up(self, call: Admitted, way: Way, then: Callable[[], None]) -> None:
+        call.address = self._given(call, way)
+        if call.waits:
+            self.follow(call, way, then)
+        else:
+            then()
+
+    def _catch_up(self, call: Admitted) -> None:
+        """On the thread."""
+        try:
+            if call.story is None:
+                dialect = call.dialect
+                call.story = self._fingerprints.read(dialect.name, self._items(call), dialect.source)
+        except Exception:
+            _log.exception("a conversation could not be read: it opens a new rollout")
+        _settle(call.found.unread)
+
+    def _items(self, call: Admitted) -> list[Raw]:
+        call.asked, items, call.previous = call.dialect.items(call.body)
+        return items
+
+    def _given(self, call: Admitted, way: Way) -> Address:
+        """The rollout that the conversation continues, that of the connection where there is none, else a new one."""
+        story = call.story or EMPTY
+        if call.previous is not None:
+            # What it sends is only what is new.
+            call.story = story = EMPTY
+            rollout = self._conversations.find_response(call.previous)
+        else:
+            call.found = self._conversations.find(story, way)
+            rollout = call.found.rollout or (None if story.items else way.last)
+        call.waits = bool(call.found.unread)
+        rollout = rollout or new_rollout()
+        if not call.waits and (call.dialect.answers or not story.items):
+            self._conversations.follow(call.found, story, way, rollout)
+        return Address(rollout, origin="implicit", ambiguous=call.found.ambiguous)
+
+    def remember(self, call: Admitted, way: Way, answer: Answer | None) -> None:
+        """What a later request would continue. `answer`: None when the call came to nothing."""
+        story, dialect = call.story, call.dialect
+        if story is None or call.waits or not dialect.answers:
+            return
+        if answer is None:
+            self._conversations.undo(call.found, story)
+            return
+        if story.items:
+            ended = self._conversations.remember(story, call.found, way, call.address.rollout, answer)
+            if ended:
+                asyncio.get_running_loop().run_in_executor(self._thread, _settle, ended)
+        made = dialect.response_id(answer.body(), answer.stream) if dialect.name == "responses" else None
+        if made is not None:
+            self._conversations.remember_response(made, call.address.rollout)
+
+
+def _settle(some: list[Ended]) -> None:
+    """On the thread: reads answers."""
+    for ended in some:
+        try:
+            ended.settle()
+        except Exception:
+            _log.exception("an answer of %s could not be read", ended.rollout)
+            ended.answer = None
 
 
 _NOWHERE = Address("nowhere")
+
+
+def _unpack(call: Admitted, request: Request) -> None:
+    """Undoes the content encoding of a request. What cannot be undone passes as it came, unread."""
+    names = b",".join(value for low, _, value in request.headers if low == b"content-encoding")
+    body, problem = decode_body(call.body, names.decode("latin-1"), UNPACKED)
+    if problem is None and body is not call.body:
+        call.body, call.packed = body, call.body
 
 
 def _check_target(target: str) -> None:
@@ -161,17 +250,3 @@ def _agent_token(headers: Mapping[bytes, bytes]) -> str | None:
 
 def _text(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
-
-
-class _Previous(msgspec.Struct):
-    previous_response_id: str | None = None
-
-
-_previous = msgspec.json.Decoder(_Previous)
-
-
-def _previous_response(body: bytes) -> str | None:
-    try:
-        return _previous.decode(body).previous_response_id
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None

@@ -9,6 +9,7 @@ is closed.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import resource
@@ -33,11 +34,13 @@ from gateway.dispatcher import Desk
 from gateway.exact.keeping import Exact
 from gateway.feed import Feed
 from gateway.front import Front
+from gateway.known_secrets import Secrets, own_secrets
 from gateway.metrics import Metrics
 from gateway.operations import Operations
 from gateway.otlp.ingest import INGEST, Ingest
 from gateway.proxy import Proxy
 from gateway.recorder import Recorder
+from gateway.redact import Redactor
 from gateway.releases.asking import Means
 from gateway.releases.checking import Checking
 from gateway.releases.driver import Driver
@@ -62,6 +65,7 @@ _LOOK_EVERY = 10
 """Ticks between two looks at clients that send nothing."""
 _BACKLOG = 4096
 _CONTROL_SECONDS = 1.0
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _log = logging.getLogger("penstock.app")
 
 
@@ -75,9 +79,14 @@ class State:
     draining: bool = False
 
     @property
-    def ready(self) -> bool:
-        """True while it takes calls and can record them."""
-        return self.started and not self.draining and self.recorder.alive
+    def not_ready(self) -> str | None:
+        """Why it takes no calls or cannot record them; None while it does both."""
+        if self.draining:
+            return "the gateway is draining: it takes no new calls"
+        if not self.started:
+            return "the gateway is not ready yet: it is starting"
+        failing = self.recorder.failing
+        return None if failing is None else f"recording has stopped: {failing}"
 
     @property
     def gaps(self) -> int:
@@ -96,21 +105,36 @@ class Gateway:
         self.metrics = Metrics()
         admin_key = config.auth.admin_key()
         self.pools = {upstream.name: Pool(upstream, admin_key) for upstream in config.upstreams()}
-        self.store = Store(config.data, map_bytes=config.tape.map_bytes, memory_bytes=config.tape.memory_bytes)
+        self._redactor = Redactor(own_secrets(config.secrets()))
+        self.store = Store(
+            config.data,
+            map_bytes=config.tape.map_bytes,
+            memory_bytes=config.tape.memory_bytes,
+            secrets=self._redactor.own,
+        )
         self.feed = Feed(self.store.cursor())
         self.auth = Auth(admin_key, self.store.secret())
         self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed)
         self.state = State(self.metrics, self.recorder)
         # Times are counted from here, so that they never run backwards while the process lives.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
-        self.desk = Desk(self.recorder, self.metrics, self._now_ns, config.rewards.trust_agent)
+        self.desk = Desk(
+            self.recorder, self.metrics, self._now_ns, config.rewards.trust_agent, config.rollouts.quiet_seconds
+        )
         upstreams = {upstream.name: upstream for upstream in config.upstreams()}
         self.residents = Residents(self.store, upstreams, self._ask_upstreams, self._now_ns)
         self.switch = Switch(self.store, self.recorder, self.metrics, self.residents.mended)
         checking = Checking(self.store.resource, upstreams, self._ask_upstreams)
         self._routes = Routes(config.route, self.pools)
         means = Means(
-            self.store, self.switch, self.recorder, self.pools, self._routes, self._ask_upstreams, self._now_ns
+            self.store,
+            self.switch,
+            self.recorder,
+            self.pools,
+            self._routes,
+            self._ask_upstreams,
+            self._now_ns,
+            self._redactor,
         )
         self._exact = Exact(self._ask_upstreams, self.store, self.recorder, self.metrics)
         self.shadow = Shadow(means)
@@ -164,7 +188,7 @@ class Gateway:
         from gateway.otlp.exporter import Exporter
 
         servers = {upstream.name: upstream.base_url for upstream in self.config.upstreams()}
-        return Exporter(self.config.otlp, url, servers, self.store, self.feed, self.desk, self.metrics)
+        return Exporter(self.config.otlp, url, servers, self.store, self.feed, self.desk, self.metrics, self._now_ns)
 
     def _now_ns(self) -> int:
         """The clock of the tape."""
@@ -190,6 +214,7 @@ class Gateway:
             self._routes,
             self._translator,
             self._exact,
+            self._redactor,
             self._epoch_ns,
         )
         self.recorder.start()
@@ -198,9 +223,12 @@ class Gateway:
         self.residents.start()
         if self._exporter is not None:
             await self._exporter.start()
-        self._server = await loop.create_server(
-            lambda: Front(proxy), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
-        )
+        try:
+            self._server = await loop.create_server(
+                lambda: Front(proxy), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
+            )
+        except OSError as error:
+            raise ConfigError(_cannot_listen(self.config.host, self.config.port, error)) from None
         self._tick()
         # What lives for good need not be looked at again; calls leave no cycles behind.
         gc.collect()
@@ -273,6 +301,17 @@ def _make_translator(config: Config) -> Translator | None:
     return None
 
 
+def _cannot_listen(host: str, port: int, error: OSError) -> str:
+    """Why not, and the way out."""
+    if error.errno == errno.EADDRINUSE:
+        who = "perhaps another gateway runs"
+        return f"port {port} of {host} is taken ({who}): choose another with --port, or --port 0 for any that is free"
+    if error.errno == errno.EACCES:
+        return f"port {port} of {host} is not for this user (those below 1024 seldom are): choose another with --port"
+    # A name that nobody knows, or the address of another machine.
+    return f"cannot listen on {host}: it is no address of this machine; --host 127.0.0.1 is, and 0.0.0.0 is all of them"
+
+
 async def _run(config: Config) -> None:
     gateway = Gateway(config)
     host, port = await gateway.start()
@@ -290,6 +329,18 @@ async def _run(config: Config) -> None:
     await gateway.stop(hurry)
 
 
+class Discreet(logging.Formatter):
+    """Writes lines of the log without the gateway's own keys: what engines answer is logged, and they repeat keys."""
+
+    def __init__(self, form: str, own: Secrets) -> None:
+        super().__init__(form)
+        self._own = own
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, with its traceback."""
+        return self._own.text(super().format(record))
+
+
 def _take_all_descriptors() -> None:
     """A call is two connections: the usual soft limit of 1024 would be a hidden cap on concurrency."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -298,10 +349,12 @@ def _take_all_descriptors() -> None:
 
 def serve(config_path: Path | None, data: Path | None, host: str | None, port: int | None) -> None:
     """Runs a gateway until it is told to stop. Raises `SystemExit` with a message when it cannot start."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=_LOG_FORMAT)
     _take_all_descriptors()
     try:
         config = load(config_path, data=data, host=host, port=port)
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(Discreet(_LOG_FORMAT, own_secrets(config.secrets())))
         uvloop.run(_run(config))
     except (ConfigError, TapeError, OSError) as error:
         raise SystemExit(f"penstock: {error}") from None

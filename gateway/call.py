@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,9 @@ from gateway.errors import GatewayFault, Refusal, UpstreamFault
 from gateway.exact.courses import Course
 from gateway.front import Front
 from gateway.heads import PROMPT, family_of, framed, refusal_body, refusal_head
+from gateway.implicit import Answer
 from gateway.link import Link
-from gateway.record import Record
+from gateway.record import Record, whole
 from gateway.relay import Relay
 from gateway.releases.gate import Gate
 from gateway.releases.marks import rehearsed
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from gateway.proxy import Proxy
 
 _log = logging.getLogger("penstock.proxy")
+_BOOKS = 512
+"""Bytes that it takes to remember an answer beside it."""
 
 
 class Call(Relay):
@@ -49,6 +53,7 @@ class Call(Relay):
     __slots__ = (
         "_admitted",
         "_announced",
+        "_announcing",
         "_asked_again",
         "_candidates",
         "_course",
@@ -66,6 +71,7 @@ class Call(Relay):
     def __init__(self, proxy: Proxy, front: Front, request: Request, admitted: Admitted) -> None:
         super().__init__(front, request)
         self.record = Record(admitted, request, proxy.redactor, proxy.config.limits.recorded_bytes)
+        self.own = proxy.redactor.own
         self._proxy = proxy
         self._admitted = admitted
         self._candidates: list[Pool] = []
@@ -74,7 +80,7 @@ class Call(Relay):
         self._gate: Gate | None = None
         """The gate it waits at."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
-        self._announced = self._asked_again = False
+        self._announced = self._announcing = self._asked_again = False
         self._switched: tuple[Found, Mapping[str, Pin]] | None = None
         """What it uses of the catalog, and what its rollout was given of it."""
         self._tail = b""
@@ -105,12 +111,24 @@ class Call(Relay):
     # 1. Where does it go, and must something change? ----------------------------------------------------------------
 
     def _begin(self) -> None:
+        if self._admitted.waits:
+            self._proxy.admission.follow(self._admitted, self.front.way, self._on_followed)
+        else:
+            self._start()
+
+    def _on_followed(self) -> None:
+        """It is known whose it is."""
+        if self.record.status == "open":
+            self._do("begun", self._start)
+        else:
+            # Its client has left.
+            self._remember(None)
+
+    def _start(self) -> None:
         proxy, call = self._proxy, self._admitted
-        failing = proxy.recorder.failing
-        if failing is not None and self._refuses_gaps():
-            mode = call.address.mode
-            message = f"this call cannot be recorded, and mode {mode!r} refuses calls that are not: {failing}"
-            raise GatewayFault(503, "tape", message)
+        proxy.metrics.ambiguous_calls += call.address.ambiguous
+        if proxy.recorder.failing is not None:
+            self._check_gap()
         if proxy.switch.catalog.rehearses and rehearsed(call.address.rollout):
             self._rehearse()
             return
@@ -210,7 +228,11 @@ class Call(Relay):
         if not rehearsals.plays(call):
             self._route()
             return
-        self._playing = asyncio.ensure_future(rehearsals.answer(call, self.request, self._prompt()))
+        self._announce_first(self._play)
+
+    def _play(self) -> None:
+        answer = self._proxy.rehearsals.answer(self._admitted, self.request, self._prompt())
+        self._playing = asyncio.ensure_future(answer)
         self._playing.add_done_callback(self._on_played)
 
     def _on_played(self, done: asyncio.Future[Played]) -> None:
@@ -222,6 +244,9 @@ class Call(Relay):
 
     def _answer(self, played: Played) -> None:
         record, reply = self.record, played.reply
+        if played.status >= 400:
+            played = played.without(self.own)
+            reply = played.reply
         record.stream, record.response_headers = reply.stream, played.headers
         record.encoding = reply.header(b"content-encoding").encode("latin-1") or None
         record.answered(played.status, reply.body)
@@ -231,16 +256,55 @@ class Call(Relay):
     def _refuses_gaps(self) -> bool:
         return self._proxy.config.tape.on_record_failure.get(self._admitted.address.mode, "pass") == "refuse"
 
+    def _check_gap(self) -> None:
+        """The tape cannot be written: refuses the call where its mode wants that."""
+        if self._refuses_gaps():
+            mode, failing = self._admitted.address.mode, self._proxy.recorder.failing
+            message = f"this call cannot be recorded, and mode {mode!r} refuses calls that are not: {failing}"
+            raise GatewayFault(503, "tape", message)
+
     # 2. Forward -----------------------------------------------------------------------------------------------------
 
     def _forward(self) -> None:
         """To the next upstream that may serve it."""
         record = self.record
         record.pool = pool = self._candidates.pop(0)
-        length = None if record.body is self._admitted.body else len(record.body)
+        if self._admitted.packed is not None:
+            self._pack(self._admitted.packed)
+        length = len(record.body) if record.changed else None
         head, record.sent = pool.heads.compose(self.request, pool.target(record.call.path).encode("latin-1"), length)
         self._sent = head, framed(self.request, record.body)
-        self._reach(pool)
+        self._announce_first(lambda: self._reach(pool))
+
+    def _announce_first(self, then: Callable[[], None]) -> None:
+        """Goes on; in a strict gateway when it is on disk that the call is under way, so that nothing is ever done
+        upstream that the tape does not tell of."""
+        if not self._proxy.strict or self._announced:
+            then()
+            return
+        self._announced = self._announcing = True
+        self._waits_since = monotonic()
+        self._proxy.recorder.announce(self.record, lambda kept: self._on_announced(kept, then))
+
+    def _on_announced(self, kept: bool, then: Callable[[], None]) -> None:
+        self._announcing = False
+        self._proxy.metrics.recorder_wait_seconds += monotonic() - self._waits_since
+        if self.record.status != "open":
+            # Its client has left.
+            return
+        self._do("sent", then if kept else lambda: self._go_unannounced(then))
+
+    def _go_unannounced(self, then: Callable[[], None]) -> None:
+        """The tape does not take it."""
+        self._check_gap()
+        then()
+
+    def _pack(self, packed: bytes) -> None:
+        """A request that came with a content encoding goes as it came, and without one where it was changed."""
+        if self.record.changed:
+            self.request.headers = [header for header in self.request.headers if header[0] != b"content-encoding"]
+        else:
+            self.record.body = packed
 
     def _reach(self, pool: Pool, fresh: bool = False) -> None:
         """Connects, as soon as the upstream's gate is open."""
@@ -377,23 +441,30 @@ class Call(Relay):
         else:
             if out:
                 self.front.transport.write(out)
-            recorder.put(self.record)
+            recorder.put(self.record, self._recorded)
             self.end_answer()
 
     def _let_go(self, kept: bool) -> None:
         """The span is on disk, or lost: the last byte may go, unless the mode refuses unrecorded answers."""
         self._proxy.metrics.recorder_wait_seconds += monotonic() - self._waits_since
+        self._recorded(kept)
         if self.front.served is not self:
             return
-        if not kept and self._refuses_gaps():
+        if not kept and self._refuses_gaps() and (self.started or self._playing is not None):
+            # What the gateway itself has to say may pass: nobody learns from it.
             self.break_off()
             return
         if self._tail:
             self.front.transport.write(self._tail)
         self.end_answer()
 
+    def _recorded(self, kept: bool) -> None:
+        """It was read, which tells whether an answer that came whole is a good one; only now is it counted."""
+        record, seconds = self.record, ((self.record.end_ns or 0) - self.request.started_ns) / 1e9
+        self._proxy.metrics.call_ended(self._admitted.dialect.name, record.status, seconds)
+
     def _end(self, status: str, error: str | None) -> None:
-        """The call is over; it is counted, and its record is complete."""
+        """The call is over, and its record is complete."""
         proxy, record, metrics = self._proxy, self.record, self._proxy.metrics
         now = monotonic()
         record.status, record.error = status, error
@@ -402,18 +473,24 @@ class Call(Relay):
         metrics.inflight_calls -= 1
         metrics.request_bytes += len(record.body)
         metrics.response_bytes += record.response_bytes
-        metrics.call_ended(self._admitted.dialect.name, status, now - self.request.started)
         if record.first_byte_ns is not None:
             metrics.first_byte_seconds.observe(record.first_byte_ns / 1e9)
             metrics.overhead_seconds.observe(self._overhead + now - self.touched)
         if self.translation is not None:
             record.sides = [*record.sides, self.translation.side(status, record.response())]
-        if self._admitted.address.origin == "implicit" and self.started:
+        if self._admitted.address.origin == "implicit":
+            good = self.started and record.http_status is not None and record.http_status < 400
             # After what was written in this turn of the loop has gone out, before anything can answer it.
-            asyncio.get_running_loop().call_soon(self._remember)
+            asyncio.get_running_loop().call_soon(self._remember, self._answered() if good else None)
 
-    def _remember(self) -> None:
-        self._proxy.admission.remember(self._admitted, self._told(), self.record.stream)
+    def _remember(self, answer: Answer | None) -> None:
+        self._proxy.admission.remember(self._admitted, self.front.way, answer)
+
+    def _answered(self) -> Answer:
+        """Its answer for later, without what else the call holds."""
+        record, translation = self.record, self.translation
+        told = partial(whole, record.pieces, record.encoding) if translation is None else translation.response
+        return Answer(told, record.stream, record.response_bytes + _BOOKS, self._admitted.dialect.replies)
 
     def _told(self) -> bytes:
         """The answer as its client got it, but for what was asked for in its name."""
@@ -429,7 +506,7 @@ class Call(Relay):
                 self._end("ok", None)
             else:
                 self._end("cancelled", "client_gone")
-            self._proxy.recorder.put(self.record)
+            self._proxy.recorder.put(self.record, self._recorded)
 
     def on_broken(self, link: Link, reason: str) -> None:
         """The upstream broke off. Before its answer began it is asked again; after that the client gets what came."""
@@ -451,11 +528,13 @@ class Call(Relay):
 
     def check(self, now: float, announce: float) -> None:
         """Called every tick: must the call be announced, has the upstream been silent for too long?"""
-        if not self._announced and self.request.started <= announce:
+        if not self._announced and not self._admitted.waits and self.request.started <= announce:
             self._announced = True
             self._proxy.recorder.announce(self.record)
         pool, link = self.record.pool, self.link
-        if pool is None or self._gate is not None or (self.connecting is not None and not self.connecting.done()):
+        if pool is None or self._announcing or self._gate is not None:
+            return
+        if self.connecting is not None and not self.connecting.done():
             return
         if link is None or link.caller is not self:
             self._give_up_on("internal", internal_fault())
@@ -487,13 +566,14 @@ class Call(Relay):
     def _cut_off(self, status: str, reason: str) -> None:
         """Ends a call whose client has got a part of the answer, or nothing."""
         self._end(status, reason)
-        self._proxy.recorder.put(self.record)
+        self._proxy.recorder.put(self.record, self._recorded)
         self.break_off()
 
     def _fail(self, refusal: Refusal) -> None:
         """Ends a call whose answer has not begun with one of our own, in the shape of its API."""
         dialect = self._admitted.dialect
-        body = refusal_body(family(dialect.name, dialect.family, self.request), refusal)
+        # What an engine answers may be in the message.
+        body = self.own.hide(refusal_body(family(dialect.name, dialect.family, self.request), refusal))
         head = refusal_head(refusal, len(body), self.request.keep_alive)
         body = b"" if self.head_only else body
         self.record.answered(refusal.status, body)

@@ -38,6 +38,9 @@ _INLINE = 700
 _FRAME = 3
 """What msgpack puts before a record."""
 _SEGMENT = 131072
+_SHARED = (b"\1", b"\2")
+"""Stand for the rollout, and for the rollout and the attempt, that the record before names too. No id begins so."""
+_OF_ROLLOUTS = (b"r", b"a", b"o", b"s")
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _LEVEL = 6
 _WHOLE = 1 << 53
@@ -269,8 +272,53 @@ def pack_segments(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
 
 
 def pack_log(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """The same of the records of the log; many are one segment, which costs least."""
-    return iter([(0, len(records), _pack(records))]) if len(records) >= _MANY else pack_small(records)
+    """The same of the records of the log; many are one segment, which costs least.
+
+    A rollout, its attempt and its calls often follow each other: a record names what the one before it names by a byte
+    (`_SHARED`), because names are most of what there is to say of a short rollout.
+    """
+    shared = _share(records)
+    if len(records) >= _MANY:
+        yield 0, len(records), _pack(shared)
+        return
+    for first, run in _runs(shared, _INLINE):
+        # The first of a segment has nothing before it.
+        yield first, len(run), _pack([records[first], *run[1:]])
+
+
+def unpack_log(segment: bytes) -> list[bytes]:
+    """The inverse."""
+    found: list[bytes] = []
+    names: tuple[bytes, ...] = ()
+    for record in cast(list[bytes], _unpack(segment)):
+        if record[1:2] in _SHARED:
+            record = record[:1] + b"".join(names[: record[1]]) + record[2:]
+        names = _names(record)
+        found.append(record)
+    return found
+
+
+def _share(records: list[bytes]) -> list[bytes]:
+    shared: list[bytes] = []
+    before: tuple[bytes, ...] = ()
+    for record in records:
+        names = _names(record)
+        same = 0
+        while same < len(names) and same < len(before) and names[same] == before[same]:
+            same += 1
+        shared.append(record[:1] + _SHARED[same - 1] + record[1 + sum(map(len, names[:same])) :] if same else record)
+        before = names
+    return shared
+
+
+def _names(record: bytes) -> tuple[bytes, ...]:
+    """The rollout that a record of the log is about, and the attempt, each with its NUL; none of other records."""
+    if record[:1] not in _OF_ROLLOUTS:
+        return ()
+    end = record.find(0, 1) + 1
+    if record[:1] == b"r":
+        return (record[1:end],)
+    return record[1:end], record[end : record.find(0, end) + 1]
 
 
 def _runs(records: list[bytes], most: int) -> Iterator[tuple[int, list[bytes]]]:
@@ -286,7 +334,7 @@ def _runs(records: list[bytes], most: int) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def unpack_segment(segment: bytes) -> list[bytes]:
-    """The inverse of both. A zstd frame starts with 28 B5 2F FD; no msgpack array does."""
+    """The inverse of the first two. A zstd frame starts with 28 B5 2F FD; no msgpack array does."""
     if segment[:4] == _ZSTD:
         segment = zstandard.ZstdDecompressor().decompress(segment)
     return cast(list[bytes], _unpack(segment))

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from gateway.model import Mode
+from gateway.model import LONGEST_S, Mode
 from gateway.strict import ConfigError, Section, read, validated
 
 Family = Literal["openai", "anthropic", "gemini"]
@@ -123,7 +123,7 @@ class Limits(Section):
     request_bytes: int = Field(default=256 << 20, gt=0)
     """Largest request body; a larger one is refused with 413."""
     header_bytes: int = Field(default=64 << 10, ge=1024)
-    """Largest request head; a larger one is refused with 431."""
+    """Largest request head, request line included; a larger one is refused with 431."""
     recorded_bytes: int = Field(default=64 << 20, gt=0)
     """Largest part of a response body that is kept; the rest passes on and the span is marked truncated."""
     head_timeout: float = Field(default=60.0, gt=0)
@@ -138,13 +138,13 @@ class Tape(Section):
     """`[tape]`: the recording."""
 
     record: Literal["batched", "strict"] = "batched"
-    """`strict` holds the last byte of every response until its span is on disk; `batched` lets it go at once."""
+    """`strict` writes a call before it is sent upstream, and its span before its last byte goes; `batched` later."""
     commit_ms: float = Field(default=5.0, ge=0)
     """Milliseconds that the writer gathers calls for one commit (batched only)."""
     queue_bytes: int = Field(default=256 << 20, gt=0)
     """Bytes that may wait for the writer; beyond it the ends of calls wait instead of being dropped."""
     announce_seconds: float = Field(default=0.25, gt=0)
-    """Seconds after which a running call is put on the tape as open."""
+    """Seconds after which a running call is put on the tape as open (batched only)."""
     map_bytes: int = Field(default=1 << 30, ge=1 << 20)
     """Initial size of the memory map; it doubles when needed."""
     memory_bytes: int = Field(default=32 << 20, ge=1 << 20)
@@ -168,6 +168,13 @@ class Rewards(Section):
     """Whether rewards that agents give themselves, with their own tokens, are trained on."""
 
 
+class Rollouts(Section):
+    """`[rollouts]`: those that no worker has claimed, because an agent or a client has come by itself."""
+
+    quiet_seconds: float = Field(default=1800.0, gt=0, le=LONGEST_S)
+    """Seconds without a call or an event after which such an attempt has ended. The next one makes it run again."""
+
+
 class Otlp(Section):
     """`[otlp]`: OpenTelemetry, in at `/v1/traces` and out to a collector."""
 
@@ -183,6 +190,8 @@ class Otlp(Section):
     """Spans sent in one request, at most."""
     timeout: float = Field(default=10.0, gt=0)
     """Seconds after which a request that was not answered is sent again."""
+    wait: float = Field(default=10.0, ge=0, le=300)
+    """Seconds that a call outside of the queue waits for its agent's spans; 0 sends every span at once, as it came."""
     capture_content: bool = False
     """Whether spans carry what was said: messages, system instructions, tool definitions, lines of output."""
 
@@ -223,6 +232,7 @@ class Config(Section):
     limits: Limits = Limits()
     tape: Tape = Tape()
     rewards: Rewards = Rewards()
+    rollouts: Rollouts = Rollouts()
     otlp: Otlp = Otlp()
     upstream: list[Upstream] = Field(default=[])
     route: list[Route] = Field(default=[])
@@ -264,6 +274,10 @@ class Config(Section):
         """Those configured, and the public endpoint of each family that is not."""
         families = {upstream.dialect for upstream in self.upstream}
         return [*self.upstream, *(known for known in _PUBLIC if known.dialect not in families)]
+
+    def secrets(self) -> list[str | None]:
+        """The keys that it names, from the environment."""
+        return [self.auth.admin_key(), *(one.key() for one in self.upstream), *self.otlp.headers().values()]
 
     @property
     def loopback(self) -> bool:

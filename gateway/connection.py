@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from io import BytesIO
@@ -12,10 +13,14 @@ from pydantic import BaseModel, ValidationError
 from yarl import URL
 
 from gateway.views import ErrorAnswer
+from gateway.wording import sentence
 
 M = TypeVar("M", bound=BaseModel)
 Params = Mapping[str, str | int | None]
 
+AGENTS_URL = re.compile(r"(/rollout/.*|/v1(beta)?)$")
+"""What stands behind the gateway's own URL in that of an agent. To ask there would be a call of a model."""
+CHECK_URL = "check --gateway or PENSTOCK_GATEWAY; `penstock serve` prints the address"
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
 """The feed says something every 15 s and no claim waits for longer than 60 s: more silence is a lost connection."""
 
@@ -37,9 +42,8 @@ class Connection:
     """Asks a gateway. Use it as an asynchronous context manager."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        if URL(url).scheme not in ("http", "https"):
-            raise ClientError(f"{url!r} is not the URL of a gateway: it must start with http:// or https://")
         self.url = url.rstrip("/")
+        _check(self.url)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -80,7 +84,7 @@ class Connection:
             data = None if body is None else BytesIO(body.encode())
             async with self._session.request(method, url, data=data, headers=headers) as response:
                 if response.status >= 400:
-                    raise await _refusal(response)
+                    raise await self._refusal(response)
                 yield response
         except (aiohttp.ClientError, TimeoutError) as e:
             raise ClientError(f"cannot reach the gateway at {self.url}: {_reason(e)}") from e
@@ -89,19 +93,38 @@ class Connection:
         try:
             return model.model_validate_json(data)
         except ValidationError as e:
-            raise ClientError(f"{self.url}{path} did not answer as a Penstock gateway does: {brief(e)}") from None
+            said = f"{self.url}{path} did not answer as a Penstock gateway of this version does: {brief(e)}"
+            raise ClientError(said) from None
+
+    async def _refusal(self, response: aiohttp.ClientResponse) -> ClientError:
+        text = await response.text(errors="replace")
+        try:
+            message = ErrorAnswer.model_validate_json(text).error.message
+        except ValidationError:
+            said = f"{response.method} {response.url.path} is {response.status} {response.reason}".strip()
+            message = f"what answers at {self.url} is not a Penstock gateway ({said}): {CHECK_URL}"
+            if response.status >= 500:
+                # A proxy in front of a gateway that is away.
+                message = f"{response.url} answered {response.status}: {' '.join(text.split())[:200]}"
+        return ClientError(message, response.status)
 
 
-async def _refusal(response: aiohttp.ClientResponse) -> ClientError:
-    text = await response.text(errors="replace")
+def _check(url: str) -> None:
+    """Raises `ClientError` for what cannot be the URL of a gateway."""
     try:
-        message = ErrorAnswer.model_validate_json(text).error.message
-    except ValidationError:
-        message = f"{response.url} answered {response.status}: {' '.join(text.split())[:200]}"
-    return ClientError(message, response.status)
+        parts = URL(url)
+    except ValueError as e:
+        raise ClientError(f"{url!r} is not the URL of a gateway: {e}") from None
+    if parts.scheme not in ("http", "https"):
+        raise ClientError(f"{url!r} is not the URL of a gateway: it must start with http:// or https://")
+    own = AGENTS_URL.sub("", url)
+    if own != url:
+        raise ClientError(f"{url!r} is the base URL of an agent; the gateway's own is {own}")
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"there is no host {error.host!r}; {CHECK_URL}"
     if isinstance(error, aiohttp.ClientConnectorError):
         return "nothing answers there; is `penstock serve` running?"
     return str(error) or type(error).__name__
@@ -110,4 +133,4 @@ def _reason(error: Exception) -> str:
 def brief(error: ValidationError) -> str:
     """The first thing that is wrong, in one line."""
     first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc'])) or 'the body'}: {sentence(first)}"

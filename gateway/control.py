@@ -101,10 +101,10 @@ async def get_health(request: web.Request) -> web.Response:
 
 
 async def get_ready(request: web.Request) -> web.Response:
-    """Ready for calls: 503 while the gateway starts or drains."""
-    state = request.app[CONTROL].state
-    if state.draining or not state.ready:
-        raise ApiError(503, "the gateway is draining: it takes no new calls" if state.draining else "not ready yet")
+    """Ready for calls: 503 while the gateway starts or drains, and while calls cannot be recorded."""
+    problem = request.app[CONTROL].state.not_ready
+    if problem is not None:
+        raise ApiError(503, problem)
     return answer(Health(status="ok"))
 
 

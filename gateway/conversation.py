@@ -1,7 +1,8 @@
 """A rollout as a tree for a terminal: attempts, calls, and what was said. Pure, as `gateway.render` is.
 
 A conversation is told once: agents send it whole with every call, so of each call only the messages are shown that no
-earlier call of the attempt began with or was answered by.
+earlier call of the attempt began with or was answered by. Spans of an instrumented agent stand in their parents,
+calls in the span that they were made in (`gateway.nesting`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
+from gateway import nesting
 from gateway.model import Attempt, Choice, Message, Outcome, Part, RolloutSummary, Turn
 from gateway.render import (
     BRIEF,
@@ -33,6 +35,9 @@ from gateway.render import (
 )
 from gateway.views import SideView, SpanDetail
 
+DEEPEST = 20
+"""Spans within each other that are shown as such."""
+
 Key = tuple[str, tuple[tuple[str | None, ...], ...]]
 
 
@@ -46,7 +51,7 @@ def rollout_tree(rollout: RolloutSummary, details: Sequence[SpanDetail]) -> Tree
         tree.add(joined(Text("task", style="dim"), plain(abbreviate(compact(rollout.input), BRIEF))))
     shown = {detail.span.attempt for detail in details}
     for attempt in rollout.attempts:
-        branch = tree.add(_attempt_line(attempt))
+        branch = tree.add(_attempt_line(attempt, len(rollout.attempts) == 1))
         if attempt.id in shown:
             _add_calls(branch, [detail for detail in details if detail.span.attempt == attempt.id], attempt)
     return tree
@@ -63,10 +68,13 @@ def call_tree(detail: SpanDetail) -> Tree:
 
 
 def _add_calls(branch: Tree, details: Sequence[SpanDetail], attempt: Attempt) -> None:
+    nodes: dict[int, Tree] = {}
+    for detail, parent in in_place(details):
+        nodes[detail.span.sequence] = nodes.get(parent or 0, branch).add(span_line(detail.span))
     told: list[list[Key]] = []
     offered: list[str] = []
     for detail in details:
-        node, turn = branch.add(span_line(detail.span)), detail.turn
+        node, turn = nodes[detail.span.sequence], detail.turn
         if turn is None:
             continue
         names = [tool.name for tool in turn.tools]
@@ -75,6 +83,19 @@ def _add_calls(branch: Tree, details: Sequence[SpanDetail], attempt: Attempt) ->
         offered = names
     if attempt.spans > len(details):
         branch.add(Text(f"{len(details):,} of {attempt.spans:,} spans are shown", style="dim"))
+
+
+def in_place(details: Sequence[SpanDetail]) -> Iterator[tuple[SpanDetail, int | None]]:
+    """The spans of one attempt from the top, each with the sequence of the one it is shown in; None for the attempt."""
+    by_sequence = {detail.span.sequence: detail for detail in details}
+    inside = nesting.tree([detail.span for detail in details])
+    waiting = [(span, None, 0) for span in reversed(inside.get(None, []))]
+    while waiting:
+        span, parent, depth = waiting.pop()
+        yield by_sequence[span.sequence], parent
+        # What stands deeper than a terminal is wide stands side by side.
+        under = span.sequence if depth < DEEPEST else parent
+        waiting += [(inner, under, depth + 1) for inner in reversed(inside.get(span.sequence, []))]
 
 
 def known(messages: Sequence[Message], told: Iterable[Sequence[Key]]) -> int:
@@ -166,18 +187,20 @@ def _facts(detail: SpanDetail) -> Iterator[Text]:
             yield joined(Text(name, style="dim"), clean(value))
 
 
-def _attempt_line(attempt: Attempt) -> Text:
+def _attempt_line(attempt: Attempt, only: bool) -> Text:
+    """An attempt; of the only one the rollout's own line has the figures already."""
     t, outcome = attempt.totals, attempt.outcome or Outcome()
+    reason = clean(abbreviate(outcome.reason or "", BRIEF))
+    code = f"exit code {outcome.exit_code}" if outcome.exit_code is not None else ""
     ended = (
-        _reward(attempt.reward),
-        f"exit code {outcome.exit_code}" if outcome.exit_code is not None else "",
-        clean(outcome.signal or ""),
+        # A reason of a runner begins with them.
+        *(piece for piece in (code, clean(outcome.signal or "")) if piece not in reason),
         duration(outcome.duration_ns),
         f"by {clean(attempt.worker)}" if attempt.worker else "",
-        clean(abbreviate(outcome.reason or "", BRIEF)),
+        reason,
     )
-    name = Text(clean(attempt.id), style="bold")
-    return joined(name, status(attempt.status), counted(t.calls, "call"), *ended, gaps(t))
+    name, figures = Text(clean(attempt.id), style="bold"), (counted(t.calls, "call"), _reward(attempt.reward), gaps(t))
+    return joined(name, status(attempt.status), *(() if only else figures), *ended)
 
 
 def _reward(value: float | None) -> str:

@@ -23,7 +23,8 @@ from gateway.demo_model import Answer, Json, chat, chat_events, decide, message,
 
 PACE = 0.01
 """Seconds that the model takes for each event, so that there are timings to see."""
-PATIENCE = 15.0
+PATIENCE = 60.0
+"""For a gateway to start; s."""
 
 Format = tuple[Callable[[Json, Answer], Json], Callable[[Json, Answer], Iterator[bytes]]]
 FORMATS: dict[str, Format] = {"/v1/chat/completions": (chat, chat_events), "/v1/messages": (message, message_events)}
@@ -38,6 +39,7 @@ class DemoError(Exception):
 async def demo() -> None:
     """The whole demo."""
     scripts = example_scripts()
+    say("Starting a local model and a gateway, which takes some seconds.")
     with TemporaryDirectory(prefix="penstock-demo-") as home:
         async with model() as model_url, gateway(Path(home), model_url) as url:
             say(f"A model at {model_url}, a gateway in front of it at {url}.")
@@ -53,7 +55,7 @@ def example_scripts() -> dict[str, Path]:
     """The agents by name; raises `DemoError` when they or their SDKs are missing."""
     missing = [name for name in AGENTS if find_spec(name) is None]
     if missing:
-        raise DemoError(f"the demo's agents need {' and '.join(missing)}: pip install 'penstock[examples]'")
+        raise DemoError(f"the demo's agents need {' and '.join(missing)}: pip install 'penstock[demo]'")
     package = Path(__file__).parent
     for folder in (package / "examples", package.parent / "examples"):  # as installed, as checked out
         if folder.is_dir():

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from gateway.dialects import by_name
-from gateway.dialects.reading import decode_body
+from gateway.dialects.reading import plain_bodies
 from gateway.dialects.wire import loads, obj
 from gateway.exact.sessions import BEGAN
 from gateway.findings import GENERATE, finding, of_attempt, of_head, of_request, of_rollout, of_tokens
@@ -113,7 +113,7 @@ def _call(case: Case, attempt: Attempt, span: Span, past: Past, blocked: bool) -
         tokens = _tokens(span, exchange) if exchange else tokens
         found += of_tokens(case.rollout, span, tokens if exchange else None)
         if exchange and tokens.complete:
-            found += of_request(case.rollout, span, obj(loads(_bodies(exchange)[0])))
+            found += of_request(case.rollout, span, obj(loads(plain_bodies(exchange)[0])))
             goes_on, before = _place(past, span, exchange, tokens)
             found += [] if before is None else [_retokenised(case, span, before, tokens)]
     return CallDiagnosis(
@@ -130,7 +130,7 @@ def _call(case: Case, attempt: Attempt, span: Span, past: Past, blocked: bool) -
 def _place(past: Past, span: Span, exchange: Exchange, tokens: Tokens) -> tuple[int | None, Span | None]:
     """The earlier call whose tokens this one goes on from; else the one from whose messages it does. From now on it is
     an earlier call itself."""
-    dialect, (request, response) = by_name(span.dialect), _bodies(exchange)
+    dialect, (request, response) = by_name(span.dialect), plain_bodies(exchange)
     cuts = [size for size in sorted(past.lengths) if size <= len(tokens.prompt)]
     goes_on = _newest(past.tokens, _hashes(tokens.prompt[a:b] for a, b in pairwise([0, *cuts])))
     story, reply = dialect.conversation(request), dialect.reply(response, span.stream)
@@ -159,21 +159,7 @@ def _retokenised(case: Case, span: Span, before: Span, tokens: Tokens) -> Findin
 
 
 def _tokens(span: Span, exchange: Exchange) -> Tokens:
-    return read_tokens(_bodies(exchange)[1], span.stream)
-
-
-def _bodies(exchange: Exchange) -> tuple[bytes, bytes]:
-    """Request and response, decoded."""
-    sides = (
-        (exchange.request_body, exchange.request_headers),
-        (exchange.response_body, exchange.response_headers),
-    )
-    request, response = (decode_body(body, _encoding(headers))[0] for body, headers in sides)
-    return request, response
-
-
-def _encoding(headers: Iterable[tuple[str, str]]) -> str:
-    return ",".join(value for name, value in headers if name.lower() == "content-encoding")
+    return read_tokens(plain_bodies(exchange)[1], span.stream)
 
 
 def _hashes(pieces: Iterable[bytes]) -> list[bytes]:

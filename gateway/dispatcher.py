@@ -7,6 +7,10 @@ woken as there is work. Live attempts are in a heap of deadlines; when one is du
 is (it may have been heard of since), so that a sign of life costs nothing here. An attempt that the clock or somebody
 has ended stays there until its worker has let go of it: no other attempt at its rollout is handed out before.
 
+Attempts that nobody has claimed are in the heap too: they end when nothing was heard of them for the quiet time. The
+writer notes those that begin, and they are fetched now and then. A hundred thousand of them cost a look each in a quiet
+time, some at a time, between the other work of the recorder.
+
 The clock is the tape's: it starts with the machine's and then runs evenly, so that a clock that is set cannot end
 anything. Times that an earlier life of the gateway has written are taken as they are, but workers have `GRACE_S`
 after a start to be heard of.
@@ -42,6 +46,8 @@ from gateway.work import (
 
 GRACE_S = 15.0
 NEVER_NS = 1 << 63
+AT_ONCE = 20
+"""Attempts that are looked at in one transaction: calls wait for it no longer than for a batch of others."""
 _RETRY_S, _SWEEP_S = 1.0, 5.0
 _log = logging.getLogger("penstock.queue")
 T = TypeVar("T")
@@ -51,14 +57,21 @@ class Desk:
     """Hands out work. `start` before use, `stop` before the recorder closes."""
 
     def __init__(
-        self, recorder: Recorder, metrics: Metrics, now_ns: Callable[[], int], trust_agent: bool = False
+        self,
+        recorder: Recorder,
+        metrics: Metrics,
+        now_ns: Callable[[], int],
+        trust_agent: bool = False,
+        quiet_s: float = 1800.0,
     ) -> None:
-        """`now_ns` is the clock of the tape; `trust_agent`: whether what an agent says of itself is trained on."""
+        """`now_ns` is the clock of the tape; `trust_agent`: whether what an agent says of itself is trained on;
+        `quiet_s`: how long an attempt that nobody has claimed may be silent before it has ended."""
         self._recorder = recorder
         self._store = recorder.store
         self._metrics = metrics
         self.now_ns = now_ns
         self._trust_agent = trust_agent
+        self._quiet_s = quiet_s
         self._line: dict[asyncio.Future[None], frozenset[Mode]] = {}
         self._due: list[tuple[int, tuple[str, str]]] = []
         self._watched: dict[tuple[str, str], int] = {}
@@ -72,6 +85,9 @@ class Desk:
         now = self.now_ns()
         for rollout, attempt, due in await self._do(lambda work: work.take_up(now, int(GRACE_S * 1e9))):
             self._watch(rollout, attempt, due)
+        for rollout, attempt in await asyncio.to_thread(self._store.unclaimed):
+            # How long they have been quiet is on the tape; their clients have time to come back.
+            self._watch(rollout, attempt, now + int(min(GRACE_S, self._quiet_s) * 1e9))
         self._sweep()
 
     async def stop(self) -> None:
@@ -140,7 +156,8 @@ class Desk:
 
     async def _take(self, asked: ClaimRequest, modes: frozenset[Mode]) -> list[Claimed]:
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)
-        taking = self._do(lambda work: work.claim(asked.worker, asked.limit, modes, lease, now))
+        reward = asked.reward_on_failure
+        taking = self._do(lambda work: work.claim(asked.worker, asked.limit, modes, lease, now, reward))
         try:
             claimed = await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -307,7 +324,7 @@ class Desk:
 
     async def _expire(self) -> None:
         now, due = self.now_ns(), list[tuple[str, str]]()
-        while self._due and self._due[0][0] <= now:
+        while self._due and self._due[0][0] <= now and len(due) < AT_ONCE:
             at, name = heappop(self._due)
             # Only the earliest of an attempt's times counts.
             if self._watched.get(name) == at:
@@ -318,21 +335,24 @@ class Desk:
             self._set_timer()
             return
         try:
-            looked = await self._do(lambda work: work.expire(due, now))
+            looked = await self._do(lambda work: work.expire(due, now, self._quiet_s))
         except TapeError as error:
             _log.error("%d attempts could not be looked at: %s", len(due), error)
             looked = [Looked(*name, now + int(_RETRY_S * 1e9)) for name in due]
         self._expiring = None
         for one in looked:
-            self._count(one.ended, [])
+            self._count(one.ended, [one.rewarded] if one.rewarded else [])
             self._watch(one.rollout, one.attempt, one.again_ns)
         self._wake_for(Counter(one.requeued for one in looked if one.requeued is not None))
         self._set_timer()
 
     def _sweep(self) -> None:
-        """Finds attempts that were given up and revived by a call: nobody here was told of it."""
-        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+        """Finds attempts that were given up and revived by a call, and those that nobody has claimed: nobody here was
+        told of them."""
+        self._sweeper = asyncio.get_running_loop().call_later(min(_SWEEP_S, self._quiet_s), self._sweep)
         now = self.now_ns()
+        for name in self._store.newly_unclaimed():
+            self._watch(*name, now + int(self._quiet_s * 1e9))
         for name in self._store.live():
             if name not in self._watched:
                 self._watch(*name, now)

@@ -21,14 +21,14 @@ from typing import IO, Any, Final, Literal, Protocol, Union, get_args, get_origi
 
 from pydantic import BaseModel
 
-from gateway.model import Choice, Id, Message, Noun, RolloutSummary, Span, SpanStatus, Tool, Totals, Usage
+from gateway.model import Choice, Estimate, Id, Message, Noun, RolloutSummary, Span, SpanStatus, Tool, Totals, Usage
 from gateway.views import SpanDetail
 
 What = Literal["rollouts", "spans", "messages"]
 Kind = Literal["text", "whole", "number", "flag", "json"]
 
-SPREAD: Final = (Totals, Usage)
-"""Nouns whose fields are columns."""
+SPREAD: Final[dict[Any, str]] = {Totals: "", Usage: "", Estimate: "estimated_"}
+"""Nouns whose fields are columns, and what their names begin with."""
 KINDS: Final[dict[Any, Kind]] = {str: "text", int: "whole", float: "number", bool: "flag"}
 ARROW: Final[dict[Kind, str]] = {
     "text": "string",
@@ -103,7 +103,7 @@ def _columns(noun: type[BaseModel], name: str, annotation: Any) -> Iterator[Colu
     optional = get_origin(annotation) in (UnionType, Union)
     kind = next(inner for inner in get_args(annotation) if inner is not NoneType) if optional else annotation
     if kind in SPREAD:
-        yield from (Column(inner, "whole", kind) for inner in kind.model_fields)
+        yield from (Column(SPREAD[kind] + inner, "whole", kind) for inner in kind.model_fields)
     elif kind in KINDS:
         yield Column(name, KINDS[kind], noun)
     else:
@@ -115,9 +115,9 @@ def row(noun: BaseModel) -> dict[str, Any]:
     """A noun as JSON values by column."""
     values, found = noun.model_dump(mode="json"), dict[str, Any]()
     for name, field in type(noun).model_fields.items():
-        inner = [column.name for column in _columns(type(noun), name, field.annotation)]
-        spread: dict[str, Any] = values if inner == [name] else values[name] or {}
-        found |= {key: spread.get(key) for key in inner}
+        made = list(_columns(type(noun), name, field.annotation))
+        spread: dict[str, Any] = values if [column.name for column in made] == [name] else values[name] or {}
+        found |= {column.name: spread.get(column.name.removeprefix(SPREAD.get(column.noun, ""))) for column in made}
     return found
 
 

@@ -9,9 +9,10 @@ from difflib import get_close_matches
 from typing import Any, Literal, cast, get_args
 
 from gateway import matchers
-from gateway.lifecycle import CLAIMED, FINAL, WAITING
+from gateway.lifecycle import FINAL, WAITING, claimed
 from gateway.matchers import MakeMatcher, Refused
 from gateway.model import (
+    AMBIGUOUS,
     Attempt,
     AttemptStatus,
     Kind,
@@ -105,6 +106,13 @@ def _reward(rollout: Rollout | None, span: Span | None) -> Sequence[float]:
     return () if found is None else (found,)
 
 
+def _statuses(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    """Where a rollout stands, and `claimed` when it is in a worker's hands."""
+    if rollout is None:
+        return ()
+    return (rollout.status, "claimed") if claimed(rollout.origin, rollout.status) else (rollout.status,)
+
+
 def _rollout_id(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
     return (span.rollout,) if span else (rollout.id,) if rollout else ()
 
@@ -115,6 +123,13 @@ def _started_ns(rollout: Rollout | None, span: Span | None) -> Sequence[int]:
 
 def _models(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
     return [name for name in (span.model, span.model_served) if name] if span else ()
+
+
+def _ambiguous(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    """Of a call whether it could be another rollout's; of a rollout whether a call of it could."""
+    if span is not None:
+        return (str(AMBIGUOUS in (span.attributes or {})).lower(),)
+    return (str(rollout.totals.ambiguous > 0).lower(),) if isinstance(rollout, RolloutSummary) else ()
 
 
 def _tokens(span: Span) -> int | None:
@@ -179,6 +194,14 @@ _BOTH: dict[str, Field] = {
     "attempt_status": _about_attempts(
         "where the attempt stands", CHOICE, _of_attempts(lambda a: a.status), matchers.choice(*AttemptStatus)
     ),
+    "ambiguous": Field(
+        "could a call without an address be another rollout's",
+        CHOICE,
+        _ambiguous,
+        matchers.choice("true", "false"),
+        "both",
+        "attempts",
+    ),
     "started": Field("when it began: an ISO time, or how long ago (2h)", ORDER, _started_ns, matchers.instant, "both"),
     "attempt": Field("its attempt", TEXT, _of_span(lambda s: s.attempt), matchers.pattern),
     "model": Field("model asked for or served", TEXT, _models, matchers.pattern),
@@ -223,10 +246,10 @@ FIELDS: dict[Target, dict[str, Field]] = {
     },
     "rollouts": {
         "status": Field(
-            "where the rollout stands; waiting, claimed and ended are several at once",
+            "where the rollout stands; waiting and ended are several at once, claimed is in a worker's hands",
             CHOICE,
-            _of_rollout(lambda r: r.status),
-            matchers.choice(*RolloutStatus, waiting=[*WAITING], claimed=[*CLAIMED], ended=[*FINAL]),
+            _statuses,
+            matchers.choice(*RolloutStatus, waiting=[*WAITING], claimed=["claimed"], ended=[*FINAL]),
             "both",
         ),
         **_BOTH,

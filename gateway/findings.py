@@ -25,7 +25,7 @@ CUT: Final = frozenset({"length", "max_tokens", "max_output_tokens"})
 """Finish reasons of an answer that was not finished."""
 GIVEN_UP: Final = "abort"
 """vLLM's finish reason where it was stopped in the middle of an answer, which then looks like a good one."""
-HARMLESS: Final[frozenset[Trouble]] = frozenset({"cut_off", "retokenised", "forced", "sampling"})
+HARMLESS: Final[frozenset[Trouble]] = frozenset({"ambiguous", "cut_off", "retokenised", "forced", "sampling"})
 """What does not keep a call out of training."""
 ENDED_BADLY: Final[dict[SpanStatus, tuple[Trouble, str]]] = {
     SpanStatus.ERROR: ("error", "it failed"),
@@ -38,6 +38,7 @@ FIXES: Final[dict[Trouble, str]] = {
     "untrusted_reward": "penstock reward {at} {value} --source judge",
     "unfinished": "penstock show {at}",
     "gap": "{again}",
+    "ambiguous": "give each agent an address of its own (base URL .../rollout/NAME/v1), then {again}",
     "mixed_versions": "penstock spans {at} --json",
     "for_release": "penstock spans {at}",
     "no_generation": "",
@@ -82,9 +83,15 @@ def of_attempt(rollout: RolloutSummary, attempt: Attempt, spans: Sequence[Span])
         yield finding("unfinished", f"it is {attempt.status}", rollout, attempt.id)
     if attempt.status == AttemptStatus.CANCELLED:
         yield finding("cancelled", "it was cancelled", rollout, attempt.id)
+    if attempt.status == AttemptStatus.ENVIRONMENT:
+        yield finding("cancelled", "it was handed back: its agent could not work", rollout, attempt.id)
     if attempt.totals.gaps:
         reason = f"{attempt.totals.gaps:,} of its calls could not be recorded"
         yield finding("gap", reason, rollout, attempt.id)
+    if attempt.totals.ambiguous:
+        many = attempt.totals.ambiguous
+        reason = f"{many:,} of its calls may be another agent's, which did exactly the same and gave no address either"
+        yield finding("ambiguous", reason, rollout, attempt.id)
     if attempt.reward is None:
         yield _unrewarded(rollout, attempt, [Reward.of(span) for span in spans if span.kind == "reward"])
     served = {name: sorted(versions) for name, versions in _versions(spans).items() if len(versions) > 1}

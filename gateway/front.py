@@ -13,6 +13,7 @@ import struct
 from time import monotonic
 from typing import Protocol
 
+from gateway.implicit import Way
 from gateway.reader import RequestReader
 from gateway.request import Request
 
@@ -62,8 +63,8 @@ class Front(asyncio.Protocol):
         "planes",
         "seen",
         "served",
-        "session",
         "transport",
+        "way",
     )
 
     def __init__(self, planes: Planes) -> None:
@@ -76,8 +77,8 @@ class Front(asyncio.Protocol):
         """True while the client takes nothing of what is written."""
         self.seen = 0.0
         """When the last byte of an unfinished request, or the end of the last answer, was seen; monotonic seconds."""
-        self.session: str | None = None
-        """The implicit rollout that unaddressed calls without a conversation on this connection join."""
+        self.way = Way()
+        """What is known of the conversations on this connection."""
         self._reader = RequestReader(planes.header_bytes, planes.request_bytes, planes.epoch_ns)
         self._draining = self._serving = False
 
@@ -87,6 +88,8 @@ class Front(asyncio.Protocol):
         """A client connected."""
         self.transport = transport  # type: ignore[assignment] # asyncio's signature is wider than what it gives
         self.seen = monotonic()
+        peer: tuple[str, int] | str | None = transport.get_extra_info("peername")
+        self.way.peer = peer[0] if isinstance(peer, tuple) else ""
         self.planes.fronts.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -25,6 +25,7 @@ from gateway.pages import CursorError
 from gateway.query import QueryError
 from gateway.store import Refused, TapeError
 from gateway.views import ErrorAnswer, Problem
+from gateway.wording import sentence
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 M = TypeVar("M", bound=BaseModel)
@@ -50,6 +51,10 @@ HEADERS = {
 }
 JSON = CIMultiDict(HEADERS | {"Content-Type": "application/json; charset=utf-8"})
 _ID = re.compile(ID_PATTERN)
+_KEY_COMES_FROM = (
+    "`penstock` commands take it from the variable PENSTOCK_ADMIN_KEY, "
+    "requests carry it as `Authorization: Bearer KEY` or `x-api-key`"
+)
 log = logging.getLogger("penstock.control")
 
 
@@ -158,8 +163,8 @@ def _check_key(presented: Sequence[str], path: str, auth: Auth, public: bool) ->
     if public or auth.opens_control(presented):
         return
     if presented:
-        raise ApiError(401, "this is not the gateway's admin key", "Authorization")
-    raise ApiError(401, "the admin key is missing: send Authorization: Bearer <key> or x-api-key", "Authorization")
+        raise ApiError(401, f"this is not the gateway's admin key; {_KEY_COMES_FROM}", "Authorization")
+    raise ApiError(401, f"the admin key is missing; {_KEY_COMES_FROM}", "Authorization")
 
 
 def classify(error: Exception, method: str, path: str) -> ApiError:
@@ -210,7 +215,7 @@ def _refused(model: type[BaseModel], error: Mapping[str, Any]) -> ApiError:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return ApiError(400, f"{field!r} is not known here{hint}", field, allowed=list(model.model_fields))
     value = None if error["type"] in ("missing", "json_invalid") else str(error["input"])[:200]
-    return ApiError(400, f"{field or 'the body'}: {error['msg']}", field, value, _allowed(model, field))
+    return ApiError(400, f"{field or 'the body'}: {sentence(error)}", field, value, _allowed(model, field))
 
 
 def _allowed(model: type[BaseModel], field: str | None) -> list[str] | None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.dialects.errors import error_body
 from gateway.errors import Refusal
-from gateway.redact import MASK, Redactor
+from gateway.redact import MASK
 from gateway.request import Headers, Request
 
 HOP: Final = frozenset(
@@ -37,8 +37,7 @@ _OWN: Final = HOP | {b"host", b"expect", b"x-penstock-token", PROMPT}
 _NO_TRAILERS: Final = _OWN | {b"content-length", b"transfer-encoding", b"trailer", *CREDENTIALS}
 _TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9_-]{40,}")
 _KNOWN_NAMES: Final = 4096
-_PASS, _DROP, _MASK, _KEY, _LENGTH, _URL = range(6)
-_PROBE = b"https://host/?key=secret"
+_PASS, _DROP, _KEY, _LENGTH = range(4)
 
 _REASONS: Final = {
     400: b"Bad Request",
@@ -61,34 +60,28 @@ class RequestHeads:
 
     def __init__(self, host: bytes, credential: tuple[bytes, bytes] | None, admin_key: str | None = None) -> None:
         """`credential`: header that replaces the agent's keys; `admin_key`: the gateway's own, never passed on."""
-        self._start = [b"Host: ", host, b"\r\n"]
+        self._start = [b"Host", b": ", host, b"\r\n"]
         self._credential = credential
         self._admin_key = None if admin_key is None else admin_key.encode()
         self._actions: dict[bytes, int] = {}
-        self._redactor = Redactor()
 
-    def compose(self, request: Request, target: bytes, length: int | None) -> tuple[bytes, bytes]:
-        """(head to send, its header lines as they are recorded: with secrets masked).
+    def compose(self, request: Request, target: bytes, length: int | None) -> tuple[bytes, list[bytes]]:
+        """(head to send, its header lines in pieces: of each its name, a colon, its value and the end of the line).
 
         `length` is that of the body when it is no longer the client's.
         """
-        parts, masked = self._parts(request.headers, request.hops, length)
+        parts = self._parts(request.headers, request.hops, length)
         sent = b"".join(parts)
         if b"pst_" in sent:
             clean = [header for header in request.headers if _TOKEN.search(header[2]) is None]
-            parts, masked = self._parts(clean, request.hops, length)
+            parts = self._parts(clean, request.hops, length)
             sent = b"".join(parts)
         if b"pst_" in target:
             target = _TOKEN.sub(MASK, target)
-        for place, value in masked:
-            parts[place] = value
-        return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, sent), b"".join(parts)
+        return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, sent), parts
 
-    def _parts(
-        self, headers: Headers, hops: frozenset[bytes], length: int | None
-    ) -> tuple[list[bytes], list[tuple[int, bytes]]]:
-        """The pieces of the header lines, and what is recorded in the place of some."""
-        parts, masked, actions = self._start.copy(), list[tuple[int, bytes]](), self._actions
+    def _parts(self, headers: Headers, hops: frozenset[bytes], length: int | None) -> list[bytes]:
+        parts, actions = self._start.copy(), self._actions
         for low, name, value in headers:
             action = actions.get(low)
             if action is None:
@@ -96,33 +89,23 @@ class RequestHeads:
             if action or hops:
                 if action == _DROP or low in hops or (action == _KEY and self._is_ours(value)):
                     continue
-                if action == _LENGTH:
-                    value = value if length is None else b"%d" % length
-                elif action:
-                    masked.append((len(parts) + 2, MASK if action != _URL else self._recorded(value)))
+                if action == _LENGTH and length is not None:
+                    value = b"%d" % length
             parts += (name, b": ", value, b"\r\n")
         if self._credential is not None:
-            masked.append((len(parts) + 2, MASK))
             parts += (self._credential[0], b": ", self._credential[1], b"\r\n")
-        return parts, masked
+        return parts
 
     def _decide(self, low: bytes) -> int:
         if low in _OWN or (self._credential is not None and low in CREDENTIALS):
             action = _DROP
         elif low in CREDENTIALS:
             action = _KEY
-        elif low == b"content-length":
-            action = _LENGTH
         else:
-            shown = self._redactor.block([(low, _PROBE)])
-            action = _PASS if _PROBE in shown else _MASK if self._redactor.secret(low) else _URL
+            action = _LENGTH if low == b"content-length" else _PASS
         if len(self._actions) < _KNOWN_NAMES:
             self._actions[low] = action
         return action
-
-    def _recorded(self, value: bytes) -> bytes:
-        """A header that holds a URL, its secrets masked."""
-        return self._redactor.block([(b"location", value)])[len(b"location: ") : -2]
 
     def _is_ours(self, value: bytes) -> bool:
         return b"pst_" in value or (self._admin_key is not None and self._admin_key in value)

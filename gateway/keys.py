@@ -3,17 +3,18 @@
 | database   | key                                 | value                                                          |
 |------------|-------------------------------------|----------------------------------------------------------------|
 | `meta`     | name                                | format version, signing secret                                 |
-| `rollouts` | rollout NUL                         | the rollout                                                    |
+| `rollouts` | rollout NUL                         | the rollout, with its number: the cursor of its creation       |
 | `tasks`    | rollout NUL                         | its input and metadata, as JSON                                |
-| `order`    | cursor of its creation (u64)        | key of the rollout: newest-first lists                         |
-| `attempts` | rollout NUL attempt NUL             | the attempt with its sums                                      |
-| `index`    | rollout NUL attempt NUL block (u32) | cursors (u64) of the heads of 256 sequences, 0 while it runs   |
+| `order`    | `order`                             | numbers (u64) of all rollouts, sorted: newest-first lists      |
+| `attempts` | number (u64) attempt NUL            | the attempt with its sums, and the cursors of its last block   |
+| `index`    | number (u64) attempt NUL block (u32) | cursors (u64) of the heads of 32 sequences, 0 while it runs   |
 | `open`     | rollout NUL attempt NUL seq (u32)   | head and body of a call that was running at the last commit    |
 | `styles`   | number (u64)                        | what the heads that name the number have in common             |
 | `log`      | its last cursor (u64)               | a segment: the heads one commit wrote and what else it changed |
 | `bodies`   | number of its first body (u64)      | a segment: the bodies that one commit wrote, numbered on       |
 | `queue`    | mode (u8) urgency (u32) order (u64) | key of the rollout: what waits to be claimed, the next first   |
 | `live`     | rollout NUL attempt NUL             | nothing: attempts that were claimed and have not ended         |
+| `unclaimed` | number (u64) attempt NUL           | nothing: attempts that run and that nobody has claimed         |
 | `rewards`  | rollout NUL attempt NUL key         | sequence (u32) of the reward that was given this key           |
 | `workers`  | name                                | the worker                                                     |
 | `resources` | resource NUL version NUL           | a version of it                                                |
@@ -29,14 +30,16 @@
 | `run_metrics` | run NUL number (u32)             | a block of its points                                          |
 | `run_events` | run NUL time (u64) hash (8 bytes) | something that happened in it                                  |
 
-Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never mixes with it.
-Log and bodies are only ever appended and take whole segments: pages are full, and a commit is few operations. The log
-is the change feed too.
+Attempts are found by the number of their rollout, because names are long and in no order: numbers grow, so that pages
+are full. Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never
+mixes with it. Log and bodies are only ever appended and take whole segments: pages are full, and a commit is few
+operations. The log is the change feed too.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
@@ -67,9 +70,14 @@ def head_key(rollout: str, attempt: str, sequence: int) -> bytes:
     return attempt_key(rollout, attempt) + u32(sequence)
 
 
-def index_key(rollout: str, attempt: str, block: int) -> bytes:
-    """Key of the cursors of one block of an attempt's heads."""
-    return attempt_key(rollout, attempt) + u32(block)
+def place_key(rollout: int, attempt: str) -> bytes:
+    """Key of an attempt's record, by the number of its rollout, and prefix of its blocks of cursors."""
+    return number(rollout) + attempt.encode("ascii") + b"\0"
+
+
+def attempt_of_place(key: bytes) -> str:
+    """The attempt that the key of its record names."""
+    return key[8:-1].decode("ascii")
 
 
 def split_head_key(key: bytes) -> tuple[str, str, int]:
@@ -102,6 +110,11 @@ def number(value: int) -> bytes:
 def to_number(key: bytes) -> int:
     """The inverse of `number`; reads the first eight bytes."""
     return _U64.unpack_from(key)[0]
+
+
+def numbers(values: Sequence[int]) -> bytes:
+    """Numbers one after the other."""
+    return b"".join(map(_U64.pack, values))
 
 
 def to_numbers(keys: bytes) -> list[int]:

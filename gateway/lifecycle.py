@@ -6,10 +6,17 @@ clock and writes what is decided.
     its agent is heard of     running          the attempt: running (a first call, a heartbeat that says so)
     the attempt ends          the attempt: succeeded, failed, timeout, unresponsive or cancelled; the rollout follows:
                               succeeded; cancelled; requeuing if `retry_on` names the end and attempts are left; failed
+    it is handed back         the attempt: environment, also after it had failed; the rollout: requeuing. No try at the
+                              task was made: the agent could not work where it was run
 
 An attempt that is `unresponsive` while its rollout waits for another one is revived by a sign of life: the rollout
 leaves the queue again and nothing runs twice. Once another worker has claimed the rollout it is superseded for good.
-A final state is left by `requeue` only, which somebody must ask for.
+The final state of a rollout that was queued is left by `requeue`, which somebody must ask for, and by what is handed
+back.
+
+Nobody says when an attempt ends that no worker has claimed: an agent that was given an address by hand, a client that
+says nothing. It has succeeded when nothing was heard of it for a *quiet time*, and its rollout with the last of its
+attempts. The next call or event makes both run again. An end that somebody has told stays.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.model import LONGEST_S, AttemptStatus, Retry, RolloutConfig, RolloutStatus
+from gateway.model import LONGEST_S, AttemptStatus, Origin, Retry, RolloutConfig, RolloutStatus
 
 ROLLOUT_MOVES: Final[dict[RolloutStatus, dict[RolloutStatus, str]]] = {
     RolloutStatus.QUEUING: {RolloutStatus.PREPARING: "claim", RolloutStatus.CANCELLED: "cancel"},
@@ -25,13 +32,13 @@ ROLLOUT_MOVES: Final[dict[RolloutStatus, dict[RolloutStatus, str]]] = {
         RolloutStatus.RUNNING: "first sign of the agent",
         RolloutStatus.SUCCEEDED: "finish",
         RolloutStatus.FAILED: "finish, timeout, lost",
-        RolloutStatus.REQUEUING: "finish, timeout, lost",
+        RolloutStatus.REQUEUING: "finish, timeout, lost, hand back",
         RolloutStatus.CANCELLED: "cancel",
     },
     RolloutStatus.RUNNING: {
-        RolloutStatus.SUCCEEDED: "finish",
+        RolloutStatus.SUCCEEDED: "finish, quiet",
         RolloutStatus.FAILED: "finish, timeout, lost",
-        RolloutStatus.REQUEUING: "finish, timeout, lost",
+        RolloutStatus.REQUEUING: "finish, timeout, lost, hand back",
         RolloutStatus.CANCELLED: "cancel",
     },
     RolloutStatus.REQUEUING: {
@@ -39,8 +46,8 @@ ROLLOUT_MOVES: Final[dict[RolloutStatus, dict[RolloutStatus, str]]] = {
         RolloutStatus.RUNNING: "revive",
         RolloutStatus.CANCELLED: "cancel",
     },
-    RolloutStatus.SUCCEEDED: {RolloutStatus.REQUEUING: "requeue"},
-    RolloutStatus.FAILED: {RolloutStatus.REQUEUING: "requeue"},
+    RolloutStatus.SUCCEEDED: {RolloutStatus.REQUEUING: "requeue", RolloutStatus.RUNNING: "heard of after quiet"},
+    RolloutStatus.FAILED: {RolloutStatus.REQUEUING: "requeue, hand back"},
     RolloutStatus.CANCELLED: {RolloutStatus.REQUEUING: "requeue"},
 }
 """From -> to -> what does it. Every change of a rollout's status is one of these."""
@@ -53,28 +60,31 @@ ATTEMPT_MOVES: Final[dict[AttemptStatus, dict[AttemptStatus, str]]] = {
         AttemptStatus.TIMEOUT: "timeout",
         AttemptStatus.UNRESPONSIVE: "lost",
         AttemptStatus.CANCELLED: "cancel",
+        AttemptStatus.ENVIRONMENT: "hand back",
     },
     AttemptStatus.RUNNING: {
-        AttemptStatus.SUCCEEDED: "finish",
+        AttemptStatus.SUCCEEDED: "finish, quiet",
         AttemptStatus.FAILED: "finish",
         AttemptStatus.TIMEOUT: "timeout",
         AttemptStatus.UNRESPONSIVE: "lost",
         AttemptStatus.CANCELLED: "cancel",
+        AttemptStatus.ENVIRONMENT: "hand back",
     },
     AttemptStatus.UNRESPONSIVE: {AttemptStatus.RUNNING: "revive"},
-    AttemptStatus.SUCCEEDED: {},
-    AttemptStatus.FAILED: {},
+    AttemptStatus.SUCCEEDED: {AttemptStatus.RUNNING: "heard of after quiet"},
+    AttemptStatus.FAILED: {AttemptStatus.ENVIRONMENT: "hand back"},
     AttemptStatus.TIMEOUT: {},
     AttemptStatus.CANCELLED: {},
+    AttemptStatus.ENVIRONMENT: {},
 }
 """From -> to -> what does it. Every change of an attempt's status is one of these."""
 
 WAITING: Final = frozenset({RolloutStatus.QUEUING, RolloutStatus.REQUEUING})
 """In the queue."""
-CLAIMED: Final = frozenset({RolloutStatus.PREPARING, RolloutStatus.RUNNING})
-"""In a worker's hands."""
+ACTIVE: Final = frozenset({RolloutStatus.PREPARING, RolloutStatus.RUNNING})
+"""Neither waiting nor ended. One that came from the queue is in a worker's hands then."""
 FINAL: Final = frozenset({RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.CANCELLED})
-"""Left only when somebody asks for it."""
+"""Ended."""
 LIVE: Final = frozenset({AttemptStatus.PREPARING, AttemptStatus.RUNNING})
 """An attempt whose end is still to come."""
 
@@ -109,6 +119,8 @@ def after_attempt(end: AttemptStatus, tries: int, config: RolloutConfig) -> Roll
         return RolloutStatus.SUCCEEDED
     if end == AttemptStatus.CANCELLED:
         return RolloutStatus.CANCELLED
+    if end == AttemptStatus.ENVIRONMENT:
+        return RolloutStatus.REQUEUING
     again = _RETRIES[end] in config.retry_on and tries < config.max_attempts
     return RolloutStatus.REQUEUING if again else RolloutStatus.FAILED
 
@@ -128,6 +140,16 @@ def deadline(
     if lease_ns is not None:
         ends.append((lease_ns, AttemptStatus.UNRESPONSIVE))
     return min(ends, default=None)
+
+
+def claimed(origin: Origin, status: RolloutStatus) -> bool:
+    """Whether a rollout is in a worker's hands. One that did not come from the queue never is."""
+    return origin == "queued" and status in ACTIVE
+
+
+def quiet_deadline(seen_ns: int, quiet_s: float) -> tuple[int, AttemptStatus]:
+    """When an attempt that nobody has claimed ends by itself unless it is heard of before, and how."""
+    return seen_ns + _ns(quiet_s), AttemptStatus.SUCCEEDED
 
 
 def diagram() -> str:

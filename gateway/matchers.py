@@ -13,11 +13,11 @@ from difflib import get_close_matches
 from fnmatch import translate
 from typing import Any
 
+from gateway.times import UNITS, nanoseconds
+
 Matcher = Callable[[Any], bool]
 """Says of one value of a field whether it is asked for."""
 MakeMatcher = Callable[[str, str, int], Matcher]
-
-UNITS = {"us": 1e3, "ms": 1e6, "s": 1e9, "m": 60e9, "h": 3600e9, "d": 86400e9}
 
 
 class Refused(ValueError):
@@ -69,7 +69,7 @@ def decimal(operator: str, value: str, now_ns: int) -> Matcher:
 
 def latency(operator: str, value: str, now_ns: int) -> Matcher:
     """A duration with its unit."""
-    ns = _span_of_time(value)
+    ns = nanoseconds(value)
     if ns is None:
         raise Refused(f"{value!r} is not a number with a unit, such as 250ms", tuple(UNITS))
     return _compare(operator, ns)
@@ -77,13 +77,8 @@ def latency(operator: str, value: str, now_ns: int) -> Matcher:
 
 def instant(operator: str, value: str, now_ns: int) -> Matcher:
     """An instant, or how long ago."""
-    ago = _span_of_time(value)
+    ago = nanoseconds(value)
     return _compare(operator, now_ns - ago if ago is not None else _instant(value))
-
-
-def _span_of_time(value: str) -> int | None:
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(us|ms|s|m|h|d)", value)
-    return round(float(match[1]) * UNITS[match[2]]) if match else None
 
 
 def _instant(value: str) -> int:

@@ -37,6 +37,9 @@ class Figure:
 
 METRICS: dict[str, Figure] = {
     "penstock_calls_total": Figure("counter", "Finished model calls.", ("dialect", "status")),
+    "penstock_ambiguous_calls_total": Figure(
+        "counter", "Calls without an address that could be another rollout's as well."
+    ),
     "penstock_call_seconds": Figure("histogram", "From the request's head to the last byte passed on.", ("dialect",)),
     "penstock_first_byte_seconds": Figure("histogram", "From the request's head to the first byte of the answer."),
     "penstock_overhead_seconds": Figure("histogram", "The part of a call spent in the gateway itself."),
@@ -104,6 +107,7 @@ class Metrics:
 
     __slots__ = (
         "_ended",
+        "ambiguous_calls",
         "attempts",
         "captured_calls",
         "claim_seconds",
@@ -146,7 +150,7 @@ class Metrics:
         self.overhead_seconds = Histogram()
         self.commit_seconds = Histogram()
         self.upstream_connections: dict[tuple[str, ...], int] = {}
-        self.request_bytes = self.response_bytes = self.inflight_calls = self.clients = 0
+        self.request_bytes = self.response_bytes = self.inflight_calls = self.clients = self.ambiguous_calls = 0
         self.recorder_queue_bytes = self.recorder_queue_calls = self.recording_gaps = 0
         self.commits = self.commit_spans = self.tape_bytes = self.upstream_retries = 0
         self.recorder_wait_seconds = 0.0

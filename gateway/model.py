@@ -32,6 +32,8 @@ LONGEST_S = 10 * 365 * 86400
 
 Mode = Literal["train", "val", "test", "online"]
 Origin = Literal["queued", "header", "implicit"]
+AMBIGUOUS = "penstock.ambiguous"
+"""Attribute of a call without an address that could be another rollout's as well."""
 Kind = Literal["llm", "tool", "reward", "event", "otel"]
 
 
@@ -77,12 +79,14 @@ class AttemptStatus(StrEnum):
     """Its worker's lease ran out, or nothing was heard of it for `config.unresponsive_s`."""
     CANCELLED = "cancelled"
     """Its rollout was cancelled."""
+    ENVIRONMENT = "environment"
+    """It was handed back: the agent could not work where it was run. It does not count as a try."""
 
 
 Retry = Literal["failed", "timeout", "unresponsive"]
 """Ends of an attempt after which another may be made."""
-RewardSource = Literal["runner", "judge", "user", "agent"]
-"""Who says how well it went."""
+RewardSource = Literal["runner", "judge", "user", "agent", "rule"]
+"""Who says how well it went; `rule` is `reward_on_failure`."""
 
 
 class SpanStatus(StrEnum):
@@ -91,9 +95,10 @@ class SpanStatus(StrEnum):
     OPEN = "open"
     """Still running (seen on the tape once it has run for a moment)."""
     OK = "ok"
-    """The answer was passed on completely and its HTTP status is below 400."""
+    """The answer was passed on completely, its HTTP status is below 400, and it is no error and not cut short."""
     ERROR = "error"
-    """The provider answered with an error, broke off, or could not be reached; `error` says which."""
+    """The provider answered with an error (with whatever HTTP status), broke off, or could not be reached; `error` says
+    which."""
     CANCELLED = "cancelled"
     """The client went away before the answer was complete."""
     INTERRUPTED = "interrupted"
@@ -101,7 +106,7 @@ class SpanStatus(StrEnum):
 
 
 class Usage(Noun):
-    """Token counts as the provider reported them; None where it did not."""
+    """Token counts as the provider reported them, or as its token ids tell; None where nobody counted."""
 
     input_tokens: int | None = None
     """Prompt tokens, cached ones included."""
@@ -113,6 +118,21 @@ class Usage(Noun):
     """Prompt tokens written to the provider's prompt cache."""
     reasoning_tokens: int | None = None
     """The part of `output_tokens` that was hidden reasoning."""
+
+
+class Estimate(Noun):
+    """Token counts that nobody gave, guessed from the length of the texts; None where there is a count."""
+
+    input_tokens: int | None = None
+    """About how many tokens the prompt has."""
+    output_tokens: int | None = None
+    """About how many tokens were generated, as far as the answer came."""
+
+
+COUNTED = frozenset({"chat", "completions", "responses", "messages", "gemini"})
+"""Dialects whose calls use tokens up on both sides."""
+EMBEDDING = frozenset({"embeddings", "gemini_embeddings"})
+"""Those that generate none."""
 
 
 class Span(Noun):
@@ -148,7 +168,9 @@ class Span(Noun):
     http_status: int | None = None
     """Status the client was sent; None when it got none."""
     error: str | None = None
-    """Short reason when the status is not ok: `http_429`, `connect`, `upstream_closed`, `timeout` ..."""
+    """Short reason when the status is not ok: `http_429`, `connect`, `upstream_closed`, `timeout` ... Of an answer with
+    a good HTTP status: `stream_error` (an error came among its events), `error_body` (its body is an error),
+    `ended_early` (its stream has no end)."""
     model: str | None = None
     """Model asked for."""
     model_served: str | None = None
@@ -189,6 +211,8 @@ class Span(Noun):
     """Span id of the caller, from the client's traceparent."""
     attributes: dict[str, Any] | None = None
     """What only some kinds have, by OpenTelemetry name; a reward is read by `Reward.of`."""
+    estimate: Estimate | None = None
+    """Of a call whose tokens nobody counted."""
 
     @property
     def duration_ns(self) -> int | None:
@@ -205,14 +229,24 @@ class Totals(Noun):
     """Those that ended neither ok nor cancelled."""
     cancelled: int = 0
     """Those whose client went away."""
-    input_tokens: int = 0
-    """Prompt tokens, where reported."""
-    output_tokens: int = 0
-    """Generated tokens, where reported."""
+    input_tokens: int | None = 0
+    """Prompt tokens that were counted; None when there are calls and none was."""
+    output_tokens: int | None = 0
+    """Generated tokens that were counted; None when there are calls and none was."""
     tool_calls: int = 0
     """Tool calls asked for."""
     gaps: int = 0
     """Calls that were answered but could not be recorded (the tape failed)."""
+    uncounted: int = 0
+    """Calls that used tokens which nobody counted: where there are any, the sums of tokens are lower bounds."""
+    ambiguous: int = 0
+    """Calls without an address that could be another rollout's as well: two agents have done exactly the same."""
+
+    @model_validator(mode="after")
+    def _unknown_is_not_zero(self) -> Self:
+        if self.uncounted:
+            self.input_tokens, self.output_tokens = self.input_tokens or None, self.output_tokens or None
+        return self
 
 
 class RolloutConfig(Noun):
@@ -227,6 +261,8 @@ class RolloutConfig(Noun):
     """How many attempts may be made."""
     retry_on: list[Retry] = Field(default_factory=lambda: list[Retry](["unresponsive"]))
     """Ends of an attempt after which another one is made, while there are some left."""
+    reward_on_failure: float | None = Field(default=None, allow_inf_nan=False)
+    """Reward of the attempt after which the rollout has failed, where it has none; None gives it none."""
 
 
 class Outcome(Noun):
@@ -316,6 +352,8 @@ class Attempt(Noun):
     """What is known of its end."""
     reward: float | None = None
     """Value of the newest trusted reward; late ones count."""
+    reward_on_failure: float | None = None
+    """What its worker has said for the case that the rollout fails with it; the rollout's configuration is first."""
 
 
 class Rollout(Noun):
@@ -342,7 +380,7 @@ class Rollout(Noun):
     config: RolloutConfig = Field(default_factory=RolloutConfig)
     """How its attempts are watched and repeated."""
     tries: int = 0
-    """Attempts that the queue has handed out."""
+    """Attempts that the queue has handed out, less those that were handed back."""
     attempt: str | None = None
     """The attempt that the queue handed out last."""
     place: int | None = None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from typing import Any, Generic, Protocol, TypeVar
 
-from gateway.dialects.reading import decode_body, read_exchange
+from gateway.dialects.reading import decode_body, encoding, read_exchange
 from gateway.model import (
     ID_PATTERN,
     Attempt,
@@ -211,8 +211,7 @@ def searchable(tape: Tape, span: Span) -> str:
 
 
 def _text(body: bytes, headers: list[tuple[str, str]]) -> str:
-    encoding = ",".join(value for name, value in headers if name.lower() == "content-encoding")
-    return decode_body(body, encoding)[0].decode(errors="replace")
+    return decode_body(body, encoding(headers))[0].decode(errors="replace")
 
 
 def spoken(turn: Turn) -> Iterator[str]:
@@ -236,7 +235,7 @@ def summary(tape: Tape, rollout: Rollout) -> RolloutSummary:
 
 def add_totals(a: Totals, b: Totals) -> Totals:
     """The sum, field by field."""
-    return Totals(**{name: getattr(a, name) + getattr(b, name) for name in Totals.model_fields})
+    return Totals(**{name: (getattr(a, name) or 0) + (getattr(b, name) or 0) for name in Totals.model_fields})
 
 
 def encode_cursor(name: str, mark: Mark | None) -> str | None:

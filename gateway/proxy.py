@@ -21,6 +21,7 @@ from gateway.dialects import find
 from gateway.errors import GatewayFault, Refusal
 from gateway.exact.keeping import Exact
 from gateway.front import Front
+from gateway.front_page import front_page
 from gateway.heads import refusal_body, refusal_head
 from gateway.implicit import Conversations
 from gateway.metrics import Metrics
@@ -54,6 +55,7 @@ class Proxy:
         routes: Routes,
         translator: Translator | None,
         exact: Exact,
+        redactor: Redactor,
         epoch_ns: int,
     ) -> None:
         """`translator`: None when nothing is translated, or nothing can be; `epoch_ns`: what the clock of the tape adds
@@ -62,7 +64,7 @@ class Proxy:
         self.pools = pools
         self.recorder = recorder
         self.metrics = metrics
-        self.redactor = Redactor()
+        self.redactor = redactor
         self.admission = Admission(auth, Conversations(), config.token_required)
         self.fronts: set[Front] = set()
         self.running: OrderedDict[Call, None] = OrderedDict()
@@ -88,7 +90,12 @@ class Proxy:
             if is_control(request.target):
                 self._control.serve(front, request)
                 return
-            admitted = self.admission.admit(request, front.session)
+            page = front_page(request)
+            if page is not None:
+                front.transport.write(page)
+                front.finish(request.keep_alive)
+                return
+            admitted = self.admission.admit(request, front.way)
             target = agent_target(request.method, admitted)
             if target is not None:
                 self._control.serve(front, request, target)
@@ -99,8 +106,6 @@ class Proxy:
             _log.exception("a request could not be looked at")
             self._refuse(front, request, internal_fault())
         else:
-            if admitted.address.origin == "implicit":
-                front.session = admitted.address.rollout
             front.served = call = Call(self, front, request, admitted)
             call.run(began)
 

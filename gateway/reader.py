@@ -131,7 +131,7 @@ class RequestReader:
         if version not in ("1.1", "1.0"):
             self._refuse(505, f"HTTP/{version} is not spoken here: use HTTP/1.1", "request")
         elif self._began + self._unparsed + self._read > self._header_bytes:
-            self._limit_head(_size(request.headers))
+            self._limit_head(_line(request) + _size(request.headers))
         if request.length > self._request_bytes:
             self._too_large()
         self._unparsed = 0
@@ -219,6 +219,11 @@ class RequestReader:
             head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), request.target, lines)
             self._parser = httptools.HttpRequestParser(self)
             self._parse(head + rest)
+
+
+def _line(request: Request) -> int:
+    """The request line, `METHOD target HTTP/1.1 CRLF`."""
+    return len(request.method) + len(request.target) + len("  HTTP/1.1\r\n")
 
 
 def _size(headers: list[tuple[bytes, bytes, bytes]]) -> int:

@@ -193,7 +193,7 @@ def _rollout(request: web.Request) -> Rollout:
     rid = id_of(request, "rid")
     rollout = request.app[CONTROL].tape.rollout(rid)
     if rollout is None:
-        raise ApiError(404, f"there is no rollout {rid!r}; GET /api/rollouts lists them", "rid", rid)
+        raise ApiError(404, f"there is no rollout {rid!r}; `penstock rollouts` lists them", "rid", rid)
     return rollout
 
 
@@ -201,7 +201,7 @@ def _attempt(request: web.Request, rollout: Rollout) -> str:
     aid = id_of(request, "aid")
     known = [attempt.id for attempt in request.app[CONTROL].tape.attempts(rollout.id)]
     if aid not in known:
-        hint = f"GET /api/rollouts/{rollout.id}/attempts lists them"
+        hint = f"`penstock show {rollout.id}` shows them"
         raise ApiError(404, f"rollout {rollout.id!r} has no attempt {aid!r}; {hint}", "aid", aid, known[-20:])
     return aid
 
@@ -211,7 +211,7 @@ def _span(request: web.Request) -> Span:
     aid, sequence = _attempt(request, rollout), sequence_of(request)
     span = request.app[CONTROL].tape.span(rollout.id, aid, sequence)
     if span is None:
-        hint = f"GET /api/rollouts/{rollout.id}/attempts/{aid}/spans lists them"
+        hint = f"`penstock spans {rollout.id}/{aid}` lists them"
         raise ApiError(404, f"attempt {aid!r} has no span {sequence}; {hint}", "sequence", str(sequence))
     return span
 

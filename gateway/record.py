@@ -7,16 +7,19 @@ fails there costs the facts, never the bytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gateway import trace
 from gateway.admission import Admitted
 from gateway.capture.asking import ATTRIBUTE as CAPTURED
 from gateway.codec import Body
+from gateway.counting import counted, estimated, uncounted
 from gateway.dialects.base import Facts
-from gateway.dialects.reading import decode_body
+from gateway.dialects.reading import CUT, decode_body
+from gateway.hiding import Kept, keep, rescaled, unencoded
+from gateway.known_secrets import NONE
 from gateway.link import Headers
-from gateway.model import Side
+from gateway.model import AMBIGUOUS, Side
 from gateway.redact import Redactor
 from gateway.redact import url as redact_url
 from gateway.request import Request
@@ -29,6 +32,12 @@ PROMPTS = "penstock.prompts.sha256"
 """Attribute of a call: the hashes of its prompts as the agent sent them, by resource."""
 
 
+def whole(pieces: list[bytes], encoding: bytes | None) -> bytes:
+    """A body without content encoding, as far as it can be read."""
+    body = b"".join(pieces)
+    return body if encoding is None else decode_body(body, encoding.decode("latin-1"))[0]
+
+
 class Record:
     """One call, as far as it has come."""
 
@@ -36,6 +45,7 @@ class Record:
         "_entry",
         "_limit",
         "_redactor",
+        "_secrets",
         "_size",
         "arm",
         "attributes",
@@ -71,8 +81,8 @@ class Record:
         self.body = call.body
         """As it goes upstream."""
         self.pool: Pool | None = None
-        self.sent = b""
-        """Header lines as they went upstream, masked."""
+        self.sent: list[bytes] = []
+        """Header lines as they went upstream, in pieces: of each its name, a colon, its value and its end."""
         self.http_status: int | None = None
         self.response_headers: Headers = []
         self.trailers: Headers = []
@@ -102,7 +112,18 @@ class Record:
         self._size = 0
         self._limit = limit
         self._redactor = redactor
+        self._secrets = NONE
         self._entry: Entry | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether it goes upstream as another request than its client's."""
+        return self.body is not self.call.body and self.body is not self.call.packed
+
+    @property
+    def plain(self) -> bytes:
+        """The request without content encoding, as far as it can be read."""
+        return self.body if self.changed else self.call.body
 
     @property
     def weight(self) -> int:
@@ -132,8 +153,7 @@ class Record:
 
     def response(self) -> bytes:
         """The response body without content encoding, as far as it can be read."""
-        body = b"".join(self.pieces)
-        return body if self.encoding is None else decode_body(body, self.encoding.decode("latin-1"))[0]
+        return whole(self.pieces, self.encoding)
 
     @property
     def sequence(self) -> int:
@@ -148,25 +168,44 @@ class Record:
             return None
         entry = self._entry
         if entry is None:
+            self._secrets = self._redactor.secrets(self.request.headers, self.request.target.decode("latin-1"))
             entry = self._entry = self._opened()
         entry.versions, entry.arm = self.versions or None, self.arm
         entry.attributes = {
             **self.attributes,
             **({PROMPTS: self.texts} if self.texts else {}),
             **({CAPTURED: list(self.captured)} if self.captured else {}),
+            **({AMBIGUOUS: True} if entry.ambiguous else {}),
         } or None
+        request, response = self._kept(final)
         if final:
-            self._close(entry)
+            self._close(entry, request.plain, response)
         else:
             entry.model = self.call.model
-        entry.body = self._bytes(b"".join(self.pieces) if final else b"")
+        self._hide(entry)
+        entry.body = self._bytes(request, response)
         return entry
+
+    def _kept(self, final: bool) -> tuple[Kept, Kept]:
+        """Request and response without secrets."""
+        asked = [value for low, _, value in self.request.headers if low == b"content-encoding"]
+        asked = [] if self.changed else asked
+        response = b"".join(self.pieces) if final else b""
+        told = (self.encoding or b"").decode("latin-1")
+        return keep(self._secrets, self.body, b",".join(asked).decode("latin-1")), keep(self._secrets, response, told)
+
+    def _hide(self, entry: Entry) -> None:
+        """Texts of the head that come from the bodies, or from the request."""
+        path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish = self._secrets.texts(
+            (entry.path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish)
+        )
+        entry.path = path or ""
 
     def _opened(self) -> Entry:
         call, request = self.call, self.request
         address = call.address
         entry = Entry(address.rollout, address.attempt, address.origin, address.mode)
-        entry.start_ns, entry.agent = request.started_ns, address.agent
+        entry.start_ns, entry.agent, entry.ambiguous = request.started_ns, address.agent, address.ambiguous
         entry.dialect, entry.method = call.dialect.name, request.method
         entry.path, entry.request_bytes = redact_url(call.path), len(self.body)
         for low, _, value in request.headers:
@@ -176,13 +215,15 @@ class Record:
                 entry.retried = True
         return entry
 
-    def _close(self, entry: Entry) -> None:
-        facts, call = self._facts(), self.call
+    def _close(self, entry: Entry, request: bytes, response: Kept) -> None:
+        facts, call = self._facts(request, response), self.call
         # An alias has replaced the name that was asked for.
-        named = facts.model if self.body is call.body else None
+        named = None if self.changed else facts.model
         entry.model = named or call.model
         # It may have been announced before it was translated.
         entry.dialect, entry.path = call.dialect.name, redact_url(call.path)
+        if self.status == "ok" and facts.failed is not None:
+            self.status, self.error = "error", facts.failed
         entry.status, entry.error = self.status, self.error
         entry.end_ns, entry.first_byte_ns = self.end_ns, self.first_byte_ns
         entry.http_status, entry.stream = self.http_status, self.stream
@@ -190,28 +231,51 @@ class Record:
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
         # What the gateway itself has answered used up nothing here.
         entry.usage = None if self.pool is None else facts.usage
+        if uncounted(entry):
+            self._count(entry, request, response.plain)
         entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
         entry.request_bytes = len(self.body)
         entry.response_bytes, entry.truncated = self.response_bytes, self.truncated
 
-    def _facts(self) -> Facts:
+    def _count(self, entry: Entry, request: bytes, response: bytes) -> None:
+        """What the provider did not."""
+        entry.usage = counted(entry.usage, response, self.stream, entry.status == "ok" and not self.truncated)
+        if uncounted(entry):
+            deltas = self.stream and entry.dialect == "responses"
+            guess = estimated(entry.usage, request, response, deltas)
+            entry.estimate = [guess.input_tokens, guess.output_tokens]
+
+    def _facts(self, request: bytes, response: Kept) -> Facts:
         try:
-            asked = self.call.asked if self.body is self.call.body else None
-            return self.call.dialect.facts(self.body, self.response(), self.stream, asked)
+            asked = None if self.changed else self.call.asked
+            facts = self.call.dialect.facts(request, response.plain, self.stream, asked)
+            if self.truncated or (response.problem is not None and not response.problem.endswith(CUT)):
+                # How it ended cannot be seen.
+                facts.failed = None
+            return facts
         except Exception:
             # The bytes are what happened; what could not be read out of them now can be read later.
             _log.exception("a call of %s could not be read", self.call.address.rollout)
             return Facts(self.call.model)
 
-    def _bytes(self, response: bytes) -> Body:
-        block, pool = self._redactor.block, self.pool
+    def _bytes(self, request: Kept, response: Kept) -> Body:
+        secrets, pool = self._secrets, self.pool
         return Body(
-            "" if pool is None else redact_url(pool.url(self.call.path)),
-            self.sent,
-            self.body,
-            block(self.response_headers),
-            response,
-            block(self.trailers),
-            list(self.marks),
-            list(self.sides),
+            "" if pool is None else secrets.text(redact_url(pool.url(self.call.path))),
+            self._block(zip(self.sent[::4], self.sent[2::4], strict=True), request.bare),
+            request.body,
+            self._block(self.response_headers, response.bare),
+            response.body,
+            self._block(self.trailers, False) if self.trailers else b"",
+            rescaled(self.marks, len(response.body)) if response.bare else list(self.marks),
+            [self._side(side) for side in self.sides],
         )
+
+    def _block(self, headers: Iterable[tuple[bytes, bytes]], bare: bool) -> bytes:
+        """`bare`: of a body that is kept without its content encoding."""
+        return self._secrets.hide(self._redactor.block(unencoded(headers) if bare else headers), ended=False)
+
+    def _side(self, side: Side) -> Side:
+        hide = self._secrets.hide
+        bodies = {"request_body": hide(side.request_body), "response_body": hide(side.response_body)}
+        return side.model_copy(update=bodies | {"path": self._secrets.text(side.path)})

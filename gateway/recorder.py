@@ -2,7 +2,7 @@
 
 The loop appends calls to a queue; the thread takes what is there, draws facts out of the bodies, masks secrets and
 commits. Calls that have run for `announce_seconds` are put on the tape as open, so that they are seen, and so that a
-crash leaves an `interrupted` span and not a hole.
+crash leaves an `interrupted` span and not a hole; with `record = "strict"` every call is, before it is sent upstream.
 
 The queue is bounded in bytes: when it is full, the end of the *call* waits (`full`), because training data is never
 dropped to save latency. When the tape itself fails, what happens is the mode's `on_record_failure`; the heads of
@@ -95,9 +95,9 @@ class Recorder:
         """Queues a finished call; `done` is called on the loop with True once it is on disk, False when it is lost."""
         self._push(call, True, done)
 
-    def announce(self, call: Recordable) -> None:
-        """Queues a running call, to be seen as open."""
-        self._push(call, False, None)
+    def announce(self, call: Recordable, done: Done | None = None) -> None:
+        """Queues a running call, to be seen as open; `done` as in `put`."""
+        self._push(call, False, done)
 
     @property
     def full(self) -> bool:

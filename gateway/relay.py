@@ -2,7 +2,8 @@
 (`gateway.control_plane`).
 
 A read is passed on in the callback that brought it, as it came. Only a client of HTTP/1.0 gets a chunked answer without
-its chunks, and an answer that was asked for more than its client did is cleaned (`gateway.capture`). When the client is
+its chunks, an answer that was asked for more than its client did is cleaned (`gateway.capture`), and the gateway's own
+keys are taken out of errors (`gateway.hiding`). When the client is
 slow, its upstream is read no further.
 """
 
@@ -17,6 +18,8 @@ from gateway.capture.asking import Asked
 from gateway.capture.passing import Passing, passing
 from gateway.front import Front
 from gateway.heads import HOP, client_head
+from gateway.hiding import hiding
+from gateway.known_secrets import NONE
 from gateway.link import Link
 from gateway.request import Request
 
@@ -28,7 +31,7 @@ class Relay(ABC):
     """One request being served, and its answer."""
 
     __slots__ = ("_changes", "_passing", "_unchunk", "_until_close", "asked", "connecting", "front", "head_only",
-                 "held", "link", "request", "started", "touched", "translation")  # fmt: skip
+                 "held", "link", "own", "request", "started", "touched", "translation")  # fmt: skip
 
     def __init__(self, front: Front, request: Request) -> None:
         self.front = front
@@ -46,6 +49,8 @@ class Relay(ABC):
         """What was asked for in the client's name."""
         self.translation: Translation | None = None
         """How its answer is told, where its client does not speak the upstream's format."""
+        self.own = NONE
+        """The gateway's keys, which no error answer may tell its client."""
         self._changes = self._unchunk = self._until_close = False
         self._passing: Passing | None = None
 
@@ -105,7 +110,9 @@ class Relay(ABC):
     def _way(self, link: Link) -> Passing | None:
         """The way of an answer that does not pass as it comes."""
         if self.translation is not None:
-            return self.translation.passing(link, self.request.http10)
+            return self.translation.passing(link, self.request.http10, self.own)
+        if link.status >= 400 and self.own:
+            return hiding(self.own, link, link.chunked and not self._unchunk)
         return None if self.asked is None else passing(self.asked, link, link.chunked and not self._unchunk)
 
     def continue_answer(self, link: Link, raw: bytes) -> bytes:

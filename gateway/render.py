@@ -12,22 +12,25 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
-from gateway.model import Change, Reward, RolloutSummary, Span, Totals
+from gateway import telling
+from gateway.counting import uncounted
+from gateway.model import Change, Reward, RolloutSummary, Span, SpanStatus, Totals, Usage
+from gateway.tables import Column, Listing, figure
 from gateway.views import RewardStats, Stats
 
 STYLES = {
     "ok": "green", "succeeded": "green", "error": "red", "failed": "red", "timeout": "red", "interrupted": "magenta",
-    "unresponsive": "magenta", "cancelled": "yellow", "open": "cyan", "running": "cyan", "preparing": "cyan",
-    "queuing": "blue", "requeuing": "blue", "system": "blue", "developer": "blue", "user": "bold",
+    "unresponsive": "magenta", "environment": "magenta", "cancelled": "yellow", "open": "cyan", "running": "cyan",
+    "preparing": "cyan", "queuing": "blue", "requeuing": "blue", "system": "blue", "developer": "blue", "user": "bold",
     "assistant": "bold green", "tool": "yellow",
 }  # fmt: skip
-YIELDING = ("rollout", "group", "attempt", "model", "finish", "worker", "attempts", "why", "what mends it")
 BRIEF = 240
 """Characters of a text that is shown briefly."""
 CALLS = ("llm", "tool")
+PRINTED = ("stdout", "stderr")
+"""Events that are pieces of an agent's output."""
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
 _VISIBLE = (
     {n: chr(0x2400 + n) for n in range(32) if n not in (9, 10)}
@@ -101,34 +104,50 @@ def _count(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
+def sums(t: Totals) -> str:
+    """1,200 → 80, or ≥1,200 → ≥80 where some calls' tokens were not counted."""
+    least = "≥" if t.uncounted else ""
+    return " → ".join("?" if n is None else f"{least}{n:,}" for n in (t.input_tokens, t.output_tokens))
+
+
 # --- tables ---
 
 
-def table(*columns: str) -> Table:
-    """A plain table; a column whose name begins with > is aligned right. Names give way when there is little room."""
-    made = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        side = "right" if column[0] == ">" else "left"
-        made.add_column(column.lstrip(">"), justify=side, overflow="fold", no_wrap=column not in YIELDING)
-    return made
+ROLLOUTS = (
+    Column("rollout"), Column("group", 8, optional=True), Column("mode", 2), Column("status"), figure("attempts", 4),
+    figure("reward", 10), figure("calls", 9), figure("errors", 7), figure("tokens", 5), figure("tools", 1),
+    figure("age", 6), Column("last call", 3),
+)  # fmt: skip
+SPANS = (
+    Column("attempt"), figure("#"), Column("started (UTC)", 3), Column("what", 7),
+    Column("model", narrows="cut", least=16), Column("status"), figure("http", 4), figure("latency", 6),
+    figure("first byte", 1), figure("tokens", 5), figure("tools", 2), Column("finish", narrows="cut", least=32),
+)  # fmt: skip
+SUMS = (
+    Column("model"), figure("calls"), figure("errors", 5), figure("cancelled", 2), figure("tokens", 6),
+    figure("tools", 1), figure("median", 3), figure("p95", 4),
+)  # fmt: skip
 
 
-def rollouts(rows: Sequence[RolloutSummary], now_ns: int) -> Table:
+def rollouts(rows: Sequence[RolloutSummary], now_ns: int) -> Listing:
     """A line for each rollout. Groups are shown when there are any."""
-    grouped = any(r.group is not None for r in rows)
-    names = ("rollout", *(["group"] if grouped else []), "mode", "status", ">attempts", ">reward", ">calls", ">errors")
-    made = table(*names, ">tokens", ">tools", ">age", "last call")
+    made = Listing(*ROLLOUTS)
     for r in rows:
-        head = (plain(r.id), *([plain(r.group)] if grouped else []), r.mode, status(r.status))
+        head = (plain(r.id), plain(r.group), r.mode, _stands(r))
         made.add_row(*head, *map(plain, _figures(r)), age(r.created_ns, now_ns), _last_call(r, now_ns))
     return made
+
+
+def _stands(r: RolloutSummary) -> Text:
+    """Its status; an ambiguous one says so."""
+    return joined(status(r.status), Text("ambiguous", style="yellow") if r.totals.ambiguous else "")
 
 
 def _figures(r: RolloutSummary) -> Iterator[object]:
     t = r.totals
     yield f"{r.tries}/{r.config.max_attempts}" if r.origin == "queued" else len(r.attempts)
     yield number(r.reward)
-    yield from (t.calls or "", t.errors or "", tokens(t.input_tokens, t.output_tokens) if t.calls else "")
+    yield from (t.calls or "", t.errors or "", sums(t) if t.calls else "")
     yield t.tool_calls or ""
 
 
@@ -136,10 +155,9 @@ def _last_call(r: RolloutSummary, now_ns: int) -> str:
     return ago(r.last_seen_ns, now_ns) if r.totals.calls else ""
 
 
-def spans(rows: Iterable[Span]) -> Table:
+def spans(rows: Iterable[Span]) -> Listing:
     """A line for each span. What is no call has its name where a call has its model, and says what it is at the end."""
-    made = table("attempt", ">#", "started (UTC)", "what", "model", "status", ">http", ">latency", ">first byte",
-                 ">tokens", ">tools", "finish")  # fmt: skip
+    made = Listing(*SPANS)
     for s in rows:
         end = plain(s.error, "red") if s.error else plain(s.finish if s.kind in CALLS else content(s))
         times = (_length(s), duration(s.first_byte_ns), _tokens(s), s.tool_calls or "")
@@ -152,7 +170,7 @@ def stats(figures: Stats) -> Group:
     """The sums, model by model, the rewards, and the tape."""
     whole = "all spans" if figures.complete else f"the newest {figures.counted_spans:,} spans"
     ended = ", ".join(f"{count:,} {status}" for status, count in sorted(figures.by_status.items()))
-    sums = table("model", ">calls", ">errors", ">cancelled", ">tokens", ">tools", ">median", ">p95")
+    sums = Listing(*SUMS)
     for name, m in figures.by_model.items():
         sums.add_row(plain(name), *_sums(m), duration(m.median_ns), duration(m.p95_ns))
     sums.add_row(Text("all", style="bold"), *_sums(figures.totals), "", "")
@@ -171,7 +189,7 @@ def _rewards(given: RewardStats) -> Iterator[Text]:
 
 
 def _sums(t: Totals) -> Iterator[str]:
-    yield from (f"{t.calls:,}", f"{t.errors:,}", f"{t.cancelled:,}", tokens(t.input_tokens, t.output_tokens))
+    yield from (f"{t.calls:,}", f"{t.errors:,}", f"{t.cancelled:,}", sums(t))
     yield f"{t.tool_calls:,}"
 
 
@@ -193,19 +211,24 @@ def span_line(span: Span) -> Text:
     """A span on one line; a call without a model is known by its path, what is no call by its name."""
     if span.kind not in CALLS:
         first = (f"#{span.sequence}", _what(span), span.name if span.name != _what(span) else "")
-        return joined(*(clean(piece) for piece in first if piece), clean(content(span)), _length(span))
+        failed = status(span.status) if span.status == SpanStatus.ERROR else ""
+        return joined(*(clean(piece) for piece in first if piece), failed, clean(content(span)), _length(span))
     first = f"first byte {duration(span.first_byte_ns)}" if span.first_byte_ns is not None else ""
-    facts = (duration(span.duration_ns), first, f"{_tokens(span)} tokens" if span.usage else "")
+    facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := _tokens(span)) else "")
     asked = counted(span.tool_calls, "tool call") if span.tool_calls else ""
     name = (f"#{span.sequence}", _what(span), span.agent or "", span.model or f"{span.method} {span.path}")
     return joined(*map(clean, name), status(span.status), span.error or "", *facts, asked)
 
 
 def content(span: Span) -> str:
-    """What a span that is no call says: a reward its value and reason, an event its attributes."""
+    """What a span that is no call says: a reward its value and reason, an agent's span a few of its attributes."""
     if span.kind == "reward":
         return "  ".join(filter(None, _reward(Reward.of(span))))
+    if span.kind == "otel":
+        return "  ".join(telling.facts(span))
     said = list((span.attributes or {}).values())
+    if span.name in PRINTED and isinstance(text := (span.attributes or {}).get("text"), str):
+        said = [text]
     return abbreviate(said[0] if len(said) == 1 and isinstance(said[0], str) else compact(span.attributes), BRIEF)
 
 
@@ -243,12 +266,18 @@ def joined(*pieces: str | Text) -> Text:
 
 
 def _tokens(span: Span) -> str:
-    return tokens(span.usage.input_tokens, span.usage.output_tokens) if span.usage else ""
+    """As counted; ~80 is an estimate, ? what nobody knows. Empty for what uses none."""
+    if span.estimate is None:
+        known = span.usage or (Usage() if uncounted(span) else None)
+        return "" if known is None else " → ".join(map(_count, (known.input_tokens, known.output_tokens)))
+    known, guess = span.usage or Usage(), span.estimate
+    pairs = ((known.input_tokens, guess.input_tokens), (known.output_tokens, guess.output_tokens))
+    return " → ".join(f"~{about:,}" if count is None and about is not None else _count(count) for count, about in pairs)
 
 
 def total_tokens(t: Totals) -> str:
     """Tokens in and out, with the unit."""
-    return f"{tokens(t.input_tokens, t.output_tokens)} tokens"
+    return f"{sums(t)} tokens"
 
 
 def counted(number: int, noun: str) -> str:
@@ -257,8 +286,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def gaps(t: Totals) -> str:
-    """What is missing; empty when nothing is."""
-    return f"{t.gaps:,} not recorded" if t.gaps else ""
+    """What is missing or uncertain; empty when nothing is."""
+    missing = f"{t.gaps:,} not recorded" if t.gaps else ""
+    return "  ".join(filter(None, (missing, f"{t.ambiguous:,} ambiguous" if t.ambiguous else "")))
 
 
 def status(word: str) -> Text:

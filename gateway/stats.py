@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import islice
 
+from gateway.counting import uncounted
 from gateway.model import Kind, Reward, RewardSource, Span, SpanStatus, Totals
 from gateway.pages import SLICE, Tape
 from gateway.releases.marks import own
@@ -49,7 +50,7 @@ class Tally:
     def models(self) -> dict[str, ModelStats]:
         """Sums by model, the busiest first, with their latencies."""
         busiest = sorted(self.by_model.items(), key=lambda item: -item[1].calls)
-        return {name: stats.model_copy(update=_latencies(self.durations[name])) for name, stats in busiest}
+        return {name: ModelStats(**(dict(stats) | _latencies(self.durations[name]))) for name, stats in busiest}
 
 
 def _rewards(given: list[Reward]) -> RewardStats:
@@ -69,8 +70,9 @@ def _count(totals: Totals, span: Span) -> None:
     totals.cancelled += span.status == SpanStatus.CANCELLED
     totals.tool_calls += span.tool_calls
     if span.usage is not None:
-        totals.input_tokens += span.usage.input_tokens or 0
-        totals.output_tokens += span.usage.output_tokens or 0
+        totals.input_tokens = (totals.input_tokens or 0) + (span.usage.input_tokens or 0)
+        totals.output_tokens = (totals.output_tokens or 0) + (span.usage.output_tokens or 0)
+    totals.uncounted += uncounted(span)
 
 
 def _latencies(durations: list[int]) -> dict[str, int]:
@@ -89,7 +91,7 @@ async def gather(tape: Tape, most: int, gaps: int) -> Stats:
         counted_spans=tally.spans,
         complete=complete,
         since_ns=tally.since_ns,
-        totals=tally.totals,
+        totals=Totals(**dict(tally.totals)),
         by_model=tally.models(),
         by_status=dict(tally.by_status),
         by_kind=dict(tally.by_kind),

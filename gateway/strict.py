@@ -1,6 +1,6 @@
 """Strict TOML trees: an unknown key is an error that names its path and the nearest right key.
 
-Pure but for reading the file, and free of the rest of the gateway: the trainer's configuration is made of it too.
+Pure but for reading the file, and free of the gateway's own settings: the trainer's configuration is made of it too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gateway.wording import sentence
 
 Tree = TypeVar("Tree", bound=BaseModel)
 
@@ -33,7 +35,9 @@ def read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
 
 
@@ -48,8 +52,7 @@ def validated(root: type[Tree], tree: dict[str, Any], where: str) -> Tree:
 def _explain(root: type[BaseModel], error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"]) or "configuration"
     if error["type"] != "extra_forbidden":
-        value = "" if isinstance(error["input"], dict | list | BaseModel) else f" (found {error['input']!r})"
-        return f"{where}: {error['msg'].removeprefix('Value error, ')}{value}"
+        return f"{where}: {sentence(error)}"
     return unknown_key(root, error["loc"])
 
 

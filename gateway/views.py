@@ -209,6 +209,7 @@ Trouble = Literal[
     "untrusted_reward",
     "unfinished",
     "gap",
+    "ambiguous",
     "mixed_versions",
     "for_release",
     "no_generation",

@@ -31,8 +31,9 @@ MOST_EVENTS = 1_000
 LONGEST_WAIT_S = 60.0
 QueueState = Literal["open", "paused", "draining"]
 """`paused` and `draining` hand out nothing; workers stay when it is paused and leave when it is draining."""
-End = Literal["succeeded", "failed", "timeout", "cancelled"]
-"""How a worker may say that an attempt ended."""
+End = Literal["succeeded", "failed", "timeout", "cancelled", "environment"]
+"""How a worker may say that an attempt ended. With `environment` it hands the attempt back: the agent could not work
+where it was run, so it was no try at the task. Also one that the worker has finished as `failed` can be handed back."""
 Scalar = str | bool | float | Annotated[int, Field(ge=-(2**63), lt=2**63)] | None
 
 
@@ -97,6 +98,8 @@ class ClaimRequest(Noun):
     """How long the attempts are its own unless it is heard of; s."""
     modes: list[Mode] | None = Field(default=None, min_length=1)
     """What it takes; everything when not given."""
+    reward_on_failure: float | None = Field(default=None, allow_inf_nan=False)
+    """Reward of what it takes where the rollout fails without one; the rollout's own configuration is first."""
 
 
 class Claim(Noun):

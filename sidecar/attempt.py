@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +33,8 @@ from sidecar.settings import Settings
 from sidecar.templates import TemplateError
 
 Why = Literal["timeout", "lost", "returned"]
+AT_ONCE_S = 10.0
+"""A failure that took longer is one of the work. Imports on a busy machine may take some seconds."""
 LAST_EVENTS_S = 5.0
 """How long the output of an attempt that was cancelled may still take to the tape."""
 
@@ -40,8 +43,12 @@ LAST_EVENTS_S = 5.0
 class Result:
     """What became of an attempt, for the tally."""
 
-    name: str
-    """ROLLOUT/ATTEMPT."""
+    rollout: str
+    """The rollout."""
+    attempt: str
+    """The attempt."""
+    worker: str
+    """Who has held it."""
     end: Literal["succeeded", "failed", "timeout", "lost", "returned"]
     """How it ended here."""
     seconds: float
@@ -50,6 +57,23 @@ class Result:
     """Its reward, if it has one."""
     reason: str | None = None
     """Why it ended like this."""
+    outcome: Outcome | None = None
+    """What the gateway was told of its end."""
+    calls: int = 0
+    """Model calls that the gateway has seen of it."""
+    last_lines: tuple[str, ...] = ()
+    """What it said at last."""
+
+    @property
+    def name(self) -> str:
+        """ROLLOUT/ATTEMPT."""
+        return f"{self.rollout}/{self.attempt}"
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it failed before it had done anything."""
+        took = 0 if self.outcome is None else self.outcome.duration_ns or 0
+        return self.end == "failed" and not self.calls and took < AT_ONCE_S * 1e9
 
 
 class Work:
@@ -233,11 +257,24 @@ class Work:
         self._progress.line(self.claim, stream, text)
 
     def _result(self, answer: FinishAnswer | None, outcome: Outcome, seconds: float) -> Result:
-        name = "/".join(self.key)
+        key, lines = (*self.key, self._settings.name), self._outputs.last_lines
         if answer is None:
             why = self._why if self._why in ("lost", "returned") else "lost"
-            return Result(name, why, seconds, None, self._reason)
-        return Result(name, self._status(outcome), seconds, answer.attempt.reward, outcome.reason)
+            return Result(*key, why, seconds, None, self._reason, last_lines=lines)
+        known = answer.attempt
+        return Result(
+            *key, self._status(outcome), seconds, known.reward, outcome.reason, outcome, known.totals.calls, lines
+        )
+
+
+async def hand_back(client: Client, result: Result, away: Callable[[str], None]) -> bool:
+    """Tell the gateway that an attempt which has failed was no try; False when it does not want to hear of it."""
+    asked = FinishRequest(worker=result.worker, status="environment", outcome=result.outcome or Outcome())
+    try:
+        _ = await patiently(lambda: client.finish(result.rollout, result.attempt, asked), away)
+    except ClientError:
+        return False
+    return True
 
 
 def _exit(ending: Ending) -> dict[str, Scalar]:

@@ -1,5 +1,7 @@
 """An agent that is a Python function: `python -m sidecar.callables module:function`.
 
+With `--check` it only says whether there is such a function: exit code 1 and one line when there is certainly none.
+
 The function is given the task and is run in a process of its own: its clients read the rollout's variables when they
 are made, its output is its own, and it can be killed. What it returns is the output, as the last line of stdout; an
 exception is a traceback on stderr and exit code 1, as of any script.
@@ -35,8 +37,28 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
+def check(name: str) -> None:
+    """Ends the process: with the reason when the function cannot be had, wherever it is called."""
+    try:
+        _ = load(name)
+    except LoadError as e:
+        problem = str(e)
+    except (ImportError, SyntaxError) as e:
+        problem = f"{name!r} cannot be imported: {type(e).__name__}: {e}"
+    except BaseException:
+        # What a module does when it is imported may need an attempt.
+        problem = None
+    else:
+        problem = None
+    if problem is not None:
+        print(f"\n{problem}", file=sys.stderr, flush=True)
+    os._exit(problem is not None)  # threads that the module has started are not waited for
+
+
 def main() -> None:
     """The process."""
+    if sys.argv[1] == "--check":
+        check(sys.argv[2])
     try:
         line = json.dumps(call(sys.argv[1]), allow_nan=False)
     except LoadError as e:

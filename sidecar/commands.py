@@ -1,16 +1,16 @@
 """The command `penstock run`. Everything heavy is imported when it runs.
 
 Exit codes: 0 done, also when some agents failed, which is what a queue is for; 1 when the gateway cannot be reached or
-refuses the runner, and when there were attempts and none of them succeeded; 2 wrongly called; 130 killed by a second
-signal.
+refuses the runner, and when there were attempts and none of them succeeded; 2 wrongly called, or agents cannot work
+here; 3 stopped because agents failed in the same way, at once and one after another; 130 killed by a second signal.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
-import shutil
 import socket
 import sys
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 from cyclopts import Parameter
 
-from gateway.commands.common import LOCAL, Failure, Url
+from gateway.commands.common import LOCAL, Failure, Url, admin_key
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -51,6 +51,8 @@ def run(
     reward: str | None = None,
     reward_command: str | None = None,
     reward_timeout: str = "5m",
+    reward_on_failure: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None,
+    keep_going: Annotated[bool, Parameter(negative="")] = False,
     env: Words = None,
     cwd: Path | None = None,
     keep_output: str = "1MiB",
@@ -82,7 +84,7 @@ def run(
     stdin
         Give agents the task on stdin.
     timeout
-        Longest run of an agent, such as 90s or 10m. A rollout's own timeout counts too.
+        Longest run of an attempt, such as 90s, 10m or 1.5h; a rollout's own `--timeout` counts too.
     max
         Leave after so many attempts.
     watch
@@ -102,7 +104,11 @@ def run(
     reward_command
         Shell command that gets the same as JSON on stdin and prints the reward as its last line.
     reward_timeout
-        Longest time that one reward may take.
+        Longest time that one reward may take, such as 90s, 10m or 1.5h.
+    reward_on_failure
+        Reward of an attempt with which its rollout fails, such as 0; a rollout's own configuration is first.
+    keep_going
+        Take more work however many agents fail at once and in the same way.
     env
         NAME=VALUE, one more variable of agents; its value may use what --arg may; may be repeated.
     cwd
@@ -147,7 +153,7 @@ def run(
         settings = Settings(
             gateway=gateway.rstrip("/"),
             name=worker_name(name),
-            key=os.environ.get("PENSTOCK_KEY"),
+            key=admin_key(),
             agents=agents,
             judging=Judging(reward, reward_command, seconds("--reward-timeout", reward_timeout)),
             workers=workers,
@@ -157,6 +163,8 @@ def run(
             lease_s=lease_s,
             keep_output=size("--keep-output", keep_output),
             echo=echo,
+            reward_on_failure=reward_on_failure,
+            keep_going=keep_going,
         )
         check(settings, on)
         tally = _run(settings, on, Place(ray_address, ray_options, job_template, namespace))
@@ -201,7 +209,7 @@ def _modes(text: str | None) -> tuple[Mode, ...] | None:
 
 
 def check(settings: Settings, on: str) -> None:
-    """What is wrong with the options is said before anything is claimed: a wrong command would use up the queue."""
+    """What is wrong with the options is said before anything is claimed. What is wrong with agents says `preflight`."""
     from sidecar.settings import UsageError
 
     agents = settings.agents
@@ -222,17 +230,8 @@ def check(settings: Settings, on: str) -> None:
         raise UsageError(f"{message}: an agent could outlive its lease and run beside the next attempt")
     if agents.cwd is not None and not agents.image and on == "here" and not agents.cwd.is_dir():
         raise UsageError(f"--cwd: {agents.cwd} is not a directory")
-    if on == "here" and agents.command and not agents.image:
-        _check_command(agents.command[0], agents.cwd)
-
-
-def _check_command(command: str, cwd: Path | None) -> None:
-    from sidecar.settings import UsageError
-
-    found = shutil.which(str((cwd or Path()) / command)) if "/" in command else shutil.which(command)
-    if found is None:
-        where = f"in {cwd or Path.cwd()}" if "/" in command else "on the PATH"
-        raise UsageError(f"there is no command {command!r} {where}")
+    if settings.reward_on_failure is not None and not math.isfinite(settings.reward_on_failure):
+        raise UsageError(f"--reward-on-failure: {settings.reward_on_failure} is not a finite number, such as 0 or -1")
 
 
 def _run(settings: Settings, on: str, place: Place) -> Tally:
@@ -278,5 +277,7 @@ def _report(tally: Tally) -> None:
     print(tally)
     if tally.ends["returned"]:
         sys.exit(130)
+    if tally.stopped is not None:
+        raise Failure(f"stopped: {tally.stopped.splitlines()[0]}", 3)
     if tally.total and not tally.ends["succeeded"]:
         raise Failure(f"no attempt succeeded: {tally.reason or 'no reason is known'}")

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from gateway.work import Claim
-from sidecar import containers
+from sidecar import containers, preflight
 from sidecar.environment import Plan, environment, imported, plan
 from sidecar.preload import Preloaded
 from sidecar.process import Agent, Command, Sink, start
@@ -39,6 +39,8 @@ class Here:
             self._preloaded = Preloaded(agents.callable, imported(os.environ, settings.key), agents.cwd)
 
     async def __aenter__(self) -> Here:
+        """Raises `UsageError` when it is certain that no agent can work here."""
+        await preflight.check(self._settings, self._tool)
         return self
 
     async def __aexit__(self, *_: object) -> None:

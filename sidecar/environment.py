@@ -27,9 +27,10 @@ CA_FILES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CODEX_CA_CERTIFICATE", "NOD
 """Read by clients that do not read SSL_CERT_FILE."""
 NOWHERE = "http://127.0.0.1:9/made-when-the-module-was-imported"
 """Base URL of a client that is made before there is an attempt: the discard port, which nobody serves."""
+LEADING_NOWHERE = dict.fromkeys((*OPENAI_URLS, *BARE_URLS), NOWHERE)
 REMOVED = frozenset(
     {
-        "PENSTOCK_KEY",
+        "PENSTOCK_ADMIN_KEY",
         "PENSTOCK_INPUT",
         "PENSTOCK_INPUT_FILE",
         "ANTHROPIC_AUTH_TOKEN",
@@ -138,8 +139,7 @@ def environment(inherited: Mapping[str, str], own: Mapping[str, str], key: str |
 
 def imported(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:
     """All variables that a module is imported with before there is an attempt: no client gets past the gateway."""
-    nowhere = dict.fromkeys((*OPENAI_URLS, *BARE_URLS), NOWHERE) | dict.fromkeys(KEYS, "none")
-    return _kept(inherited, key) | nowhere
+    return _kept(inherited, key) | LEADING_NOWHERE | dict.fromkeys(KEYS, "none")
 
 
 def _kept(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:

@@ -21,6 +21,7 @@ from sidecar import jobs
 from sidecar.cluster import Cluster, ClusterError, connect
 from sidecar.environment import plan
 from sidecar.jobs import Json
+from sidecar.preflight import STAND_IN, bare
 from sidecar.process import Agent, Ending, Sink
 from sidecar.settings import Settings, UsageError
 
@@ -193,10 +194,23 @@ class Jobs:
 
 @asynccontextmanager
 async def engine(settings: Settings, template: Path | None, namespace: str | None) -> AsyncGenerator[Jobs]:
-    """Runs agents as Jobs; raises `UsageError` when there is no cluster, no template or no image."""
+    """Runs agents as Jobs; raises `UsageError` when there is no cluster, no template or no image, or when the cluster
+    does not take such a Job."""
     checked = jobs.checked(read(template), settings.agents.image)
     async with connect(namespace) as cluster:
+        await _try_out(cluster, checked, settings)
         yield Jobs(settings, checked, cluster)
+
+
+async def _try_out(cluster: Cluster, template: Json, settings: Settings) -> None:
+    """Asks the cluster whether it would take a Job, without making one: it looks at the template, at what the runner
+    may do, and at quotas."""
+    made = plan(STAND_IN, settings.gateway, bare(settings.agents), Path("input.json"))
+    manifest = jobs.job(template, settings, STAND_IN, made)
+    try:
+        _ = await cluster.ask("POST", cluster.jobs(), manifest, {"dryRun": "All"})
+    except ClusterError as e:
+        raise UsageError(f"--on kubernetes: no Job can be made in namespace {cluster.namespace!r}: {e}") from None
 
 
 def read(path: Path | None) -> Json:

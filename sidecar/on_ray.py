@@ -2,7 +2,8 @@
 
 Ray decides where the actors live, spreads them over the nodes and starts one again elsewhere when its node is gone; the
 attempt that was lost with it comes back by its lease. The queue is the gateway's: actors take work from it by
-themselves, and nothing but results comes through the driver, which shows them and passes signals on.
+themselves, and nothing but results comes through the driver, which shows them and passes signals on. It is also the
+driver that sees when agents cannot work (`breaker`): one actor alone would see too little.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from typing import Any, cast
 import ray as _ray
 from ray.exceptions import RayError
 
-from sidecar.attempt import Result
+from gateway.client import Client
+from sidecar.attempt import Result, hand_back
+from sidecar.breaker import Breaker
 from sidecar.engine import Here
 from sidecar.progress import Lines, Tally, progress
 from sidecar.runner import Runner
@@ -159,13 +162,13 @@ def run(settings: Settings, address: str | None, options: str | None) -> Tally:
         raise RunnerError(f"cannot reach the Ray cluster at {address or 'this machine'}: {e}") from None
     try:
         with progress("bar" if sys.stderr.isatty() else "lines", settings.echo, settings.most) as shown:
-            return _drive(Fleet(settings, given), shown)
+            return _drive(Fleet(settings, given), settings, shown)
     finally:
         ray.shutdown()
 
 
-def _drive(fleet: Fleet, shown: Lines) -> Tally:
-    tally, orders = Tally(), ["stop", "abandon"]
+def _drive(fleet: Fleet, settings: Settings, shown: Lines) -> Tally:
+    tally, orders, breaker = Tally(), ["stop", "abandon"], Breaker(settings.keep_going)
 
     def heed(*_: object) -> None:
         order = orders.pop(0) if len(orders) > 1 else orders[0]
@@ -175,19 +178,40 @@ def _drive(fleet: Fleet, shown: Lines) -> Tally:
     before = {number: signal.signal(number, heed) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         while fleet.going():
-            _tell(fleet.results(), tally, shown)
+            _mind(fleet, _tell(fleet.results(), tally, shown), breaker, settings, tally, shown)
             time.sleep(LOOK_S)
-        _tell(fleet.last_results(), tally, shown)
+        _mind(fleet, _tell(fleet.last_results(), tally, shown), breaker, settings, tally, shown)
     finally:
         for number, handler in before.items():
             _ = signal.signal(number, handler)
     return tally
 
 
-def _tell(results: list[Result], tally: Tally, shown: Lines) -> None:
+def _tell(results: list[Result], tally: Tally, shown: Lines) -> list[Result]:
     for result in results:
         tally.add(result)
         shown.ended(result, tally)
+    return results
+
+
+def _mind(
+    fleet: Fleet, results: list[Result], breaker: Breaker, settings: Settings, tally: Tally, shown: Lines
+) -> None:
+    """Stop the actors when agents cannot work, and hand back what was no try."""
+    found = [each for result in results for each in breaker.note(result)]
+    if breaker.tripped is not None and tally.stopped is None:
+        fleet.tell("stop")
+        tally.stopped = breaker.why()
+        shown.say(tally.stopped)
+    if found:
+        for result in asyncio.run(_hand_back(settings, found, shown)):
+            tally.hand_back(result)
+
+
+async def _hand_back(settings: Settings, results: list[Result], shown: Lines) -> list[Result]:
+    """Those that were handed back."""
+    async with Client(settings.gateway, settings.key) as client:
+        return [result for result in results if await hand_back(client, result, shown.away)]
 
 
 def _shares(settings: Settings) -> list[Settings]:
@@ -196,7 +220,8 @@ def _shares(settings: Settings) -> list[Settings]:
     shares = [
         None if settings.most is None else settings.most // count + (n < settings.most % count) for n in range(count)
     ]
-    return [replace(settings, workers=1, name=f"{settings.name}-{n}", most=most) for n, most in enumerate(shares, 1)]
+    alone = replace(settings, workers=1, keep_going=True)  # the driver minds what all of them say
+    return [replace(alone, name=f"{settings.name}-{n}", most=most) for n, most in enumerate(shares, 1)]
 
 
 def _options(text: str | None) -> dict[str, Any]:

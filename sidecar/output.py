@@ -7,6 +7,7 @@ The last line of stdout that is JSON is the agent's output. An object with a num
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, NoReturn
 
@@ -14,6 +15,7 @@ Stream = Literal["stdout", "stderr"]
 LONGEST_LINE = 1 << 20
 """Bytes; a longer line comes in pieces of this size, and a piece is not JSON."""
 LAST_WORDS = 300
+LAST_LINES = 5
 
 
 class Lines:
@@ -53,6 +55,12 @@ class Outputs:
         """The last JSON line of stdout."""
         self.last_words = ""
         """The last line of stderr."""
+        self._ends: dict[Stream, deque[str]] = {"stdout": deque(maxlen=LAST_LINES), "stderr": deque(maxlen=LAST_LINES)}
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines of stderr; of stdout where there are none: not every place tells one from the other."""
+        return tuple(self._ends["stderr"] or self._ends["stdout"])
 
     def feed(self, stream: Stream, data: bytes) -> None:
         """Bytes that the agent wrote; none at the end of the stream."""
@@ -62,6 +70,8 @@ class Outputs:
             self._line(stream, line)
 
     def _note(self, stream: Stream, line: str) -> None:
+        if line.strip():
+            self._ends[stream].append(line.rstrip()[:LAST_WORDS])
         if stream == "stderr":
             self.last_words = line.strip()[:LAST_WORDS] or self.last_words
         elif (found := parsed(line)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
@@ -11,12 +12,13 @@ from gateway.work import Claim
 from sidecar.output import Stream
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.progress import Progress as Bar
 
     from sidecar.attempt import Result
 
-SAID = {"timeout": "timed out", "returned": "given back"}
-ORDER = ("succeeded", "failed", "timeout", "lost", "returned")
+SAID = {"timeout": "timed out", "returned": "given back", "environment": "handed back"}
+ORDER = ("succeeded", "failed", "timeout", "lost", "returned", "environment")
 
 
 @dataclass(slots=True)
@@ -28,6 +30,8 @@ class Tally:
     reward: float = 0.0
     reason: str | None = None
     """Why the first attempt that did not succeed ended."""
+    stopped: str | None = None
+    """Why no more work was taken, when agents could not work."""
 
     def add(self, result: Result) -> None:
         """One more attempt."""
@@ -38,12 +42,13 @@ class Tally:
         if result.end != "succeeded" and self.reason is None:
             self.reason = result.reason
 
-    def merge(self, other: Tally) -> None:
-        """The attempts of another runner."""
-        self.ends.update(other.ends)
-        self.rewarded += other.rewarded
-        self.reward += other.reward
-        self.reason = self.reason or other.reason
+    def hand_back(self, result: Result) -> None:
+        """An attempt that had failed was handed back."""
+        self.ends["failed"] -= 1
+        self.ends["environment"] += 1
+        if result.reward is not None:
+            self.rewarded -= 1
+            self.reward -= result.reward
 
     @property
     def total(self) -> int:
@@ -51,6 +56,8 @@ class Tally:
         return self.ends.total()
 
     def __str__(self) -> str:
+        if not self.total:
+            return "no attempt was made; `penstock queue` says what waits"
         parts = [f"{self.ends[end]} {SAID.get(end, end)}" for end in ORDER if self.ends[end] or end in ORDER[:2]]
         mean = f", mean reward {self.reward / self.rewarded:.3f} of {self.rewarded}" if self.rewarded else ""
         return ", ".join(parts) + mean
@@ -126,17 +133,17 @@ class Lines:
 class Terminal(Lines):
     """A bar with the tally below what is said. Use as a context manager."""
 
-    def __init__(self, echo: bool, most: int | None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
+    def __init__(self, echo: bool, most: int | None, clock: Callable[[], float] | None = None) -> None:
+        """`clock`: seconds, for the time that has passed."""
         super().__init__(echo)
-        columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-        console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-        self._bar: Bar = Progress(*columns, TimeElapsedColumn(), console=console, redirect_stdout=False)
+        self._bar = _bar(clock)
         self._most = most
         self._running = self._done = self._waiting = 0
         self._task = self._bar.add_task("waiting for work", total=most)
+
+    def picture(self) -> list[RenderableType]:
+        """What stands on the terminal now."""
+        return [*self._bar.get_renderables()]
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -164,6 +171,23 @@ class Terminal(Lines):
 
     def _show(self, text: str, stream: Stream) -> None:
         self._bar.console.print(text, soft_wrap=True)
+
+
+def _bar(clock: Callable[[], float] | None) -> Bar:
+    """A bar, with what is said of it below: beside it a tally would not fit into 80 columns."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    class Below(Progress):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            for task in self.tasks:
+                yield self.make_tasks_table([task])
+                yield Text(task.description)
+
+    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    return Below(*columns, console=console, redirect_stdout=False, get_time=clock)
 
 
 def progress(kind: Literal["bar", "lines"], echo: bool, most: int | None) -> Lines:

@@ -10,14 +10,13 @@ killed by a second signal.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from gateway.commands.common import LOCAL, Failure, Url
+from gateway.commands.common import LOCAL, Failure, Url, admin_key
 from sidecar.commands import Command, Words, check, here, worker_name
 
 
@@ -52,7 +51,7 @@ def rehearse(
     stdin
         Give agents the task on stdin.
     timeout
-        Longest run of an agent, such as 90s or 10m.
+        Longest run of an agent, such as 90s, 10m or 1.5h.
     env
         NAME=VALUE, one more variable of agents; may be repeated.
     echo
@@ -76,7 +75,7 @@ def rehearse(
             timeout_s=None if timeout is None else seconds("--timeout", timeout),
             grace_s=min(5.0, lease_s / 2),
         )
-        url, key = gateway.rstrip("/"), os.environ.get("PENSTOCK_KEY")
+        url, key = gateway.rstrip("/"), admin_key()
         settings = Settings(
             gateway=url,
             name=worker_name(None),
@@ -87,6 +86,7 @@ def rehearse(
             release=release,
             lease_s=lease_s,
             echo=echo,
+            keep_going=True,  # the release itself counts runs that fail, and ends
         )
         check(settings, "here")
         name = asyncio.run(_named(url, key, release))
@@ -107,7 +107,8 @@ async def _named(url: str, key: str | None, name: str) -> str:
         every = await client.releases()
     found = [one.id for one in every if one.id == name] or [one.id for one in every if one.resource == name]
     if not found:
-        raise Failure(f"there is no release {name!r}, nor one of a resource of that name; penstock release list")
+        hint = "`penstock release list` lists them"
+        raise Failure(f"there is no release {name!r}, nor one of a resource of that name; {hint}")
     return found[0]
 
 

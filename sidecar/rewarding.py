@@ -14,6 +14,8 @@ import asyncio
 import inspect
 import math
 import os
+import re
+import subprocess
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -37,9 +39,11 @@ class Judge:
     """What the user has named to judge attempts, if anything."""
 
     def __init__(self, judging: Judging) -> None:
-        """Raises `UsageError` when there is no such function."""
+        """Raises `UsageError` when there is no such function or command."""
         self._judging = judging
         self._function = None if judging.function is None else _load(judging.function)
+        if judging.command is not None:
+            _look_up(judging.command)
 
     @property
     def named(self) -> bool:
@@ -125,6 +129,23 @@ def _load(name: str) -> Callable[..., Any]:
         return load(name)
     except LoadError as e:
         raise UsageError(f"--reward: {e}") from None
+    except Exception as e:
+        raise UsageError(f"--reward: {name!r} cannot be imported: {type(e).__name__}: {e}") from None
+
+
+def _look_up(command: str) -> None:
+    """Asks the shell whether it understands the command and knows what it begins with; nothing is run. Raises
+    `UsageError`."""
+    tried = subprocess.run(("/bin/sh", "-n", "-c", command), stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if tried.returncode != 0:
+        said = tried.stderr.decode(errors="replace").strip().splitlines()
+        raise UsageError(f"--reward-command: {command!r}: {said[-1] if said else 'the shell does not understand it'}")
+    first = re.match(r"\s*([A-Za-z0-9_./+-]+)(?=\s|$)", command)
+    if first is None:
+        return  # a variable, a quote, a substitution: only running it tells
+    known = ("/bin/sh", "-c", 'command -v "$1" >/dev/null', "sh", first[1])
+    if subprocess.run(known, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode != 0:
+        raise UsageError(f"--reward-command: there is no command {first[1]!r}, or it cannot be executed; name its path")
 
 
 async def _call(function: Callable[..., Any], *given: Any) -> Any:

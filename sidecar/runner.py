@@ -3,7 +3,8 @@
 One claim is under way at a time, for all free workers. Without `watch` the runner leaves when the queue is open and
 empty and nobody, here or elsewhere, holds an attempt that could come back to it. It leaves also when the queue is
 draining, after `most` attempts, and when it is told to: `stop` lets the agents finish, `abandon` kills them and gives
-their attempts back.
+their attempts back. And it leaves when its agents cannot work where they are run (`breaker`): their attempts are handed
+back then.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from functools import partial
 
 from gateway.client import Client
 from gateway.work import Claim, ClaimAnswer, ClaimRequest
-from sidecar.attempt import Result, Work
+from sidecar.attempt import Result, Work, hand_back
+from sidecar.breaker import Breaker
 from sidecar.engine import Engine
 from sidecar.heart import Heart
 from sidecar.patience import patiently, unless
@@ -36,7 +38,8 @@ class Runner:
         self._judge = Judge(settings.judging)
         self._works: dict[asyncio.Task[None], Work] = {}
         self._claimed = 0
-        self._freed, self._stopping = asyncio.Event(), asyncio.Event()
+        self._breaker = Breaker(settings.keep_going)
+        self._freed, self._stopping, self._abandoned = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def stop(self) -> None:
         """Take no more work; the agents that run may finish."""
@@ -45,6 +48,7 @@ class Runner:
     def abandon(self) -> None:
         """Take no more work, kill the agents and give their attempts back."""
         self.stop()
+        self._abandoned.set()
         for work in self._works.values():
             work.give_back()
 
@@ -98,6 +102,7 @@ class Runner:
             wait_s=WATCH_S if self._settings.watch else LAST_S if self._works else 0.0,
             lease_s=self._settings.lease_s,
             modes=None if self._settings.modes is None else list(self._settings.modes),
+            reward_on_failure=self._settings.reward_on_failure,
         )
         release = self._settings.release
         ask = client.claim if release is None else partial(client.rehearse, release)
@@ -118,7 +123,7 @@ class Runner:
         self._claimed += 1
         self._progress.begun(claim, waiting)
         work = Work(claim, self._settings, client, self._engine, self._judge, self._progress)
-        task = asyncio.ensure_future(self._work(work, heart))
+        task = asyncio.ensure_future(self._work(work, client, heart))
         self._works[task] = work
         task.add_done_callback(self._done)
 
@@ -126,16 +131,32 @@ class Runner:
         _ = self._works.pop(task, None)
         self._freed.set()
 
-    async def _work(self, work: Work, heart: Heart) -> None:
+    async def _work(self, work: Work, client: Client, heart: Heart) -> None:
         heart.add(work)
         try:
             result = await work.run()
         except Exception as e:
             # The lease of this attempt ends by itself; the other workers go on.
-            result = Result("/".join(work.key), "lost", 0.0, None, f"the runner failed: {type(e).__name__}: {e}")
+            reason = f"the runner failed: {type(e).__name__}: {e}"
+            result = Result(*work.key, self._settings.name, "lost", 0.0, None, reason)
         finally:
             heart.drop(work)
         if result.end == "returned":
             await heart.give_back(work)
         self.tally.add(result)
         self._progress.ended(result, self.tally)
+        await self._mind(result, client)
+
+    async def _mind(self, result: Result, client: Client) -> None:
+        """Stop when agents cannot work, and hand back what was no try."""
+        found = self._breaker.note(result)
+        if self._breaker.tripped is result:
+            self.stop()
+            self.tally.stopped = self._breaker.why()
+            self._progress.say(self.tally.stopped)
+        for one in found:
+            handed = await unless(self._abandoned, hand_back(client, one, self._progress.away))
+            if handed:
+                self.tally.hand_back(one)
+            else:
+                self._progress.say(f"{one.name} could not be handed back: it counts as failed")

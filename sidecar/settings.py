@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gateway import times
 from gateway.model import Mode
 
-UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
@@ -100,16 +100,18 @@ class Settings:
     """Bytes of output kept of each attempt."""
     echo: bool = False
     """Show what agents print."""
+    reward_on_failure: float | None = None
+    """Reward of an attempt with which its rollout fails; None is none."""
+    keep_going: bool = False
+    """Take more work however agents fail."""
 
 
 def seconds(option: str, text: str) -> float:
     """A time such as `90s`, `10m` or `1.5h`."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)", text)
-    if match is None or not float(match[1]):
-        raise UsageError(
-            f"{option}: {text!r} is not a time: a number above 0 and ms, s, m, h or d, such as 90s or 1.5h"
-        )
-    return float(match[1]) * UNITS[match[2]]
+    try:
+        return times.seconds(option, text)
+    except ValueError as e:
+        raise UsageError(str(e)) from None
 
 
 def size(option: str, text: str) -> int:

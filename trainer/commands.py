@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from gateway.commands.common import LOCAL, Failure, Url
+from gateway.commands.common import LOCAL, Failure, Url, admin_key
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -38,7 +38,7 @@ def grpo(config: Path, /, *, online: bool = False, release: Release = None, gate
     from trainer import session
 
     try:
-        session.grpo(loaded, gateway, _key(), online)
+        session.grpo(loaded, gateway, admin_key(), online)
     except session.RunError as error:
         raise Failure(str(error)) from None
 
@@ -74,7 +74,7 @@ def _tune(kind: Literal["sft", "dpo"], config: Path, release: Release, gateway: 
     from trainer import tuning
 
     try:
-        tuning.tune(kind, loaded, gateway, _key())
+        tuning.tune(kind, loaded, gateway, admin_key())
     except tuning.RunError as error:
         raise Failure(str(error)) from None
 
@@ -87,10 +87,17 @@ def _loaded(path: Path, release: Release) -> Config:
         found = load(path)
     except ConfigError as error:
         raise Failure(str(error), 2) from None
+    _check_directory(found.run.directory)
     _check_extra()
     if release is None:
         return found
     return found.model_copy(update={"publish": found.publish.model_copy(update={"release": release})})
+
+
+def _check_directory(path: Path) -> None:
+    there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise Failure(f"run.directory: {path} cannot be used, {there} may not be written; name another or allow it", 2)
 
 
 def _check_online(config: Config) -> None:
@@ -101,10 +108,6 @@ def _check_online(config: Config) -> None:
         check_online(config)
     except ConfigError as error:
         raise Failure(str(error), 2) from None
-
-
-def _key() -> str | None:
-    return os.environ.get("PENSTOCK_KEY")
 
 
 def _check_extra() -> None:

@@ -102,7 +102,8 @@ class Inspector:
 
 
 def settled(rollout: RolloutSummary) -> bool:
-    """Whether a rollout has a reward and nothing more is to come. What does not come from the queue never ends."""
+    """Whether a rollout has a reward and nothing more is to come. What does not come from the queue only falls quiet:
+    that is not waited for."""
     judged = rollout.reward is not None and math.isfinite(rollout.reward)
     return judged and rollout.status in (ENDED if rollout.origin == "queued" else {*RolloutStatus})
 

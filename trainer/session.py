@@ -128,7 +128,7 @@ async def _nothing() -> None:
 async def _running(config: Config, gateway: str, key: str | None) -> None:
     """A runner, until it ends, which it should not."""
     words = ["--watch", "--gateway", gateway, "--mode", "train,val", *config.rollouts.run]
-    env = dict(os.environ) | ({"PENSTOCK_KEY": key} if key else {})
+    env = dict(os.environ) | ({"PENSTOCK_ADMIN_KEY": key} if key else {})
     child = await spawn([sys.executable, "-m", "gateway", "run", *words], env, config.run.directory / "runner.log")
     try:
         code = await child.ended()

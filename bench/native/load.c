@@ -6,7 +6,8 @@
  * Closed loop: every connection sends its next call when the last is answered. With --rate the calls are sent on a fixed
  * schedule over the connections that are free, and latency counts from the scheduled time, so that a stall is not hidden.
  * Calls come from 64 rollouts that take turns, each a conversation of the corpus told step by step; one that is told is
- * replaced by a fresh rollout. "{r}" in the path is the rollout's id.
+ * replaced by a fresh rollout. "{r}" in the path is the rollout's id; the digits of "Task 00000000" at the beginning of a
+ * body are replaced by a number that no other rollout of any run has: no two tell the same conversation.
  * An answer is right when its status is 200, its framing complete, its body --bytes long and its events --events in number.
  * Digits after a '#' are the sender's CLOCK_MONOTONIC: the event's age on arrival is its hold-up.
  * Calls that start and events that come in the first --warm seconds are not sampled. */
@@ -17,6 +18,8 @@
 #define ROLLOUTS 64
 #define DRAIN (15 * SECOND)
 #define GIVE_UP 50
+#define TASK 8
+#define PARTS 5
 
 struct rollout {
     uint32_t conversation, step, serial;
@@ -26,8 +29,8 @@ struct connection {
     int fd;
     bool busy, blocked;
     struct message in;
-    char head[2048];
-    struct iovec out[3];
+    char head[2048], task[TASK + 1];
+    struct iovec out[PARTS];
     size_t sent, scanned;
     uint32_t events, rollout;
     int64_t from;
@@ -51,6 +54,8 @@ static struct {
     struct iovec tail;
     const char **text;
     const uint32_t **ranges;
+    size_t task;   /* where the task's number stands in every body; 0 for nowhere */
+    uint32_t tasks; /* the first of this run */
 } corpus;
 
 static struct rollout rollouts[ROLLOUTS];
@@ -85,6 +90,10 @@ static void read_corpus(void) {
         at += *(const uint32_t *)at;
     }
     corpus.tail = (struct iovec){(char *)at, head[2]};
+    const uint32_t *first = corpus.ranges[0];
+    const char *slot = memmem(corpus.text[0] + first[0], first[1] - first[0], "Task 00000000", 13);
+    corpus.tasks = now_ns() / 10000 % 100000000;
+    corpus.task = slot ? slot + 5 - (corpus.text[0] + first[0]) : 0;
 }
 
 static void fresh(uint32_t i, uint32_t step) {
@@ -116,6 +125,24 @@ static void dial(struct connection *c) {
     watch(c, EPOLL_CTL_ADD, EPOLLIN);
 }
 
+/* The body in its parts: before the task's number, the number, after it, the tail. */
+static void write_body(struct connection *c, const struct rollout *r) {
+    const uint32_t *range = corpus.ranges[r->conversation] + 2 * r->step;
+    char *text = (char *)corpus.text[r->conversation] + range[0];
+    size_t size = range[1] - range[0], number = corpus.task ? TASK : 0;
+    snprintf(c->task, sizeof c->task, "%0*u", TASK, (corpus.tasks + r->serial) % 100000000);
+    c->out[1] = (struct iovec){text, corpus.task};
+    c->out[2] = (struct iovec){c->task, number};
+    c->out[3] = (struct iovec){text + corpus.task + number, size - corpus.task - number};
+    c->out[4] = corpus.tail;
+}
+
+static size_t length_of(const struct connection *c) {
+    size_t length = 0;
+    for (int i = 1; i < PARTS; i++) length += c->out[i].iov_len;
+    return length;
+}
+
 static void write_head(struct connection *c, const struct rollout *r) {
     char path[512];
     const char *slot = strstr(want.path, "{r}");
@@ -124,15 +151,15 @@ static void write_head(struct connection *c, const struct rollout *r) {
     int length = snprintf(c->head, sizeof c->head,
                           "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAccept: application/json\r\nContent-Type: application/json\r\n"
                           "User-Agent: OpenAI/Python 3.52.0\r\n%sContent-Length: %zu\r\n\r\n",
-                          path, want.port, want.headers, c->out[1].iov_len + c->out[2].iov_len);
+                          path, want.port, want.headers, length_of(c));
     c->out[0] = (struct iovec){c->head, length};
 }
 
 static void send_rest(struct connection *c) {
-    struct iovec rest[3];
+    struct iovec rest[PARTS];
     int count = 0;
     size_t skip = c->sent, total = 0;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < PARTS; i++) {
         size_t gone = skip < c->out[i].iov_len ? skip : c->out[i].iov_len;
         skip -= gone;
         total += c->out[i].iov_len;
@@ -149,9 +176,7 @@ static void call(struct connection *c, int64_t from) {
     if (c->fd < 0) dial(c);
     c->rollout = next_turn();
     struct rollout *r = &rollouts[c->rollout];
-    const uint32_t *range = corpus.ranges[r->conversation] + 2 * r->step;
-    c->out[1] = (struct iovec){(char *)corpus.text[r->conversation] + range[0], range[1] - range[0]};
-    c->out[2] = corpus.tail;
+    write_body(c, r);
     write_head(c, r);
     c->sent = c->scanned = c->events = 0;
     c->from = from;

@@ -16,7 +16,7 @@ from gateway.link import Headers, Link
 
 LIMIT: Final = 64 << 20
 """Bytes of a plain answer, or of one event, beyond which it passes as it came."""
-_LENGTH: Final = re.compile(rb"(?<=\r\n)(content-length:[ \t]*)[0-9]+", re.IGNORECASE)
+LENGTH: Final = re.compile(rb"(?<=\r\n)(content-length:[ \t]*)[0-9]+", re.IGNORECASE)
 _IDENTITY: Final = (None, b"identity")
 
 
@@ -132,7 +132,7 @@ class Whole:
         made = self.cleaner.document(body) if self._events is None else self._events.feed(body) + self._events.rest()
         if made == body:
             return self._head + b"".join(self._raw)
-        return _LENGTH.sub(rb"\g<1>%d" % len(made), self._head) + (framed(link, made) if self._chunked else made)
+        return LENGTH.sub(rb"\g<1>%d" % len(made), self._head) + (framed(link, made) if self._chunked else made)
 
 
 def framed(link: Link, body: bytes) -> bytes:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -21,20 +22,53 @@ if TYPE_CHECKING:
     from gateway.client import Client
 
 M = TypeVar("M", bound="BaseModel")
+T = TypeVar("T")
 
-PIPED_WIDTH = 200
 PARALLEL = 8
 """Requests of one command at a time."""
+OPERATOR = re.compile(r"[:=<>~]")
+"""What a term of a filter has, and an id never."""
 TARGET = re.compile(r"(?P<rollout>[^/#]+)(/(?P<attempt>[^/#]+))?(#(?P<sequence>[1-9][0-9]{0,8}))?")
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+OPTIONS = {
+    "timeout_s": "--timeout",
+    "unresponsive_s": "--unresponsive",
+    "dimensions": "--dimension",
+    "value": "the reward",
+    "agents": "--only agent",
+    "models": "--only model",
+    "modes": "--only mode",
+    "content": "what it is",
+}
+"""Options, and arguments, that are not called as the fields that are made of them."""
+NO_MATCH = "No rollout matches."
 LOCAL = "http://127.0.0.1:4747"
 
 Terms = Annotated[str, Parameter(allow_leading_hyphen=True, help="Terms such as status:failed model:qwen* latency>2s.")]
-Filter = Annotated[
-    str | None,
-    Parameter(name="--filter", allow_leading_hyphen=True, help="Terms in one text, such as 'group:q1 status:failed'."),
+RolloutTerms = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Terms such as status:waiting group:q1 reward>0.5 model:qwen*. Those about calls (model, latency ...) "
+        "must all hold for one call of the rollout.",
+    ),
 ]
-Url = Annotated[str, Parameter(name="--gateway", env_var="PENSTOCK_GATEWAY", help="URL of the gateway.")]
+Which = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Ids of rollouts, or a filter such as group:q1 status:failed. What has a : = < > or ~ in it is a term of "
+        "a filter, anything else an id.",
+    ),
+]
+Url = Annotated[
+    str,
+    Parameter(
+        name="--gateway",
+        env_var="PENSTOCK_GATEWAY",
+        help="URL of the gateway. Its admin key, if it has one, comes from the variable PENSTOCK_ADMIN_KEY.",
+    ),
+]
+Limit = Annotated[int, Parameter(validator=Number(gte=1), help="How many at most.")]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON, one object a line.")]
 
 
@@ -46,6 +80,11 @@ class Failure(Exception):
         self.code = code
 
 
+def admin_key() -> str | None:
+    """The gateway's admin key, from the variable that the gateway itself reads."""
+    return os.environ.get("PENSTOCK_ADMIN_KEY")
+
+
 def joined_terms(words: Iterable[str]) -> str:
     """A filter that was given as words."""
     found = list(words)
@@ -53,6 +92,34 @@ def joined_terms(words: Iterable[str]) -> str:
     if unknown is not None:
         raise Failure(f"unknown option {unknown!r}", 2)
     return " ".join(found)
+
+
+def ids_or_filter(words: Sequence[str]) -> tuple[list[str], str]:
+    """(ids, filter) of rollouts that were named in one way or the other; the other one is empty.
+
+    No id has an operator in it, and every term has one, so that each word says itself what it is; a `not` belongs to
+    the term behind it.
+    """
+    from gateway.model import ID_PATTERN
+
+    filter = joined_terms(words)
+    terms = [OPERATOR.search(word) is not None for word in words]
+    terms = [
+        is_term or (words[at] in ("not", "-") and terms[at + 1 : at + 2] == [True]) for at, is_term in enumerate(terms)
+    ]
+    if not words:
+        raise Failure("say which rollouts: by their ids, or by a filter such as group:q1 status:failed", 2)
+    if all(terms):
+        return [], filter
+    if any(terms):
+        id, term = words[terms.index(False)], words[terms.index(True)]
+        raise Failure(
+            f"give ids or a filter, not both: {id!r} is an id, {term!r} a term; rollout:{id} is a term too", 2
+        )
+    wrong = next((word for word in words if not re.fullmatch(ID_PATTERN, word)), None)
+    if wrong is not None:
+        raise Failure(f"{wrong!r} is neither the id of a rollout nor a term of a filter such as group:q1", 2)
+    return list(dict.fromkeys(words)), ""
 
 
 def target_of(text: str) -> tuple[str, str | None, int | None]:
@@ -64,12 +131,14 @@ def target_of(text: str) -> tuple[str, str | None, int | None]:
     return match["rollout"], match["attempt"], None if sequence is None else int(sequence)
 
 
-def seconds(text: str) -> int:
-    """A length of time such as 90m; s."""
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text)
-    if match is None:
-        raise Failure(f"{text!r} is not a time: a whole number and s, m, h or d, such as 90m", 2)
-    return int(match[1]) * UNITS[match[2]]
+def seconds(option: str, text: str) -> float:
+    """A length of time such as 90s, 10m or 1.5h; s."""
+    from gateway import times
+
+    try:
+        return times.seconds(option, text)
+    except ValueError as e:
+        raise Failure(str(e), 2) from None
 
 
 def pairs(words: Sequence[str], option: str) -> dict[str, str]:
@@ -85,12 +154,20 @@ def made(model: type[M], **fields: Any) -> M:
     """A model of what was given on the command line."""
     from pydantic import ValidationError
 
-    from gateway.connection import brief
+    from gateway.wording import sentence
 
     try:
         return model(**fields)
     except ValidationError as e:
-        raise Failure(brief(e), 2) from None
+        first: Mapping[str, Any] = e.errors(include_url=False)[0]
+        raise Failure("".join(f"{option}: " for option in _option(first["loc"])) + sentence(first), 2) from None
+
+
+def _option(place: Sequence[int | str]) -> Iterator[str]:
+    """The option that a field of a model comes from, and what in its value is meant."""
+    for name in place[:1]:
+        key = "".join(f" {part}" for part in place[1:] if isinstance(part, str))
+        yield OPTIONS.get(str(name), f"--{str(name).replace('_', '-')}") + key
 
 
 async def only_attempt(client: Client, rid: str, example: str = "#1") -> str:
@@ -111,7 +188,7 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
     from gateway.client import Client, ClientError
 
     async def talk() -> None:
-        async with Client(url, os.environ.get("PENSTOCK_KEY")) as client:
+        async with Client(url, admin_key()) as client:
             await ask(client)
 
     try:
@@ -120,18 +197,35 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
         raise Failure(str(e)) from None
 
 
-def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], RenderableType]) -> None:
-    """Models as JSON lines, or as their picture."""
-    if not json:
-        console().print(picture())
+def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], RenderableType], none: str = "") -> None:
+    """Models as JSON lines, or as their picture; when there are none that is said as `none`."""
+    if not json and none and not models:
+        note(none)
+    elif not json:
+        console().print(picture(), crop=False)
         return
     for model in models:
         print(model.model_dump_json(exclude_none=True))
 
 
+def note(text: str) -> None:
+    """Says something beside the result."""
+    print(text, file=sys.stderr)
+
+
+async def up_to(limit: int, rows: Callable[[int], AsyncIterator[T]]) -> list[T]:
+    """As many rows as were asked for; says when there are more. `rows` gives up to so many."""
+    found = [row async for row in rows(limit + 1)]
+    if len(found) > limit:
+        note(f"There are more than {limit:,}: --limit {limit * 10} shows more of them.")
+    return found[:limit]
+
+
 def console() -> Console:
-    """Tables that are piped somewhere are not squeezed into 80 columns."""
+    """As wide as the terminal. A pipe or a file has room without end; COLUMNS, which `watch` sets, says otherwise."""
     from rich.console import Console
 
-    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=PIPED_WIDTH if wide else None, highlight=False, emoji=False, markup=False)
+    from gateway.tables import ENDLESS
+
+    endless = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=ENDLESS if endless else None, highlight=False, emoji=False, markup=False)

@@ -32,6 +32,7 @@ def enqueue(
     unresponsive: str | None = None,
     max_attempts: int = 3,
     retry_on: str = "unresponsive",
+    reward_on_failure: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None,
     metadata: Annotated[list[str] | None, Parameter(negative="")] = None,
     json: Json = False,
     gateway: Url = LOCAL,
@@ -53,19 +54,21 @@ def enqueue(
     priority
         The highest is handed out first; -1000 to 1000.
     timeout
-        How long an attempt may take, such as 10m.
+        Longest run of an attempt, such as 90s, 10m or 1.5h, from its claim; a runner's own `--timeout` counts too.
     unresponsive
-        How long an attempt may be silent, such as 2m.
+        How long an attempt may be silent, such as 90s, 2m or 1.5h.
     max_attempts
         How many attempts may be made.
     retry_on
         Ends after which another attempt is made, such as failed,timeout,unresponsive; or none.
+    reward_on_failure
+        Reward of the attempt after which a rollout has failed and that has none, such as 0; none if not given.
     metadata
         Anything to find the rollouts again by, as NAME=VALUE; may be given several times.
     """
     from gateway.commands import pictures
 
-    like = _like(mode, priority, timeout, unresponsive, max_attempts, retry_on, metadata or [])
+    like = _like(mode, priority, timeout, unresponsive, max_attempts, retry_on, reward_on_failure, metadata or [])
     if repeat < 1:
         raise Failure(f"--repeat: {repeat} is not 1 or more", 2)
     tasks = _tasks(file, id_field, group_by)
@@ -84,6 +87,7 @@ def _like(
     unresponsive: str | None,
     max_attempts: int,
     retry_on: str,
+    reward_on_failure: float | None,
     metadata: list[str],
 ) -> RolloutSpec:
     """What all rollouts have in common."""
@@ -91,9 +95,10 @@ def _like(
     from gateway.work import RolloutSpec
 
     config: dict[str, Any] = {"max_attempts": max_attempts}
+    config |= {} if reward_on_failure is None else {"reward_on_failure": reward_on_failure}
     config["retry_on"] = [] if retry_on == "none" else [end.strip() for end in retry_on.split(",")]
-    config |= {} if timeout is None else {"timeout_s": seconds(timeout)}
-    config |= {} if unresponsive is None else {"unresponsive_s": seconds(unresponsive)}
+    config |= {} if timeout is None else {"timeout_s": seconds("--timeout", timeout)}
+    config |= {} if unresponsive is None else {"unresponsive_s": seconds("--unresponsive", unresponsive)}
     about = {"metadata": pairs(metadata, "--metadata")} if metadata else {}
     return made(RolloutSpec, mode=mode, priority=priority, config=made(RolloutConfig, **config), **about)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from gateway.commands.common import LOCAL, PARALLEL, Failure, Filter, Url, with_client
+from gateway.commands.common import LOCAL, PARALLEL, Failure, Terms, Url, joined_terms, note, with_client
 
 if TYPE_CHECKING:
     from typing import IO
@@ -25,39 +24,45 @@ Output = Annotated[Path | None, Parameter(name=("--output", "-o"))]
 
 
 def export(
-    *,
+    *filter: Terms,
     what: What = "rollouts",
     format: Literal["jsonl", "parquet"] = "jsonl",
-    filter: Filter = None,
     output: Output = None,
     gateway: Url = LOCAL,
 ) -> None:
     """Write rollouts, spans or conversations to a file.
+
+    The filter is of rollouts for `rollouts`, and of spans for the other two.
 
     Parameters
     ----------
     what
         A row for each rollout, for each span, or for each model call with what was said in it.
     format
-        JSON lines or Parquet, which needs the extra `export`.
+        JSON lines or Parquet, which needs the extra `parquet`.
     output
         File to write, which appears when it is whole; stdout if not given.
     """
     from gateway import exporting
 
+    terms = joined_terms(filter)
     if format == "parquet" and output is None:
         raise Failure("Parquet goes to a file: say which, as --output FILE", 2)
 
     async def ask(client: Client) -> None:
         with exporting.whole_file(output) as file:
             sink = _sink(file, what, format)
-            count = await exporting.export(_rows(client, what, filter or ""), sink)
+            count = await exporting.export(_rows(client, what, terms), sink)
         if output is not None:
-            print(f"{output}: {count:,} rows", file=sys.stderr)
+            note(f"{output}: {count:,} rows")
+        elif not count:
+            note("Nothing was written: nothing matches.")
 
     try:
         with_client(gateway, ask)
-    except FileNotFoundError as e:
+    except OSError as e:
+        if output is None:
+            raise
         raise Failure(f"{output}: {e.strerror}") from None
 
 
@@ -67,7 +72,7 @@ def _sink(file: IO[bytes], what: What, format: str) -> Sink:
     try:
         return Lines(file) if format == "jsonl" else Parquet(file, what)
     except ImportError:
-        raise Failure("Parquet needs pyarrow: pip install 'penstock[export]'") from None
+        raise Failure("Parquet needs pyarrow: pip install 'penstock[parquet]'") from None
 
 
 def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from gateway.client import Client
 from gateway.commands.common import PARALLEL
 from gateway.dialects import by_name
+from gateway.dialects.reading import decode_body, encoding
 from gateway.model import Span
 from gateway.prompts.induce import Proposal, Sample
 from gateway.prompts.recognise import Known, Recognised, Recogniser, sha256
@@ -67,12 +68,22 @@ async def _samples(client: Client, head: Span) -> list[Sample] | None:
         return None
     if head.body is None:
         return []
-    body, dialect = await client.request_body(head.rollout, head.attempt, head.sequence), by_name(head.dialect)
+    body, dialect = await _request(client, head), by_name(head.dialect)
     system, tool = dialect.system_texts(body).places, dialect.tool_texts(body)
     if not _as_sent(head, {sha256(place.text) for place in (*system, *tool)}):
         return None
     tools = frozenset(place.name for place in tool if place.name is not None)
     return [Sample(place.text, head.agent, tools, head.rollout) for place in system]
+
+
+async def _request(client: Client, head: Span) -> bytes:
+    """A call's request; where it was sent with a content encoding, without that."""
+    name = head.rollout, head.attempt, head.sequence
+    body = await client.request_body(*name)
+    if body.lstrip()[:1] == b"{":
+        return body
+    exchange = (await client.span(*name)).exchange
+    return body if exchange is None else decode_body(body, encoding(exchange.request_headers))[0]
 
 
 def _as_sent(head: Span, there: set[str]) -> bool:

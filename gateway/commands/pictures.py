@@ -6,13 +6,27 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from gateway.model import Rollout, Worker
-from gateway.render import age, ago, clean, counted, number, plain, size, status, table
+from gateway.render import age, ago, clean, counted, number, plain, size, status
+from gateway.tables import Column, Listing, figure
 from gateway.views import AttemptDiagnosis, CallDiagnosis, Diagnosis, Finding
 from gateway.work import Enqueued, QueueStatus, RewardAnswer
+
+WORKERS = (
+    Column("worker"), Column("heard of", 6), Column("attempts", narrows="words"), figure("finished", 5),
+    figure("cpu", 4), figure("memory", 3), figure("gpu", 2), figure("gpu memory", 1),
+)  # fmt: skip
+DIAGNOSES = (
+    Column("rollout"), Column("status", 2), figure("reward", 3), figure("train"), figure("sequences", 1),
+    Column("why", narrows="fold", least=24),
+)  # fmt: skip
+MENDING = (Column("why"), figure("rollouts"), Column("what mends it (of the first)", narrows="words", least=30))
+CALLS = (
+    figure("#"), Column("train"), Column("model", 4, narrows="cut", least=12), figure("prompt", 2),
+    figure("answer", 3), Column("goes on", 1), Column("why", narrows="fold", least=30),
+)  # fmt: skip
 
 
 def queue(found: QueueStatus, now_ns: int) -> Text:
@@ -23,9 +37,9 @@ def queue(found: QueueStatus, now_ns: int) -> Text:
     return Text(f"Queue {found.state}: {waiting}{oldest}; {found.claimed:,} claimed.")
 
 
-def workers(rows: Iterable[Worker], now_ns: int) -> Table:
+def workers(rows: Iterable[Worker], now_ns: int) -> Listing:
     """A line for each worker."""
-    made = table("worker", "heard of", "attempts", ">finished", ">cpu", ">memory", ">gpu", ">gpu memory")
+    made = Listing(*WORKERS)
     for w in rows:
         f = w.figures
         used = (_percent(f.cpu_percent), _bytes(f.memory_bytes), _percent(f.gpu_percent), _bytes(f.gpu_memory_bytes))
@@ -50,9 +64,9 @@ def enqueued(answers: Sequence[Enqueued]) -> Text:
     return Text(f"{counted(new, 'rollout')} queued{before}.")
 
 
-def moved(rows: Iterable[Rollout]) -> Table:
+def moved(rows: Iterable[Rollout]) -> Listing:
     """Where rollouts stand now."""
-    made = table("rollout", "status")
+    made = Listing(Column("rollout"), Column("status"))
     for row in rows:
         made.add_row(plain(row.id), status(row.status))
     return made
@@ -68,6 +82,41 @@ def rewarded(target: str, answer: RewardAnswer) -> Text:
 # --- a diagnosis ---
 
 
+def diagnoses(found: Sequence[Diagnosis]) -> Group:
+    """One whole; several in a line each, with what was found and how often, and what mends it."""
+    if len(found) == 1:
+        return diagnosis(found[0])
+    made = Listing(*DIAGNOSES)
+    for one in found:
+        made.add_row(*_rollout(one))
+    good = sum(one.trainable for one in found)
+    verdict = Text(f"{good:,} of {len(found):,} rollouts can be trained on.", style="green" if good else "red")
+    mending = _mending([_findings(one) for one in found])
+    return Group(made, *([Text(), mending] if mending.rows else []), Text(), verdict)
+
+
+def _rollout(found: Diagnosis) -> Iterator[Text]:
+    """A rollout in a line."""
+    calls = [call for attempt in found.attempts for call in attempt.calls]
+    codes = Counter(finding.code for finding in _findings(found))
+    yield from (plain(found.rollout), status(found.status), plain(number(found.reward)))
+    yield plain(f"{sum(call.trainable for call in calls):,} of {len(calls):,}")
+    yield plain(f"{sum(attempt.sequences for attempt in found.attempts):,}")
+    why = ", ".join(code if count == 1 else f"{code} ({count:,})" for code, count in codes.most_common())
+    yield plain(why, "" if found.trainable else "red")
+
+
+def _mending(every: Sequence[Sequence[Finding]]) -> Listing:
+    """Each reason once, with the number of rollouts that have it and the fix of the first."""
+    made = Listing(*MENDING)
+    counts = Counter(code for findings in every for code in dict.fromkeys(f.code for f in findings))
+    fixes = {f.code: f.fix for findings in reversed(every) for f in reversed(findings) if f.fix}
+    for code, count in counts.most_common():
+        if code in fixes:
+            made.add_row(code, f"{count:,}", plain(fixes[code]))
+    return made
+
+
 def diagnosis(found: Diagnosis) -> Group:
     """A table for each attempt, what mends what was found, and the verdict."""
     model = f" for the model {clean(found.model)}" if found.model else ""
@@ -76,13 +125,15 @@ def diagnosis(found: Diagnosis) -> Group:
         pieces += [Text(), *_attempt(attempt)]
     if found.skipped:
         pieces += [Text(f"{found.skipped:,} more calls were not looked at.", style="red")]
-    every = [
-        *found.findings,
-        *(f for a in found.attempts for f in (*a.findings, *(f for c in a.calls for f in c.findings))),
-    ]
-    fixes = _fixes(every)
-    pieces += [Text(), fixes] if fixes.row_count else []
+    fixes = _fixes(_findings(found))
+    pieces += [Text(), fixes] if fixes.rows else []
     return Group(*pieces, Text(), Text(clean(found.verdict), style="green" if found.trainable else "red"))
+
+
+def _findings(found: Diagnosis) -> list[Finding]:
+    """Of the rollout, of its attempts and of their calls."""
+    of_attempts = (f for a in found.attempts for f in (*a.findings, *(f for c in a.calls for f in c.findings)))
+    return [*found.findings, *of_attempts]
 
 
 def _attempt(found: AttemptDiagnosis) -> Iterator[RenderableType]:
@@ -91,7 +142,7 @@ def _attempt(found: AttemptDiagnosis) -> Iterator[RenderableType]:
     for finding in found.findings:
         yield _why([finding])
     if found.calls:
-        made = table(">#", "train", "model", ">prompt", ">answer", "goes on", "why")
+        made = Listing(*CALLS)
         for call in found.calls:
             made.add_row(*_call(call))
         yield made
@@ -111,9 +162,9 @@ def _why(findings: Iterable[Finding]) -> Text:
     return Text("; ").join(parts)
 
 
-def _fixes(findings: Iterable[Finding]) -> Table:
+def _fixes(findings: Iterable[Finding]) -> Listing:
     """Each fix once, the first of its kind when they differ by the call only."""
-    made = table("why", "what mends it")
+    made = Listing(Column("why"), Column("what mends it", narrows="words", least=30))
     first = {finding.code: finding.fix for finding in reversed(list(findings)) if finding.fix}
     for code, fix in reversed(first.items()):
         made.add_row(code, plain(fix))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from gateway.commands.common import LOCAL, Failure, Filter, Json, Url, console, show, with_client
+from gateway.commands.common import LOCAL, Failure, Json, Limit, Terms, Url, console, joined_terms, show, with_client
 from gateway.commands.resources import new_version, person, text_of
 
 if TYPE_CHECKING:
@@ -18,9 +18,8 @@ Text = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
 
 def discover(
-    *,
-    filter: Filter = None,
-    limit: int = 1000,
+    *filter: Terms,
+    limit: Limit = 1000,
     register: str | None = None,
     number: int | None = None,
     author: str | None = None,
@@ -43,10 +42,11 @@ def discover(
     from gateway.commands import mining, resource_pictures
     from gateway.prompts.induce import propose
 
+    terms = joined_terms(filter)
     found: list[tuple[Proposal, str | None]] = []
 
     async def ask(client: Client) -> None:
-        calls = [head async for head in client.recent(f"kind:llm {filter or ''}", limit)]
+        calls = [head async for head in client.recent(f"kind:llm {terms}", limit)]
         # This computes for seconds; nothing else is to be done meanwhile.
         samples, left_out = await mining.samples(client, calls)
         proposals = propose(samples)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from gateway.commands.common import LOCAL, Json, Url, show, with_client
+from gateway.commands.common import LOCAL, Json, Url, note, show, with_client
 
 if TYPE_CHECKING:
     from gateway.client import Client
@@ -27,7 +27,8 @@ def workers(*, json: Json = False, gateway: Url = LOCAL) -> None:
 
     async def ask(client: Client) -> None:
         rows = await client.workers()
-        show(rows, json, lambda: pictures.workers(rows, time.time_ns()))
+        none = "No worker was heard of in the last quarter of an hour; `penstock run` is one."
+        show(rows, json, lambda: pictures.workers(rows, time.time_ns()), none)
 
     with_client(gateway, ask)
 
@@ -44,10 +45,13 @@ def resume(*, json: Json = False, gateway: Url = LOCAL) -> None:
 
 def drain(*, json: Json = False, gateway: Url = LOCAL) -> None:
     """Hand out no work, send workers home, and wait until nothing runs."""
+    from gateway.render import counted
 
     async def ask(client: Client) -> None:
         cursor = (await client.stats(spans=0)).cursor
-        _ = await client.set_queue("draining")
+        before = await client.set_queue("draining")
+        if before.claimed and not json:
+            note(f"Waiting for {counted(before.claimed, 'attempt')} to end; `penstock workers` lists them.")
         _show(await _until_idle(client, cursor), json)
 
     with_client(gateway, ask)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Literal
 
 from gateway.commands.common import (
     LOCAL,
+    NO_MATCH,
     PARALLEL,
     Failure,
     Json,
+    Limit,
+    RolloutTerms,
     Terms,
     Url,
     console,
     joined_terms,
+    note,
     only_attempt,
     seconds,
     show,
     target_of,
+    up_to,
     with_client,
 )
 
@@ -28,52 +32,42 @@ if TYPE_CHECKING:
     from gateway.model import RolloutSummary
     from gateway.views import SpanDetail
 
-RolloutTerms = Annotated[
-    str,
-    Parameter(
-        allow_leading_hyphen=True,
-        help="Terms such as status:waiting group:q1 reward>0.5 model:qwen*. Those about calls (model, latency ...) "
-        "must all hold for one call of the rollout.",
-    ),
-]
+
+NO_ROLLOUTS = (
+    "The tape has no rollouts yet: `penstock enqueue` makes them of tasks, and any agent does whose base URL is the "
+    "gateway's, with /v1 behind it where its SDK wants that."
+)
 
 
-def rollouts(*filter: RolloutTerms, limit: int = 100, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List rollouts, newest first.
-
-    Parameters
-    ----------
-    limit
-        How many at most.
-    """
+def rollouts(*filter: RolloutTerms, limit: Limit = 100, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List rollouts, newest first."""
     import time
 
     from gateway import render
 
     async def ask(client: Client) -> None:
-        rows = [row async for row in client.rollouts(joined_terms(filter), limit)]
-        show(rows, json, lambda: render.rollouts(rows, time.time_ns()))
+        rows = await up_to(limit, lambda most: client.rollouts(terms, most))
+        show(rows, json, lambda: render.rollouts(rows, time.time_ns()), NO_MATCH if terms else NO_ROLLOUTS)
 
+    terms = joined_terms(filter)
     with_client(gateway, ask)
 
 
-def spans(rollout: str, /, *filter: Terms, limit: int = 1000, json: Json = False, gateway: Url = LOCAL) -> None:
+def spans(rollout: str, /, *filter: Terms, limit: Limit = 1000, json: Json = False, gateway: Url = LOCAL) -> None:
     """List the spans of a rollout, in order: its calls, rewards and events.
 
     Parameters
     ----------
     rollout
         RID or RID/ATTEMPT.
-    limit
-        How many at most.
     """
     from gateway import render
 
     async def ask(client: Client) -> None:
-        rid, attempt, _ = target_of(rollout)
-        rows = [row async for row in client.spans(rid, attempt, joined_terms(filter), limit)]
-        show(rows, json, lambda: render.spans(rows))
+        rows = await up_to(limit, lambda most: client.spans(rid, attempt, terms, most))
+        show(rows, json, lambda: render.spans(rows), "No span matches." if terms else f"{rollout} has no spans yet.")
 
+    (rid, attempt, _), terms = target_of(rollout), joined_terms(filter)
     with_client(gateway, ask)
 
 
@@ -83,7 +77,7 @@ def show_rollout(
     *,
     raw: Literal["request", "response"] | None = None,
     side: Literal["agent", "engine"] | None = None,
-    calls: int = 50,
+    calls: Limit = 50,
     json: Json = False,
     gateway: Url = LOCAL,
 ) -> None:
@@ -130,9 +124,10 @@ def token(rollout: str, /, *, expires: str | None = None, gateway: Url = LOCAL) 
     expires
         How long it is valid, such as 30m, 1h or 7d; for ever if not given.
     """
+    lasting = None if expires is None else math.ceil(seconds("--expires", expires))
 
     async def ask(client: Client) -> None:
-        made = await client.token(rollout, None if expires is None else seconds(expires))
+        made = await client.token(rollout, lasting)
         print(made.token)
 
     with_client(gateway, ask)
@@ -175,6 +170,8 @@ def changes(*, since: int | None = None, json: Json = False, gateway: Url = LOCA
         # Also tells at once when there is no gateway: the feed itself would wait for one.
         now = (await client.stats(spans=0)).cursor
         terminal = console()
+        if terminal.is_terminal:
+            note("Waiting for changes; Ctrl-C ends it.")
         async for entry in client.changes(now if since is None else since):
             line = entry.model_dump_json(exclude_none=True) if json else render.change(entry)
             terminal.print(line, soft_wrap=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from gateway.releases.model import GATEWAY, Entry, Release, ReleaseView
@@ -24,20 +23,25 @@ from gateway.releases.summary import (
     stage_name,
     waits,
 )
-from gateway.render import age, clean, counted, joined, moment, plain, table
+from gateway.render import age, clean, counted, joined, moment, plain
+from gateway.tables import Column, Listing, figure
 
 BAR = 20
 """Characters of a bar: the whole of it is the limit."""
 LAST = 5
 """Entries of the chain that a status shows."""
 SIGNS = {"done": "✓", "skipped": "skipped", "failed": "✗", "now": "", "ahead": ""}
+RELEASES = (
+    Column("release"), Column("stage"), Column("from", 6), Column("to"), figure("split", 4), figure("assigned", 2),
+    figure("counted", 1), figure("age", 3), Column("why", 5, narrows="fold", least=24),
+)  # fmt: skip
+EVIDENCE = (Column("evidence"), Column("how far", 1), figure("e-value"), figure("limit", 2), Column("then"))
 COLOURS = {"promoted": "green", "rolled_back": "red", "aborted": "yellow", "held": "magenta", "canary": "cyan"}
 
 
-def releases(rows: Iterable[Release], now_ns: int) -> Table:
+def releases(rows: Iterable[Release], now_ns: int) -> Listing:
     """A line for each release."""
-    made = table("release", "stage", "from", "to", ">split", ">assigned", ">counted", ">age", "why")
-    made.columns[-1].no_wrap = False
+    made = Listing(*RELEASES)
     for r in rows:
         figures = (f"{share(r.stage, r.split):.0%}", f"{r.assigned:,}", f"{r.counted:,}", age(r.created_ns, now_ns))
         made.add_row(plain(r.id), _stage(r), plain(r.stable), plain(r.candidate), *figures, plain(r.reason))
@@ -81,9 +85,10 @@ def _way(steps: Iterable[Step]) -> Text:
     return Text(" → ").join(words)
 
 
-def _arms(view: ReleaseView, awaited: tuple[int, int] | None) -> Table:
+def _arms(view: ReleaseView, awaited: tuple[int, int] | None) -> Listing:
     release = view.release
-    made = table(" ", f">stable {clean(release.stable)}", f">candidate {clean(release.candidate)}")
+    heads = (f"stable {clean(release.stable)}", f"candidate {clean(release.candidate)}")
+    made = Listing(Column(" ", narrows="fold", least=12), *map(figure, heads))
     for row in arms(release, view.figures, awaited):
         made.add_row(*map(plain, row))
     return made
@@ -96,8 +101,8 @@ def _notes(view: ReleaseView) -> Iterator[Text]:
         yield Text(f"{counted(left, 'rollout')} left out: cancelled, or on both versions")
 
 
-def _evidence(found: Iterable[Measure]) -> Table:
-    made = table("evidence", " ", ">e-value", ">limit", "then")
+def _evidence(found: Iterable[Measure]) -> Listing:
+    made = Listing(*EVIDENCE)
     for one in found:
         then = Text(one.follows)
         if one.crossed:
@@ -128,7 +133,7 @@ def history(release: Release, entries: Sequence[Entry]) -> Group:
         lines.append(Text(f"{one.number:>3}  ").append_text(entry(one)))
         if one.evidence:
             figures = "  ".join(f"{clean(name)} {clean(_figure(value))}" for name, value in one.evidence.items())
-            lines.append(Padding(Text(figures, style="dim"), (0, 0, 0, 5)))
+            lines.append(Padding.indent(Text(figures, style="dim"), 5))
     return Group(*lines)
 
 

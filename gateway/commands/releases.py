@@ -66,7 +66,7 @@ def start(
     env
         NAME=VALUE, one more variable of agents; may be repeated.
     timeout
-        Longest run of an agent, such as 90s or 10m.
+        Longest run of an agent, such as 90s, 10m or 1.5h.
     """
     from gateway.commands import release_pictures
     from gateway.releases.model import NewRelease
@@ -100,7 +100,8 @@ def list_releases(*, live: Flag = False, json: Json = False, gateway: Url = LOCA
 
     async def ask(client: Client) -> None:
         rows = await client.releases(live=live)
-        show(rows, json, lambda: release_pictures.releases(rows, time.time_ns()))
+        none = "No release is live." if live else "There are no releases yet; `penstock release start` starts one."
+        show(rows, json, lambda: release_pictures.releases(rows, time.time_ns()), none)
 
     with_client(gateway, ask)
 
@@ -209,7 +210,9 @@ async def _named(client: Client, name: str) -> str:
     every: list[Release] = await client.releases()
     found = [one.id for one in every if one.id == name] or [one.id for one in every if one.resource == name]
     if not found:
-        raise Failure(f"there is no release {name!r}, nor one of a resource of that name; penstock release list")
+        raise Failure(
+            f"there is no release {name!r}, nor one of a resource of that name; `penstock release list` lists them"
+        )
     return found[0]
 
 

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from gateway.prompts.induce import FEWEST, Proposal
@@ -14,16 +13,25 @@ from gateway.prompts.recognise import Recognised
 from gateway.prompts.template import Template
 from gateway.releases.model import Resource, ResourceView
 from gateway.releases.summary import audience
-from gateway.render import BRIEF, abbreviate, age, ago, clean, counted, joined, plain, table
+from gateway.render import BRIEF, abbreviate, age, ago, clean, counted, joined, plain
+from gateway.tables import Column, Listing, figure
 
 SLOT = "bold cyan"
 """Slots stand in braces: the colour only repeats it."""
 SIGNS = {"+": "green", "-": "red", "@": "cyan"}
+RESOURCES = (
+    Column("resource"), Column("kind", 3), Column("stable"), Column("newest"), figure("versions", 2), figure("age", 1),
+    Column("live releases", 4, narrows="words"),
+)  # fmt: skip
+VERSIONS = (
+    Column("version"), Column("parent", 3), Column("author", 1), figure("made", 2),
+    Column("what", narrows="fold", least=24), Column("note", 4, narrows="fold", least=16),
+)  # fmt: skip
 
 
-def resources(rows: Iterable[ResourceView], now_ns: int) -> Table:
+def resources(rows: Iterable[ResourceView], now_ns: int) -> Listing:
     """A line for each resource."""
-    made = table("resource", "kind", "stable", "newest", ">versions", ">age", "live releases")
+    made = Listing(*RESOURCES)
     for one in rows:
         newest = one.versions[-1]
         names = (plain(one.name), one.kind, plain(_stable(one)), plain(newest.version))
@@ -42,8 +50,7 @@ def resource(one: ResourceView, now_ns: int) -> Group:
     head = joined(Text(clean(one.name), style="bold"), one.kind, f"stable {clean(one.stable.version)}")
     rules = [joined(f"stable {clean(rule.version)}", f"for {clean(audience(rule.only))}") for rule in one.stable.rules]
     live = [joined("live", clean(release)) for release in one.releases]
-    made = table("version", "parent", "author", ">made", "what", "note")
-    made.columns[-1].no_wrap = made.columns[-2].no_wrap = False
+    made = Listing(*VERSIONS)
     for it in one.versions:
         names = (plain(it.version), plain(it.parent), plain(it.author), ago(it.created_ns, now_ns))
         made.add_row(*names, plain(_brief(it)), plain(it.note))
@@ -128,8 +135,7 @@ def _proposal(number: int, one: Proposal, known: str | None) -> Iterator[Rendera
 
 def values(slots: Mapping[str, Sequence[str]]) -> RenderableType:
     """What stands in slots, a few examples each."""
-    made = table("slot", "examples")
-    made.columns[-1].no_wrap = False
+    made = Listing(Column("slot"), Column("examples", narrows="fold", least=30))
     for name, examples in slots.items():
         made.add_row(Text(name, style=SLOT), plain(" | ".join(abbreviate(it, BRIEF) for it in examples)))
     return made if slots else Text("no slots", style="dim")

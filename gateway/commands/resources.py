@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from gateway.commands.common import LOCAL, Failure, Json, Url, show, with_client
+from gateway.commands.common import LOCAL, Failure, Json, Url, made, show, with_client
 
 if TYPE_CHECKING:
     from gateway.client import Client
@@ -75,9 +75,9 @@ def add(
 
     async def ask(client: Client) -> None:
         before = {one.name: one for one in await client.resources()}.get(name)
-        made = await client.add_version(name, new)
-        there = before is not None and made.version in {one.version for one in before.versions}
-        show([made], json, lambda: resource_pictures.added(made, there))
+        added = await client.add_version(name, new)
+        there = before is not None and added.version in {one.version for one in before.versions}
+        show([added], json, lambda: resource_pictures.added(added, there))
 
     with_client(gateway, ask)
 
@@ -88,7 +88,8 @@ def list_resources(*, json: Json = False, gateway: Url = LOCAL) -> None:
 
     async def ask(client: Client) -> None:
         rows = await client.resources()
-        show(rows, json, lambda: resource_pictures.resources(rows, time.time_ns()))
+        none = "There are no resources yet; `penstock resource add` registers one."
+        show(rows, json, lambda: resource_pictures.resources(rows, time.time_ns()), none)
 
     with_client(gateway, ask)
 
@@ -160,16 +161,9 @@ def person(given: str | None) -> str:
 
 def new_version(**fields: Any) -> NewVersion:
     """A version of what was given on the command line."""
-    from pydantic import ValidationError
-
     from gateway.releases.model import NewVersion
 
-    try:
-        return NewVersion(**fields)
-    except ValidationError as e:
-        first = e.errors(include_url=False)[0]
-        where = "".join(f"{part}: " for part in first["loc"])
-        raise Failure(where + first["msg"].removeprefix("Value error, "), 2) from None
+    return made(NewVersion, **fields)
 
 
 def _content(file: str | None, sent: bool, tool: str | None, weights: dict[str, str]) -> tuple[str, dict[str, Any]]:

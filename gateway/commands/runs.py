@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from gateway.commands.common import LOCAL, Failure, Json, Url, show, with_client
+from gateway.commands.common import LOCAL, Failure, Json, Limit, Url, show, up_to, with_client
 from gateway.runs.model import MOST_READ, Kind, Status
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def list_runs(
     *,
     kind: Kind | None = None,
     status: Status | None = None,
-    limit: int = 100,
+    limit: Limit = 100,
     json: Json = False,
     gateway: Url = LOCAL,
 ) -> None:
@@ -44,14 +44,13 @@ def list_runs(
         Only those that learn like this: grpo, sft, dpo or apo.
     status
         Only those that stand here: running, silent, succeeded, failed or stopped.
-    limit
-        How many at most.
     """
     from gateway.commands import runs_pictures
 
     async def ask(client: Client) -> None:
-        rows = [run async for run in client.runs(kind, status, limit)]
-        show(rows, json, lambda: runs_pictures.runs(rows, time.time_ns()))
+        rows = await up_to(limit, lambda most: client.runs(kind, status, most))
+        none = "No run matches." if kind or status else "There are no training runs yet; `penstock train` starts one."
+        show(rows, json, lambda: runs_pictures.runs(rows, time.time_ns()), none)
 
     with_client(gateway, ask)
 

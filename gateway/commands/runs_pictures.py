@@ -11,19 +11,27 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gateway.render import age, ago, clean, counted, duration, joined, moment, number, plain, status, table
+from gateway.render import age, ago, clean, counted, duration, joined, moment, number, plain, status
 from gateway.runs.model import Curve, Run, RunEvent, RunHead
+from gateway.tables import Column, Listing, figure
 
 BARS = "▁▂▃▄▅▆▇█"
 TREND = 32
 """Characters of a sparkline."""
+RUNS = (
+    Column("run"), Column("kind", 6), Column("status"), figure("step"), figure("metrics", 1), figure("made", 2),
+    figure("resumed", 3), figure("age", 5), Column("heard", 4), Column("message", 7, narrows="fold", least=24),
+)  # fmt: skip
+METRICS = (
+    Column("metric"), figure("last"), Column("trend", 4), figure("lowest", 2), figure("highest", 3),
+    figure("points", 1), figure("not finite", 5),
+)  # fmt: skip
 COLOURS = {"warning": "yellow", "error": "red"}
 
 
-def runs(rows: Iterable[RunHead], now_ns: int) -> Table:
+def runs(rows: Iterable[RunHead], now_ns: int) -> Listing:
     """A line for each run."""
-    made = table("run", "kind", "status", ">step", ">metrics", ">made", ">resumed", ">age", "heard", "message")
-    made.columns[-1].no_wrap = False
+    made = Listing(*RUNS)
     for r in rows:
         figures = (_step(r), len(r.metrics) or "", len(r.made) or "", r.resumed or "", age(r.created_ns, now_ns))
         heard = ago(r.ended_ns or r.last_seen_ns, now_ns)
@@ -40,7 +48,7 @@ def show(run: Run, curves: Sequence[Curve], events: Sequence[RunEvent], now_ns: 
     """All of a run that fits a screen or two; `events` newest first."""
     pieces: list[RenderableType] = [_head(run, now_ns), *_facts(run)]
     if run.config is not None:
-        pieces += [Text("\nconfig", style="dim"), Padding(_json(run), (0, 0, 0, 2))]
+        pieces += [Text("\nconfig", style="dim"), Padding.indent(_json(run), 2)]
     if curves:
         pieces += [Text(), metrics(curves)]
     if events:
@@ -88,9 +96,9 @@ def _json(run: Run) -> Text:
     return plain(json.dumps(run.config, indent=2, ensure_ascii=False))
 
 
-def metrics(curves: Iterable[Curve]) -> Table:
+def metrics(curves: Iterable[Curve]) -> Listing:
     """A line for each metric: the last value, how it went, and what it lay between."""
-    made = table("metric", ">last", "trend", ">lowest", ">highest", ">points", ">not finite")
+    made = Listing(*METRICS)
     for curve in curves:
         low = min((value for value in curve.low if value is not None), default=None)
         high = max((value for value in curve.high if value is not None), default=None)

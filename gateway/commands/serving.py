@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from gateway.commands.common import Failure
@@ -57,4 +58,5 @@ def check(*, data: Path | None = None) -> None:
 
 def _config(given: Path | None) -> Path | None:
     """The configuration file: one that was named must exist, the default need not."""
-    return given or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
+    # Not Path.exists, which raises where this directory may not be read.
+    return given or (DEFAULT_CONFIG if os.path.exists(DEFAULT_CONFIG) else None)

@@ -133,5 +133,6 @@ def _unseen(id: str, seen: dict[str, int], line: int) -> None:
 
 def first_flaws(flaws: Sequence[Flaw]) -> str:
     """In one line."""
-    more = f" (and {len(flaws) - 1:,} more lines)" if len(flaws) > 1 else ""
+    rest = len(flaws) - 1
+    more = f" (and {rest:,} more line{'' if rest == 1 else 's'})" if rest else ""
     return f"{flaws[0]}{more}"

@@ -9,59 +9,61 @@ from cyclopts import Parameter
 
 from gateway.commands.common import (
     LOCAL,
+    NO_MATCH,
     PARALLEL,
     Failure,
-    Filter,
     Json,
+    Limit,
     Url,
+    Which,
+    ids_or_filter,
     made,
     only_attempt,
     pairs,
     show,
     target_of,
+    up_to,
     with_client,
 )
 
 if TYPE_CHECKING:
     from gateway.client import Client
-    from gateway.model import Rollout, RolloutSummary
+    from gateway.model import Rollout
+    from gateway.views import Diagnosis
 
 Value = Annotated[float | None, Parameter(allow_leading_hyphen=True)]
 Dimensions = Annotated[list[str] | None, Parameter(name="--dimension", negative="")]
+NONE_ENDED = "No rollout matches that came from the queue and has ended."
 Source = Literal["runner", "judge", "user"]
 
 
-def cancel(*rollouts: str, filter: Filter = None, json: Json = False, gateway: Url = LOCAL) -> None:
+def cancel(*rollouts: Which, json: Json = False, gateway: Url = LOCAL) -> None:
     """Stop rollouts, whether they wait or run.
 
-    Parameters
-    ----------
-    rollouts
-        Their names. Those that a filter finds are taken if they have not ended.
+    Of those that a filter finds, those are taken that have not ended.
     """
     from gateway.lifecycle import FINAL
 
     async def ask(client: Client) -> None:
-        rids = await _named(client, rollouts, filter, lambda rollout: rollout.status not in FINAL)
-        await _move(rids, client.cancel, "cancelled", json)
+        rids = found or [r.id async for r in client.rollouts(filter) if r.status not in FINAL]
+        await _move(rids, client.cancel, "cancelled", json, "No rollout matches that has not ended.")
 
+    found, filter = ids_or_filter(rollouts)
     with_client(gateway, ask)
 
 
-def requeue(*rollouts: str, filter: Filter = None, json: Json = False, gateway: Url = LOCAL) -> None:
+def requeue(*rollouts: Which, json: Json = False, gateway: Url = LOCAL) -> None:
     """Queue rollouts again that have ended.
 
-    Parameters
-    ----------
-    rollouts
-        Their names. Those that a filter finds are taken if they came from the queue and have ended.
+    Of those that a filter finds, those are taken that came from the queue and have ended.
     """
     from gateway.lifecycle import FINAL
 
     async def ask(client: Client) -> None:
-        ended = await _named(client, rollouts, filter, lambda r: r.status in FINAL and r.origin == "queued")
-        await _move(ended, client.requeue, "queued again", json)
+        ended = (r async for r in client.rollouts(filter) if r.status in FINAL and r.origin == "queued")
+        await _move(found or [r.id async for r in ended], client.requeue, "queued again", json, NONE_ENDED)
 
+    found, filter = ids_or_filter(rollouts)
     with_client(gateway, ask)
 
 
@@ -110,41 +112,51 @@ def reward(
     with_client(gateway, ask)
 
 
-def doctor(rollout: str, /, *, model: str | None = None, json: Json = False, gateway: Url = LOCAL) -> None:
+def doctor(
+    *rollouts: Which, model: str | None = None, limit: Limit = 100, json: Json = False, gateway: Url = LOCAL
+) -> None:
     """Say of each call whether it can be trained on and, if not, why.
+
+    One rollout is told call by call, several in a line each.
 
     Parameters
     ----------
-    rollout
-        Its name.
     model
-        The model that is trained; the one that most calls asked for if not given.
+        The model that is trained; the one that most calls of a rollout asked for if not given.
+    limit
+        How many rollouts of a filter at most, the newest.
     """
     from gateway.commands import pictures
 
     async def ask(client: Client) -> None:
-        found = await client.diagnosis(rollout, model)
-        show([found], json, lambda: pictures.diagnosis(found))
+        rids = found or [r.id for r in await up_to(limit, lambda most: client.rollouts(filter, most))]
+        told = await _diagnosed(client, rids, model)
+        show(told, json, lambda: pictures.diagnoses(told), NO_MATCH)
 
+    found, filter = ids_or_filter(rollouts)
     with_client(gateway, ask)
 
 
-async def _named(
-    client: Client, rids: Sequence[str], filter: str | None, wanted: Callable[[RolloutSummary], bool]
-) -> list[str]:
-    """The rollouts that were named, and those of a filter that are wanted."""
-    if not rids and filter is None:
-        raise Failure("say which rollouts, by their names or by --filter", 2)
-    found = [r.id async for r in client.rollouts(filter) if wanted(r)] if filter is not None else []
-    return list(dict.fromkeys([*rids, *found]))
+async def _diagnosed(client: Client, rids: Sequence[str], model: str | None) -> list[Diagnosis]:
+    import asyncio
+
+    told: list[Diagnosis] = []
+    for at in range(0, len(rids), PARALLEL):
+        told += await asyncio.gather(*(client.diagnosis(rid, model) for rid in rids[at : at + PARALLEL]))
+    return told
 
 
-async def _move(rids: Sequence[str], act: Callable[[str], Awaitable[Rollout]], done: str, json: bool) -> None:
+async def _move(
+    rids: Sequence[str], act: Callable[[str], Awaitable[Rollout]], done: str, json: bool, none: str
+) -> None:
     """Do the same to all of them, as far as they can be; says at the end if some could not."""
     from gateway.commands import pictures
 
     moved, refused = await _each(rids, act)
-    show(moved, json, lambda: pictures.moved(moved))
+    if moved or not refused:
+        show(moved, json, lambda: pictures.moved(moved), none)
+    if refused and len(rids) == 1:
+        raise Failure(refused[0])
     if refused:
         raise Failure(f"{len(refused):,} of {len(rids):,} rollouts could not be {done}: {refused[0]}")
 

@@ -4,6 +4,10 @@ A dialect owns its routes, says which model a request names, reads a recorded ex
 facts that a list shows out of it (`Facts`, cheap: it must not parse every event of a stream), fingerprints the
 conversation so that clients that say nothing can be followed, and phrases the gateway's own errors in the API's shape.
 
+A conversation is fingerprinted in two ways: message by message, from what was read of it (`conversation`, `reply`), and
+item by item from the raw JSON (`items`, `source`, `replies`), which costs a call next to nothing where its items have
+been seen before.
+
 Nothing here raises on odd bytes: `read` puts what it could not understand into `Turn.problems`, `facts` leaves it None.
 """
 
@@ -12,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.dialects.ending import Failed
+from gateway.dialects.items import Items
 from gateway.dialects.places import Place, Texts
 from gateway.dialects.wire import Peek
 from gateway.model import Turn, Usage
@@ -28,6 +34,8 @@ class Facts:
     usage: Usage | None = None
     tool_calls: int = 0
     choices: int = 0
+    failed: Failed | None = None
+    """Why it is no good answer although its HTTP status says so."""
 
 
 class Dialect(Protocol):
@@ -35,6 +43,8 @@ class Dialect(Protocol):
 
     name: str
     """As it stands in `Span.dialect`."""
+    answers: bool
+    """Whether its calls are answered by a conversation's next message. Counting tokens is not."""
     family: str
     """Whose error shape and base URL it shares: `openai`, `anthropic` or `gemini`."""
 
@@ -82,4 +92,22 @@ class Dialect(Protocol):
     def reply(self, response: bytes, stream: bool) -> bytes:
         """Fingerprint source of the assistant's answer, equal to the one `conversation` gives for the same message
         when the client sends it back; empty when there is none."""
+        ...
+
+    def items(self, request: bytes) -> Items:
+        """The items of a request's conversation as raw JSON, and what a head needs of it. None of them where it holds
+        no conversation or cannot be read."""
+        ...
+
+    def source(self, item: bytes) -> bytes:
+        """Fingerprint source of an item, equal for equal ones whatever the JSON formatting or cache markers; empty for
+        what clients drop and move, such as reasoning."""
+        ...
+
+    def replies(self, response: bytes, stream: bool) -> list[bytes]:
+        """Fingerprint sources of the items of the answer, as `source` gives them when the client sends them back."""
+        ...
+
+    def response_id(self, response: bytes, stream: bool) -> str | None:
+        """The id that a later request may name instead of sending the conversation. Must be cheap."""
         ...

@@ -13,7 +13,9 @@ import msgspec
 import orjson
 
 from gateway.dialects.base import Facts
-from gateway.dialects.parts import content_parts, result_part
+from gateway.dialects.ending import Said, body_failed, is_done, stream_failed
+from gateway.dialects.items import cutter
+from gateway.dialects.parts import content_parts, flat_text, result_part, same_arguments
 from gateway.dialects.places import Described, Item, Pointed, Quoted, quoted_items, quoted_tool
 from gateway.dialects.post import Post, marked, routes
 from gateway.dialects.wire import (
@@ -27,6 +29,7 @@ from gateway.dialects.wire import (
     joined,
     label,
     lenient,
+    loads,
     obj,
     objs,
     peek,
@@ -39,6 +42,8 @@ from gateway.sse import last
 CALL = b'"function":{"name":"'
 """Only the first delta of a tool call has the name; CUSTOM is its like for custom tools."""
 CUSTOM = b'"custom":{"name":"'
+FAILED = "error"
+"""The finish reason by which routers of models say that the model failed in the middle of its answer."""
 TAIL = 5
 """[DONE], the usage, the finish reason, and room for two more: content filters, comments of the server."""
 
@@ -53,7 +58,7 @@ class _Choice(msgspec.Struct):
     message: _Said | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Answer(Said):
     """Of a plain body or a chunk only what a head wants: text, log-probabilities and token ids are skipped."""
 
     id: Any = None
@@ -64,6 +69,10 @@ class _Answer(msgspec.Struct):
 
 class _Asked(Peek):
     messages: list[Item] | None = None
+
+
+class _Told(Peek):
+    messages: list[msgspec.Raw] | None = None
 
 
 class _Offer(msgspec.Struct):
@@ -87,6 +96,8 @@ class Chat(Post):
     family = "openai"
     routes: ClassVar[frozenset[str]] = routes("/chat/completions")
     apart: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "functions", "model", "stream"})
+    turns: ClassVar[str] = "messages"
+    cut = staticmethod(cutter(_Told))
 
     def quoted_system(self, request: bytes) -> Pointed:
         """Messages of the roles system and developer."""
@@ -105,18 +116,30 @@ class Chat(Post):
         """A stream of one choice is read from its end; of several (rare) whole, since each ends where it likes."""
         asked = asked or peek(request)
         facts = Facts(model=label(asked.model))
+        wanted = count(asked.n) or 1
         if not stream:
-            _note(facts, _decode(response))
-        elif (count(asked.n) or 1) > 1:
+            answer = _decode(response)
+            _note(facts, answer)
+            facts.failed = "error_body" if facts.finish == FAILED else body_failed(answer)
+            return facts
+        tail = [_decode(data) for data in reversed(last(response, TAIL))]
+        if wanted > 1:
             _note(facts, _decode(orjson.dumps(self.assemble(response, []))))
         else:
-            for data in reversed(last(response, TAIL)):
-                _note(facts, _decode(data))
+            for answer in tail:
+                _note(facts, answer)
             facts.tool_calls += marked(response, CALL) if asked.tools else 0
             # Rare enough not to be searched for in every answer.
             facts.tool_calls += marked(response, CUSTOM) if facts.finish == "tool_calls" else 0
             facts.tool_calls += facts.finish == "function_call"
+        facts.failed = stream_failed(response, tail, lambda: is_done(response) or self._finished(response, wanted))
+        facts.failed = "stream_error" if facts.finish == FAILED else facts.failed
         return facts
+
+    def _finished(self, response: bytes, wanted: int) -> bool:
+        """Whether all choices of a stream have ended; some servers send nothing after that."""
+        choices = self.assemble(response, [])["choices"]
+        return len(choices) >= wanted and _complete(choices)
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
         """Chunks carry the answer's own fields again and again, and pieces of its choices."""
@@ -146,6 +169,11 @@ class Chat(Post):
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """One for one."""
         return [_message(item, "user") for item in entries(asked, "messages", problems)]
+
+    def source(self, item: bytes) -> bytes:
+        """The fingerprint of the message, without making one of it: every call brings new ones."""
+        wire = loads(item)
+        return _source(obj(wire)) if isinstance(wire, dict) else b""
 
     def tools(self, asked: Json) -> list[Tool]:
         """Functions, custom tools, and the functions of before there were tools."""
@@ -251,6 +279,23 @@ def _call_part(call: Json) -> Part:
     body = obj(call.get("function")) or obj(call.get("custom"))
     arguments = text(body.get("arguments") if "arguments" in body else body.get("input"))
     return Part(type="tool_call", id=text(call.get("id")), name=text(body.get("name")), arguments=arguments or "")
+
+
+def _source(wire: Json) -> bytes:
+    role = text(wire.get("role")) or "user"
+    said = flat_text(wire.get("content"))
+    if role in ("tool", "function"):
+        return orjson.dumps([role, "", [], [[text(wire.get("tool_call_id")), said]]])
+    calls = [_call_source(call) for call in objs(wire.get("tool_calls"))]
+    if function := obj(wire.get("function_call")):
+        calls.append(_call_source({"function": function}))
+    return orjson.dumps([role, said, calls, []]) if said or calls or role != "assistant" else b""
+
+
+def _call_source(call: Json) -> list[str | None]:
+    body = obj(call.get("function")) or obj(call.get("custom"))
+    arguments = text(body.get("arguments") if "arguments" in body else body.get("input"))
+    return [text(call.get("id")), text(body.get("name")), same_arguments(arguments or "")]
 
 
 def _tool(item: Json) -> Tool:

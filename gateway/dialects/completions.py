@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from gateway.dialects.chat import Chat
+from gateway.dialects.items import cutter
 from gateway.dialects.places import Pointed
 from gateway.dialects.post import routes
-from gateway.dialects.wire import Json, arr, count, earliest, joined, objs, text
+from gateway.dialects.wire import Json, Peek, arr, count, earliest, joined, objs, text
 from gateway.model import Choice, Message, Part, Tool
 
 
@@ -20,6 +21,8 @@ class Completions(Chat):
     name = "completions"
     routes: ClassVar[frozenset[str]] = routes("/completions")
     apart: ClassVar[frozenset[str]] = frozenset({"prompt", "model", "stream"})
+    turns: ClassVar[str] = ""
+    cut = staticmethod(cutter(Peek))
 
     def quoted_system(self, request: bytes) -> Pointed:
         """None: a prompt has no roles."""

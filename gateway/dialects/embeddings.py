@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import msgspec
-
 from gateway.dialects.base import Facts
 from gateway.dialects.completions import prompts
+from gateway.dialects.ending import Said, body_failed
 from gateway.dialects.post import Post, routes
 from gateway.dialects.wire import PROMPT, Json, Peek, label, lenient, tokens
 from gateway.model import Choice, Message, Tool, Usage
 
 
-class _Answer(msgspec.Struct):
+class _Answer(Said):
     model: Any = None
     usage: Any = None
 
@@ -33,7 +32,8 @@ class Embeddings(Post):
         """Model and usage; the vectors are skipped."""
         answer = _decode(response)
         usage = tokens(answer.usage, PROMPT)
-        return Facts(model=self.model(request, asked=asked), model_served=label(answer.model), usage=usage)
+        model, failed = self.model(request, asked=asked), None if stream else body_failed(answer)
+        return Facts(model=model, model_served=label(answer.model), usage=usage, failed=failed)
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
         """There are no streams of embeddings."""

@@ -16,7 +16,10 @@ import msgspec
 import orjson
 
 from gateway.dialects.base import Facts
+from gateway.dialects.ending import Failed, Said, body_failed, is_error, stream_failed
 from gateway.dialects.gemini_wire import field, folded, items, message_of, tools_of, usage_of
+from gateway.dialects.items import Items, cutter
+from gateway.dialects.parts import fingerprint
 from gateway.dialects.places import Described, Path, Pointed, Quoted, quoted_text, quoted_tool
 from gateway.dialects.post import Post
 from gateway.dialects.wire import Json, Peek, arr, chunks, count, document, label, lenient, loads, obj, objs, text
@@ -54,6 +57,12 @@ class _Request(msgspec.Struct):
     generateContentRequest: _Request | None = None
 
 
+class _Told(Peek):
+    systemInstruction: msgspec.Raw = msgspec.Raw()
+    system_instruction: msgspec.Raw = msgspec.Raw()
+    contents: list[msgspec.Raw] | dict[str, msgspec.Raw] | None = None
+
+
 class _Called(msgspec.Struct):
     functionCall: Any = None
     function_call: Any = None
@@ -68,13 +77,14 @@ class _Candidate(msgspec.Struct):
     content: _Said | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Answer(Said):
     """Of an answer only what a head wants."""
 
     responseId: Any = None
     modelVersion: Any = None
     usageMetadata: Any = None
     candidates: list[_Candidate] | None = None
+    promptFeedback: Any = None
 
 
 _request = msgspec.json.Decoder(_Request).decode
@@ -91,6 +101,9 @@ class Gemini(Post):
     apart: ClassVar[frozenset[str]] = frozenset(
         {"contents", "systemInstruction", "system_instruction", "tools", "model", "generationConfig"}
     )
+    instructions: ClassVar[tuple[str, ...]] = ("systemInstruction", "system_instruction")
+    turns: ClassVar[str] = "contents"
+    cut = staticmethod(cutter(_Told))
     served: ClassVar[str] = "modelVersion"
     id: ClassVar[str] = "responseId"
 
@@ -120,7 +133,9 @@ class Gemini(Post):
         """Of a stream of one candidate the last events, and a count of its calls; of several candidates everything."""
         if not stream or b'"candidateCount"' in request:
             answer = _plain(response if not stream and _is_plain(response) else self._whole(response, stream))
-            return _facts(answer, sum(map(_calls, answer.candidates or ())))
+            facts = _facts(answer, sum(map(_calls, answer.candidates or ())))
+            facts.failed = self._failed(request, response) if stream else _body_failed(response, answer)
+            return facts
         answer = _Answer()
         for chunk in map(_plain, last(response, TAIL)):
             answer.responseId = chunk.responseId or answer.responseId
@@ -129,7 +144,23 @@ class Gemini(Post):
             answer.candidates = answer.candidates or chunk.candidates
             if answer.candidates and chunk.candidates and (finish := chunk.candidates[0].finishReason):
                 answer.candidates[0].finishReason = finish
-        return _facts(answer, sum(map(response.count, CALL)))
+        facts = _facts(answer, sum(map(response.count, CALL)))
+        facts.failed = self._failed(request, response)
+        return facts
+
+    def _failed(self, request: bytes, response: bytes) -> Failed | None:
+        """Of a stream. There is no last event: it has ended when every candidate has, or the prompt was blocked."""
+        tail = list(map(_plain, last(response, TAIL)))
+        return stream_failed(response, tail, lambda: self._ended(request, response, tail))
+
+    def _ended(self, request: bytes, response: bytes, tail: list[_Answer]) -> bool:
+        if any(obj(answer.promptFeedback).get("blockReason") for answer in tail):
+            return True
+        if b'"candidateCount"' not in request and any(map(_finishes, tail)):
+            return True
+        whole = objs(self.answer(response, True, []).get("candidates"))
+        wanted = count(obj(obj(loads(request)).get("generationConfig")).get("candidateCount")) or 1
+        return len(whole) >= wanted and all(candidate.get("finishReason") for candidate in whole)
 
     def _whole(self, response: bytes, stream: bool) -> bytes:
         return orjson.dumps(self.answer(response, stream, []))
@@ -148,6 +179,16 @@ class Gemini(Post):
     def assemble(self, body: bytes, problems: list[str]) -> Json:
         """Events, each an answer with the next parts."""
         return folded(list(chunks(body, problems)), problems)
+
+    def instructed(self, said: bytes) -> bytes:
+        """An item that stands in none of its lists."""
+        return b'{"systemInstruction":' + said + b"}"
+
+    def source(self, item: bytes) -> bytes:
+        """Fingerprint source of the message that the item is."""
+        wire = obj(loads(item))
+        told = wire if "systemInstruction" in wire else {"contents": [wire]}
+        return b"".join(map(fingerprint, Gemini.messages(self, told, [])))
 
     def sampling(self, asked: Json) -> Json:
         """The generation's configuration, and whatever stands beside it."""
@@ -185,11 +226,12 @@ class GeminiCount(Gemini):
     """Token counting: a request of contents, or a whole request inside, and an answer of one number."""
 
     name = "gemini_count_tokens"
+    answers = False
     routes: ClassVar[frozenset[str]] = frozenset({"countTokens"})
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Nothing was made."""
-        return Facts()
+        return Facts(failed=None if stream else body_failed(_plain(response)))
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """Those that are counted."""
@@ -209,7 +251,8 @@ class GeminiEmbeddings(Gemini):
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """What it cost, where that is said."""
-        return Facts(usage=usage_of(_plain(response).usageMetadata))
+        answer = _plain(response)
+        return Facts(usage=usage_of(answer.usageMetadata), failed=None if stream else body_failed(answer))
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """A user's message per content."""
@@ -219,6 +262,10 @@ class GeminiEmbeddings(Gemini):
     def conversation(self, request: bytes) -> list[bytes]:
         """None: what is embedded is no conversation."""
         return []
+
+    def items(self, request: bytes) -> Items:
+        """None, for the same reason."""
+        return Items(None, [])
 
 
 def _instructions(request: bytes) -> Iterator[Quoted]:
@@ -268,6 +315,17 @@ def _facts(answer: _Answer, calls: int) -> Facts:
 def _calls(candidate: _Candidate) -> int:
     parts = (candidate.content and candidate.content.parts) or ()
     return sum(bool(obj(part.functionCall) or obj(part.function_call)) for part in parts)
+
+
+def _finishes(answer: _Answer) -> bool:
+    return any(candidate.finishReason for candidate in answer.candidates or ())
+
+
+def _body_failed(response: bytes, answer: _Answer) -> Failed | None:
+    """Of a plain body, or a stream that is one JSON array."""
+    if _is_plain(response):
+        return body_failed(answer)
+    return "stream_error" if is_error(answer) else None if isinstance(loads(response), list) else "ended_early"
 
 
 def _is_plain(response: bytes) -> bool:

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from gateway.dialects.base import Facts
+from gateway.dialects.ending import Failed, Said, body_failed, stream_failed
+from gateway.dialects.items import cutter
 from gateway.dialects.parts import content_parts, flat_tools, result_part
 from gateway.dialects.places import Item, Pointed, quoted_content, quoted_items, quoted_tools
 from gateway.dialects.post import Post, marked, routes
@@ -45,7 +47,7 @@ class _Block(msgspec.Struct):
     type: Any = None
 
 
-class _Answer(msgspec.Struct):
+class _Answer(Said):
     """Of a plain body or a stream's message_start only what a head wants."""
 
     id: Any = None
@@ -55,7 +57,7 @@ class _Answer(msgspec.Struct):
     content: list[_Block] | None = None
 
 
-class _Event(msgspec.Struct):
+class _Event(Said):
     """Of message_start the message, of message_delta the rest."""
 
     message: _Answer | None = None
@@ -66,6 +68,11 @@ class _Event(msgspec.Struct):
 class _Asked(Peek):
     system: msgspec.Raw = msgspec.Raw()
     messages: list[Item] | None = None
+
+
+class _Told(Peek):
+    system: msgspec.Raw = msgspec.Raw()
+    messages: list[msgspec.Raw] | None = None
 
 
 _asked = msgspec.json.Decoder(_Asked).decode
@@ -80,6 +87,9 @@ class Messages(Post):
     family = "anthropic"
     routes: ClassVar[frozenset[str]] = routes("/messages")
     apart: ClassVar[frozenset[str]] = frozenset({"messages", "system", "tools", "model", "stream"})
+    instructions: ClassVar[tuple[str, ...]] = ("system",)
+    turns: ClassVar[str] = "messages"
+    cut = staticmethod(cutter(_Told))
 
     def quoted_system(self, request: bytes) -> Pointed:
         """The system text, then messages of the role system, which newer models take in mid-conversation."""
@@ -99,7 +109,8 @@ class Messages(Post):
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Of a stream the first event and the last few, and a count of tool calls where tools were offered."""
         asked = asked or peek(request)
-        answer = _ends(response) if stream else _plain(response)
+        tail = [_event(data) for data in last(response, TAIL)] if stream else []
+        answer = _ends(response, tail) if stream else _plain(response)
         return Facts(
             model=label(asked.model),
             model_served=label(answer.model),
@@ -110,6 +121,15 @@ class Messages(Post):
             if stream
             else sum(block.type == "tool_use" for block in answer.content or ()),
             choices=0 if answer.content is None else 1,
+            failed=self._failed(response, tail) if stream else body_failed(answer),
+        )
+
+    def _failed(self, response: bytes, tail: list[_Event]) -> Failed | None:
+        """Of a stream. One whose message_delta told why it stopped has said all."""
+        return stream_failed(
+            response,
+            tail,
+            lambda: any(map(_ends_it, tail)) or bool(self.assemble(response, []).get("stop_reason")),
         )
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
@@ -122,6 +142,7 @@ class Messages(Post):
             ended = ended or kind == "message_stop" or "error" in event
             if kind == "message_start":
                 answer |= obj(event.get("message"))
+                answer["usage"] = _begun(answer.get("usage"))
             elif kind == "content_block_start":
                 blocks[index] = [obj(event.get("content_block"))]
             elif kind == "content_block_delta":
@@ -130,7 +151,7 @@ class Messages(Post):
                 answer = _end(answer, event)
         if blocks:
             answer["content"] = [_block(blocks[index]) for index in sorted(blocks)]
-        if not ended:
+        if not (ended or answer.get("stop_reason")):
             problems.append("response: the stream ended early")
         return answer
 
@@ -163,17 +184,23 @@ class CountTokens(Messages):
     """Token counting: a request of messages and an answer of one number. Nothing is used up, so there is no usage."""
 
     name = "count_tokens"
+    answers = False
     routes: ClassVar[frozenset[str]] = routes("/messages/count_tokens")
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """The model asked for."""
-        return Facts(model=self.model(request))
+        return Facts(model=self.model(request), failed=None if stream else body_failed(_plain(response)))
 
 
-def _ends(body: bytes) -> _Answer:
+def _ends_it(event: _Event) -> bool:
+    return event.type == "message_stop" or bool(obj(event.delta).get("stop_reason"))
+
+
+def _ends(body: bytes, tail: list[_Event]) -> _Answer:
     """A stream's first and last events as a plain answer without content."""
     answer = next((event.message for event in map(_event, first(body, 2)) if event.message), _Answer())
-    for event in map(_event, last(body, TAIL)):
+    answer.usage = _begun(answer.usage)
+    for event in tail:
         answer.stop_reason = obj(event.delta).get("stop_reason") or answer.stop_reason
         answer.usage = _later(answer.usage, event.usage)
     return answer
@@ -184,6 +211,11 @@ def _end(answer: Json, event: Json) -> Json:
     known = {key: value for key, value in obj(event.get("delta")).items() if value is not None}
     failed = {"error": event["error"]} if "error" in event else {}
     return answer | known | failed | {"usage": _later(answer.get("usage"), event.get("usage"))}
+
+
+def _begun(usage: Any) -> Json:
+    """The counts of message_start: what will be generated is not known there, whatever it says."""
+    return {key: value for key, value in obj(usage).items() if key != "output_tokens"}
 
 
 def _later(usage: Any, newer: Any) -> Json:

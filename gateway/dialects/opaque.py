@@ -7,6 +7,7 @@ by it.
 from __future__ import annotations
 
 from gateway.dialects.base import Facts
+from gateway.dialects.items import Items
 from gateway.dialects.places import Place, Texts
 from gateway.dialects.wire import Peek, error_message, label, loads, obj, peek
 from gateway.model import Turn
@@ -17,6 +18,7 @@ class Opaque:
 
     name = "opaque"
     family = "openai"
+    answers = False
 
     def matches(self, method: str, path: str) -> bool:
         """Always."""
@@ -58,3 +60,19 @@ class Opaque:
     def reply(self, response: bytes, stream: bool) -> bytes:
         """None that is understood."""
         return b""
+
+    def items(self, request: bytes) -> Items:
+        """None that are understood."""
+        return Items(None, [])
+
+    def source(self, item: bytes) -> bytes:
+        """None that is understood."""
+        return b""
+
+    def replies(self, response: bytes, stream: bool) -> list[bytes]:
+        """None that are understood."""
+        return []
+
+    def response_id(self, response: bytes, stream: bool) -> str | None:
+        """None that is understood."""
+        return None

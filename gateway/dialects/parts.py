@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.wire import arr, loads, obj, objs, text
+from gateway.dialects.wire import Json, arr, loads, obj, objs, text
 from gateway.model import Message, Part, Tool
 
 TEXT = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text"})
@@ -14,6 +14,9 @@ MEDIA = frozenset(
     {"image_url", "input_image", "image_file", "input_audio", "audio_url", "video_url", "input_video", "input_file"}
     | {"audio", "file", "image", "document", "search_result", "video"}
 )
+
+
+_SAYING = ("system", "developer", "user", "assistant")
 
 
 def flat_tools(offered: Any, schema: str) -> list[Tool]:
@@ -70,7 +73,9 @@ def fingerprint(message: Message) -> bytes:
     Reasoning, media, markers and unknown parts do not: clients drop and move them. An assistant message with nothing
     else in it has no fingerprint.
     """
-    calls = [[part.id, part.name, _arguments(part)] for part in message.parts if part.type == "tool_call"]
+    calls = [
+        [part.id, part.name, same_arguments(part.arguments or "")] for part in message.parts if part.type == "tool_call"
+    ]
     results = [[part.id, part.text] for part in message.parts if part.type == "tool_call_response"]
     said = flat(message.parts)
     if message.role == "assistant" and not (said or calls or results):
@@ -78,7 +83,27 @@ def fingerprint(message: Message) -> bytes:
     return orjson.dumps([message.role, said, calls, results])
 
 
-def _arguments(part: Part) -> str:
-    # Many clients parse a call's arguments and write them anew when they send it back.
-    value = loads(part.arguments or "{}")
-    return part.arguments or "" if value is None else orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+def plain(wire: Any) -> bytes:
+    """The fingerprint of the commonest messages, of nothing but a role and a text, without making one; else nothing."""
+    fields = obj(wire)
+    role, said = fields.get("role"), fields.get("content")
+    told = len(fields) == 2 and said and isinstance(said, str) and role in _SAYING
+    return orjson.dumps([role, said, [], []]) if told else b""
+
+
+def flat_text(content: Any) -> str:
+    """The text of a content, which `content_parts` would give in parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    items = arr(content) if isinstance(content, list) else [content]
+    return "".join(item if isinstance(item, str) else _text_of(obj(item)) for item in items)
+
+
+def _text_of(fields: Json) -> str:
+    return (text(fields.get("text")) or "") if text(fields.get("type")) in TEXT else ""
+
+
+def same_arguments(given: str) -> str:
+    """A call's arguments as they are compared: many clients parse them and write them anew when they send them back."""
+    value = loads(given or "{}")
+    return given if value is None else orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()

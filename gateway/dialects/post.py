@@ -7,10 +7,14 @@ that a plain call would have had, so that there is one reading of an answer and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
+import msgspec
+
 from gateway.dialects.base import Facts
-from gateway.dialects.parts import fingerprint
+from gateway.dialects.items import Items, Values, cutter, whole
+from gateway.dialects.parts import fingerprint, plain
 from gateway.dialects.places import Place, Pointed, Texts, texts
 from gateway.dialects.sampling import forced, sampled
 from gateway.dialects.wire import Json, Peek, document, error_message, label, loads, obj, peek, text
@@ -26,6 +30,13 @@ class Post(ABC):
     """Its paths; a base URL may or may not end in /v1."""
     apart: ClassVar[frozenset[str]]
     """The request's fields that are no sampling parameters."""
+    answers: bool = True
+    turns: ClassVar[str] = ""
+    """The request's field that lists the items of the conversation; none where nothing is followed."""
+    instructions: ClassVar[tuple[str, ...]] = ()
+    """Its fields that hold what stands before them."""
+    cut: Callable[[bytes], tuple[Peek, Values]] = staticmethod(cutter(Peek))
+    """Reads these fields."""
     served: ClassVar[str] = "model"
     id: ClassVar[str] = "id"
     """The answer's fields for the model that it is from, and for its id."""
@@ -98,6 +109,41 @@ class Post(ABC):
         """Fingerprint source of the first choice."""
         choices = self.choices(self.answer(response, stream, []))
         return fingerprint(choices[0].message) if choices else b""
+
+    def items(self, request: bytes) -> Items:
+        """The instructions, then one for one."""
+        asked, values = self.cut(request)
+        return Items(asked, self.listed(values))
+
+    def listed(self, values: Values) -> list[msgspec.Raw]:
+        """The items in what was read of a request."""
+        said = (whole(values.get(name)) for name in self.instructions)
+        before = [msgspec.Raw(self.instructed(it)) for it in said if it not in (b"", b"null", b'""', b"[]")]
+        turns = values.get(self.turns)
+        if isinstance(turns, list):
+            return [*before, *turns]
+        one = whole(turns)
+        if one.startswith(b'"'):
+            one = b'{"role":"user","content":' + one + b"}"
+        return [*before, msgspec.Raw(one)] if one.startswith(b"{") else before
+
+    def instructed(self, said: bytes) -> bytes:
+        """Instructions as an item."""
+        return b'{"role":"system","content":' + said + b"}"
+
+    def source(self, item: bytes) -> bytes:
+        """Fingerprint source of the message that the item is."""
+        wire = loads(item)
+        return plain(wire) or b"".join(map(fingerprint, self.messages({self.turns: [wire]}, [])))
+
+    def replies(self, response: bytes, stream: bool) -> list[bytes]:
+        """That of the first choice."""
+        said = self.reply(response, stream)
+        return [said] if said else []
+
+    def response_id(self, response: bytes, stream: bool) -> str | None:
+        """None: conversations are sent again as a whole."""
+        return None
 
     def answer(self, response: bytes, stream: bool, problems: list[str]) -> Json:
         """The body of a plain answer, however it was sent."""

@@ -19,7 +19,9 @@ import msgspec
 import orjson
 
 from gateway.dialects.base import Facts
-from gateway.dialects.parts import content_parts, flat_tools, result_part
+from gateway.dialects.ending import Failed, Said, is_error, stream_failed
+from gateway.dialects.items import Items, cutter, whole
+from gateway.dialects.parts import content_parts, fingerprint, flat_tools, result_part
 from gateway.dialects.places import Item, Pointed, quoted_content, quoted_items, quoted_tools
 from gateway.dialects.post import Post, routes
 from gateway.dialects.wire import (
@@ -41,9 +43,13 @@ from gateway.dialects.wire import (
     tokens,
 )
 from gateway.model import Choice, Message, Part, Tool, Usage
-from gateway.sse import last
+from gateway.sse import first, last
 
 ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
+LOST = ("response.failed", "response.cancelled")
+"""Ends without an answer."""
+TAIL = 3
+"""The last event, what some servers send after it, and the error before it."""
 STARTED = ("queued", "in_progress")
 LISTS = {
     "response.output_text.delta": ("content", "content_index", "output_text", "text"),
@@ -64,7 +70,7 @@ class _Item(msgspec.Struct):
     call_id: Any = None
 
 
-class _Answer(msgspec.Struct):
+class _Answer(Said):
     """Of a response only what a head wants."""
 
     id: Any = None
@@ -75,13 +81,19 @@ class _Answer(msgspec.Struct):
     output: list[_Item] | None = None
 
 
-class _Event(msgspec.Struct):
+class _Event(Said):
     response: _Answer | None = None
 
 
 class _Asked(Peek):
     instructions: msgspec.Raw = msgspec.Raw()
     input: list[Item] | str | None = None
+
+
+class _Told(Peek):
+    instructions: msgspec.Raw = msgspec.Raw()
+    input: list[msgspec.Raw] | str | None = None
+    previous_response_id: Any = None
 
 
 _asked = msgspec.json.Decoder(_Asked).decode
@@ -96,6 +108,9 @@ class Responses(Post):
     family = "openai"
     routes: ClassVar[frozenset[str]] = routes("/responses")
     apart: ClassVar[frozenset[str]] = frozenset({"input", "instructions", "tools", "model", "stream"})
+    instructions: ClassVar[tuple[str, ...]] = ("instructions",)
+    turns: ClassVar[str] = "input"
+    cut = staticmethod(cutter(_Told))
 
     def quoted_system(self, request: bytes) -> Pointed:
         """The instructions, then messages of the roles system and developer."""
@@ -126,6 +141,17 @@ class Responses(Post):
             usage=tokens(answer.usage, INPUT),
             tool_calls=sum(_is_call(item.type, item.call_id) for item in answer.output or ()),
             choices=1 if answer.output else 0,
+            failed=self._failed(response) if stream else "error_body" if _fails(answer) else None,
+        )
+
+    def _failed(self, response: bytes) -> Failed | None:
+        """Of a stream."""
+        tail = [_event(data) for data in last(response, TAIL)]
+        if any(event.type in LOST for event in tail):
+            return "stream_error"
+        ended = any(event.type in ENDS for event in tail)
+        return stream_failed(
+            response, tail, lambda: ended or any(it.get("type") in ENDS for it in chunks(response, []))
         )
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
@@ -147,6 +173,23 @@ class Responses(Post):
         if not ended:
             problems.append("response: the stream ended early")
         return answer | {"output": arr(answer.get("output")) or [_item(items[index]) for index in sorted(items)]}
+
+    def items(self, request: bytes) -> Items:
+        """The instructions, then one for one."""
+        asked, values = self.cut(request)
+        return Items(asked, self.listed(values), text(loads(whole(values.get("previous_response_id")))))
+
+    def replies(self, response: bytes, stream: bool) -> list[bytes]:
+        """One for one."""
+        made = (
+            fingerprint(_message(item, "assistant")) for item in objs(self.answer(response, stream, []).get("output"))
+        )
+        return [said for said in made if said]
+
+    def response_id(self, response: bytes, stream: bool) -> str | None:
+        """That of the first event, which holds the response as it began, or of a plain answer."""
+        answer = next((_event(data).response for data in first(response, 1)), None) if stream else _plain(response)
+        return label(answer.id) if answer else None
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The instructions, then the input."""
@@ -175,7 +218,12 @@ class Responses(Post):
 
 
 def _last(body: bytes) -> _Answer:
-    return next((_event(data).response for data in last(body, 1)), None) or _Answer()
+    told = (_event(data).response for data in reversed(last(body, TAIL)))
+    return next((answer for answer in told if answer is not None), _Answer())
+
+
+def _fails(answer: _Answer) -> bool:
+    return is_error(answer) or f"response.{answer.status}" in LOST
 
 
 def _finish(status: Any, details: Any) -> Any:

@@ -84,13 +84,13 @@ class Course:
 
     async def _way(self, engine: Engine) -> Generation | None:
         """None: the chat request goes as it is."""
-        asked, record = obj(loads(self._record.body)), self._record
+        asked, record = obj(loads(self._record.plain)), self._record
         self._session = self._how = ""
         record.attributes, record.sides = self._attributes, []
         if not keeping.usual(asked) or asked.get("return_token_ids") is not True:
             return None
         conversation = messages(asked)
-        self._key = keeping.key(record.call.address.agent, record.body, record.versions)
+        self._key = keeping.key(record.call.address.agent, record.plain, record.versions)
         told = said(conversation)
         attempt = await self._exact.attempt(self._name, told)
         found = attempt.find(self._key, told)
@@ -173,7 +173,7 @@ class Course:
 
     def _learn(self) -> None:
         record = self._record
-        bodies = record.body, record.response()
+        bodies = record.plain, record.response()
         self._exact.learn(self._name, self._session, self._key, bodies, record.stream)
 
 

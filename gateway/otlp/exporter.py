@@ -1,19 +1,19 @@
 """Every finished span of the tape, sent to a collector: a follower of the change feed like any other.
 
 It reads the feed from its cursor in pieces, makes one request of each (`pieces`) and goes on when that was taken or
-dropped (`delivery`). The cursor is kept on the tape, at most once a second and at the end, so that a gateway that comes
-back goes on where it was: nothing is lost, and after a crash the spans of the last second may be sent twice, with the
-same ids. A gateway that exports for the first time begins with what comes then. While the collector is away the tape is
-the buffer: what is held in memory is one request. Calls never wait for any of this; conversion and compression happen
-in a thread.
+dropped (`delivery`); `selection` says what is sent when. The cursor is kept on the tape, at most once a second and at
+the end, so that a gateway that comes back goes on where it was: nothing is lost, and after a crash the spans of the
+last second may be sent twice, with the same ids. A gateway that exports for the first time begins with what comes then.
+While the collector is away the tape is the buffer: what is held in memory is one request. Calls never wait for any of
+this; conversion and compression happen in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
-from time import monotonic
+from collections.abc import Awaitable, Callable, Mapping
+from time import monotonic, time_ns
 from typing import Protocol
 
 from gateway.config import Otlp
@@ -31,7 +31,6 @@ _log = logging.getLogger("penstock.otlp")
 class Tape(pieces.Tape, Protocol):
     """The slice of the tape that is read."""
 
-    def cursor(self) -> int: ...
     def note(self, name: str, /) -> bytes | None: ...
 
 
@@ -59,6 +58,7 @@ class Exporter:
         feed: Feed,
         desk: Desk,
         figures: Figures,
+        now_ns: Callable[[], int] = time_ns,
     ) -> None:
         """`url`: where to send; `servers`: base URL of each upstream. Raises `ConfigError` without its headers."""
         self._settings = settings
@@ -67,7 +67,7 @@ class Exporter:
         self._desk = desk
         self._figures = figures
         self._delivery = Delivery(url, settings.headers(), settings.timeout, figures)
-        self._reader = pieces.Reader(tape, settings, servers, figures)
+        self._reader = pieces.Reader(tape, settings, servers, figures, now_ns)
         self._cursor = self._noted = 0
         self._noted_at = 0.0
         self._stopping = asyncio.Event()
@@ -110,7 +110,7 @@ class Exporter:
         while not self._stopping.is_set() or self._cursor < self._tape.cursor():
             if not self._stopping.is_set():
                 await self._wait()
-            piece = await asyncio.to_thread(self._reader.read, self._cursor)
+            piece = await asyncio.to_thread(self._reader.read, self._cursor, not self._stopping.is_set())
             if piece.spans:
                 await self._delivery.send(piece.body, piece.spans, self._measure)
             self._cursor = piece.after

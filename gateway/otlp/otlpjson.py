@@ -14,7 +14,7 @@ from msgspec.json import Decoder
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Natural = Annotated[int, Meta(ge=0)]
-Hex = Annotated[str, Meta(pattern="^[0-9a-fA-F]*$")]
+Hex = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]*\Z")]
 
 
 class ArrayValue(Struct, rename="camel"):

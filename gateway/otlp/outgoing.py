@@ -1,13 +1,13 @@
-"""Nouns of the tape as spans of OpenTelemetry. Pure; which names are used is said by `semconv`.
+"""Nouns of the tape as spans of OpenTelemetry. Pure; names are said by `semconv`, traces and parents by `placing`.
 
 | on the tape | span | kind | parent |
 |---|---|---|---|
 | an attempt that ended | `invoke_agent` | internal | none: the root of the attempt's trace |
-| `llm` | `{operation} {model}` | client | the caller's, from its `traceparent`; else the root |
+| `llm` | `{operation} {model}` | client | the caller's (`traceparent`), else the agent's span around it, or the root |
 | `tool` | `{method} {target}` | client | the same |
 | `reward` | `gen_ai.evaluation.result` | internal | the call that it judges, else the root |
 | `event` | its own name | internal | the root |
-| `otel` | as it came, resource and scope too | its own | its own |
+| `otel` | as it came, resource and scope too | its own | its own; the root when it has none |
 
 The root of an attempt is span 0 of its derived trace, the one that a runner gives its agent as `TRACEPARENT`. It can
 only be sent when the attempt has ended, so spans of attempts that nobody has handed out, which may never end, have no
@@ -26,6 +26,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from gateway.model import Attempt, Reward, Span
 from gateway.otlp import semconv
+from gateway.otlp.placing import Place, root_id
 from gateway.trace import span_id, trace_id
 
 if TYPE_CHECKING:
@@ -36,14 +37,16 @@ Pairs: TypeAlias = "RepeatedCompositeFieldContainer[KeyValue]"
 INTERNAL: Final = Outgoing.SPAN_KIND_INTERNAL
 CLIENT: Final = Outgoing.SPAN_KIND_CLIENT
 _OWN = (
-    *(semconv.SPAN_KIND, semconv.STATUS_DESCRIPTION, semconv.SCOPE_NAME, semconv.SCOPE_VERSION, semconv.RESOURCE),
+    *(
+        semconv.SPAN_KIND,
+        semconv.STATUS_CODE,
+        semconv.STATUS_DESCRIPTION,
+        semconv.SCOPE_NAME,
+        semconv.SCOPE_VERSION,
+        semconv.RESOURCE,
+    ),
     *(semconv.EVENTS, semconv.LINKS, semconv.TRACE_STATE, semconv.DROPPED),
 )
-
-
-def root_id(rollout: str, attempt: str) -> str:
-    """Span id of an attempt's root."""
-    return span_id(trace_id(rollout, attempt), rollout, attempt, 0)
 
 
 def of_attempt(attempt: Attempt) -> Outgoing:
@@ -58,9 +61,9 @@ def of_attempt(attempt: Attempt) -> Outgoing:
     return found
 
 
-def of_call(span: Span, server: str | None, parent: str | None) -> Outgoing:
-    """A call of a model. `server`: base URL of the upstream; `parent`: for calls whose caller has not said."""
-    found = _begun(span, parent)
+def of_call(span: Span, server: str | None, place: Place) -> Outgoing:
+    """A call of a model. `server`: base URL of the upstream."""
+    found = _begun(span, place)
     rows = semconv.OF_EVERY_SPAN + semconv.OF_A_CALL
     operation = semconv.OPERATIONS.get(span.dialect)
     url = urlsplit(server or "")
@@ -72,26 +75,25 @@ def of_call(span: Span, server: str | None, parent: str | None) -> Outgoing:
         attributes[semconv.ADDRESS] = url.hostname
         attributes[semconv.PORT] = url.port or (443 if url.scheme == "https" else 80)
     found.name, found.kind = " ".join(filter(None, (operation or span.method, operation and span.model))), CLIENT
-    fill(found.attributes, attributes | semconv.attributes(rows, span))
+    fill(found.attributes, attributes | _attributes(span, place, rows))
     return found
 
 
-def of_tool(span: Span, parent: str | None) -> Outgoing:
+def of_tool(span: Span, place: Place) -> Outgoing:
     """A call of a tool: its attributes are the conventions' own."""
-    found, attributes = _begun(span, parent), span.attributes or {}
+    found, attributes = _begun(span, place), span.attributes or {}
     target = attributes.get(semconv.TOOL) or attributes.get(semconv.PROMPT)
     named = " ".join(str(part) for part in (attributes.get(semconv.METHOD), target) if part)
     found.name, found.kind = span.name or named or "tool", CLIENT
-    fill(found.attributes, attributes | semconv.attributes(semconv.OF_EVERY_SPAN, span))
+    fill(found.attributes, attributes | _attributes(span, place))
     return found
 
 
-def of_reward(span: Span, judged: Span | None, parent: str | None) -> Outgoing:
-    """A reward: the conventions know evaluations as events, so it carries one for each score."""
+def of_reward(span: Span, judged: Span | None, place: Place) -> Outgoing:
+    """A reward: the conventions know evaluations as events, so it carries one for each score. `judged`: what it
+    judges, if it is one call."""
     reward = Reward.of(span)
-    found = _begun(span, parent)
-    if judged is not None and judged.trace_id and judged.span_id:
-        found.trace_id, found.parent_span_id = bytes.fromhex(judged.trace_id), bytes.fromhex(judged.span_id)
+    found = _begun(span, place)
     attributes = semconv.attributes(semconv.OF_A_REWARD, reward)
     if judged is not None and judged.response_id is not None:
         attributes[semconv.EVALUATED] = judged.response_id
@@ -100,21 +102,21 @@ def of_reward(span: Span, judged: Span | None, parent: str | None) -> Outgoing:
         said = {semconv.EVALUATION_NAME: name, semconv.EVALUATION_VALUE: score}
         event = found.events.add(name=semconv.EVALUATION, time_unix_nano=span.start_ns)
         fill(event.attributes, attributes | said)
-    fill(found.attributes, semconv.attributes(semconv.OF_EVERY_SPAN, span) | attributes)
+    fill(found.attributes, _attributes(span, place) | attributes)
     return found
 
 
-def of_event(span: Span, parent: str | None) -> Outgoing:
+def of_event(span: Span, place: Place) -> Outgoing:
     """Something that happened: a span without a length."""
-    found = _begun(span, parent)
+    found = _begun(span, place)
     found.name = span.name or "event"
-    fill(found.attributes, (span.attributes or {}) | semconv.attributes(semconv.OF_EVERY_SPAN, span))
+    fill(found.attributes, (span.attributes or {}) | _attributes(span, place))
     return found
 
 
-def of_otel(span: Span) -> tuple[Outgoing, dict[str, Any], InstrumentationScope]:
+def of_otel(span: Span, place: Place) -> tuple[Outgoing, dict[str, Any], InstrumentationScope]:
     """A span that came in, as it was, with its resource and its scope."""
-    found, said = _begun(span, None), dict(span.attributes or {})
+    found, said = _begun(span, place), dict(span.attributes or {})
     own = {name: said.pop(name, None) for name in _OWN}
     kind = own[semconv.SPAN_KIND]
     found.name = span.name or ""
@@ -123,28 +125,42 @@ def of_otel(span: Span) -> tuple[Outgoing, dict[str, Any], InstrumentationScope]
     found.trace_state = own[semconv.TRACE_STATE] or ""
     found.dropped_attributes_count = own[semconv.DROPPED] or 0
     found.status.message = own[semconv.STATUS_DESCRIPTION] or ""
+    if own[semconv.STATUS_CODE] == semconv.STATUS_OK:
+        found.status.code = Status.STATUS_CODE_OK
     for event in own[semconv.EVENTS] or ():
         made = found.events.add(name=event["name"], time_unix_nano=event["time_ns"])
         fill(made.attributes, event["attributes"])
     for link in own[semconv.LINKS] or ():
-        ids = {name: bytes.fromhex(link[name]) for name in ("trace_id", "span_id")}
+        trace = place.trace if link["trace_id"] in place.moved else link["trace_id"]
+        ids = {"trace_id": bytes.fromhex(trace), "span_id": bytes.fromhex(link["span_id"])}
         fill(found.links.add(**ids).attributes, link["attributes"])
-    attributes = {"penstock.rollout.id": span.rollout, "penstock.attempt.id": span.attempt}
-    fill(found.attributes, said | attributes)
+    fill(found.attributes, said | _attributes(span, place, semconv.OF_AN_AGENTS_SPAN))
     scope = InstrumentationScope(name=own[semconv.SCOPE_NAME] or "", version=own[semconv.SCOPE_VERSION] or "")
     return found, own[semconv.RESOURCE] or {}, scope
 
 
-def _begun(span: Span, parent: str | None) -> Outgoing:
-    """What all spans have. A parent in another trace is none."""
-    derived = trace_id(span.rollout, span.attempt)
-    trace = span.trace_id or derived
+def _begun(span: Span, place: Place) -> Outgoing:
+    """What all spans have."""
+    trace = span.trace_id or trace_id(span.rollout, span.attempt)
     own = span.span_id or span_id(trace, span.rollout, span.attempt, span.sequence)
-    found = _span(trace, own, span.parent_id or (parent if trace == derived else None))
+    found = _span(place.trace, own, place.parent)
     found.kind = INTERNAL
     found.start_time_unix_nano, found.end_time_unix_nano = span.start_ns, span.end_ns or span.start_ns
     if (error := semconv.error_type(span)) is not None:
         found.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message=error))
+    for linked_trace, linked in place.links:
+        link = found.links.add(trace_id=bytes.fromhex(linked_trace), span_id=bytes.fromhex(linked))
+        fill(link.attributes, {semconv.LINK: semconv.PROBABLE_PARENT})
+    return found
+
+
+def _attributes(span: Span, place: Place, rows: tuple[semconv.Row, ...] = semconv.OF_EVERY_SPAN) -> dict[str, Any]:
+    """Those of a table, and what is to be known of the place."""
+    found = semconv.attributes(rows, span)
+    if place.inferred:
+        found[semconv.INFERRED] = True
+    if span.trace_id not in (None, place.trace, trace_id(span.rollout, span.attempt)):
+        found[semconv.ORIGINAL_TRACE] = span.trace_id
     return found
 
 

@@ -1,7 +1,7 @@
 """The OpenTelemetry names that are read and written: the only file to change when the conventions move.
 
 Sources, all of status Development: the GenAI and MCP conventions of open-telemetry/semantic-conventions-genai as of
-autumn 2026, which build on semantic-conventions 1.41. `otel.*` is what the specification prescribes for places that
+autumn 2026, which build on semantic-conventions 1.44. `otel.*` is what the specification prescribes for places that
 have no field of their own for what a span has (OpenTelemetry to non-OTLP formats). A table has a row for each
 attribute: its name and where its value comes from; a value of None is left out.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gateway.model import Attempt, Reward, Span
+from gateway.model import Attempt, AttemptStatus, Reward, Span
 
 # In ------------------------------------------------------------------------------------------------------------------
 
@@ -30,7 +30,9 @@ ERROR = "error.type"
 
 SPAN_KIND = "span.kind"
 SPAN_KINDS = (None, "internal", "server", "client", "producer", "consumer")
-STATUS_DESCRIPTION = "otel.status_description"
+STATUS_CODE, STATUS_DESCRIPTION = "otel.status_code", "otel.status_description"
+STATUS_OK = "OK"
+"""The status code of a span that says of itself that it went well; most say nothing."""
 SCOPE_NAME, SCOPE_VERSION = "otel.scope.name", "otel.scope.version"
 RESOURCE, EVENTS, LINKS = "otel.resource", "otel.events", "otel.links"
 TRACE_STATE = "otel.trace_state"
@@ -74,6 +76,11 @@ def _usage(field: str) -> Callable[[Span], int | None]:
     return lambda span: None if span.usage is None else getattr(span.usage, field)
 
 
+def _total(field: str) -> Callable[[Attempt], int | None]:
+    """A sum over an attempt; None where it is a lower bound, which nobody could tell from a sum there."""
+    return lambda attempt: None if attempt.totals.uncounted else getattr(attempt.totals, field)
+
+
 def _seconds(span: Span) -> float | None:
     return None if span.first_byte_ns is None or not span.stream else span.first_byte_ns / 1e9
 
@@ -92,6 +99,14 @@ OF_EVERY_SPAN: tuple[Row, ...] = (
     ("gen_ai.agent.name", lambda span: span.agent),
     ("error.type", error_type),
 )
+INFERRED = "penstock.parent.inferred"
+"""True on a span whose parent nobody has named."""
+ORIGINAL_TRACE = "penstock.original_trace_id"
+"""The trace that a span came in, where it is sent in another."""
+LINK, PROBABLE_PARENT = "penstock.link", "parent"
+"""What a link of the gateway's own stands for."""
+OF_AN_AGENTS_SPAN = OF_EVERY_SPAN[:2]
+"""What is added to a span that came in."""
 OF_A_CALL: tuple[Row, ...] = (
     ("http.request.method", lambda span: span.method),
     ("http.response.status_code", lambda span: span.http_status),
@@ -115,7 +130,7 @@ OF_A_MODEL_CALL: tuple[Row, ...] = (
     ("gen_ai.usage.input_tokens", _usage("input_tokens")),
     ("gen_ai.usage.output_tokens", _usage("output_tokens")),
     ("gen_ai.usage.cache_read.input_tokens", _usage("cached_tokens")),
-    ("gen_ai.usage.cache_creation.input_tokens", _usage("cache_write_tokens")),
+    ("gen_ai.usage.cache_write.input_tokens", _usage("cache_write_tokens")),
     ("gen_ai.usage.reasoning.output_tokens", _usage("reasoning_tokens")),
     ("openai.api.type", lambda span: APIS.get(span.dialect)),
 )
@@ -125,8 +140,8 @@ OF_AN_ATTEMPT: tuple[Row, ...] = (
     ("gen_ai.operation.name", lambda _: INVOKE_AGENT),
     ("gen_ai.provider.name", lambda _: "penstock"),
     ("gen_ai.conversation.id", lambda attempt: f"{attempt.rollout}/{attempt.id}"),
-    ("gen_ai.usage.input_tokens", lambda attempt: attempt.totals.input_tokens),
-    ("gen_ai.usage.output_tokens", lambda attempt: attempt.totals.output_tokens),
+    ("gen_ai.usage.input_tokens", _total("input_tokens")),
+    ("gen_ai.usage.output_tokens", _total("output_tokens")),
     ("process.exit.code", lambda attempt: attempt.outcome and attempt.outcome.exit_code),
     ("penstock.rollout.id", lambda attempt: attempt.rollout),
     ("penstock.attempt.id", lambda attempt: attempt.id),
@@ -160,7 +175,7 @@ SEPARATE_INSTRUCTIONS = frozenset({"messages", "responses", "gemini"})
 SAMPLING: dict[str, tuple[str, type[int] | type[float]]] = {
     "temperature": ("gen_ai.request.temperature", float),
     "top_p": ("gen_ai.request.top_p", float),
-    "top_k": ("gen_ai.request.top_k", float),
+    "top_k": ("gen_ai.request.top_k", int),
     "frequency_penalty": ("gen_ai.request.frequency_penalty", float),
     "presence_penalty": ("gen_ai.request.presence_penalty", float),
     "seed": ("gen_ai.request.seed", int),
@@ -186,7 +201,8 @@ FINISHES = {
 
 def attempt_error(attempt: Attempt) -> str | None:
     """`error.type` of an attempt: how it ended, when it did not end well."""
-    return attempt.status.value if attempt.status in ("failed", "timeout", "unresponsive", "cancelled") else None
+    good = (AttemptStatus.PREPARING, AttemptStatus.RUNNING, AttemptStatus.SUCCEEDED)
+    return None if attempt.status in good else attempt.status.value
 
 
 def provider(dialect: str, host: str | None) -> str:

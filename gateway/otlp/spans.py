@@ -30,7 +30,7 @@ LONGEST_NAME = 256
 MOST_EVENTS = 32
 """Events, and links, that are kept of one span."""
 _LATEST = 2**63
-_ERROR = 2
+_OK, _ERROR = 1, 2
 _LIGHTNING = re.compile(re.escape(semconv.LIGHTNING_REWARD) + r"(\d{1,3})\.value")
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 
@@ -45,7 +45,7 @@ def entry_of(span: Span, resource: dict[str, Any], scope: dict[str, Any]) -> Ent
     bounds = Bounds()
     trace, own, parent = _hex(span.trace_id), _hex(span.span_id), _hex(span.parent_span_id)
     start, end = span.start_time_unix_nano or 0, span.end_time_unix_nano or 0
-    if len(trace) != 32 or trace == _NO_TRACE or len(own) != 16 or own == _NO_SPAN:
+    if not _names_trace(trace) or not _names_span(own):
         raise Invalid("a span needs a trace id of 16 bytes and a span id of 8, not all zero")
     if not 0 < start < _LATEST or end >= _LATEST:
         raise Invalid("a span needs a start and an end in nanoseconds since 1970")
@@ -58,7 +58,7 @@ def entry_of(span: Span, resource: dict[str, Any], scope: dict[str, Any]) -> Ent
     entry = Entry("", "", kind="otel", name=name or None, method="", status="error" if failed else "ok")
     # A clock that was set during the span makes it look as if it ended before it began.
     entry.start_ns, entry.end_ns = start, max(start, end)
-    entry.trace_id, entry.span_id, entry.parent_id = trace, own, parent if len(parent) == 16 else None
+    entry.trace_id, entry.span_id, entry.parent_id = trace, own, parent if _names_span(parent) else None
     entry.agent = _agent(attributes, resource)
     if failed:
         entry.error = _short(attributes.get(semconv.ERROR)) or "otel"
@@ -73,6 +73,8 @@ def _add_details(attributes: dict[str, Any], span: Span, bounds: Bounds) -> bool
         attributes[semconv.SPAN_KIND] = semconv.SPAN_KINDS[kind] if 0 < kind < len(semconv.SPAN_KINDS) else kind
     if (status := span.status) is not None:
         failed = status.code == _ERROR
+        if status.code == _OK:
+            attributes[semconv.STATUS_CODE] = semconv.STATUS_OK
         if message := status.message:
             attributes[semconv.STATUS_DESCRIPTION] = bounds.text(message)
     if state := span.trace_state:
@@ -81,7 +83,8 @@ def _add_details(attributes: dict[str, Any], span: Span, bounds: Bounds) -> bool
         attributes[semconv.EVENTS] = [_event(event, bounds) for event in events[:MOST_EVENTS]]
         bounds.clipped |= len(events) > MOST_EVENTS
     if links := span.links:
-        attributes[semconv.LINKS] = [_link(link, bounds) for link in links[:MOST_EVENTS]]
+        found = (_link(link, bounds) for link in links[:MOST_EVENTS])
+        attributes[semconv.LINKS] = [link for link in found if link is not None]
         bounds.clipped |= len(links) > MOST_EVENTS
     if dropped := (span.dropped_attributes_count or 0) + bounds.dropped:
         attributes[semconv.DROPPED] = dropped
@@ -96,9 +99,20 @@ def _event(event: Event, bounds: Bounds) -> dict[str, Any]:
     return found | {"attributes": bounds.attributes(event.attributes)}
 
 
-def _link(link: Link, bounds: Bounds) -> dict[str, Any]:
-    found = {"trace_id": _hex(link.trace_id)[:32], "span_id": _hex(link.span_id)[:16]}
-    return found | {"attributes": bounds.attributes(link.attributes)}
+def _link(link: Link, bounds: Bounds) -> dict[str, Any] | None:
+    """None for a link that leads nowhere."""
+    trace, span = _hex(link.trace_id), _hex(link.span_id)
+    if not _names_trace(trace) or not _names_span(span):
+        return None
+    return {"trace_id": trace, "span_id": span, "attributes": bounds.attributes(link.attributes)}
+
+
+def _names_trace(given: str) -> bool:
+    return len(given) == 32 and given != _NO_TRACE
+
+
+def _names_span(given: str) -> bool:
+    return len(given) == 16 and given != _NO_SPAN
 
 
 def _hex(given: bytes | str | None) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import aiohttp
@@ -48,6 +48,7 @@ class Means:
     session: Callable[[], aiohttp.ClientSession]
     now_ns: Callable[[], int]
     """The clock of the tape."""
+    redactor: Redactor = field(default_factory=Redactor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,6 @@ class Asking:
         """Requests that may still be set aside."""
         self._means = means
         self._slots = asyncio.Semaphore(concurrency)
-        self._redactor = Redactor()
 
     async def earlier(self) -> list[Span]:
         """What was asked in this stage before the gateway was restarted; it counts."""
@@ -109,7 +109,7 @@ class Asking:
             try:
                 reply = await self._send(question, began)
                 seconds, entry.end_ns = time.monotonic() - began, self._means.now_ns()
-                turn, problem = await aside(lambda: complete(question, reply, entry, self._redactor))
+                turn, problem = await aside(lambda: complete(question, reply, entry, self._means.redactor))
             except asyncio.CancelledError:
                 entry.status, entry.error, entry.end_ns = "cancelled", "stopped", self._means.now_ns()
                 self._means.recorder.put(_Made(entry))
@@ -124,7 +124,8 @@ class Asking:
         entry.model, entry.agent = question.model, question.agent
         entry.versions, entry.attributes = dict(question.versions) or None, dict(question.attributes)
         entry.request_bytes = len(question.body)
-        entry.body = Body(redact_url(question.pool.url(question.path)), b"", question.body, b"", b"", b"", [])
+        body = self._means.redactor.own.hide(question.body)
+        entry.body = Body(redact_url(question.pool.url(question.path)), b"", body, b"", b"", b"", [])
         return entry
 
     async def _send(self, question: Question, began: float) -> Reply:

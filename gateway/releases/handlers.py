@@ -115,7 +115,7 @@ async def get_resource(request: web.Request) -> web.Response:
 
 
 def _no_resource(name: str) -> ApiError:
-    message = f"there is no resource {name!r}; `penstock resource list` or GET /api/resources lists them"
+    message = f"there is no resource {name!r}; `penstock resource list` lists them"
     return ApiError(404, message, "resource", name)
 
 
@@ -181,7 +181,7 @@ def _release(request: web.Request) -> Release:
     name = id_of(request, "release")
     found = request.app[CONTROL].releases.tape.release(name)
     if found is None:
-        raise ApiError(404, f"there is no release {name!r}; GET /api/releases lists them", "release", name)
+        raise ApiError(404, f"there is no release {name!r}; `penstock release list` lists them", "release", name)
     return found
 
 

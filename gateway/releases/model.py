@@ -18,6 +18,7 @@ from gateway.model import Id, Mode, Noun
 from gateway.prompts.template import Template, TemplateError
 from gateway.releases.policy import Policy
 from gateway.releases.weights import ModelVersion
+from gateway.wording import sentence
 
 ResourceKind = Literal["prompt", "model", "tool-text"]
 """The text of a prompt, the weights of a model, the description of a tool."""
@@ -128,7 +129,7 @@ class NewVersion(Version):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             path = ".".join(["content", *map(str, first["loc"])])
-            raise ValueError(f"{path}: {first['msg']} (kind {self.kind!r})") from None
+            raise ValueError(f"{path}: {sentence(first)} (kind {self.kind!r})") from None
         except TemplateError as error:
             raise ValueError(f"content.text: {error}") from None
         return self

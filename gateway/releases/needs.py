@@ -15,7 +15,7 @@ from gateway.releases.model import Audience, Need
 from gateway.store import Store
 
 QUIET_NS: Final = 3600 * 10**9
-"""How long a rollout that did not come from the queue, and so never ends, may be silent and still be at work."""
+"""How long a rollout that did not come from the queue may be silent and still be at work: its end is only a guess."""
 NAMED: Final = 10
 """Rollouts that are named."""
 

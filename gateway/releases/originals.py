@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from gateway.dialects.reading import read_exchange
+from gateway.dialects.reading import read_exchange, unpacked
 from gateway.model import Rollout, RolloutStatus, Span, SpanStatus, Turn
 from gateway.releases.agreement import action
 from gateway.releases.closed_loop import Cassette
@@ -69,7 +69,7 @@ def draw(tape: Store, release: Release, recordings: Recordings, stopped: Callabl
 def _original(tape: Store, release: Release, recordings: Recordings, rollout: Rollout) -> Original | str:
     """Why it cannot be rehearsed, empty when it is not meant."""
     ended = rollout.ended_ns is not None and rollout.ended_ns <= release.changed_ns
-    if rollout.status != RolloutStatus.SUCCEEDED or not ended:
+    if rollout.status != RolloutStatus.SUCCEEDED or not ended or not _told(tape, rollout):
         return ""
     spans = [span for span in tape.spans(rollout.id, rollout.attempt) if span.kind == "llm"]
     if any(own(span) or (span.versions or {}).get(release.resource) == release.candidate for span in spans):
@@ -80,6 +80,11 @@ def _original(tape: Store, release: Release, recordings: Recordings, rollout: Ro
     if rollout.input is None:
         return "it has no input"
     return _read(tape, rollout, [span for span in spans if answered(span)])
+
+
+def _told(tape: Store, rollout: Rollout) -> bool:
+    """Whether somebody has said that it ended, not only its silence."""
+    return rollout.origin == "queued" or any(one.outcome is not None for one in tape.attempts(rollout.id))
 
 
 def answered(span: Span) -> bool:
@@ -93,7 +98,7 @@ def _read(tape: Store, rollout: Rollout, spans: list[Span]) -> Original | str:
         exchange = tape.exchange(span)
         if exchange is None or span.truncated:
             return "its bytes were not kept"
-        problem = unrepeatable(span.dialect, exchange.request_body)
+        problem = unrepeatable(span.dialect, unpacked(exchange).request_body)
         if problem is not None:
             return problem
         turns.append(read_exchange(span.dialect, exchange, span))

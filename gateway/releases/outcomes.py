@@ -82,7 +82,9 @@ def _read(tape: Tape, release: Release, rollout: Rollout, seen: Seen) -> None:
     if policy.guards.latency is not None:
         known["latency"] = policy.guards.latency.goodness(_seconds(last))
     if policy.guards.cost is not None:
-        known["cost"] = policy.guards.cost.goodness(_cost(last, [reward for _, reward in rewards]))
+        cost = _cost(last, [reward for _, reward in rewards])
+        if cost is not None:
+            known["cost"] = policy.guards.cost.goodness(cost)
     seen.guards = {name: known[name] for name in policy.guard_alphas if name in known}
 
 
@@ -121,9 +123,12 @@ def _seconds(attempt: Attempt) -> float:
     return max(0, end - attempt.created_ns) / 1e9
 
 
-def _cost(attempt: Attempt, rewards: list[Reward]) -> float:
+def _cost(attempt: Attempt, rewards: list[Reward]) -> float | None:
+    """None where tokens were not counted: a lower bound would speak well of it."""
     given = [reward.dimensions["cost"] for reward in rewards if reward.trusted and "cost" in reward.dimensions]
-    return given[-1] if given else float(attempt.totals.input_tokens + attempt.totals.output_tokens)
+    if given or attempt.totals.uncounted:
+        return given[-1] if given else None
+    return float((attempt.totals.input_tokens or 0) + (attempt.totals.output_tokens or 0))
 
 
 def observation(assignment: Assignment, seen: Seen) -> Observation:

@@ -24,6 +24,8 @@ from gateway.dialects.reading import decode_body
 from gateway.dialects.wire import loads, obj
 from gateway.errors import ClientFault, GatewayFault, Refusal, UpstreamFault
 from gateway.heads import HOP
+from gateway.hiding import keep, unencoded
+from gateway.known_secrets import Secrets
 from gateway.model import Part, Turn
 from gateway.releases.asking import Asking, Means
 from gateway.releases.assignment import Asker, speaks_to, stable_version
@@ -68,6 +70,13 @@ class Played:
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Those that are true of it as a whole."""
         return [(name, value) for name, value in self.reply.headers if name.lower() not in _OWN]
+
+    def without(self, own: Secrets) -> Played:
+        """The same without the gateway's own keys."""
+        kept = keep(own, self.reply.body, self.reply.header(b"content-encoding"))
+        headers = unencoded(self.reply.headers) if kept.bare else self.reply.headers
+        fields = [(name, own.hide(value)) for name, value in headers]
+        return Played(replace(self.reply, pieces=[kept.body], headers=fields))
 
     def head(self, keep_alive: bool) -> bytes:
         """Its head."""

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from gateway.model import LONGEST_S
 from gateway.releases.evidence import MISSING
 from gateway.strict import ConfigError, Section, unknown_key
+from gateway.wording import sentence
 
 MOST_ALPHA = 0.05
 """What the error probabilities of reward and guards may add up to."""
@@ -274,6 +275,5 @@ def _explain(error: Any) -> str:
     path = [str(part) for part in error["loc"]]
     where = ".".join(path) or "policy"
     if error["type"] != "extra_forbidden":
-        message = error["msg"].removeprefix("Value error, ")
-        return f"{where}: {message} (found {error['input']!r})" if path else message
+        return f"{where}: {sentence(error)}" if path else sentence(error)
     return unknown_key(Policy, error["loc"])

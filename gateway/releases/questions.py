@@ -26,13 +26,15 @@ DROPPED: Final = ADDRESS_HEADERS | {
     b"content-length",
     b"transfer-encoding",
     b"accept-encoding",
+    b"content-encoding",
     b"idempotency-key",
     b"x-idempotency-key",
     b"x-stainless-retry-count",
     b"traceparent",
     b"tracestate",
 }
-"""Headers that were true of one request only: an idempotency key would bring the first answer again."""
+"""Headers that were true of one request only: an idempotency key would bring the first answer again, and what is asked
+again is sent without an encoding."""
 
 
 @dataclass(frozen=True, slots=True)

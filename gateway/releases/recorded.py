@@ -20,7 +20,7 @@ from itertools import islice
 from gateway.capture.asking import original
 from gateway.dialects import by_name
 from gateway.dialects.base import Dialect
-from gateway.dialects.reading import read_exchange
+from gateway.dialects.reading import read_exchange, unpacked
 from gateway.model import Exchange, Rollout, Span, SpanStatus, Turn
 from gateway.prompts.recognise import Known, Recogniser
 from gateway.prompts.rewriting import Findings, find
@@ -135,6 +135,7 @@ class Recordings:
         exchange, dialect = self._tape.exchange(span), by_name(span.dialect)
         if exchange is None:
             return "its bytes were not kept"
+        exchange = unpacked(exchange)
         asked = original(span.dialect, exchange.request_body, span.attributes)
         exchange = exchange.model_copy(update={"request_body": asked})
         prompts = None

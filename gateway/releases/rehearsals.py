@@ -180,7 +180,7 @@ class Rehearsals:
         while True:
             news, found = self._news, self._means.tape.release(release)
             if found is None:
-                message = f"there is no release {release!r}; GET /api/releases lists them"
+                message = f"there is no release {release!r}; `penstock release list` lists them"
                 raise Refused("not_found", message, "release", release)
             if not found.policy.replay.closed_loop:
                 message = f"release {release} rehearses nothing: its policy has replay.closed_loop = 0"

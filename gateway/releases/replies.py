@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.codec import Body
-from gateway.dialects.reading import decode_body
+from gateway.hiding import keep, rescaled, unencoded
 from gateway.model import Turn
 from gateway.redact import Redactor
 from gateway.redact import url as redact_url
@@ -60,39 +60,40 @@ class Reply:
 
 def complete(question: Question, reply: Reply, entry: Entry, redactor: Redactor) -> tuple[Turn | None, str | None]:
     """(the exchange read, why it failed): one of them. Completes the entry."""
-    raw = reply.body
-    response, broken = decode_body(raw, reply.header(b"content-encoding"))
-    stream = reply.stream
-    turn = question.dialect.read(question.body, response, stream)
-    failed, problem = _failure(reply, turn, response)
-    facts = question.dialect.facts(question.body, response, stream)
+    secrets = redactor.secrets(question.request.headers, question.path)
+    encoding, stream = reply.header(b"content-encoding"), reply.stream
+    asked, kept = secrets.hide(question.body), keep(secrets, reply.body, encoding)
+    turn = question.dialect.read(asked, kept.plain, stream)
+    facts = question.dialect.facts(asked, kept.plain, stream)
+    failed, problem = _failure(reply, turn, kept.plain, facts.failed)
     entry.status, entry.error = ("error", failed) if failed else ("ok", None)
     entry.http_status, entry.stream = reply.status, stream
     entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
     entry.usage, entry.tool_calls, entry.choices = facts.usage, facts.tool_calls, facts.choices
     entry.first_byte_ns = reply.marks[0] * 1000 if reply.marks else None
     entry.response_bytes, entry.truncated = reply.size, reply.error == "too_large"
+    headers = unencoded(reply.headers) if kept.bare else reply.headers
     entry.body = Body(
         redact_url(question.pool.url(question.path)),
-        redactor.block(reply.sent),
-        question.body,
-        redactor.block(reply.headers),
-        raw,
+        secrets.hide(redactor.block(reply.sent)),
+        asked,
+        secrets.hide(redactor.block(headers)),
+        kept.body,
         b"",
-        reply.marks,
+        rescaled(reply.marks, len(kept.body)) if kept.bare else reply.marks,
     )
-    return (None, problem or broken) if failed else (turn, None)
+    return (None, problem or kept.problem) if failed else (turn, None)
 
 
-def _failure(reply: Reply, turn: Turn, response: bytes) -> tuple[str | None, str | None]:
+def _failure(reply: Reply, turn: Turn, response: bytes, why: str | None) -> tuple[str | None, str | None]:
     """(short reason, a sentence) when there is no answer to compare."""
     if reply.error is not None:
         return reply.error, reply.problem
     if reply.status is None or reply.status >= 400:
         said = turn.error or response[:300].decode("utf-8", "replace")
         return f"http_{reply.status}", f"HTTP {reply.status}: {' '.join(said.split())}"
-    if turn.error is not None:
-        return "upstream_error", turn.error
+    if why is not None:
+        return why, turn.error or "; ".join(turn.problems)
     if not turn.choices:
         return "no_answer", "; ".join(turn.problems) or "it holds no answer"
     return None, None

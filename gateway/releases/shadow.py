@@ -188,7 +188,7 @@ class Mirror:
         body, weights = made
         if weights is None:
             # A route may have given the model another name.
-            body = replace_model(body, call.dialect.model(record.body) or "")
+            body = replace_model(body, call.dialect.model(record.plain) or "")
         elif (pool := self._means.pools.get(weights.upstream)) is None:
             return f"upstream {weights.upstream!r} is not configured any more"
         if record.retell is not None:
@@ -267,4 +267,4 @@ def _again(span: Span, live: Span) -> Mirrored:
 
 
 def _turn(record: Record) -> Turn:
-    return record.call.dialect.read(record.body, record.response(), record.stream)
+    return record.call.dialect.read(record.plain, record.response(), record.stream)

@@ -212,7 +212,7 @@ def _head(request: web.Request) -> RunHead:
 
 
 def _missing(name: str) -> ApiError:
-    return ApiError(404, f"there is no run {name!r}; GET /api/runs lists them", "run", name)
+    return ApiError(404, f"there is no run {name!r}; `penstock runs list` lists them", "run", name)
 
 
 _RUN = "/api/runs/{run}"

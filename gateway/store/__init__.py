@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from gateway.codec import UNREADABLE
+from gateway.known_secrets import NONE, Secrets
 from gateway.model import Mode
 from gateway.store.check import problems
 from gateway.store.environment import Environment, TapeError, Txn
@@ -41,15 +42,17 @@ class Store(RunReader):
         readonly: bool = False,
         map_bytes: int = 1 << 30,
         memory_bytes: int = 64 << 20,
+        secrets: Secrets = NONE,
     ) -> None:
         """Opens the tape in `path`/tape, making it if need be.
 
         `map_bytes`: initial size of the map; it doubles when needed. `memory_bytes`: what the writer keeps in memory as
-        bases for the next bodies. Raises `TapeError` when it is not a tape of this format or is in use.
+        bases for the next bodies. `secrets`: what is taken out of all that others say. Raises `TapeError` when it is
+        not a tape of this format or is in use.
         """
         super().__init__(Environment(path, readonly=readonly, map_bytes=map_bytes))
         self.path = path
-        self._writer = Writer(self._env, memory_bytes)
+        self._writer = Writer(self._env, memory_bytes, secrets)
         if not readonly:
             self._end_what_was_open()
 
@@ -83,6 +86,11 @@ class Store(RunReader):
         """Whether work is handed out, and how many rollouts wait for it, by mode; may be a moment ahead of the tape."""
         waiting = self._writer.waiting
         return waiting.state, {MODES[mode]: count for mode, count in waiting.counts().items() if count}
+
+    def newly_unclaimed(self) -> list[tuple[str, str]]:
+        """Attempts that nobody has claimed and that run since this was asked last, some of them perhaps twice."""
+        waiting = self._writer.unclaimed
+        return [waiting.popleft() for _ in range(len(waiting))]
 
     def secret(self) -> bytes:
         """The key that signs agent tokens; made once per tape."""

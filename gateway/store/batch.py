@@ -20,8 +20,8 @@ class Batch:
     """True when each body is to be compressed by itself."""
     bodies: list[bytes] = field(default_factory=list[bytes])
     log: list[bytes] = field(default_factory=list[bytes])
-    index: dict[bytes, bytearray] = field(default_factory=dict[bytes, bytearray])
-    """Blocks of the index that have changed, by key."""
+    index: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
+    """Blocks of the index that have changed, by key; the last one of an attempt is not here."""
     dirty: list[Live] = field(default_factory=list[Live])
     wrote: bool = False
     """Whether something was written that shows nowhere else here."""

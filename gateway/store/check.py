@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from gateway import codec, keys
-from gateway.lifecycle import CLAIMED, WAITING
+from gateway.lifecycle import LIVE, WAITING, claimed
 from gateway.model import RolloutStatus, Span, SpanStatus, Worker
 from gateway.releases.model import Assignment, Entry, Release, Resource, Seen, digest
 from gateway.runs.blocks import Block
@@ -24,14 +24,16 @@ from gateway.store.reporting import Book, event_key
 from gateway.store.tasks import queue_key
 from gateway.store.view import View
 
-_SPANS, _SUMS = (records.ATTEMPT.index(name) for name in ("spans", "totals"))
+_SPANS, _SUMS, _STATUS, _WORKER = map(records.ATTEMPT.index, ("spans", "totals", "status", "worker"))
 
 
 def problems(tape: RunReader) -> Iterator[str]:
     """A sentence for everything that is wrong."""
     for database, check in _CHECKS:
         for key, value in tape.slices(database):
-            yield from _guarded(f"{database} {_readable(key)}", check, tape, key, value)
+            yield from _guarded(f"{database} {_named(tape, database, key)}", check, tape, key, value)
+    for number in tape.numbers():
+        yield from _guarded(f"order {number}", _order, tape, number)
     yield from _numbering(tape, "log", lambda key, count: (key - count + 1, key))
     yield from _numbering(tape, "bodies", lambda key, count: (key, key + count - 1))
 
@@ -43,6 +45,17 @@ def _guarded(where: str, check: Callable[..., Iterator[str]], *args: Any) -> Ite
             yield f"{where}: {problem}"
     except (TapeError, *codec.UNREADABLE) as error:
         yield f"{where}: {error}"
+
+
+def _named(tape: RunReader, database: str, key: bytes) -> str:
+    """A key for a person; that of an attempt names its rollout by number."""
+    if database not in ("attempts", "unclaimed"):
+        return _readable(key)
+    try:
+        with tape.view() as view:
+            return f"{view.name(keys.to_number(key))}/{keys.attempt_of_place(key)}"
+    except (TapeError, *codec.UNREADABLE):
+        return f"{keys.to_number(key)}/{keys.attempt_of_place(key)}"
 
 
 def _readable(key: bytes) -> str:
@@ -70,22 +83,28 @@ def _rollout(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
         yield "it is requeuing, and neither in the queue nor held by the worker of its last attempt"
     if rollout.status not in WAITING and waits:
         yield f"it is {rollout.status} and in the queue"
-    if rollout.status in CLAIMED and not held:
+    if claimed(rollout.origin, rollout.status) and not held:
         yield f"it is {rollout.status} and nobody holds its attempt"
 
 
-def _order(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
-    if tape.rollout(value[:-1].decode("ascii")) is None:
-        yield "it names a rollout that is missing"
+def _order(tape: RunReader, number: int) -> Iterator[str]:
+    with tape.view() as view:
+        origins = view.origins(view.name(number))
+        if origins is None or origins.number != number:
+            yield "it names a rollout that is missing"
 
 
 def _attempt(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
-    rollout, attempt = keys.split_attempt_key(key)
     with tape.view() as view:
-        if view.get("rollouts", keys.rollout_key(rollout)) is None:
+        rollout, attempt = view.name(keys.to_number(key)), keys.attempt_of_place(key)
+        origins = view.origins(rollout)
+        if origins is None:
             yield "its rollout is missing"
+            return
         # As it is in this transaction: a running gateway may have written since the slice was read.
-        record = records.padded(view.get("attempts", key) or value, records.ATTEMPT_DEFAULTS)
+        record, _ = records.attempt_values(view.get("attempts", key) or value, origins)
+        if record[_STATUS] in LIVE and record[_WORKER] is None and view.get("unclaimed", key) is None:
+            yield "it runs, nobody has claimed it, and its quiet time is not watched"
         spans, broken = _heads(view, rollout, attempt, record[_SPANS])
     yield from broken
     finished = sum(span.kind == "llm" and span.status != SpanStatus.OPEN for span in spans)
@@ -133,7 +152,7 @@ def _open(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
 
 
 def _log(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
-    found = codec.unpack_segment(value)
+    found = codec.unpack_log(value)
     first = keys.to_number(key) - len(found) + 1
     with tape.view() as view:
         for at, record in enumerate(found, first):
@@ -164,6 +183,12 @@ def _live(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     rollout, attempt = keys.split_attempt_key(key)
     if attempt not in [found.id for found in tape.attempts(rollout)]:
         yield "it names an attempt that is missing"
+
+
+def _unclaimed(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    with tape.view() as view:
+        if view.get("attempts", key) is None:
+            yield "it names an attempt that is missing"
 
 
 def _reward(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
@@ -303,13 +328,13 @@ def _numbering(tape: RunReader, database: str, span_of: Callable[[int, int], tup
 
 _CHECKS: tuple[tuple[str, Callable[[RunReader, bytes, bytes], Iterator[str]]], ...] = (
     ("rollouts", _rollout),
-    ("order", _order),
     ("attempts", _attempt),
     ("open", _open),
     ("log", _log),
     ("bodies", _bodies),
     ("queue", _queue),
     ("live", _live),
+    ("unclaimed", _unclaimed),
     ("rewards", _reward),
     ("workers", _worker),
     ("resources", _resource),

@@ -7,7 +7,6 @@ inside another read of the same thread. What another process has grown is adopte
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -18,13 +17,16 @@ from typing import Any, TypeAlias, TypeVar
 import lmdb
 
 from gateway.codec import UNREADABLE
+from gateway.store.directory import FILE_MODE, TapeError, hold, refusal
 
-FORMAT = b"1"
+FORMAT = b"2"
 DATABASES = (
     "meta", "rollouts", "tasks", "order", "attempts", "index", "open", "styles", "log", "bodies",
-    "queue", "live", "rewards", "workers", "resources", "stable", "releases", "audit", "assigned", "seen", "pins",
-    "runs", "run_order", "run_configs", "run_metrics", "run_events",
+    "queue", "live", "unclaimed", "rewards", "workers", "resources", "stable", "releases", "audit", "assigned", "seen",
+    "pins", "runs", "run_order", "run_configs", "run_metrics", "run_events",
 )  # fmt: skip
+ORDER = b"order"
+"""The one key of `order`."""
 READERS = 512
 _GROW_AT = 0.8
 _LOOK_EVERY = 16
@@ -35,10 +37,6 @@ REMAP_BYTES = 16 << 20
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
 Cursor: TypeAlias = "lmdb.Cursor[bytes]"
 T = TypeVar("T")
-
-
-class TapeError(Exception):
-    """The tape cannot be opened, read or written; the message names the directory and the way out."""
 
 
 class Gate:
@@ -81,7 +79,7 @@ class Environment:
     def __init__(self, path: Path, *, readonly: bool, map_bytes: int) -> None:
         self.path = path
         self._gate = Gate()
-        self._lock = None if readonly else _lock(path)
+        self._lock = None if readonly else hold(path)
         try:
             self._env = _open(path / "tape", readonly, map_bytes)
             self.dbs = self._databases(readonly)
@@ -103,7 +101,7 @@ class Environment:
 
     def _databases(self, readonly: bool) -> dict[str, Any]:
         try:
-            databases = {name: self._env.open_db(name.encode(), create=not readonly) for name in DATABASES}
+            databases = {name: self._open_database(name, create=not readonly) for name in DATABASES}
             self._check_format(databases["meta"], readonly)
         except lmdb.Error as error:
             self._env.close()
@@ -117,6 +115,11 @@ class Environment:
             # Readers that were killed hold on to pages that could be used again.
             self._env.reader_check()
         return databases
+
+    def _open_database(self, name: str, create: bool) -> Any:
+        # Numbers below one key take the eight bytes that they have and no more.
+        sorted_ = name == "order"
+        return self._env.open_db(name.encode(), create=create, dupsort=sorted_, dupfixed=sorted_)
 
     def _check_format(self, meta: Any, readonly: bool) -> None:
         with self._env.begin(write=not readonly) as txn:
@@ -200,37 +203,24 @@ class Environment:
         return info["map_size"], (info["last_pgno"] + 1) * self._page_bytes
 
 
-def _lock(path: Path) -> int:
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise TapeError(f"cannot open the tape in {path}: {error}") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise TapeError(f"another gateway writes the tape in {path}; stop it or choose another --data") from None
-    return handle
-
-
 def _open(path: Path, readonly: bool, map_bytes: int) -> lmdb.Environment:
     file = path / "data.mdb"
-    if readonly and not file.exists():
-        raise TapeError(f"{path.parent} holds no tape; name the directory that `penstock serve --data` was given")
     try:
+        size = file.stat().st_size if file.exists() else 0
+        if readonly and not size:
+            raise TapeError(f"{path.parent} holds no tape; name the directory that `penstock serve --data` was given")
         return lmdb.open(
             str(path),
-            map_size=max(map_bytes, file.stat().st_size if file.exists() else 0),
+            map_size=max(map_bytes, size),
             max_dbs=len(DATABASES),
             max_readers=READERS,
             readonly=readonly,
             readahead=False,
             meminit=False,
-            mode=0o600,
+            mode=FILE_MODE,
         )
     except (lmdb.Error, OSError) as error:
-        raise TapeError(f"cannot open the tape in {path.parent}: {error}") from error
+        raise TapeError(refusal(path.parent, error, readonly)) from error
 
 
 def last_number(txn: Txn, database: Any) -> bytes | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gateway import keys, lifecycle
-from gateway.lifecycle import CLAIMED, FINAL, WAITING
+from gateway.lifecycle import ACTIVE, FINAL, LIVE, WAITING
 from gateway.model import Attempt, AttemptStatus, Outcome, Rollout, RolloutStatus
 from gateway.store import records
 from gateway.store.batch import Batch
@@ -34,8 +34,13 @@ class Ledger:
     # -- moves ------------------------------------------------------------------------------------------------
 
     def sign_of_life(self, live: Live, now: int, lease_ns: int = GRACE_NS) -> None:
-        """`preparing` becomes `running`; `unresponsive` too, with a lease, while nobody else has its rollout."""
+        """`preparing` becomes `running`; `unresponsive` too, with a lease, while nobody else has its rollout; and what
+        had ended by being quiet."""
         status = status_of(live)
+        if ended_quietly(live):
+            put(live, status=lifecycle.move_attempt(status, AttemptStatus.RUNNING), ended_ns=None)
+            self._tell(live)
+            self.begin_unclaimed(live, now)
         if status not in (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE):
             return
         rollout = self._rollout(live.name[0])
@@ -51,6 +56,29 @@ class Ledger:
         self._tell(live)
         self._move(rollout, RolloutStatus.RUNNING, now)
 
+    def begin_unclaimed(self, live: Live, now: int) -> None:
+        """An attempt that no worker has claimed shows itself, for the first time or again: its quiet time is watched.
+        Its rollout runs again, unless somebody has said how it ended."""
+        self._put("unclaimed", live.place, b"")
+        self._writer.unclaimed.append(live.name)
+        rollout = self._rollout(live.name[0])
+        ended = rollout.status == RolloutStatus.SUCCEEDED and rollout.origin != "queued"
+        if ended and all(get(other, "outcome") is None for other in self._lives(rollout.id)):
+            self._move(rollout, RolloutStatus.RUNNING, now)
+
+    def _end_quietly(self, live: Live, rollout: Rollout) -> None:
+        """It has ended when it was last heard of; without an outcome, because nobody has said anything."""
+        seen = get(live, "last_seen_ns")
+        put(live, status=lifecycle.move_attempt(status_of(live), AttemptStatus.SUCCEEDED), ended_ns=seen)
+        self._forget(live)
+        self._tell(live)
+        runs = rollout.status in ACTIVE and rollout.origin != "queued"
+        if runs and not any(status_of(other) in LIVE for other in self._lives(rollout.id)):
+            self._move(rollout, RolloutStatus.SUCCEEDED, seen)
+
+    def _lives(self, rollout: str) -> list[Live]:
+        return [self._writer.live(self._batch, Entry(rollout, attempt)) for attempt in self._attempts(rollout)]
+
     def _may_revive(self, rollout: Rollout, live: Live, now: int, lease: int) -> bool:
         """Not when it would be given up again at once: the agent itself has been silent too long. The lease that its
         worker relies on is never cut short."""
@@ -64,7 +92,7 @@ class Ledger:
     def _follow(self, rollout: Rollout, live: Live, end: AttemptStatus, now: int) -> None:
         """The rollout goes where the end of its attempt sends it. The end of an attempt that is not its own, because
         another was handed out or it has ended, changes nothing."""
-        if rollout.status in CLAIMED and rollout.attempt in (None, live.name[1]):
+        if decides(rollout, live):
             self._move(rollout, lifecycle.after_attempt(end, rollout.tries, rollout.config), now)
             self._queue_again(rollout, live, now)
 
@@ -80,6 +108,9 @@ class Ledger:
     def _move(self, rollout: Rollout, status: RolloutStatus, now: int) -> None:
         rollout.status = lifecycle.move_rollout(rollout.status, status)
         rollout.ended_ns = now if status in FINAL else None
+        self._write_rollout(rollout)
+
+    def _write_rollout(self, rollout: Rollout) -> None:
         self._writer.put_rollout(self._batch, rollout)
         self._batch.append(b"r" + keys.rollout_key(rollout.id))
 
@@ -110,7 +141,8 @@ class Ledger:
             self._join_queue(rollout)
 
     def _forget(self, live: Live) -> None:
-        self._txn.delete(live.key, db=self._dbs["live"])
+        database, key = ("live", live.key) if get(live, "worker") else ("unclaimed", live.place)
+        self._txn.delete(key, db=self._dbs[database])
         self._batch.wrote = True
 
     # -- records -----------------------------------------------------------------------------------------------------
@@ -130,7 +162,7 @@ class Ledger:
     def _rollout(self, name: str) -> Rollout:
         found = self._known(name)
         if found is None:
-            raise Refused("not_found", f"there is no rollout {name!r}; GET /api/rollouts lists them", "rid", name)
+            raise Refused("not_found", f"there is no rollout {name!r}; `penstock rollouts` lists them", "rid", name)
         return found
 
     def _attempts(self, rollout: str) -> list[str]:
@@ -146,7 +178,7 @@ class Ledger:
         live = self._live(*name)
         if live is None:
             self._rollout(name[0])
-            hint = f"GET /api/rollouts/{name[0]}/attempts lists them"
+            hint = f"`penstock show {name[0]}` shows them"
             raise Refused("not_found", f"rollout {name[0]!r} has no attempt {name[1]!r}; {hint}", "aid", name[1])
         return live
 
@@ -171,6 +203,16 @@ def put(live: Live, **values: Any) -> None:
 
 def status_of(live: Live) -> AttemptStatus:
     return AttemptStatus(get(live, "status"))
+
+
+def decides(rollout: Rollout, live: Live) -> bool:
+    """Whether the rollout follows when this attempt ends."""
+    return rollout.status in ACTIVE and rollout.attempt in (None, live.name[1])
+
+
+def ended_quietly(live: Live) -> bool:
+    """Whether it has ended because nothing was heard of it: every other end has an outcome."""
+    return status_of(live) == AttemptStatus.SUCCEEDED and get(live, "outcome") is None
 
 
 def attempt_of(live: Live) -> Attempt:

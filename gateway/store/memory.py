@@ -9,15 +9,16 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway import codec
+from gateway import codec, keys
 from gateway.codec import Base
 from gateway.model import Rollout
+from gateway.store.records import Origins
 
 _KEYFRAMES = 64
 _ROLLOUTS = 4096
 _SIGNATURE = 160
 _WORTH = 256
-_OVERHEAD = 3072
+_OVERHEAD = 2048
 """A block of the index included."""
 
 
@@ -29,15 +30,22 @@ class Live:
     values: list[Any]
     """The values of `records.ATTEMPT`, in its order."""
     key: bytes
-    """What its keys start with."""
+    """What the keys of its heads start with."""
+    origins: Origins
+    """Of its rollout."""
     base: Base | None = None
     newest: int = 0
     """Sequence of the call whose body is the base, or of the call that it repeated."""
     dirty: bool = False
-    block: int = -1
-    """Which block of the index `cursors` is; -1 before the first."""
-    cursors: bytearray = field(default_factory=bytearray)
-    """The block of the index that was written last, as it is stored."""
+    block: int = 0
+    """Which block of the index is its last."""
+    cursors: list[int] = field(default_factory=list[int])
+    """That block; it is stored with the attempt."""
+
+    @property
+    def place(self) -> bytes:
+        """Key of its record, and what the keys of its blocks start with."""
+        return keys.place_key(self.origins.number, self.name[1])
 
 
 @dataclass(slots=True)
@@ -46,6 +54,13 @@ class Known:
 
     rollout: Rollout
     attempts: list[str]
+    number: int = 0
+    """The cursor of its creation; 0 until it has been made."""
+
+    @property
+    def origins(self) -> Origins:
+        """What the records of its attempts are stored beyond."""
+        return Origins(self.number, self.rollout.created_ns)
 
 
 class Memory:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from gateway import codec, keys
 from gateway.model import ID_PATTERN, Attempt, Change, Exchange, Mode, Rollout, Span, Worker
-from gateway.store.environment import Cursor, Environment
+from gateway.store.environment import ORDER, Cursor, Environment, scan
 from gateway.store.records import Style
 from gateway.store.tasks import MODES
 from gateway.store.view import View
@@ -52,17 +52,25 @@ class Reader:
 
     def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]:
         """All rollouts, newest first, with a position that `before` takes."""
-        start = None if before is None else keys.number(min(max(0, before), keys.HIGHEST_NUMBER))
+        for slice_ in self._orders(before):
+            with self.view() as view:
+                stored = [(number, view.rollout(view.name(number))) for number in slice_]
+            yield from ((number, rollout) for number, rollout in stored if rollout is not None)
+
+    def numbers(self) -> Iterator[int]:
+        """The number of every rollout, newest first."""
+        for slice_ in self._orders(None):
+            yield from slice_
+
+    def _orders(self, before: int | None) -> Iterator[list[int]]:
+        """Numbers of rollouts, newest first, each list read in one transaction."""
         while True:
             with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
-                found = downwards(cursor, start)
-                stored = [(keys.to_number(key), view.rollout(name[:-1].decode("ascii"))) for key, name in found]
-            for number, rollout in stored:
-                if rollout is not None:
-                    yield number, rollout
+                found = _numbers(cursor, before)
+            yield found
             if len(found) < _SLICE:
                 return
-            start = found[-1][0]
+            before = found[-1]
 
     def attempts(self, rollout: str) -> list[Attempt]:
         """The attempts of a rollout, oldest first."""
@@ -164,6 +172,12 @@ class Reader:
         """(rollout, attempt) of those that were claimed and have not ended."""
         return [keys.split_attempt_key(key) for key, _ in self.slices("live")]
 
+    def unclaimed(self) -> list[tuple[str, str]]:
+        """(rollout, attempt) of those that run and that nobody has claimed. All of them: for a start."""
+        with self.view() as view:
+            places = [key for key, _ in scan(view.txn, self._env.dbs["unclaimed"], b"")]
+            return [(view.name(keys.to_number(key)), keys.attempt_of_place(key)) for key in places]
+
     def queue(self) -> QueueStatus:
         """How much work there is. Walks through the queue: for people and scrapes, not for claims."""
         with self.view() as view:
@@ -218,6 +232,20 @@ class Reader:
 def _possible(*names: str) -> bool:
     """False when there can be nothing of that name."""
     return all(map(_ID.fullmatch, names))
+
+
+def _numbers(cursor: Cursor, before: int | None) -> list[int]:
+    """A slice of the numbers below this one, highest first."""
+    start = keys.number(min(max(0, before or 0), keys.HIGHEST_NUMBER))
+    if before is not None and cursor.set_range_dup(ORDER, start):
+        more = cursor.prev_dup()
+    else:
+        more = cursor.set_key(ORDER) and cursor.last_dup()
+    found: list[int] = []
+    while more and len(found) < _SLICE:
+        found.append(keys.to_number(cursor.value()))
+        more = cursor.prev_dup()
+    return found
 
 
 def _upwards(cursor: Cursor, start: bytes) -> list[tuple[bytes, bytes]]:

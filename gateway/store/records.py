@@ -10,17 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 from gateway import codec, keys
 from gateway.codec import Body
+from gateway.counting import uncounted
 from gateway.model import (
     Attempt,
+    AttemptStatus,
+    Estimate,
     Mode,
     Origin,
     Outcome,
     Rollout,
     RolloutConfig,
+    RolloutStatus,
     Span,
     SpanStatus,
     Totals,
@@ -63,6 +67,7 @@ OWN = (
     "arm",
     "attributes",
     "span_id",
+    "estimate",
 )
 ATTEMPT = codec.fields(Attempt, skip=("rollout", "id"))
 ATTEMPT_DEFAULTS = codec.defaults(Attempt, ATTEMPT)
@@ -70,6 +75,7 @@ ROLLOUT = codec.fields(Rollout, skip=("id", "input", "metadata"))
 ROLLOUT_DEFAULTS = codec.defaults(Rollout, ROLLOUT)
 TOTALS = codec.fields(Totals)
 USAGE = codec.fields(Usage)
+ESTIMATE = codec.fields(Estimate)
 CONFIG = codec.fields(RolloutConfig)
 OUTCOME = codec.fields(Outcome)
 
@@ -78,7 +84,22 @@ Style = Sequence[Any]
 STYLE_DEFAULTS: list[Any] = [None] * len(STYLE)
 _OWN_DEFAULTS = [None, *codec.defaults(Span, list(OWN))]
 _SPAN_DEFAULTS = {name: field.default for name, field in Span.model_fields.items() if not field.is_required()}
-_SEQUENCE, _CREATED = (ATTEMPT.index(name) for name in ("sequence", "created_ns"))
+_SEQUENCE, _CREATED, _SEEN, _ENDED, _STATUS, _TOTALS = map(
+    ATTEMPT.index, ("sequence", "created_ns", "last_seen_ns", "ended_ns", "status", "totals")
+)
+_MADE, _CONFIG = map(ROLLOUT.index, ("created_ns", "config"))
+_ENDS: tuple[str, ...] = tuple(AttemptStatus)
+_LISTS: dict[str, tuple[str, ...]] = {
+    "origin": get_args(Origin),
+    "mode": get_args(Mode),
+    "status": tuple(RolloutStatus),
+}
+"""What of a rollout is stored as a place in a list. These lists, and `_ENDS`, are only ever appended to."""
+_NUMBERED = [(ROLLOUT.index(name), {value: at for at, value in enumerate(known)}) for name, known in _LISTS.items()]
+_USUAL = RolloutConfig()
+ROLLOUT_DEFAULTS[_CONFIG] = None
+_ROLLOUT_DEFAULTS = [None, *ROLLOUT_DEFAULTS]
+_ATTEMPT_DEFAULTS = [None, *ATTEMPT_DEFAULTS]
 _BODY = 1 + OWN.index("body")
 
 
@@ -125,11 +146,15 @@ class Entry:
     arm: str | None = None
     attributes: dict[str, Any] | None = None
     span_id: str | None = None
+    estimate: list[int | None] | None = None
+    """The values of `ESTIMATE`."""
     body: Body | None = None
     retried: bool = False
     """The client says that it repeats an earlier call."""
     gap: bool = False
     """The call was answered but its bytes are lost: counted, not kept."""
+    ambiguous: bool = False
+    """The call could be another implicit rollout's as well."""
 
     def style(self) -> tuple[Any, ...]:
         """The values of `STYLE`, in its order."""
@@ -173,6 +198,7 @@ class Entry:
                 self.arm,
                 self.attributes,
                 self.span_id,
+                self.estimate,
             ],
             _OWN_DEFAULTS,
         )
@@ -212,6 +238,8 @@ def span_from(key: bytes, head: bytes, style_of: Callable[[int], Style]) -> Span
     found |= zip(STYLE, style_of(style) if isinstance(style, int) else style, strict=False)
     if found["usage"] is not None:
         found["usage"] = Usage.model_construct(**dict(zip(USAGE, found["usage"], strict=False)))
+    if found["estimate"] is not None:
+        found["estimate"] = Estimate.model_construct(**dict(zip(ESTIMATE, found["estimate"], strict=False)))
     if found["end_ns"] is not None:
         found["end_ns"] += found["start_ns"]
     found["status"] = SpanStatus(found["status"])
@@ -220,9 +248,50 @@ def span_from(key: bytes, head: bytes, style_of: Callable[[int], Style]) -> Span
     return Span.model_construct(rollout=rollout, attempt=attempt, sequence=sequence, **found)
 
 
-def attempt_from(rollout: str, attempt: str, record: bytes) -> Attempt:
-    """An attempt record as the noun."""
-    return attempt_of(rollout, attempt, padded(record, ATTEMPT_DEFAULTS))
+class Origins(NamedTuple):
+    """What is known of a rollout where its attempts are read and written: they are stored as what they add to it,
+    because small numbers are short."""
+
+    number: int
+    """The cursor of its creation."""
+    created_ns: int
+
+
+def attempt_record(values: list[Any], cursors: Sequence[int], rollout: Origins) -> bytes:
+    """The stored attempt: where the heads of its last block are, then the values of `ATTEMPT`.
+
+    Cursors are what they are beyond the rollout's number, the beginning what it is after the rollout's, the last sign
+    of life what it is after the beginning.
+    """
+    stored = values.copy()
+    stored[_STATUS] = _ENDS.index(stored[_STATUS])
+    stored[_SEEN] -= stored[_CREATED]
+    if stored[_ENDED] is not None:
+        stored[_ENDED] -= stored[_CREATED]
+    stored[_CREATED] -= rollout.created_ns
+    stored[_TOTALS] = _without_zeros(stored[_TOTALS])
+    near = [cursor and cursor - rollout.number for cursor in cursors]
+    return codec.encode([near, *stored], _ATTEMPT_DEFAULTS)
+
+
+def attempt_values(record: bytes, rollout: Origins) -> tuple[list[Any], list[int]]:
+    """The inverse: the values of `ATTEMPT` and the cursors of its last block."""
+    near, *stored = codec.decode(record)
+    values = stored + ATTEMPT_DEFAULTS[len(stored) :]
+    values[_STATUS] = _ENDS[values[_STATUS]]
+    values[_CREATED] += rollout.created_ns
+    values[_SEEN] += values[_CREATED]
+    if values[_ENDED] is not None:
+        values[_ENDED] += values[_CREATED]
+    values[_TOTALS] = sums_of(values[_TOTALS])
+    return values, [cursor and cursor + rollout.number for cursor in near]
+
+
+def _without_zeros(sums: list[int]) -> list[int]:
+    end = len(sums)
+    while end and not sums[end - 1]:
+        end -= 1
+    return sums[:end]
 
 
 def attempt_of(rollout: str, attempt: str, values: list[Any]) -> Attempt:
@@ -241,17 +310,29 @@ def outcome_values(outcome: Outcome) -> list[Any]:
     return [*known, None if output is None else _json(output).decode()]
 
 
+def origins_of(record: bytes) -> Origins:
+    """What the attempts of the rollout that a record is of are stored beyond."""
+    values = padded(record, _ROLLOUT_DEFAULTS)
+    return Origins(values[0], values[1 + _MADE])
+
+
 def rollout_from(rollout: str, record: bytes, task: bytes | None) -> Rollout:
     """A rollout record, and what its maker said of it, as the noun."""
-    found = dict(zip(ROLLOUT, padded(record, ROLLOUT_DEFAULTS), strict=False))
-    found["config"] = dict(zip(CONFIG, found["config"], strict=False))
+    found = dict(zip(ROLLOUT, padded(record, _ROLLOUT_DEFAULTS)[1:], strict=True))
+    found |= {name: known[found[name]] for name, known in _LISTS.items()}
+    found["config"] = dict(zip(CONFIG, found["config"] or (), strict=False))
     said, metadata = (None, None) if task is None else json.loads(task)
     return Rollout(id=rollout, input=said, metadata=metadata, **found)
 
 
-def rollout_record(rollout: Rollout) -> bytes:
-    """What changes of a rollout."""
-    return codec.encode(codec.values(rollout, ROLLOUT), ROLLOUT_DEFAULTS)
+def rollout_record(number: int, rollout: Rollout) -> bytes:
+    """What changes of a rollout, behind its number."""
+    held = vars(rollout)
+    stored = [held[name] for name in ROLLOUT]
+    for place, places in _NUMBERED:
+        stored[place] = places[stored[place]]
+    stored[_CONFIG] = None if rollout.config == _USUAL else codec.values(rollout.config, CONFIG)
+    return codec.encode([number, *stored], _ROLLOUT_DEFAULTS)
 
 
 def task_record(said: Any, metadata: dict[str, Any] | None) -> bytes | None:
@@ -282,3 +363,10 @@ def count(sums: list[int], entry: Entry, usage: list[int | None] | None = None) 
         sums[4] += usage[1] or 0
     sums[5] += entry.tool_calls
     sums[6] += entry.gap
+    sums[7] += uncounted(entry)
+    sums[8] += entry.ambiguous
+
+
+def sums_of(stored: list[int]) -> list[int]:
+    """The values of `TOTALS`, also where the record is too old to have all of them; a copy."""
+    return [*stored, *[0] * (len(TOTALS) - len(stored))]

@@ -212,7 +212,9 @@ class Releasing(Ledger):
         """As it is in this transaction; raises `Refused`."""
         stored = self._batch.view.get("releases", name.encode())
         if stored is None:
-            raise Refused("not_found", f"there is no release {name!r}; GET /api/releases lists them", "release", name)
+            raise Refused(
+                "not_found", f"there is no release {name!r}; `penstock release list` lists them", "release", name
+            )
         return Release.model_validate_json(stored)
 
     def _live_releases(self, resource: str) -> list[Release]:

@@ -213,7 +213,7 @@ class Reporting(Ledger):
     def _book(self, name: str) -> Book:
         stored = self._batch.view.get("runs", keys.rollout_key(name))
         if stored is None:
-            raise Refused("not_found", f"there is no run {name!r}; GET /api/runs lists them", "run", name)
+            raise Refused("not_found", f"there is no run {name!r}; `penstock runs list` lists them", "run", name)
         return Book.model_validate_json(stored)
 
     def _heard(self, book: Book, now: int) -> RunHead:

@@ -85,3 +85,5 @@ class Looked(NamedTuple):
     """Set when its rollout waits for another attempt now."""
     ended: AttemptStatus | None = None
     """How it has ended now."""
+    rewarded: RewardSource | None = None
+    """Source of the reward that its end has brought."""

@@ -8,15 +8,30 @@ from gateway import codec, keys
 from gateway.codec import Base, Body
 from gateway.model import Attempt, Change, Rollout, Span
 from gateway.store.environment import TapeError, Txn, floor, last_number, scan
-from gateway.store.records import Style, attempt_from, body_of, rollout_from, span_from
+from gateway.store.records import (
+    ATTEMPT,
+    Origins,
+    Style,
+    attempt_of,
+    attempt_values,
+    body_of,
+    origins_of,
+    rollout_from,
+    span_from,
+)
 from gateway.work import QueueState
 
-BLOCK = 256
+BLOCK = 32
 """Sequences in one record of the index."""
 
-_RESOLVED_IN = {b"o": "open", b"a": "attempts", b"r": "rollouts"}
 _NAMED: dict[bytes, Literal["resource", "release", "run"]] = {b"v": "resource", b"e": "release", b"t": "run"}
 _RECENT = 4
+_SPANS = ATTEMPT.index("spans")
+
+
+def last_block(spans: int) -> int:
+    """The block of the index that is stored with an attempt which has given out so many sequences."""
+    return max(0, spans - 1) // BLOCK
 
 
 class View:
@@ -44,10 +59,35 @@ class View:
         stored = self.get("rollouts", key)
         return None if stored is None else rollout_from(rollout, stored, self.get("tasks", key))
 
+    def origins(self, rollout: str) -> Origins | None:
+        """Number and beginning of a rollout."""
+        stored = self.get("rollouts", keys.rollout_key(rollout))
+        return None if stored is None else origins_of(stored)
+
+    def name(self, number: int) -> str:
+        """The name of the rollout with this number."""
+        record = self.log_record(number)
+        if record[:1] != b"r":
+            raise TapeError(f"change {number} makes no rollout; run `penstock check`")
+        return record[1:-1].decode("ascii")
+
+    def attempt_values(self, rollout: str, attempt: str) -> tuple[Origins, list[Any], list[int]] | None:
+        """(number and beginning of its rollout, values, cursors of its last block) of an attempt."""
+        origins = self.origins(rollout)
+        if origins is None:
+            return None
+        stored = self.get("attempts", keys.place_key(origins.number, attempt))
+        return None if stored is None else (origins, *attempt_values(stored, origins))
+
     def attempts(self, rollout: str) -> list[Attempt]:
         """The attempts of a rollout, oldest first."""
-        records = scan(self.txn, self._dbs["attempts"], keys.rollout_key(rollout))
-        found = [attempt_from(*keys.split_attempt_key(key), value) for key, value in records]
+        origins = self.origins(rollout)
+        if origins is None:
+            return []
+        records = scan(self.txn, self._dbs["attempts"], keys.number(origins.number))
+        found = [
+            attempt_of(rollout, keys.attempt_of_place(key), attempt_values(value, origins)[0]) for key, value in records
+        ]
         return sorted(found, key=lambda attempt: attempt.sequence)
 
     def queue_state(self) -> QueueState:
@@ -67,7 +107,13 @@ class View:
 
     def cursors(self, rollout: str, attempt: str, block: int) -> list[int]:
         """Where the heads of a block of sequences are in the log, 0 for those that are open."""
-        return keys.to_numbers(self.get("index", keys.index_key(rollout, attempt, block)) or b"")
+        found = self.attempt_values(rollout, attempt)
+        if found is None:
+            return []
+        origins, values, cursors = found
+        if block == last_block(values[_SPANS]):
+            return cursors
+        return keys.to_numbers(self.get("index", keys.place_key(origins.number, attempt) + keys.u32(block)) or b"")
 
     def index(self, rollout: str, attempt: str, sequence: int) -> int | None:
         """Where the head of this sequence is in the log, 0 while it is open, None when it was never given out."""
@@ -114,7 +160,7 @@ class View:
             with self.txn.cursor(db=self._dbs["log"]) as cursor:
                 if not cursor.set_range(keys.number(at)):
                     raise TapeError(f"change {at} is missing; run `penstock check`")
-                records = codec.unpack_segment(cursor.value())
+                records = codec.unpack_log(cursor.value())
                 first = keys.to_number(cursor.key()) - len(records) + 1
             if at < first:
                 raise TapeError(f"change {at} is missing; run `penstock check`")
@@ -148,16 +194,16 @@ class View:
             return Change.model_construct(cursor=at, kind="span", span=span)
         if kind in _NAMED:
             return Change(cursor=at, kind=_NAMED[kind], name=key[:-1].decode("ascii"))
-        stored = self.get(_RESOLVED_IN[kind], key)
-        if stored is None:
-            return None
         if kind == b"o":
-            span = span_from(key, codec.unpack_open(stored)[0], self.style)
-            return Change.model_construct(cursor=at, kind="span", span=span)
+            stored = self.get("open", key)
+            span = None if stored is None else span_from(key, codec.unpack_open(stored)[0], self.style)
+            return None if span is None else Change.model_construct(cursor=at, kind="span", span=span)
         if kind == b"a":
-            return Change(cursor=at, kind="attempt", attempt=attempt_from(*keys.split_attempt_key(key), stored))
-        rollout = rollout_from(key[:-1].decode("ascii"), stored, self.get("tasks", key))
-        return Change(cursor=at, kind="rollout", rollout=rollout)
+            name = keys.split_attempt_key(key)
+            found = self.attempt_values(*name)
+            return None if found is None else Change(cursor=at, kind="attempt", attempt=attempt_of(*name, found[1]))
+        rollout = self.rollout(key[:-1].decode("ascii"))
+        return None if rollout is None else Change(cursor=at, kind="rollout", rollout=rollout)
 
     def open_body(self, rollout: str, attempt: str, sequence: int) -> Body | None:
         """What is known of a call that still runs."""

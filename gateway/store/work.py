@@ -3,6 +3,8 @@
 Each is one method of `Work` and decides by the tables of `gateway.lifecycle`. Everything that can be refused is looked
 at before anything is written, so that a refusal changes nothing and the other operations of the transaction stand.
 
+What is handed back was no try: it is not counted, and its rollout is in the queue again.
+
 An attempt that the clock or a person has ended may still run at its worker. Its rollout is `requeuing` then, but joins
 the queue only when the worker has let go of the attempt (it says so by `finish`) or its lease is over, which is when
 the worker must have killed the agent: nothing runs twice at the same time.
@@ -13,9 +15,10 @@ Operations and calls go through one queue in order: when one has been committed,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from gateway import keys
-from gateway.lifecycle import FINAL, LIVE, WAITING
+from gateway import keys, redact
+from gateway.lifecycle import FINAL, LIVE, WAITING, after_attempt, quiet_deadline
 from gateway.model import (
     AttemptStatus,
     Judgement,
@@ -29,7 +32,7 @@ from gateway.model import (
 )
 from gateway.store import records
 from gateway.store.environment import scan
-from gateway.store.ledger import Ledger, attempt_of, deadline, get, put, status_of
+from gateway.store.ledger import Ledger, attempt_of, deadline, decides, ended_quietly, get, put, status_of
 from gateway.store.memory import Known, Live
 from gateway.store.records import Entry
 from gateway.store.releasing import Releasing
@@ -138,7 +141,15 @@ class Work(Ledger):
 
     # -- doing it ----------------------------------------------------------------------------------------------------
 
-    def claim(self, worker: str, limit: int, modes: Iterable[Mode] | None, lease_ns: int, now: int) -> list[Claimed]:
+    def claim(
+        self,
+        worker: str,
+        limit: int,
+        modes: Iterable[Mode] | None,
+        lease_ns: int,
+        now: int,
+        reward_on_failure: float | None = None,
+    ) -> list[Claimed]:
         """Hands out what is next; nothing while the queue is not open."""
         wanted = [MODES.index(mode) for mode in modes or MODES]
         claimed: list[Claimed] = []
@@ -146,7 +157,7 @@ class Work(Ledger):
             found = self._writer.waiting.next(wanted)
             if found is None:
                 break
-            claimed.append(self._claim(found[1], worker, now + lease_ns, now))
+            claimed.append(self._claim(found[1], worker, now + lease_ns, now, reward_on_failure))
         return claimed
 
     def hand_out(self, name: str, spec: RolloutSpec, worker: str, lease_ns: int, now: int) -> Claimed:
@@ -158,13 +169,16 @@ class Work(Ledger):
             self.requeue(name, now)
         return self._claim(name, worker, now + lease_ns, now)
 
-    def _claim(self, name: str, worker: str, lease_ns: int, now: int) -> Claimed:
+    def _claim(
+        self, name: str, worker: str, lease_ns: int, now: int, reward_on_failure: float | None = None
+    ) -> Claimed:
         rollout = self._rollout(name)
         self._leave_queue(rollout)
         rollout.tries += 1
         rollout.attempt = self._free_name(rollout)
         live = self._writer.live(self._batch, Entry(name, rollout.attempt, start_ns=now))
         put(live, status=AttemptStatus.PREPARING, worker=worker, lease_ns=lease_ns, last_seen_ns=now)
+        put(live, reward_on_failure=reward_on_failure)
         self._put("live", live.key, b"")
         self._writer.touch(self._batch, live)
         self._move(rollout, RolloutStatus.PREPARING, now)
@@ -220,14 +234,19 @@ class Work(Ledger):
         now: int,
     ) -> Finished:
         """Ends an attempt with its rewards (and whether each is trusted). The same end may be said again."""
-        live = self._attempt(name)
+        live, outcome = self._attempt(name), self._outcome(outcome)
         holder = get(live, "worker")
         if worker is not None and holder is not None and worker != holder:
             raise Refused("conflict", f"attempt {'/'.join(name)} is held by worker {holder!r}", "worker", worker)
         for judgement, _ in rewards:
             _check_span(live, judgement)
-        if status_of(live) == AttemptStatus.UNRESPONSIVE:
+        if end == AttemptStatus.ENVIRONMENT and holder is None:
+            message = f"attempt {'/'.join(name)} was not claimed, so it cannot be handed back; finish it as failed"
+            raise Refused("conflict", message, "status", end)
+        if status_of(live) == AttemptStatus.UNRESPONSIVE or ended_quietly(live):
             self.sign_of_life(live, now)
+        if end == AttemptStatus.ENVIRONMENT and status_of(live) == AttemptStatus.FAILED:
+            return self._hand_back(live, outcome, now)
         ended = status_of(live) not in LIVE
         if ended:
             self._release(live)
@@ -243,7 +262,10 @@ class Work(Ledger):
         rollout = self._rollout(name[0])
         if not ended:
             put(live, lease_ns=None)
+            if self._reward_failure(rollout, live, end, now):
+                rewarded.append("rule")
             self._end_attempt(live, end, now, outcome)
+            rollout.tries -= end == AttemptStatus.ENVIRONMENT
             self._follow(rollout, live, end, now)
             if holder is not None:
                 self._writer.finished[holder] += 1
@@ -252,6 +274,26 @@ class Work(Ledger):
             put(live, outcome=records.outcome_values(outcome))
             self._tell(live)
         return Finished(rollout.model_copy(), attempt_of(live), None if ended else end, rewarded)
+
+    def _outcome(self, said: Outcome) -> Outcome:
+        """What is known of an end, as it may be kept: agents print their keys."""
+        secrets = self._writer.secrets
+        told = {"reason": secrets.texts([said.reason])[0], "output": secrets.json(said.output)}
+        return said.model_copy(update=told)
+
+    def _hand_back(self, live: Live, outcome: Outcome, now: int) -> Finished:
+        """It had failed, and its worker has found out that it was no try. What was said of it does not count, and its
+        rollout waits again if this was its end."""
+        rollout = self._rollout(live.name[0])
+        self._end_attempt(live, AttemptStatus.ENVIRONMENT, get(live, "ended_ns"), outcome)
+        put(live, reward=None)
+        rollout.tries -= 1
+        if rollout.status == RolloutStatus.FAILED and rollout.attempt == live.name[1]:
+            self._move(rollout, RolloutStatus.REQUEUING, now)
+            self._queue_again(rollout, live, now)
+        else:
+            self._write_rollout(rollout)
+        return Finished(rollout.model_copy(), attempt_of(live), AttemptStatus.ENVIRONMENT, [])
 
     def give_back(self, names: Iterable[tuple[str, str]], now: int) -> None:
         """Takes back what was claimed and could not be handed over: it was no try."""
@@ -265,11 +307,14 @@ class Work(Ledger):
             self._move(rollout, RolloutStatus.REQUEUING, now)
             self._join_queue(rollout)
 
-    def expire(self, names: Iterable[tuple[str, str]], now: int) -> list[Looked]:
-        """Ends the attempts whose time has really come."""
-        return [self._expire(name, now) for name in names]
+    def expire(self, names: Iterable[tuple[str, str]], now: int, quiet_s: float) -> list[Looked]:
+        """Ends the attempts whose time has really come. `quiet_s`: how long those may be silent that nobody has
+        claimed."""
+        return [self._expire(name, now, quiet_s) for name in names]
 
-    def _expire(self, name: tuple[str, str], now: int) -> Looked:
+    def _expire(self, name: tuple[str, str], now: int, quiet_s: float) -> Looked:
+        if (again := self._not_quiet_yet(name, now, quiet_s)) is not None:
+            return Looked(*name, again)
         live = self._live(*name)
         if live is None:
             return Looked(*name, None)
@@ -279,12 +324,27 @@ class Work(Ledger):
         if self._calling(live):
             # An agent that waits for an answer is not silent.
             put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
-        due = deadline(rollout, live)
+        unclaimed = get(live, "worker") is None
+        due = quiet_deadline(get(live, "last_seen_ns"), quiet_s) if unclaimed else deadline(rollout, live)
         if due is None or due[0] > now:
             return Looked(*name, None if due is None else due[0])
+        if unclaimed:
+            self._end_quietly(live, rollout)
+            return Looked(*name, None, ended=due[1])
+        rewarded = self._reward_failure(rollout, live, due[1], now)
         self._end_attempt(live, due[1], now, Outcome(reason=_REASONS[due[1]]))
         self._follow(rollout, live, due[1], now)
-        return self._look_at_ended(live, rollout, now)._replace(ended=due[1])
+        looked = self._look_at_ended(live, rollout, now)
+        return looked._replace(ended=due[1], rewarded="rule" if rewarded else None)
+
+    def _not_quiet_yet(self, name: tuple[str, str], now: int, quiet_s: float) -> int | None:
+        """When to look again at an attempt that nobody has claimed and that was heard of lately: most of them are so
+        when they are looked at, and they may be very many."""
+        values = self._writer.peek(self._batch, name)
+        if values is None or values[_WORKER] is not None or values[_STATUS] not in LIVE:
+            return None
+        due, _ = quiet_deadline(values[_SEEN], quiet_s)
+        return due if due > now else None
 
     def _calling(self, live: Live) -> bool:
         """True while a call of it runs."""
@@ -339,7 +399,7 @@ class Work(Ledger):
         if earlier is not None:
             return int.from_bytes(earlier), reward, False
         entry = Entry(*live.name, kind="reward", name="reward", method="", status="ok", start_ns=now, end_ns=now)
-        entry.attributes = reward.attributes()
+        entry.attributes = self._writer.secrets.json(reward.attributes())
         self._writer.put(self._batch, entry, seen_ns=0)
         if key is not None:
             self._put("rewards", key, keys.u32(entry.sequence))
@@ -348,14 +408,33 @@ class Work(Ledger):
             self._tell(live)
         return entry.sequence, reward, True
 
+    def _reward_failure(self, rollout: Rollout, live: Live, end: AttemptStatus, now: int) -> bool:
+        """The attempt with which the rollout is about to fail gets the reward that is configured for that, unless it
+        has one already. An attempt ends once, so this is done once."""
+        own = rollout.config.reward_on_failure
+        value = get(live, "reward_on_failure") if own is None else own
+        fails = after_attempt(end, rollout.tries, rollout.config) == RolloutStatus.FAILED
+        if value is None or not (fails and decides(rollout, live)) or get(live, "reward") is not None:
+            return False
+        reason = f"reward_on_failure: it ended as {end}"
+        self._judge(live, Judgement(value=value, source="rule", reason=reason), True, now)
+        return True
+
     def add(self, entries: Sequence[Entry], now: int, known: bool = False) -> list[int]:
         """Adds spans that are no calls; their sequences. `known`: their attempts must be there already."""
         for name in {(entry.rollout, entry.attempt) for entry in entries} if known else ():
             self._attempt(name)
-        for entry in entries:
-            entry.sequence = 0
+        made = [self._without_secrets(entry) for entry in entries]
+        for entry in made:
             self._writer.put(self._batch, entry, seen_ns=now)
-        return [entry.sequence for entry in entries]
+        return [entry.sequence for entry in made]
+
+    def _without_secrets(self, entry: Entry) -> Entry:
+        """A span as it may be kept; the one that was handed in may still be read."""
+        secrets, said = self._writer.secrets, entry.attributes
+        kept = None if said is None else secrets.json(redact.attributes(said, by_name=entry.kind == "otel"))
+        name, error = secrets.texts((entry.name, entry.error))
+        return replace(entry, sequence=0, name=name, error=error, attributes=kept)
 
     def _worker(self, name: str, now: int) -> Worker:
         stored = self._batch.view.get("workers", name.encode())
@@ -367,6 +446,7 @@ class Work(Ledger):
         return Worker(id=name, first_seen_ns=now)
 
 
+_STATUS, _SEEN, _WORKER = map(records.ATTEMPT.index, ("status", "last_seen_ns", "worker"))
 _GIVEN = ("input", "mode", "group", "metadata", "priority", "config")
 _REASONS = {
     AttemptStatus.TIMEOUT: "it took longer than config.timeout_s",
@@ -391,5 +471,5 @@ def _same(place: int, name: str, spec: RolloutSpec, present: Rollout) -> None:
 
 
 def _taken(place: int, name: str, by: str) -> Refused:
-    message = f"rollouts[{place}].id: {name!r} is the name of {by}; choose another, nothing was queued"
+    message = f"rollouts[{place}].id: {name!r} is the name of {by}; choose another"
     return Refused("conflict", message, f"rollouts[{place}].id", name)

@@ -15,6 +15,8 @@ from gateway.dialects.errors import error_body
 from gateway.dialects.wire import error_message, loads, obj
 from gateway.errors import UpstreamFault
 from gateway.heads import client_head, refusal_head
+from gateway.hiding import keep
+from gateway.known_secrets import NONE, Secrets
 from gateway.link import Link
 from gateway.sse import Parser
 from gateway.translation.checking import KIND
@@ -148,13 +150,17 @@ class Stream:
 class Whole:
     """A plain answer, or an error."""
 
-    def __init__(self, telling: Telling, family: str, asked_stream: bool, limit: int = LIMIT) -> None:
-        """`family`: whose errors are written; `asked_stream`: whether the agent waits for events."""
+    def __init__(
+        self, telling: Telling, family: str, asked_stream: bool, own: Secrets = NONE, limit: int = LIMIT
+    ) -> None:
+        """`family`: whose errors are written; `asked_stream`: whether the agent waits for events; `own`: the gateway's
+        keys, which are taken out of errors."""
         self.sent: list[bytes] = []
         self.problem: str | None = None
         self._telling = telling
         self._family = family
         self._asked_stream = asked_stream
+        self._own = own
         self._limit = limit
         self._answer = Answer()
         self._head = b""
@@ -189,7 +195,9 @@ class Whole:
     def _finished(self, link: Link) -> bytes:
         body = b"".join(self._pieces)
         if link.status >= 400:
-            return self._mended(error_body(self._family, link.status, _message(body), f"http_{link.status}"))
+            self._head = self._own.hide(self._head)
+            message = _message(keep(self._own, body, (link.encoding or b"").decode("latin-1")).body)
+            return self._mended(error_body(self._family, link.status, message, f"http_{link.status}"))
         try:
             return self._mended(self._told(link, body))
         except Untold as untold:

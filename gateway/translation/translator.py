@@ -21,6 +21,7 @@ from gateway.capture.asking import identity
 from gateway.dialects import find
 from gateway.dialects.wire import Json
 from gateway.errors import ClientFault, Refusal
+from gateway.known_secrets import Secrets
 from gateway.link import Link
 from gateway.model import Side
 from gateway.record import Record
@@ -65,12 +66,12 @@ class Translation:
     told: Told | None = None
     """The way of its answer, once there is one."""
 
-    def passing(self, link: Link, http10: bool) -> Told:
-        """How an answer is told. `http10`: whether the client takes no chunks."""
+    def passing(self, link: Link, http10: bool, own: Secrets) -> Told:
+        """How an answer is told. `http10`: whether the client takes no chunks; `own`: what an error may not tell."""
         if self.stream and streams(link, http10):
             self.told = Stream(self.telling, http10)
         else:
-            self.told = Whole(self.telling, self.agent.dialect.family, self.stream)
+            self.told = Whole(self.telling, self.agent.dialect.family, self.stream, own)
         return self.told
 
     @property

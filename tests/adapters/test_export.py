@@ -24,6 +24,7 @@ from adapters.export import COLUMNS, Form, Row, of_conversations, of_pairs, of_s
 from adapters.preferences import pairs
 from adapters.report import Note, Own, Start, Unpaired
 from adapters.samples import Options, samples
+from gateway.__main__ import main
 from gateway.model import Exchange, Reward
 
 DOCS = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text(encoding="utf-8")
@@ -121,7 +122,7 @@ def shell(served: Serving, tmp_path: Path) -> Shell:
 
 
 async def test_samples_go_to_stdout_and_the_report_to_stderr(shell: Shell) -> None:
-    done = await shell.run("samples", "--filter", "mode:train")
+    done = await shell.run("samples", "mode:train")
     made = [json.loads(line) for line in done.text.splitlines()]
     assert (done.code, [(row["rollout"], row["response"]) for row in made]) == (
         0,
@@ -172,7 +173,7 @@ WRONG = {
     ("--margin", "-1"): "--margin is -1.0: it must not be negative",
     ("--weight", "style"): "--weight: 'style' is not NAME=VALUE",
     ("--weight", "style=big"): "--weight: 'big' of style is not a number",
-    ("--allow", "nothing"): "--allow: 'nothing' is no reason; there are cancelled, cut_off, empty,",
+    ("--allow", "nothing"): "--allow: 'nothing' is no reason; there are ambiguous, cancelled, cut_off,",
     ("-o", "no/such/place"): "no/such/place: No such file or directory",
 }
 
@@ -185,10 +186,25 @@ async def test_what_is_wrong_is_told_in_a_line(shell: Shell) -> None:
         assert len(done.err.splitlines()) == 1
 
 
-async def test_without_numpy_it_says_what_to_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    from adapters import commands
-    from gateway.commands.common import Failure
+WITHOUT = "; chat and preferences do without"
+MISSING: dict[tuple[str, ...], str] = {
+    ("samples",): "--form samples needs numpy: pip install 'penstock[samples]'" + WITHOUT,
+    ("samples", "--form", "triplets"): "--form triplets needs numpy: pip install 'penstock[samples]'" + WITHOUT,
+    ("samples", "--format", "parquet", "-o", "x"): (
+        "--form samples needs numpy: pip install 'penstock[samples,parquet]'" + WITHOUT
+    ),
+    ("samples", "--form", "chat", "--format", "parquet", "-o", "x"): (
+        "Parquet needs pyarrow: pip install 'penstock[parquet]'"
+    ),
+}
 
+
+@pytest.mark.parametrize("arguments", MISSING)
+def test_what_a_form_needs_is_told_with_its_extra(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
-    with pytest.raises(Failure, match=r"pip install 'penstock\[export\]'"):
-        commands.samples(gateway=shell.env["PENSTOCK_GATEWAY"])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SystemExit):
+        main([*arguments, "--gateway", "http://127.0.0.1:9"])
+    assert capsys.readouterr().err == f"penstock: {MISSING[arguments]}\n"

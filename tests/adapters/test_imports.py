@@ -27,6 +27,11 @@ def test_the_pure_modules_load_no_client_and_no_framework() -> None:
     assert "aiohttp" in loaded("import adapters.source", HEAVY)
 
 
+def test_conversations_and_preferences_are_made_without_numpy() -> None:
+    assert loaded("from adapters import chat, preferences, export, making, source", ("numpy", "pyarrow")) == []
+    assert loaded("from adapters import samples", ("numpy",)) == ["numpy"]
+
+
 def test_help_needs_no_numpy() -> None:
     program = "from gateway.__main__ import main\ntry:\n    main(['samples', '--help'])\nexcept SystemExit:\n    pass"
     assert loaded(program, ("numpy", "aiohttp", "pydantic", "pyarrow")) == []

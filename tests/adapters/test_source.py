@@ -62,11 +62,11 @@ def reading() -> list[asyncio.Task[Any]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("gzip", [False, True])
+@pytest.mark.parametrize("encoding", ["", "gzip", "br"])
 async def test_what_went_through_the_gateway_is_one_sample(
-    gateway: Gateway, http: aiohttp.ClientSession, provider: Provider, client: Client, stream: bool, gzip: bool
+    gateway: Gateway, http: aiohttp.ClientSession, provider: Provider, client: Client, stream: bool, encoding: str
 ) -> None:
-    provider.gzip = gzip
+    provider.encoding = encoding
     await agent(gateway, http, "r1", 3, stream)
     await client.reward("r1", "a1", Judgement(value=0.5, dimensions={"style": 1.0}))
     (episode,) = await episodes(client)

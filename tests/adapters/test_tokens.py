@@ -14,7 +14,8 @@ from fakes.tokens import answer, streamed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.tokens import LARGEST, Output, read_outputs, spoken
+from adapters.spoken import spoken
+from adapters.tokens import LARGEST, Output, read_outputs
 from gateway.dialects import by_name
 
 IDS = st.lists(st.integers(0, LARGEST), min_size=1, max_size=6)

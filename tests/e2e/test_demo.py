@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fakes.process import ROOT
 
 from gateway import demo
 
@@ -22,6 +24,7 @@ async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
     async with asyncio.timeout(90):
         output, complaints = await process.communicate()
     said = output.decode()
+    assert said.lstrip().startswith("Starting a local model and a gateway")
     assert process.returncode == 0, complaints.decode() + said
     assert said.count("The answer is 437.\nYou said: Thank you, that is all.") == 2
     recorded = said.partition("What the gateway has recorded:")[2]
@@ -37,4 +40,14 @@ async def test_without_the_sdks_it_says_what_to_install(
 
     monkeypatch.setattr(demo, "find_spec", nothing)
     assert await asyncio.to_thread(demo.main) == 1
-    assert "pip install 'penstock[examples]'" in capsys.readouterr().err
+    assert "pip install 'penstock[demo]'" in capsys.readouterr().err
+
+
+def test_make_demo_installs_no_more_than_it_needs_and_says_what(tmp_path: Path) -> None:
+    # Under another make, one would say which directories it enters and leaves.
+    command = ("make", "--no-print-directory", "--dry-run", "demo", f"VENV={tmp_path}/venv")
+    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "-e '.[demo]'" in asked
+    assert "[dev]" not in asked
+    assert "--quiet" not in asked
+    assert asked.startswith('echo "Installing Penstock and the SDKs of OpenAI and Anthropic')

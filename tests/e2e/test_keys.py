@@ -42,7 +42,7 @@ async def test_a_compressed_answer_passes_as_it_is_and_is_read(
     gateway: Gateway, provider: Provider, tape: Tape
 ) -> None:
     at = Endpoint(gateway.openai("gzip"), gateway.address("gzip"))
-    provider.gzip = True
+    provider.encoding = "gzip"
     await chat_plain(at)
     (span,) = await tape.spans("gzip", 1)
     assert await tape.raw(span, "response") == provider.log[0].response

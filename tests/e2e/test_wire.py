@@ -70,7 +70,8 @@ async def test_every_byte_of_a_plain_call_passes_both_ways(tmp_path: Path, statu
 
 
 async def test_every_piece_of_a_stream_arrives_before_the_next_is_sent(tmp_path: Path) -> None:
-    pieces = [chunk(b"data: 1\n\n"), chunk(b": comment\r\n\r\nda"), chunk(b"ta: \xf0\x9f"), chunk(b"\x99\x82\n\n")]
+    cut = [b"data: 1\n\n", b": comment\r\n\r\nda", b"ta: \xf0\x9f", b"\x99\x82\n\n", b"data: [DONE]\n\n"]
+    pieces = [chunk(piece) for piece in cut]
     gated = [step for number, piece in enumerate(pieces) for step in (wait(str(number)), send(piece))]
     async with between(tmp_path, [request(), send(events_head()), *gated, wait("end"), send(chunk(b""))]) as all_:
         all_.client.send(STREAMED)

@@ -11,20 +11,33 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
+from gateway.tables import ENDLESS
+
 GOLDENS = Path(__file__).parents[1] / "goldens"
 
 
 def text_of(renderable: RenderableType, width: int = 120) -> str:
     """As a terminal without colours shows it."""
     console = Console(file=io.StringIO(), width=width, highlight=False, emoji=False, markup=False, color_system=None)
-    console.print(renderable)
+    console.print(renderable, crop=False)
     assert isinstance(console.file, io.StringIO)
     return "".join(line.rstrip() + "\n" for line in console.file.getvalue().splitlines())
 
 
 def check_golden(name: str, renderable: RenderableType) -> None:
     """It looks as it did."""
-    path, text = GOLDENS / f"{name}.txt", text_of(renderable)
+    _compare(name, text_of(renderable))
+
+
+def check_widths(name: str, renderable: RenderableType) -> None:
+    """It looks as it did on terminals of 80, 120 and 200 columns, and in a pipe."""
+    shown = ((f"{width} columns", text_of(renderable, width)) for width in (80, 120, 200))
+    pages = (*shown, ("a pipe", text_of(renderable, ENDLESS)))
+    _compare(name, "\n".join(f"--- {title}\n{text}" for title, text in pages))
+
+
+def _compare(name: str, text: str) -> None:
+    path = GOLDENS / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDENS"):
         path.write_text(text)
     assert text == path.read_text()

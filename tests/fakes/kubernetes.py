@@ -79,6 +79,8 @@ class Kubernetes:
         name: str = document["metadata"]["name"]
         if name in self.jobs:
             return _failure(409, f'jobs.batch "{name}" already exists')
+        if request.query.get("dryRun") == "All":
+            return web.json_response(document, status=201)
         self.jobs[name] = document
         labels = document["spec"]["template"]["metadata"].get("labels", {}) | {"job-name": name}
         metadata = {"name": f"{name}-x1", "labels": labels}

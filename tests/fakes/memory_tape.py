@@ -66,8 +66,8 @@ class MemoryTape:
             calls=totals.calls + 1,
             errors=totals.errors + (span.status == SpanStatus.ERROR),
             cancelled=totals.cancelled + (span.status == SpanStatus.CANCELLED),
-            input_tokens=totals.input_tokens + (usage.input_tokens or 0),
-            output_tokens=totals.output_tokens + (usage.output_tokens or 0),
+            input_tokens=(totals.input_tokens or 0) + (usage.input_tokens or 0),
+            output_tokens=(totals.output_tokens or 0) + (usage.output_tokens or 0),
             tool_calls=totals.tool_calls + span.tool_calls,
         )
         return attempt.model_copy(update={"spans": span.sequence, "last_seen_ns": span.start_ns, "totals": added})
@@ -150,8 +150,7 @@ class MemoryTape:
 class Condition:
     """What the gateway says of itself."""
 
-    ready: bool = True
-    draining: bool = False
+    not_ready: str | None = None
     gaps: int = 0
 
 

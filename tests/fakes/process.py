@@ -21,6 +21,8 @@ import aiohttp
 
 PATIENCE = 60.0
 ROOT = Path(__file__).parents[2]
+ORDINARY = (str(ROOT / ".ci" / "ordinary"),)
+"""What runs a command with an ordinary user's rights to files, whoever runs the tests."""
 
 
 def upstreams(openai: str | None = None, anthropic: str | None = None, key_env: str | None = None) -> str:
@@ -45,6 +47,7 @@ class Gateway:
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     python: Path = Path(sys.executable)
+    under: tuple[str, ...] = ()
     url: str = ""
     process: asyncio.subprocess.Process | None = None
 
@@ -71,7 +74,7 @@ class Gateway:
 
     async def start(self, port: int = 0) -> None:
         """Start the process and wait until it is ready."""
-        command = [self.python, "-m", "gateway", "serve", "--config", self.config, "--data", self.data]
+        command = [*self.under, self.python, "-m", "gateway", "serve", "--config", self.config, "--data", self.data]
         with self.log_path.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *command,
@@ -144,11 +147,16 @@ def write_config(home: Path, config: str) -> Path:
 
 @asynccontextmanager
 async def running(
-    home: Path, config: str, *flags: str, env: Mapping[str, str] | None = None, python: Path = Path(sys.executable)
+    home: Path,
+    config: str,
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    python: Path = Path(sys.executable),
+    under: tuple[str, ...] = (),
 ) -> AsyncGenerator[Gateway]:
     """A gateway that keeps everything below `home`; what it wrote to stderr is printed at the end. `python`: of the
-    environment that it runs in."""
-    made = Gateway(write_config(home, config), home / "data", home / "stderr", flags, env or {}, python)
+    environment that it runs in; `under`: a command that runs it, such as `.ci/ordinary`."""
+    made = Gateway(write_config(home, config), home / "data", home / "stderr", flags, env or {}, python, under)
     try:
         await made.start()
         yield made

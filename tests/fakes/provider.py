@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -34,8 +33,10 @@ from fakes.formats import (
     response,
     response_events,
 )
+from fakes.packing import PACKERS, flushed
 
 from gateway.demo_model import Answer, Json, chat, chat_events, decide, message, message_events
+from gateway.dialects.reading import decode_body
 
 Outcome = Answer | Failure
 Script = Callable[[Json], Outcome] | list[Outcome]
@@ -55,7 +56,7 @@ EXTRA_HEADERS = [("x-request-id", "req_fake"), ("request-id", "req_fake"), ("X-V
 
 @dataclass(slots=True)
 class Seen:
-    """One call: the request as it came, the response as it went."""
+    """One call: the request as it came, content encoding kept, and the response as it went."""
 
     method: str
     path: str
@@ -78,7 +79,14 @@ class Seen:
     @property
     def model(self) -> str | None:
         """The model that was asked for."""
-        return json.loads(self.body)["model"] if self.body else None
+        return json.loads(self.plain)["model"] if self.body else None
+
+    @property
+    def plain(self) -> bytes:
+        """The request without its content encoding."""
+        body, problem = decode_body(self.body, self.header("content-encoding"))
+        assert problem is None
+        return body
 
     @property
     def family(self) -> str:
@@ -97,8 +105,8 @@ class Provider:
         """When set, calls without this key are refused with 401."""
         self.formats: Mapping[str, tuple[Plain, Events | None]] = FORMATS
         """What it answers, by path."""
-        self.gzip = False
-        """Compress plain responses."""
+        self.encoding = ""
+        """Content encoding of what it answers, of `fakes.packing`; streams are flushed event by event."""
         self.log: list[Seen] = []
         self.app = web.Application(client_max_size=1 << 30)
         self.app.add_routes([web.route("*", "/{path:.*}", self.handle)])
@@ -135,7 +143,7 @@ class Provider:
         if request.path not in self.formats:
             return await self._fail(request, seen, Failure(404, f"Unknown path {request.path}."))
         try:
-            asked: Json = json.loads(seen.body)
+            asked: Json = json.loads(seen.plain)
             asked["model"]
         except (ValueError, KeyError, TypeError) as error:
             return await self._fail(request, seen, Failure(400, f"Unreadable request: {error!r}."))
@@ -160,9 +168,9 @@ class Provider:
     async def _send_json(self, request: web.Request, seen: Seen, value: Json) -> web.StreamResponse:
         body = json.dumps(value).encode()
         made = web.Response(body=body, content_type="application/json")
-        if self.gzip:
-            made.body = gzip.compress(body, mtime=0)
-            made.headers["Content-Encoding"] = "gzip"
+        if self.encoding:
+            made.body = PACKERS[self.encoding](body)
+            made.headers["Content-Encoding"] = self.encoding
         return await self._send(request, seen, made)
 
     async def _send(self, request: web.Request, seen: Seen, made: web.Response) -> web.StreamResponse:
@@ -172,6 +180,9 @@ class Provider:
 
     async def _stream(self, request: web.Request, seen: Seen, events: Iterable[bytes]) -> web.StreamResponse:
         made = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        if self.encoding:
+            made.headers["Content-Encoding"] = self.encoding
+            events = flushed(self.encoding, events)
         await self._prepare(request, seen, made)
         for event in events:
             seen.response += event
@@ -190,7 +201,7 @@ class Provider:
 async def serving(port: int = 0) -> AsyncGenerator[Provider]:
     """A running provider."""
     provider = Provider()
-    runner = web.AppRunner(provider.app, handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(provider.app, handler_cancellation=True, access_log=None, auto_decompress=False)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     provider.url = f"http://127.0.0.1:{runner.addresses[0][1]}"

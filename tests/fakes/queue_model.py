@@ -15,6 +15,8 @@ from gateway.work import QueueState, RolloutSpec
 
 SECOND = 10**9
 GRACE_NS = 30 * SECOND
+QUIET_S = 25
+"""How long an attempt that nobody has claimed may be silent."""
 MODES: tuple[Mode, ...] = ("train", "val", "test", "online")
 Name = tuple[str, str]
 
@@ -34,7 +36,11 @@ class Try:
     lease: int | None = None
     spans: int = 0
     reward: float | None = None
+    on_failure: float | None = None
+    """What its worker has it rewarded with if the rollout fails."""
     ended: int | None = None
+    quiet: bool = False
+    """It has ended because nothing was heard of it."""
     watched: bool = False
     """It has ended and the next attempt waits until its worker has let go of it."""
     keys: set[tuple[bool, str]] = field(default_factory=set[tuple[bool, str]])
@@ -94,9 +100,17 @@ class Model:
         one = self.attempt(name)
         return one.status in LIVE and one.worker is not None
 
+    def unclaimed(self) -> set[Name]:
+        """Attempts that run and that nobody has claimed."""
+        return {
+            name for name in self.names() if self.attempt(name).worker is None and self.attempt(name).status in LIVE
+        }
+
     def due(self, name: Name) -> tuple[int, AttemptStatus] | None:
         """When a live attempt ends by itself, and how."""
         task, one = self.tasks[name[0]], self.attempt(name)
+        if one.worker is None:
+            return one.seen + QUIET_S * SECOND, AttemptStatus.SUCCEEDED
         ends: list[tuple[int, AttemptStatus]] = []
         config = None if task.spec is None else task.spec.config
         if config is not None and config.timeout_s is not None:
@@ -115,7 +129,7 @@ class Model:
 
     def turn(self, one: Try, status: AttemptStatus, now: int) -> None:
         assert status in ATTEMPT_MOVES[one.status], f"{one.status} -> {status}"
-        one.status, one.ended, one.watched = status, None if status in LIVE else now, False
+        one.status, one.ended, one.watched, one.quiet = status, None if status in LIVE else now, False, False
 
     def queue_again(self, task: Task, attempt: str, now: int) -> None:
         """At once, or when the worker of the last attempt must have killed its agent."""
@@ -132,24 +146,54 @@ class Model:
         if task.status == RolloutStatus.REQUEUING and task.attempt == name[1]:
             task.queued = True
 
+    def decides(self, task: Task, attempt: str) -> bool:
+        """Whether the rollout goes where the end of this attempt sends it."""
+        return task.status in (RolloutStatus.PREPARING, RolloutStatus.RUNNING) and task.attempt in (None, attempt)
+
+    def again(self, task: Task, end: AttemptStatus) -> bool:
+        """Whether another attempt follows this end."""
+        if task.spec is None or end == AttemptStatus.ENVIRONMENT:
+            return task.spec is not None
+        return end.value in task.spec.config.retry_on and task.tries < task.spec.config.max_attempts
+
     def follow(self, task: Task, attempt: str, end: AttemptStatus, now: int) -> None:
         """The rollout goes where the end of its newest attempt sends it."""
-        if task.status not in (RolloutStatus.PREPARING, RolloutStatus.RUNNING) or task.attempt not in (None, attempt):
+        if not self.decides(task, attempt):
             return
-        again = task.spec is not None and end.value in task.spec.config.retry_on
         if end == AttemptStatus.SUCCEEDED:
             self.move(task, RolloutStatus.SUCCEEDED)
         elif end == AttemptStatus.CANCELLED:
             self.move(task, RolloutStatus.CANCELLED)
-        elif task.spec is not None and again and task.tries < task.spec.config.max_attempts:
+        elif self.again(task, end):
             self.move(task, RolloutStatus.REQUEUING)
             self.queue_again(task, attempt, now)
         else:
             self.move(task, RolloutStatus.FAILED)
 
+    def reward_failure(self, task: Task, attempt: str, end: AttemptStatus) -> bool:
+        """The last attempt of a rollout that fails is rewarded as it was said, where nobody has rewarded it."""
+        one = task.attempts[attempt]
+        value = None if task.spec is None else task.spec.config.reward_on_failure
+        value = one.on_failure if value is None else value
+        bad = end in (AttemptStatus.FAILED, AttemptStatus.TIMEOUT, AttemptStatus.UNRESPONSIVE)
+        if (
+            value is None
+            or one.reward is not None
+            or not bad
+            or not self.decides(task, attempt)
+            or self.again(task, end)
+        ):
+            return False
+        one.spans, one.reward = one.spans + 1, value
+        return True
+
     def sign_of_life(self, name: Name, now: int, lease: int) -> None:
         """Wakes an attempt that is its rollout's newest: one that prepares, one that was given up too early."""
         task, one = self.tasks[name[0]], self.attempt(name)
+        if one.quiet:
+            self.turn(one, AttemptStatus.RUNNING, now)
+            self.run_on(task)
+            return
         if task.attempt != name[1]:
             return
         if one.status == AttemptStatus.PREPARING and task.status == RolloutStatus.PREPARING:
@@ -163,6 +207,12 @@ class Model:
                 return
             task.queued = False
             self.turn(one, AttemptStatus.RUNNING, now)
+            self.move(task, RolloutStatus.RUNNING)
+
+    def run_on(self, task: Task) -> None:
+        """An attempt that nobody has claimed has shown itself: its rollout runs, unless somebody has said its end."""
+        told = any(one.ended is not None and not one.quiet for one in task.attempts.values())
+        if task.spec is None and task.status == RolloutStatus.SUCCEEDED and not told:
             self.move(task, RolloutStatus.RUNNING)
 
     # -- operations: what they answer, or `No` -------------------------------------------------------------------------
@@ -187,7 +237,9 @@ class Model:
         self.tasks[spec.id or ""] = Task(spec, RolloutStatus.QUEUING, len(self.tasks), queued=True)
         return True
 
-    def claim(self, worker: str, limit: int, modes: Sequence[Mode], lease: int, now: int) -> list[Name]:
+    def claim(
+        self, worker: str, limit: int, modes: Sequence[Mode], lease: int, now: int, on_failure: float | None = None
+    ) -> list[Name]:
         claimed: list[Name] = []
         while self.state == "open" and len(claimed) < limit and (waiting := self.queue(modes)):
             task = self.tasks[waiting[0]]
@@ -196,7 +248,8 @@ class Model:
             while f"a{number}" in task.attempts:
                 number += 1
             task.attempt = f"a{number}"
-            task.attempts[task.attempt] = Try(AttemptStatus.PREPARING, now, now, worker, now + lease)
+            made = Try(AttemptStatus.PREPARING, now, now, worker, now + lease, on_failure=on_failure)
+            task.attempts[task.attempt] = made
             self.move(task, RolloutStatus.PREPARING)
             claimed.append((waiting[0], task.attempt))
         return claimed
@@ -231,17 +284,23 @@ class Model:
         if one.status in LIVE:
             one.lease = lease
         if running or one.status == AttemptStatus.UNRESPONSIVE:
-            self.sign_of_life(name, now, lease)
+            # What its worker relies on is never cut short by a revival.
+            self.sign_of_life(name, now, max(one.lease or 0, lease))
         return one.status in LIVE
 
     def finish(
         self, name: Name, worker: str | None, end: AttemptStatus, rewards: Sequence[tuple[float, str | None]], now: int
     ) -> AttemptStatus:
-        one = self.attempt(name)
+        one, task = self.attempt(name), self.tasks[name[0]]
         if worker is not None and one.worker not in (None, worker):
             raise No("conflict")
-        if one.status == AttemptStatus.UNRESPONSIVE:
+        if end == AttemptStatus.ENVIRONMENT and one.worker is None:
+            raise No("conflict")
+        if one.status == AttemptStatus.UNRESPONSIVE or one.quiet:
             self.call_revives(name, now)
+        if end == AttemptStatus.ENVIRONMENT and one.status == AttemptStatus.FAILED:
+            self.hand_back(task, name[1], now)
+            return end
         if one.status not in LIVE:
             self.release(name)
             if one.status != end:
@@ -249,10 +308,22 @@ class Model:
         for place, (value, key) in enumerate(rewards):
             self.reward(name, value, key or f"finish.{place}", True)
         if one.status in LIVE:
+            self.reward_failure(task, name[1], end)
             self.turn(one, end, now)
             one.lease = None
-            self.follow(self.tasks[name[0]], name[1], end, now)
+            task.tries -= end == AttemptStatus.ENVIRONMENT
+            self.follow(task, name[1], end, now)
         return end
+
+    def hand_back(self, task: Task, attempt: str, now: int) -> None:
+        """What had failed was no try."""
+        one = task.attempts[attempt]
+        self.turn(one, AttemptStatus.ENVIRONMENT, one.ended or 0)
+        one.reward = None
+        task.tries -= 1
+        if task.status == RolloutStatus.FAILED and task.attempt == attempt:
+            self.move(task, RolloutStatus.REQUEUING)
+            self.queue_again(task, attempt, now)
 
     def call_revives(self, name: Name, now: int) -> None:
         """A sign of life that brings no lease of its own."""
@@ -268,16 +339,26 @@ class Model:
         if trusted:
             one.reward = value
 
-    def expire(self, name: Name, now: int) -> tuple[int | None, Mode | None]:
-        """When to look again, and the mode of the rollout if it can be claimed again now."""
+    def expire(self, name: Name, now: int) -> tuple[int | None, Mode | None, str | None]:
+        """When to look again, the mode of the rollout if it can be claimed again now, and the source of a reward."""
         if not self.there(name):
-            return None, None
+            return None, None, None
         task, one, due = self.tasks[name[0]], self.attempt(name), self.due(name)
         if one.status in LIVE:
             if due is None or due[0] > now:
-                return None if due is None else due[0], None
+                return None if due is None else due[0], None, None
+            if one.worker is None:
+                self.end_quietly(task, one)
+                return None, None, None
+            rewarded = "rule" if self.reward_failure(task, name[1], due[1]) else None
             self.turn(one, due[1], now)
             self.follow(task, name[1], due[1], now)
+            return (*self.look_at_ended(task, name, now), rewarded)
+        return (*self.look_at_ended(task, name, now), None)
+
+    def look_at_ended(self, task: Task, name: Name, now: int) -> tuple[int | None, Mode | None]:
+        """Its rollout can be claimed when its worker must have killed its agent."""
+        one = self.attempt(name)
         if task.status != RolloutStatus.REQUEUING or task.attempt != name[1]:
             one.watched = False
             return None, None
@@ -285,6 +366,14 @@ class Model:
             return one.lease, None
         self.release(name)
         return None, task.spec.mode if task.spec else None
+
+    def end_quietly(self, task: Task, one: Try) -> None:
+        """It has ended when it was heard of last; its rollout with the last of its attempts."""
+        self.turn(one, AttemptStatus.SUCCEEDED, one.seen)
+        one.quiet = True
+        others = any(other.status in LIVE for other in task.attempts.values())
+        if task.spec is None and task.status == RolloutStatus.RUNNING and not others:
+            self.move(task, RolloutStatus.SUCCEEDED)
 
     def cancel(self, name: str, now: int) -> None:
         task = self.task(name)
@@ -315,7 +404,10 @@ class Model:
     def call(self, name: Name, now: int) -> None:
         """A call of this attempt has ended, whoever made it."""
         task = self.tasks.setdefault(name[0], Task(None, RolloutStatus.RUNNING, len(self.tasks)))
-        one = task.attempts.setdefault(name[1], Try(AttemptStatus.RUNNING, now, now))
+        if name[1] not in task.attempts:
+            task.attempts[name[1]] = Try(AttemptStatus.RUNNING, now, now)
+            self.run_on(task)
+        one = task.attempts[name[1]]
         one.spans += 1
         one.seen = max(one.seen, now)
         self.call_revives(name, now)

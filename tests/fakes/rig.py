@@ -26,6 +26,7 @@ from fakes.tape import Tape
 from gateway.app import Gateway
 from gateway.config import Config
 from gateway.model import Span
+from gateway.views import SpanPage
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
@@ -85,6 +86,15 @@ class Rig:
     def upstream(self, *scripts: Script) -> AbstractAsyncContextManager[Odd]:
         """An upstream that plays these scripts."""
         return odd_on(self.base.listener, *scripts)
+
+    async def unaddressed(self, count: int) -> list[Span]:
+        """The spans of calls to paths with the test's rollout in the query, oldest first, as soon as there are so
+        many."""
+        spans: list[Span] = []
+        while len(spans) < count:
+            page = SpanPage.model_validate(await self.tape.get("/api/spans?limit=1000"))
+            spans = [span for span in page.spans if self.rollout in span.path and span.status != "open"]
+        return sorted(spans, key=lambda span: span.start_ns)
 
     async def span(self) -> Span:
         """The only span of the test."""

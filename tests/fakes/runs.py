@@ -32,10 +32,10 @@ class Run:
     out: Path
     err: Path
 
-    async def ended(self) -> int:
+    async def ended(self, patience_s: float = PATIENCE) -> int:
         """Its exit code."""
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(patience_s):
                 return await self.process.wait()
         except TimeoutError:
             raise AssertionError(f"penstock run did not end\n{self.stderr}") from None

@@ -11,6 +11,8 @@ from typing import Any
 
 from fakes.process import ROOT
 
+PENSTOCK = (sys.executable, "-m", "gateway")
+
 
 @dataclass(slots=True)
 class Done:
@@ -28,8 +30,10 @@ class Done:
 class Shell:
     """A shell in a folder, with a gateway to speak to."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, command: tuple[str | Path, ...] = PENSTOCK) -> None:
         self.folder = folder
+        self.command = command
+        """What `penstock` is."""
         self.patience = 30.0
         """How long a command may take; s."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK", "COLUMNS"))}
@@ -38,7 +42,7 @@ class Shell:
     async def start(self, *arguments: str, stdin: Any = None, **env: str) -> asyncio.subprocess.Process:
         """A command that runs."""
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway", *arguments,
+            *self.command, *arguments,
             env=self.env | env, cwd=self.folder,
             stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip

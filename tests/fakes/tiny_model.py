@@ -9,7 +9,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from examples.lookup_model import TEMPLATE
 from trainer.config import Config
 
 VOCABULARY = 300
@@ -29,8 +28,8 @@ def make_model(directory: Path, kind: str = "qwen2", seed: int = 1, **more: Any)
     return directory
 
 
-def make_tokenizer(template: str = TEMPLATE) -> Any:
-    """A byte-level BPE tokenizer of at most `VOCABULARY` tokens."""
+def make_tokenizer(template: str | None = None) -> Any:
+    """A byte-level BPE tokenizer of at most `VOCABULARY` tokens, with the chat template of `make demo-rl` or this."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -42,8 +41,15 @@ def make_tokenizer(template: str = TEMPLATE) -> Any:
     )
     made.train_from_iterator(["user assistant tool the water and the wheel"], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|im_end|>")
-    fast.chat_template = template
+    fast.chat_template = lookup_template() if template is None else template
     return fast
+
+
+def lookup_template() -> str:
+    """It comes with an agent, and that with an SDK, which need not be here."""
+    from examples.lookup_model import TEMPLATE
+
+    return TEMPLATE
 
 
 def config(path: Path, **sections: dict[str, Any]) -> Config:

@@ -111,3 +111,15 @@ def test_any_session_makes_a_valid_id(session: bytes) -> None:
     found = from_headers({b"session-id": session})
     assert found is not None
     assert check_id("rollout", found.rollout)
+
+
+def test_a_session_that_is_a_key_does_not_name_its_rollout() -> None:
+    """Rollouts are shown everywhere; the same session is still the same rollout."""
+    keyed, again, other = (
+        from_headers({b"x-session-id": b"sk-proj-0123456789abcde" + end}) for end in (b"f", b"f", b"g")
+    )
+    assert keyed is not None
+    assert other is not None
+    assert "0123456789" not in keyed.rollout
+    assert keyed == again
+    assert keyed.rollout != other.rollout

@@ -36,7 +36,7 @@ def test_content_encodings_are_undone() -> None:
         url="",
         request_headers=[("Content-Encoding", "gzip")],
         request_body=gzip.compress(b"asked"),
-        response_headers=[("content-encoding", "br")],
+        response_headers=[("content-encoding", "compress")],
         response_body=b"unknown encodings stay",
     )
     assert plain_bodies(exchange) == (b"asked", b"unknown encodings stay")

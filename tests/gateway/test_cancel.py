@@ -15,7 +15,7 @@ from fakes.tape import Tape
 
 BOUND = 1.0
 """Seconds; generous, because the machine may be busy. It is a few milliseconds on an idle one, and printed."""
-EVENT = chunk(b"data: 1\n\n")
+EVENT, DONE = chunk(b"data: 1\n\n"), chunk(b"data: [DONE]\n\n")
 
 StartGateway = Callable[..., Awaitable[Gateway]]
 Leave = Callable[[Wire], None]
@@ -159,7 +159,7 @@ async def test_a_client_that_leaves_after_its_answer_has_had_it(rig: Rig) -> Non
 
 
 async def test_other_calls_go_on(rig: Rig) -> None:
-    script = [request(), send(events_head() + EVENT), wait("others"), send(EVENT + chunk(b""))]
+    script = [request(), send(events_head() + EVENT), wait("others"), send(EVENT + DONE + chunk(b""))]
     async with rig.upstream([request(), gone()], script) as upstream, rig.client() as leaver, rig.client() as stayer:
         leaver.send(rig.call())
         await upstream.connection(0)

@@ -23,6 +23,7 @@ from fakes import vllm_wire
 from fakes.engine import engine
 from fakes.formats import Failure
 from fakes.odd import abort, close, request, send, wait
+from fakes.packing import PACKERS
 from fakes.process import upstreams
 from fakes.provider import Provider
 from fakes.raw import body_of, chunk, connect, events_head, head, header_fields, post, reply
@@ -117,6 +118,19 @@ async def test_the_client_sees_what_it_would_have_seen(
     assert captured.gateway.metrics.captured_calls == {("yes",): 1}
 
 
+@pytest.mark.parametrize("name", list(PACKERS))
+async def test_a_request_with_an_encoding_is_asked_for_more_without_it(
+    captured: Inside, provider: Provider, name: str
+) -> None:
+    body = json.dumps(ASK).encode()
+    through = await asked_of(captured.base.url, captured.path(), PACKERS[name](body), ("Content-Encoding", name))
+    directly = await asked_of(provider.url, CHAT, body)
+    seen = provider.log[0]
+    assert body_of(through) == body_of(directly)
+    assert (json.loads(seen.body)["return_token_ids"], seen.header("content-encoding")) == (True, None)
+    assert all(ids for ids, _ in generated(seen.response, await captured.span()))
+
+
 async def test_the_tape_tells_what_was_added(captured: Inside, provider: Provider) -> None:
     body = json.dumps(ASK | {"temperature": 0.5, "logprobs": True}).encode()
     await asked_of(captured.base.url, captured.path(), body)
@@ -152,7 +166,7 @@ async def test_an_answer_without_encoding_is_asked_for(captured: Inside, provide
     body = json.dumps(ASK).encode()
     through = await asked_of(captured.base.url, captured.path(), body, ("Accept-Encoding", "gzip"))
     assert provider.log[-1].header("accept-encoding") == "identity"
-    provider.gzip = True
+    provider.encoding = "gzip"
     directly = await asked_of(provider.url, CHAT, body, ("Accept-Encoding", "gzip"))
     assert body_of(through) == gzip.decompress(body_of(directly))
     assert "content-encoding" not in told(through)

@@ -9,17 +9,23 @@ import signal
 import sys
 from collections.abc import AsyncGenerator
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from fakes.goldens import check_golden
 from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, exchange, serving
 from fakes.process import ROOT
 from fakes.shell import Shell
 
-from gateway.__main__ import COMMANDS, main
+from gateway.__main__ import COMMANDS, GROUPS, main
+from gateway.client import Client, ClientError
+from gateway.config import Auth
 from gateway.model import Side
 from gateway.store import Store
+from sidecar.environment import REMOVED
 
 RAW = b'\xff\x00 {"exact": \r\n}'
 
@@ -53,7 +59,7 @@ async def test_rollouts_and_spans_take_filters(shell: Shell) -> None:
     )
     assert (every.code, [line.split()[0] for line in every.text.splitlines()]) == (0, ["rollout", "r2", "r1"])
     assert [line.split()[0] for line in one.text.splitlines()] == ["rollout", "r1"]
-    assert (none.code, len(none.text.splitlines())) == (0, 1)
+    assert (none.code, none.text) == (0, "")
 
 
 async def test_a_filter_may_hold_spaces(shell: Shell) -> None:
@@ -126,9 +132,41 @@ async def test_changes_follow_until_interrupted(shell: Shell, served: Serving) -
 async def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
     async with serving(tape_of_two(), admin_key="secret") as served:
         shell = Shell(served.url, tmp_path)
-        bad, good = await asyncio.gather(shell.run("stats"), shell.run("stats", PENSTOCK_KEY="secret"))
-    assert (bad.code, good.code) == (1, 0)
-    assert "the admin key is missing" in bad.err
+        none, wrong, good = await asyncio.gather(
+            shell.run("stats"),
+            shell.run("stats", PENSTOCK_ADMIN_KEY="guess"),
+            shell.run("stats", PENSTOCK_ADMIN_KEY="secret"),
+        )
+    assert (none.code, wrong.code, good.code) == (1, 1, 0)
+    assert none.err.startswith(
+        "penstock: the admin key is missing; `penstock` commands take it from the variable PENST"
+    )
+    assert wrong.err.startswith("penstock: this is not the gateway's admin key; `penstock` commands take it from the v")
+    assert "guess" not in wrong.err
+
+
+@pytest.mark.parametrize(
+    "name", [*COMMANDS, *(f"{group} {name}" for group in GROUPS for name in GROUPS[group].commands)]
+)
+def test_every_help_names_the_key(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of every command that speaks to a gateway."""
+    if name in ("serve", "check", "completion"):
+        return
+    main([*name.split(), "--help"])
+    assert "PENSTOCK_ADMIN_KEY" in capsys.readouterr().out
+
+
+def test_there_is_one_name_for_the_key() -> None:
+    """The server's configuration, its commands and its agents' environment agree."""
+    assert Auth().admin_key_env == "PENSTOCK_ADMIN_KEY"
+    assert "PENSTOCK_ADMIN_KEY" in REMOVED
+    pages = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *ROOT.glob("gateway/**/*.py"),
+        *ROOT.glob("trainer/*.py"),
+    ]
+    assert not [page for page in pages if "PENSTOCK_" + "KEY" in page.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize(
@@ -141,27 +179,45 @@ async def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
         (("show", "r1/a1#0"), 2, "is not RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE"),
         (("show", "r1", "--raw", "request"), 2, "--raw shows one call: say which, such as r1/ATTEMPT#1"),
         (("token", "r1", "--expires", "soon"), 2, "'soon' is not a time"),
-        (("token", "a b"), 1, "rollout: String should match pattern"),
+        (("token", "a b"), 1, "rollout: 'a b' is not an id: up to 128 letters"),
         (("rollouts", "--limt", "3"), 2, "unknown option '--limt'"),
         (("rollouts", "--limit", "x"), 2, 'Invalid value for --limit: unable to convert "x" into int'),
-        (("show",), 2, "requires an argument"),
+        (("show",), 2, "requires an argument. See penstock show --help."),
+        (("release", "status"), 2, "requires an argument. See penstock release status --help."),
+        (("release", "bogus"), 2, 'Unknown command "bogus"'),
         (("enqueue", "missing.jsonl"), 1, "missing.jsonl: No such file or directory"),
         (("enqueue", "/dev/null"), 1, "/dev/null has no tasks"),
         (("enqueue", "/dev/null", "--timeout", "soon"), 2, "'soon' is not a time"),
-        (("enqueue", "/dev/null", "--retry-on", "failed,never"), 2, "retry_on.1: Input should be 'failed', 'timeout'"),
-        (("enqueue", "/dev/null", "--priority", "-1001"), 2, "priority: Input should be greater than or equal to"),
+        (("enqueue", "/dev/null", "--retry-on", "failed,never"), 2, "--retry-on: 'never' is not 'failed', 'timeout'"),
+        (("enqueue", "/dev/null", "--priority", "-1001"), 2, "--priority: -1001 is not -1000 or more"),
         (("enqueue", "/dev/null", "--metadata", "x"), 2, "--metadata: 'x' is not NAME=VALUE"),
         (("enqueue", "/dev/null", "--repeat", "0"), 2, "--repeat: 0 is not 1 or more"),
         (("enqueue", "/dev/null", "--mode", "trial"), 2, 'Invalid value "trial" for --mode'),
-        (("cancel",), 2, "say which rollouts, by their names or by --filter"),
-        (("requeue", "--filter", "statsu:x"), 1, "unknown field 'statsu'; did you mean 'status'?"),
+        (("cancel",), 2, "say which rollouts: by their ids, or by a filter such as group:q1 status:failed"),
+        (
+            ("cancel", "r1", "status:running"),
+            2,
+            "give ids or a filter, not both: 'r1' is an id, 'status:running' a term",
+        ),
+        (("cancel", "r1/a1"), 2, "'r1/a1' is neither the id of a rollout nor a term of a filter"),
+        (("doctor", "r1", "--filter", "x"), 2, "unknown option '--filter'"),
+        (("rollouts", "--limit", "0"), 2, 'Invalid value "0" for --limit. Must be >= 1.'),
+        (("requeue", "statsu:x"), 1, "unknown field 'statsu'; did you mean 'status'?"),
         (("reward", "r1/a1"), 2, "a reward needs a value or dimensions"),
-        (("reward", "r1/a1", "nan"), 2, "value: Input should be a finite number"),
-        (("reward", "r1/a1", "--dimension", "style=good"), 2, "dimensions.style: Input should be a valid number"),
+        (("reward", "r1/a1", "nan"), 2, "the reward: nan is not a finite number"),
+        (("reward", "r1/a1", "--dimension", "style=good"), 2, "--dimension style: 'good' is not a number"),
         (("reward", "r1", "1"), 2, "rollout 'r1' has 2 attempts (a1, a2): say which, as r1/ATTEMPT"),
         (("export", "--format", "parquet"), 2, "Parquet goes to a file: say which, as --output FILE"),
         (("export", "-o", "no/such/folder/x"), 1, "no/such/folder/x: No such file or directory"),
-        (("bogus",), 2, 'Unknown command "bogus"'),
+        (("bogus",), 2, 'Unknown command "bogus". Available commands: serve, enqueue'),
+        (("stats", "extra", "more"), 2, "Nothing is done with 'extra' 'more'. See penstock stats --help."),
+        (("stats", "--jsn"), 2, "Unknown option: --jsn. Did you mean --json? See penstock stats --help."),
+        (("stats", "--gateway", "http://["), 1, "'http://[' is not the URL of a gateway: Invalid IPv6 URL"),
+        (
+            ("stats", "--gateway", "http://a.invalid"),
+            1,
+            "there is no host 'a.invalid'; check --gateway or PENSTOCK_GATE",
+        ),
         (("stats", "--gateway", "localhost:1"), 1, "must start with http:// or https://"),
         (("changes", "--gateway", "http://127.0.0.1:1"), 1, "nothing answers there; is `penstock serve` running?"),
         (("serve", "--config", "missing.toml"), 1, "missing.toml does not exist"),
@@ -261,3 +317,95 @@ def test_the_table_of_commands_is_right(name: str) -> None:
     module, _, function = COMMANDS[name].path.partition(":")
     doc = getattr(import_module(module), function).__doc__
     assert " ".join(doc.partition("\n\n")[0].split()) == COMMANDS[name].help
+
+
+# --- the first minutes ---
+
+
+async def test_the_version_is_what_is_installed(shell: Shell) -> None:
+    assert (await shell.run("--version")).text == f"penstock {version('penstock')}\n"
+
+
+async def completed(shell: Shell, tmp_path: Path, *words: str) -> list[str]:
+    """What a real bash offers for the last of these words."""
+    script = tmp_path / "completion.bash"
+    if not script.exists():
+        script.write_bytes((await shell.run("completion", "bash")).out)
+    program = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+function=$(complete -p penstock | sed -E 's/.*-F ([^ ]+) .*/\\1/')
+"$function" penstock "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+    bash = await asyncio.create_subprocess_exec(
+        "bash", "--norc", "-c", program, "bash", script, "penstock", *words,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await bash.communicate()
+    assert err == b""
+    return sorted(out.decode().split())
+
+
+async def test_bash_completes(shell: Shell, tmp_path: Path) -> None:
+    assert await completed(shell, tmp_path, "ro") == ["rollouts"]
+    assert await completed(shell, tmp_path, "") == sorted([*COMMANDS, *GROUPS])
+    assert await completed(shell, tmp_path, "release", "re") == ["rehearse", "resume"]
+    assert await completed(shell, tmp_path, "enqueue", "--re") == ["--repeat", "--retry-on", "--reward-on-failure"]
+    assert await completed(shell, tmp_path, "export", "--what", "") == ["messages", "rollouts", "spans"]
+    assert await completed(shell, tmp_path, "completion", "") == ["bash", "fish", "zsh"]
+
+
+@pytest.mark.parametrize(("name", "mark"), [("zsh", "#compdef penstock"), ("fish", "complete -c penstock")])
+async def test_other_shells_have_their_script(shell: Shell, name: str, mark: str) -> None:
+    text = (await shell.run("completion", name)).text
+    assert mark in text
+    assert all(command in text for command in (*COMMANDS, *GROUPS))
+
+
+async def test_a_port_that_is_taken_is_told(shell: Shell, served: Serving) -> None:
+    port = served.url.rpartition(":")[2]
+    done = await shell.run("serve", "--port", port)
+    assert (done.code, done.text) == (1, "")
+    assert done.err.endswith(
+        f"penstock: port {port} of 127.0.0.1 is taken (perhaps another gateway runs): choose another with --port, "
+        "or --port 0 for any that is free\n"
+    )
+    assert "Errno" not in done.err
+
+
+async def test_a_host_of_another_machine_is_told(shell: Shell) -> None:
+    done = await shell.run("serve", "--host", "192.0.2.1", "--port", "0", PENSTOCK_ADMIN_KEY="k")
+    assert done.code == 1
+    assert "cannot listen on 192.0.2.1: it is no address of this machine; --host 127.0.0.1 is" in done.err
+
+
+async def other_server(request: web.Request) -> web.Response:
+    if request.path.startswith("/odd"):
+        return web.json_response({"rollouts": "none"})
+    return web.Response(status=502 if request.path.startswith("/down") else 404, text="<html>Not\nFound</html>")
+
+
+async def test_another_kind_of_server_is_told(shell: Shell) -> None:
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", other_server)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        other, odd, down = await asyncio.gather(
+            *(shell.run("rollouts", "--gateway", url + path) for path in ("", "/odd", "/down"))
+        )
+    assert other.err == (
+        f"penstock: what answers at {url} is not a Penstock gateway (GET /api/rollouts is 404 Not Found): "
+        "check --gateway or PENSTOCK_GATEWAY; `penstock serve` prints the address\n"
+    )
+    assert odd.err.startswith(f"penstock: {url}/odd/api/rollouts did not answer as a Penstock gateway of this version")
+    assert down.err == f"penstock: {url}/down/api/rollouts?limit=101 answered 502: <html>Not Found</html>\n"
+    assert {other.code, odd.code, down.code} == {1}
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1beta", "/rollout/r1/attempt/a1/v1", "/rollout/r1/attempt/a1"])
+async def test_the_base_url_of_an_agent_is_not_asked(served: Serving, path: str) -> None:
+    """What is asked there would be a call of a model, and a rollout of its own."""
+    with pytest.raises(ClientError, match=f"is the base URL of an agent; the gateway's own is {served.url}$"):
+        async with Client(served.url + path):
+            pass

@@ -100,12 +100,12 @@ async def test_the_key_is_sent() -> None:
 
 
 async def test_refusals_come_in_the_words_of_the_gateway(client: Client) -> None:
-    with pytest.raises(ClientError, match="there is no rollout 'none'; GET /api/rollouts lists them") as raised:
+    with pytest.raises(ClientError, match="there is no rollout 'none'; `penstock rollouts` lists them") as raised:
         await client.rollout("none")
     assert raised.value.status == 404
     with pytest.raises(ClientError, match="did you mean 'status'"):
         await anext(aiter(client.recent("statsu:ok")))
-    with pytest.raises(ClientError, match="rollout: String should match pattern"):
+    with pytest.raises(ClientError, match="rollout: 'a b' is not an id"):
         await client.token("a b")
     with pytest.raises(ClientError, match="rid is not an id"):
         await client.rollout("../api/tokens?x=")
@@ -125,7 +125,7 @@ async def test_another_server_is_told_apart(status: int, body: str) -> None:
 
     server = await asyncio.get_running_loop().create_server(web.Server(other), "127.0.0.1", 0)
     async with server, Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
-        with pytest.raises(ClientError, match=r"did not answer as a Penstock gateway does|answered 502: <html>bad"):
+        with pytest.raises(ClientError, match=r"did not answer as a Penstock gateway|answered 502: <html>bad"):
             await client.rollout("r1")
 
 
@@ -229,8 +229,10 @@ print(*sorted(loaded))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
     nouns = {"gateway.model", "gateway.views", "gateway.work", "gateway.releases.model", "gateway.runs.model"}
     # What the nouns of releases are made of: pure too.
-    parts = {"gateway.bulk", "gateway.strict", "gateway.prompts", "gateway.prompts.template", "gateway.releases"}
-    parts |= {f"gateway.releases.{name}" for name in ("betting", "evidence", "policy", "weights")}
+    parts = {"gateway.bulk", "gateway.strict", "gateway.wording", "gateway.prompts", "gateway.prompts.template"}
+    parts |= {"gateway.releases"} | {
+        f"gateway.releases.{name}" for name in ("betting", "evidence", "policy", "weights")
+    }
     clients = {"gateway", "gateway.client", "gateway.connection", "gateway.releases.client"}
     clients |= {"gateway.runs", "gateway.runs.client"}
     assert set(done.stdout.split()) == clients | nouns | parts

@@ -114,6 +114,36 @@ def test_compressed_segments_come_back_bounded(sizes: list[int]) -> None:
     assert found == records
 
 
+NAMES = st.sampled_from([b"r\0", b"r1\0", b"r1.2\0", b"a\0"])
+
+
+def joined(*parts: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    return st.tuples(*parts).map(b"".join)
+
+
+RECORDS = st.one_of(
+    joined(st.just(b"r"), NAMES),
+    joined(st.just(b"a"), NAMES, NAMES),
+    joined(st.sampled_from([b"o", b"s"]), NAMES, NAMES, st.binary(min_size=4)),
+    joined(st.sampled_from([b"v", b"e", b"t"]), NAMES),
+)
+
+
+@given(st.lists(RECORDS, max_size=150))
+def test_records_of_the_log_come_back_with_their_names(records: list[bytes]) -> None:
+    segments = list(codec.pack_log(records))
+    assert [one for _, _, segment in segments for one in codec.unpack_log(segment)] == records
+    assert sum(count for _, count, _ in segments) == len(records)
+
+
+def test_names_are_written_once_for_records_that_follow_each_other() -> None:
+    name, attempt = b"a-long-name-of-a-rollout\0", b"a1\0"
+    records = [b"r" + name, b"a" + name + attempt, *(b"s" + name + attempt + bytes(4) + b"head" for _ in range(5))]
+    for count in (7, 70):
+        segments = [segment for _, _, segment in codec.pack_log(records * (count // 7))]
+        assert sum(segment.count(name) for segment in segments) == len(segments)
+
+
 def test_incompressible_records_stay_readable() -> None:
     noise = [bytes((at * step * 7919 >> 3) & 255 for at in range(500)) for step in range(1, 20)]
     assert [one for _, _, part in codec.pack_segments(noise) for one in codec.unpack_segment(part)] == noise
@@ -139,7 +169,7 @@ def test_nouns_as_positions() -> None:
     names = codec.fields(Attempt, skip=("rollout", "id"))
     assert "rollout" not in names
     values = codec.values(Attempt(rollout="r", id="a", totals=Totals(calls=3)), names)
-    assert values[names.index("totals")] == [3, 0, 0, 0, 0, 0, 0]
+    assert values[names.index("totals")] == [3, 0, 0, 0, 0, 0, 0, 0, 0]
     assert codec.defaults(Rollout, ["id", "origin", "metadata"]) == [None, "header", None]
 
 
@@ -164,7 +194,7 @@ def test_an_exchange_shows_headers_and_arrival() -> None:
 
 @given(st.binary(max_size=80))
 def test_junk_is_unreadable_and_nothing_else(junk: bytes) -> None:
-    for read in (codec.unpack_segment, codec.unpack_open, codec.base_of):
+    for read in (codec.unpack_segment, codec.unpack_log, codec.unpack_open, codec.base_of):
         with suppress(*codec.UNREADABLE):
             read(junk)
     with suppress(*codec.UNREADABLE):

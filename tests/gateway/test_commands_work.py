@@ -16,6 +16,7 @@ import pytest
 from fakes.process import Gateway
 from fakes.shell import Done, Shell
 
+from gateway.__main__ import main
 from gateway.client import Client
 from gateway.model import AttemptStatus, Figures
 from gateway.work import Claim, ClaimRequest, Event, FinishRequest, HeartbeatRequest, Held, RolloutSpec
@@ -83,13 +84,13 @@ async def test_the_same_names_for_other_tasks_are_refused(shell: Shell, client: 
     other = await shell.run("enqueue", "-", stdin=TASKS.replace(b"2+2", b"4+4"))
     assert other.code == 1
     assert other.err.startswith("penstock: ")
-    assert other.err.endswith("; nothing was queued\n")
+    assert other.err.endswith("; choose another; nothing was queued\n")
     assert (await client.queue()).waiting == {"train": 2}
 
 
 async def test_a_file_with_a_flaw_queues_nothing(shell: Shell, client: Client) -> None:
     flawed = await shell.run("enqueue", "-", "--group-by", "topic", stdin=TASKS + b'\n{"id": "q3"}\n{"id"\n')
-    line = "line 4: topic: is missing; there are: id (and 1 more lines); nothing was queued"
+    line = "line 4: topic: is missing; there are: id (and 1 more line); nothing was queued"
     assert (flawed.code, flawed.text, flawed.err) == (1, "", f"penstock: -: {line}\n")
     assert await statuses(client) == {}
 
@@ -130,7 +131,8 @@ async def test_draining_waits_for_what_runs(shell: Shell, client: Client) -> Non
     assert not ended.done()
     await finished(client, two)
     out, err = await asyncio.wait_for(ended, 20)
-    assert (err, without_age(out.decode())) == (b"", "Queue draining: 1 waiting (1 train); 0 claimed.\n")
+    assert err.decode() == "Waiting for 2 attempts to end; `penstock workers` lists them.\n"
+    assert without_age(out.decode()) == "Queue draining: 1 waiting (1 train); 0 claimed.\n"
 
 
 async def test_workers_are_listed(shell: Shell, client: Client) -> None:
@@ -157,9 +159,9 @@ async def test_rollouts_are_cancelled_and_queued_again(shell: Shell, client: Cli
         ["r3", "cancelled"],
     ]
     assert await statuses(client) == {"r1": "cancelled", "r2": "queuing", "r3": "cancelled"}
-    (again,) = objects(await shell.run("requeue", "--filter", "group:g", "--json"))
+    (again,) = objects(await shell.run("requeue", "group:g", "--json"))
     assert (again["id"], again["status"]) == ("r1", "requeuing")
-    both = objects(await shell.run("cancel", "--filter", "group:g", "--json"))
+    both = objects(await shell.run("cancel", "group:g", "--json"))
     assert sorted(one["id"] for one in both) == ["r1", "r2"]
 
 
@@ -170,6 +172,9 @@ async def test_what_cannot_be_done_is_said_at_the_end(shell: Shell, client: Clie
     assert done.code == 1
     assert [line.split()[0] for line in done.text.splitlines()] == ["rollout", "r2"]
     assert done.err.startswith("penstock: 2 of 3 rollouts could not be cancelled: rollout 'r1' has succeeded already")
+    one = await shell.run("requeue", "none")
+    assert (one.code, one.text) == (1, "")
+    assert one.err == "penstock: there is no rollout 'none'; `penstock rollouts` lists them\n"
 
 
 async def test_rewards_are_given_by_hand(shell: Shell, client: Client) -> None:
@@ -231,10 +236,10 @@ async def test_exports_take_filters(
         judged = FinishRequest.model_validate({"worker": "w1", "status": "succeeded", "rewards": [{"value": reward}]})
         _ = await client.finish(claim.rollout.id, claim.attempt.id, judged)
     good, said, done, odd = await asyncio.gather(
-        shell.run("export", "--filter", "reward>0.5"),
-        shell.run("export", "--what", "messages", "--filter", "group:g2"),
-        shell.run("export", "--what", "spans", "--format", "parquet", "-o", "out.parquet", "--filter", "kind:llm"),
-        shell.run("export", "--filter", "statsu:x", "-o", "never.jsonl"),
+        shell.run("export", "reward>0.5"),
+        shell.run("export", "--what", "messages", "group:g2"),
+        shell.run("export", "--what", "spans", "--format", "parquet", "-o", "out.parquet", "kind:llm"),
+        shell.run("export", "statsu:x", "-o", "never.jsonl"),
     )
     assert [(row["id"], row["group"], row["reward"], row["calls"]) for row in objects(good)] == [("r1", "g1", 1.0, 2)]
     assert [(row["rollout"], row["sequence"]) for row in objects(said)] == [("r2", 2), ("r2", 1)]
@@ -267,3 +272,81 @@ async def test_the_doctor_says_what_is_missing(
     (other,) = objects(await shell.run("doctor", "r1", "--model", "other", "--json"))
     assert other["attempts"][0]["calls"][0]["findings"][0]["code"] == "other_model"
     assert (await shell.run("doctor", "none")).err.startswith("penstock: there is no rollout 'none'")
+
+
+async def test_the_doctor_takes_a_filter(
+    shell: Shell, client: Client, gateway: Gateway, http: aiohttp.ClientSession
+) -> None:
+    for rid in ("r1", "r2", "other"):
+        await called(http, gateway, rid)
+    some, whole, each, none = await asyncio.gather(
+        shell.run("doctor", "rollout:r?"),
+        shell.run("doctor", "rollout:other"),
+        shell.run("doctor", "r2", "other", "--json"),
+        shell.run("doctor", "rollout:nobody"),
+    )
+    assert [line.split()[0] for line in some.text.splitlines()[:3]] == ["rollout", "r2", "r1"]
+    assert some.text.endswith("0 of 2 rollouts can be trained on.\n")
+    assert "penstock reward r2/a1 VALUE" in some.text
+    assert whole.text.startswith("other  running")
+    assert [found["rollout"] for found in objects(each)] == ["r2", "other"]
+    assert (none.code, none.text, none.err) == (0, "", "No rollout matches.\n")
+
+
+# --- when nothing happens ---
+
+NOTHING = [
+    ("rollouts", "The tape has no rollouts yet: "),
+    ("rollouts status:failed", "No rollout matches."),
+    ("workers", "No worker was heard of in the last quarter of an hour; `penstock run` is one."),
+    ("cancel group:g", "No rollout matches that has not ended."),
+    ("requeue group:g", "No rollout matches that came from the queue and has ended."),
+    ("doctor group:g", "No rollout matches."),
+    ("export", "Nothing was written: nothing matches."),
+    ("export --what spans kind:llm", "Nothing was written: nothing matches."),
+    ("resource list", "There are no resources yet; `penstock resource add` registers one."),
+    ("release list", "There are no releases yet; `penstock release start` starts one."),
+    ("release list --live", "No release is live."),
+    ("runs list", "There are no training runs yet; `penstock train` starts one."),
+    ("runs list --kind sft", "No run matches."),
+]
+
+
+async def test_an_empty_gateway_is_told(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr, so that nothing comes out of a pipe."""
+    monkeypatch.setenv("PENSTOCK_GATEWAY", gateway.url)
+    for words, said in NOTHING:
+        await asyncio.to_thread(main, words.split())
+        out, err = capsys.readouterr()
+        assert (words, out, err.count("\n")) == (words, "", 1)
+        assert err.startswith(said)
+
+
+async def test_a_spans_list_may_be_empty_too(shell: Shell, client: Client) -> None:
+    _ = await client.enqueue([RolloutSpec(id="r1")])
+    empty, none = await asyncio.gather(shell.run("spans", "r1"), shell.run("spans", "r1", "kind:llm"))
+    assert (empty.text, empty.err) == ("", "r1 has no spans yet.\n")
+    assert (none.text, none.err) == ("", "No span matches.\n")
+
+
+async def test_what_a_limit_leaves_out_is_said(shell: Shell, client: Client) -> None:
+    _ = await client.enqueue([RolloutSpec(id=f"r{n}") for n in range(3)])
+    two, three, lines = await asyncio.gather(
+        shell.run("rollouts", "--limit", "2"),
+        shell.run("rollouts", "--limit", "3"),
+        shell.run("rollouts", "--limit", "2", "--json"),
+    )
+    assert (len(two.text.splitlines()), two.err) == (3, "There are more than 2: --limit 20 shows more of them.\n")
+    assert (len(three.text.splitlines()), three.err) == (4, "")
+    assert (len(lines.text.splitlines()), lines.err) == (2, two.err)
+
+
+async def test_a_pipe_has_whole_rows(shell: Shell, client: Client) -> None:
+    """What `awk -F '  +'` sees is the same, whatever is in the rows."""
+    _ = await client.enqueue([RolloutSpec(id="a" * 120, group="a group"), RolloutSpec(id="b")])
+    head, *rows = (re.split("  +", line.strip()) for line in (await shell.run("rollouts")).text.splitlines())
+    assert [row[:4] for row in rows] == [["b", "-", "train", "queuing"], ["a" * 120, "a group", "train", "queuing"]]
+    assert {len(row) for row in rows} == {len(head)}
+    assert head[:2] == ["rollout", "group"]

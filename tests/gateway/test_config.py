@@ -21,6 +21,7 @@ SECTIONS = {
     "limits": "[limits]",
     "tape": "[tape]",
     "rewards": "[rewards]",
+    "rollouts": "[rollouts]",
     "otlp": "[otlp]",
     "upstream": "[[upstream]]",
     "route": "[[route]]",
@@ -99,6 +100,7 @@ WRONG = [
     ("", "limits = 1"),
     ("", "tape = 1"),
     ("", "rewards = 1"),
+    ("", "rollouts = 1"),
     ("", "otlp = 1"),
     ("", "upstream = 1"),
     ("", "route = 1"),
@@ -135,8 +137,10 @@ WRONG = [
     ("tape", 'on_record_failure = { onlin = "pass" }'),
     ("tape", "on_record_failure = 1"),
     ("rewards", "trust_agent = 1"),
+    ("rollouts", "quiet_seconds = 0"),
     ("otlp", "request_bytes = 1"),
     ("otlp", 'endpoint = "collector:4318"'),
+    ("otlp", "wait = 301"),
     ("otlp", 'endpoint = "http://me:pw@x"'),
     ("otlp", "headers_env = 1"),
     ("otlp", 'protocol = "grpc"'),
@@ -160,7 +164,7 @@ def test_every_key_has_a_wrong_value_above() -> None:
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"penstock\.toml: .*port.*; .*commit_ms.*found -1"):
+    with pytest.raises(ConfigError, match=r"penstock\.toml: .*port.*; .*commit_ms: -1 is not 0 or more"):
         read(tmp_path, "port = -1\n[tape]\ncommit_ms = -1\n")
 
 

@@ -191,17 +191,17 @@ async def test_exact_bytes(served: Serving, http: aiohttp.ClientSession, side: s
 @pytest.mark.parametrize(
     ("path", "status", "field", "message"),
     [
-        ("/api/rollouts/none", 404, "rid", "there is no rollout 'none'; GET /api/rollouts lists them"),
+        ("/api/rollouts/none", 404, "rid", "there is no rollout 'none'; `penstock rollouts` lists them"),
         ("/api/rollouts/none/spans", 404, "rid", "there is no rollout 'none'"),
-        ("/api/rollouts/r1/attempts/a9/spans", 404, "aid", "GET /api/rollouts/r1/attempts lists them"),
-        ("/api/rollouts/r1/attempts/a1/spans/99", 404, "sequence", "/api/rollouts/r1/attempts/a1/spans lists them"),
+        ("/api/rollouts/r1/attempts/a9/spans", 404, "aid", "`penstock show r1` shows them"),
+        ("/api/rollouts/r1/attempts/a1/spans/99", 404, "sequence", "`penstock spans r1/a1` lists them"),
         ("/api/rollouts/r1/attempts/a1/spans/zero", 400, "sequence", "sequence is a whole number from 1"),
         ("/api/rollouts/r1/attempts/a2/spans/1/request", 404, None, "no bytes of span 1 are stored: it is error"),
         ("/api/rollouts/a%20b", 400, "rid", "rid is not an id"),
         ("/api/nothing", 404, None, "there is nothing at /api/nothing; GET /api/docs lists what there is"),
         ("/api/tokens", 405, "method", "/api/tokens does not know GET"),
-        ("/api/spans?limit=0", 400, "limit", "limit: Input should be greater than or equal to 1"),
-        ("/api/spans?limit=many", 400, "limit", "limit: Input should be a valid integer"),
+        ("/api/spans?limit=0", 400, "limit", "limit: '0' is not 1 or more"),
+        ("/api/spans?limit=many", 400, "limit", "limit: 'many' is not a whole number"),
         ("/api/spans?limt=5", 400, "limt", "'limt' is not known here; did you mean 'limit'?"),
         ("/api/spans?limit=5&limit=6", 400, "limit", "given more than once"),
         ("/api/spans?filter=statsu:ok", 400, "filter", "did you mean 'status'?"),
@@ -211,7 +211,7 @@ async def test_exact_bytes(served: Serving, http: aiohttp.ClientSession, side: s
         (f"/api/spans?cursor={encode_cursor('recent', ('a', 1))}", 400, "cursor", "is a cursor of another list"),
         ("/api/changes?since=99999", 400, "since", "must be a cursor of this feed, which ends at 6"),
         ("/api/changes?limit=3", 400, "limit", "limit goes with follow=false only"),
-        ("/api/stats?spans=-1", 400, "spans", "greater than or equal to 0"),
+        ("/api/stats?spans=-1", 400, "spans", "spans: '-1' is not 0 or more"),
     ],
 )
 async def test_refusals_name_the_field_and_what_is_allowed(
@@ -258,7 +258,7 @@ async def test_with_a_key_only_the_key_opens(http: aiohttp.ClientSession) -> Non
             await get(http, served, "/api/rollouts", 200, **{name: value})
         await get(http, served, "/metrics", 401)
         wrong = await get(http, served, "/api/rollouts", 401, Authorization="Bearer no")
-        assert wrong["error"]["message"] == "this is not the gateway's admin key"
+        assert wrong["error"]["message"].startswith("this is not the gateway's admin key; ")
         for path in ("/healthz", "/readyz", "/api/openapi.json"):
             await get(http, served, path)
 
@@ -334,11 +334,9 @@ async def test_stats(served: Serving, http: aiohttp.ClientSession) -> None:
 async def test_health_and_readiness(served: Serving, http: aiohttp.ClientSession) -> None:
     assert await get(http, served, "/healthz") == {"status": "ok"}
     assert await get(http, served, "/readyz") == {"status": "ok"}
-    served.state.draining = True
+    served.state.not_ready = "the gateway is draining: it takes no new calls"
     assert "draining" in (await problem(http, served, "/readyz", 503))["message"]
     await get(http, served, "/healthz")
-    served.state.draining, served.state.ready = False, False
-    assert "not ready" in (await problem(http, served, "/readyz", 503))["message"]
 
 
 async def test_metrics(served: Serving, http: aiohttp.ClientSession) -> None:

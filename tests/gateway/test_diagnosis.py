@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from fakes.goldens import check_golden
+from fakes.goldens import check_widths, text_of
 from fakes.memory_tape import T0, call, chat_exchange, exchange
 from hypothesis import given
 from hypothesis import strategies as st
@@ -379,7 +379,16 @@ def long_story() -> Diagnosis:
 
 
 def test_how_it_looks() -> None:
-    check_golden("doctor", pictures.diagnosis(long_story()))
+    check_widths("doctor", pictures.diagnosis(long_story()))
+
+
+def test_several_are_a_line_each() -> None:
+    fine = judge((span(1), good())).model_copy(update={"rollout": "0193c6f2-7d1a-7c3e-9f54-2b8a6d0e4c71"})
+    check_widths("doctor-several", pictures.diagnoses([long_story(), fine]))
+
+
+def test_one_of_several_is_told_whole() -> None:
+    assert text_of(pictures.diagnoses([long_story()])) == text_of(pictures.diagnosis(long_story()))
 
 
 def test_every_reason_is_documented_and_exists() -> None:

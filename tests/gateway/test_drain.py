@@ -20,6 +20,7 @@ from gateway.model import Span
 from gateway.store import Store, check
 
 EVENT = chunk(b"data: 1\n\n")
+END = chunk(b"data: [DONE]\n\n") + chunk(b"")
 
 
 @contextmanager
@@ -62,7 +63,7 @@ async def refuses_connections(base: Base) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_what_runs_finishes(http: aiohttp.ClientSession, tmp_path: Path, number: signal.Signals) -> None:
-    script = [request(), send(events_head() + EVENT), wait("signalled"), send(EVENT + chunk(b""))]
+    script = [request(), send(events_head() + EVENT), wait("signalled"), send(END)]
     with stopping(tmp_path, http) as rig:
         async with rig.upstream(script) as upstream, rig.client() as client, rig.client() as idle:
             idle.send(get("/readyz", host="127.0.0.1"))
@@ -74,11 +75,11 @@ async def test_what_runs_finishes(http: aiohttp.ClientSession, tmp_path: Path, n
             assert await idle.gone() == "eof"
             await refuses_connections(rig.base)
             upstream.go("signalled")
-            assert await client.rest() == EVENT + chunk(b"")
+            assert await client.rest() == END
             assert client.end == "eof"
             await ended(rig.base)
         (span,) = recorded(rig.base)
-    assert (span.status, span.response_bytes) == ("ok", 18)
+    assert (span.status, span.response_bytes) == ("ok", 23)
 
 
 async def test_a_request_that_is_being_sent_is_still_served(http: aiohttp.ClientSession, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fakes.memory_tape import MemoryTape, call, chat_exchange
 from pydantic import BaseModel
 
 from gateway import exporting
-from gateway.exporting import NOUNS, Conversation, Lines, Parquet, columns, export, row, whole_file
+from gateway.exporting import NOUNS, SPREAD, Conversation, Lines, Parquet, columns, export, row, whole_file
 from gateway.model import Attempt, Reward, RolloutSummary, Totals
 from gateway.openapi import field_docs
 from gateway.reads import detail_of
@@ -127,4 +127,6 @@ def test_every_column_is_documented_and_exists(what: exporting.What) -> None:
     section = DOCS.split(f"\n## `--what {what}`\n", 1)[1].split("\n## ", 1)[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (.+) \|$", section, re.MULTILINE)
     assert [(name, kind) for name, kind, _ in rows] == [(c.name, TYPES[c.kind]) for c in columns(what)]
-    assert [text for _, _, text in rows] == [field_docs(c.noun)[c.name] for c in columns(what)]
+    assert [text for _, _, text in rows] == [
+        field_docs(c.noun)[c.name.removeprefix(SPREAD.get(c.noun, ""))] for c in columns(what)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,6 +154,14 @@ async def test_an_oversize_head_is_refused(rig: Rig, pieces: int, first: int) ->
         assert upstream.connections == []
 
 
+async def test_a_long_request_line_counts_as_head(rig: Rig) -> None:
+    """Also where the read that brings its end brings nothing else to refuse."""
+    async with rig.upstream([request()]) as upstream, rig.client() as client:
+        client.send(get(rig.path() + "?" + "q" * 16_384))
+        assert "limits.header_bytes = 16384" in refused(await client.rest(), 431)
+        assert upstream.connections == []
+
+
 async def test_an_endless_header_is_refused(rig: Rig) -> None:
     async with rig.client() as client:
         client.send(head(f"POST {rig.path()} HTTP/1.1")[:-2] + b"X-A: ")
@@ -276,6 +285,47 @@ async def test_control_paths_are_only_those(rig: Rig) -> None:
             client.send(get(path, [("x-rollout-id", rig.rollout)]))
             await client.message()
             assert (await upstream.connection(0)).requests[0].startswith(f"GET /v1{path} ".encode())
+
+
+@pytest.mark.parametrize("below", ["/", "/?utm=1", "/rollout/page/", "/rollout/page", "/rollout/page/attempt/a1/"])
+async def test_the_address_itself_is_a_page_and_no_call(rig: Rig, below: str) -> None:
+    """Claude Code asks `HEAD /` of its base URL before its first call; people open it in a browser."""
+    async with rig.upstream([request()]) as upstream, rig.client() as client:
+        client.send(head(f"HEAD {below} HTTP/1.1", [("Host", "agent.test")]) + get("/favicon.ico"))
+        client.send(get(below) + get("/favicon.ico", [("Connection", "close")]))
+        answers = await client.rest()
+        probed, icon, page, last = re.split(rb"(?=HTTP/1\.1 )", answers)[1:]
+        assert (probed.split()[1], icon.split()[1], page.split()[1], last.split()[1]) == (
+            b"200",
+            b"204",
+            b"200",
+            b"204",
+        )
+        assert body_of(probed) == b""
+        assert header_fields(page)["content-length"] == header_fields(probed)["content-length"]
+        assert int(header_fields(page)["content-length"]) == len(body_of(page))
+        assert b"penstock show r1" in page
+        assert upstream.connections == []
+    async with rig.tape.http.get(f"{rig.base.url}/api/rollouts/page") as found:
+        assert found.status == 404
+
+
+async def test_the_page_leads_to_what_there_is(rig: Rig) -> None:
+    async with rig.tape.http.get(rig.base.url) as answered:
+        assert answered.content_type == "text/html"
+        page = await answered.text()
+    links = re.findall(r'href="(/[^"]+)"', page)
+    assert len(links) == 4
+    for link in links:
+        async with rig.tape.http.get(rig.base.url + link) as answered:
+            assert answered.status == 200
+
+
+async def test_other_methods_of_the_address_itself_are_calls(rig: Rig) -> None:
+    async with rig.upstream([request(), send(reply(200, b"{}"))]), rig.client() as client:
+        client.send(post(rig.path("/"), b"{}"))
+        assert await client.message() == reply(200, b"{}")
+    assert (await rig.span()).path == "/"
 
 
 async def test_a_client_of_http_1_0_may_ask_the_control_plane(rig: Rig) -> None:

@@ -17,7 +17,13 @@ places = st.tuples(ids, ids, u32s)
 @given(places, places)
 def test_head_keys_sort_as_their_tuples(a: tuple[str, str, int], b: tuple[str, str, int]) -> None:
     assert (keys.head_key(*a) < keys.head_key(*b)) == (a < b)
-    assert (keys.index_key(*a) < keys.index_key(*b)) == (a < b)
+
+
+@given(u64s, ids, u64s, ids)
+def test_places_sort_by_number_and_come_back(a: int, first: str, b: int, second: str) -> None:
+    one, other = keys.place_key(a, first), keys.place_key(b, second)
+    assert (one < other) == ((a, first) < (b, second))
+    assert (keys.to_number(one), keys.attempt_of_place(one)) == (a, first)
 
 
 @given(u64s, u64s)
@@ -46,6 +52,6 @@ def test_a_prefix_holds_only_its_own(rollout: str, attempt: str, place: tuple[st
 
 @given(st.lists(u64s))
 def test_numbers_in_a_row_come_back(numbers: list[int]) -> None:
-    row = b"".join(map(keys.number, numbers))
+    row = keys.numbers(numbers)
     assert keys.to_numbers(row) == numbers
     assert all(keys.to_number(row[8 * at :]) == value for at, value in enumerate(numbers))

@@ -29,7 +29,7 @@ def gateway_config() -> str:
 async def test_a_thousand_slow_calls_at_once(rig: Rig) -> None:
     body = b'{"model":"m","messages":"' + b"x" * 1000 + b'"}'
     before = rig.base.memory
-    script: list[Step] = [request(), send(events_head()), wait("all"), send(chunk(b"data: 1\n\n") + chunk(b""))]
+    script: list[Step] = [request(), send(events_head()), wait("all"), send(chunk(b"data: [DONE]\n\n") + chunk(b""))]
     async with rig.upstream(script) as upstream, AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(rig.client()) for _ in range(CALLS)]
         for client in clients:
@@ -103,7 +103,7 @@ async def test_a_slow_client_holds_its_upstream_and_not_our_memory(rig: Rig) -> 
 
 
 def test_what_is_kept_of_a_long_answer_is_its_beginning() -> None:
-    admitted = Admitted(Address("r"), OPAQUE, "/", b"", [])
+    admitted = Admitted(Address("r"), OPAQUE, "/", b"")
     record = Record(admitted, Request(), Redactor(), limit=10)
     for piece in (b"12345678", b"too much", b"9"):
         record.arrived([piece], 0.0)

@@ -19,9 +19,8 @@ from fakes.rig import CHAT, MESSAGES, Inside, Rig, inside
 from gateway.admission import Admission
 from gateway.call import Call
 from gateway.dialects.chat import Chat
-from gateway.model import RolloutSummary, Span
+from gateway.model import RolloutSummary
 from gateway.record import Record
-from gateway.views import SpanPage
 
 StartGateway = Callable[..., Awaitable[Gateway]]
 OK = reply(200, b"{}")
@@ -145,15 +144,6 @@ def conversation(*messages: tuple[str, str]) -> bytes:
     return json.dumps({"model": "m", "messages": said}).encode()
 
 
-async def unaddressed(rig: Rig, count: int) -> list[Span]:
-    """The spans of calls to paths with `rig.rollout` in the query, oldest first, as soon as there are that many."""
-    spans: list[Span] = []
-    while len(spans) < count:
-        page = SpanPage.model_validate(await rig.tape.get("/api/spans"))
-        spans = [span for span in page.spans if rig.rollout in span.path and span.status != "open"]
-    return sorted(spans, key=lambda span: span.start_ns)
-
-
 async def test_a_conversation_is_one_rollout(rig: Rig) -> None:
     mine, yours = ("user", f"mine {rig.rollout}"), ("user", f"yours {rig.rollout}")
     turns = [
@@ -167,7 +157,7 @@ async def test_a_conversation_is_one_rollout(rig: Rig) -> None:
             async with rig.client() as client:
                 client.send(post(f"{CHAT}?{rig.rollout}", body))
                 await client.message()
-    spans = await unaddressed(rig, 4)
+    spans = await rig.unaddressed(4)
     assert spans[0].rollout == spans[2].rollout != spans[1].rollout == spans[3].rollout
     assert [span.sequence for span in spans] == [1, 1, 2, 2]
 
@@ -179,7 +169,7 @@ async def test_the_next_turn_is_known_at_once_even_on_the_same_connection(rig: R
         await client.message()
         other.send(post(f"{CHAT}?{rig.rollout}", conversation(opening, ("assistant", "hi"), ("user", "b"))))
         await other.message()
-    first, second = await unaddressed(rig, 2)
+    first, second = await rig.unaddressed(2)
     assert first.rollout == second.rollout
 
 
@@ -191,7 +181,7 @@ async def test_a_response_is_continued_by_its_id(rig: Rig) -> None:
             async with rig.client() as client:
                 client.send(post(f"/v1/responses?{rig.rollout}", json.dumps({"model": "m", **body}).encode()))
                 await client.message()
-    first, second = await unaddressed(rig, 2)
+    first, second = await rig.unaddressed(2)
     assert first.rollout == second.rollout
 
 
@@ -325,7 +315,7 @@ async def test_retries_are_linked_and_twins_are_kept(rig: Rig) -> None:
 
 
 async def test_a_running_call_is_seen(rig: Rig) -> None:
-    script = [request(), send(events_head()), wait("seen"), send(chunk(b""))]
+    script = [request(), send(events_head()), wait("seen"), send(chunk(b"data: [DONE]\n\n") + chunk(b""))]
     async with rig.upstream(script) as upstream_, rig.client() as client:
         client.send(rig.call())
         span = await rig.tape.open_span(rig.rollout)

@@ -22,7 +22,17 @@ from gateway.client import Client
 from gateway.config import Tape
 from gateway.dispatcher import Desk
 from gateway.metrics import Metrics
-from gateway.model import LONGEST_S, Attempt, AttemptStatus, Judgement, Mode, Outcome, RolloutConfig, RolloutStatus
+from gateway.model import (
+    LONGEST_S,
+    Attempt,
+    AttemptStatus,
+    Judgement,
+    Mode,
+    Outcome,
+    Reward,
+    RolloutConfig,
+    RolloutStatus,
+)
 from gateway.recorder import Recorder
 from gateway.store import Claimed, Refused, Store, TapeError, Work
 from gateway.work import ClaimRequest, End, FinishRequest, HeartbeatRequest, Held, RolloutSpec
@@ -58,12 +68,12 @@ class Call:
 class Life:
     """One life of a gateway's queue."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, quiet_s: float) -> None:
         self.clock = clock
         self.store = Store(path, map_bytes=1 << 20)
         self.metrics = Metrics()
         self.recorder = Recorder(self.store, Tape(commit_ms=1.0), self.metrics, lambda cursor: None)
-        self.desk = Desk(self.recorder, self.metrics, clock)
+        self.desk = Desk(self.recorder, self.metrics, clock, quiet_s=quiet_s)
 
     async def enqueue(self, *names: str, mode: Mode = "train", config: RolloutConfig = AGAIN) -> None:
         await self.desk.enqueue([RolloutSpec(id=name, mode=mode, config=config) for name in names])
@@ -121,9 +131,9 @@ def name_of(claimed: Claimed) -> str:
 
 
 @asynccontextmanager
-async def living(path: Path, clock: Clock | None = None) -> AsyncGenerator[Life]:
+async def living(path: Path, clock: Clock | None = None, quiet_s: float = 1800) -> AsyncGenerator[Life]:
     """A desk at work."""
-    life = Life(path, clock or Clock())
+    life = Life(path, clock or Clock(), quiet_s)
     life.recorder.start()
     await life.desk.start()
     try:
@@ -549,3 +559,135 @@ async def test_a_task_that_cannot_be_done_does_not_disturb_the_others(life: Life
     assert results[1] == ["q1/a1"]
     assert isinstance(results[2], Refused)
     assert life.attempt("q1/a1").worker == "w1"
+
+
+# -- who was claimed by nobody -----------------------------------------------------------------------------------------
+
+
+async def test_who_nobody_has_claimed_ends_when_it_is_quiet_and_comes_alive_with_the_next_call(tmp_path: Path) -> None:
+    async with living(tmp_path, quiet_s=0.2) as life:
+        await life.agent_calls("by-hand/0")
+        assert life.status("by-hand") == RolloutStatus.RUNNING
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+        ended = life.attempt("by-hand/0")
+        assert (ended.status, ended.outcome, ended.reward) == (AttemptStatus.SUCCEEDED, None, None)
+        assert ended.ended_ns == ended.last_seen_ns
+        told = await life.desk.reward("by-hand", "0", Judgement(value=1.0))
+        assert told.late
+        assert life.status("by-hand") == RolloutStatus.SUCCEEDED
+        before = life.store.cursor()
+        await life.agent_calls("by-hand/0")
+        assert life.attempt("by-hand/0").ended_ns is None
+        changes, _ = life.store.changes(before, 100)
+        assert [change.kind for change in changes] == ["attempt", "rollout", "span"]
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+
+
+async def test_a_rollout_is_quiet_when_all_its_attempts_are(tmp_path: Path) -> None:
+    async with living(tmp_path, quiet_s=0.3) as life:
+        await life.agent_calls("by-hand/0")
+        while life.attempt("by-hand/0").status == AttemptStatus.RUNNING:
+            await life.agent_calls("by-hand/1")
+            await asyncio.sleep(0.02)
+            assert life.status("by-hand") == RolloutStatus.RUNNING
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+        await life.agent_calls("by-hand/2")
+        assert life.status("by-hand") == RolloutStatus.RUNNING
+
+
+async def test_an_end_that_somebody_has_told_stays(tmp_path: Path) -> None:
+    async with living(tmp_path, quiet_s=0.2) as life:
+        await life.agent_calls("by-hand/0")
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+        assert await life.finish("by-hand/0", "failed", None, [Judgement(value=0.5)]) == RolloutStatus.FAILED
+        await life.agent_calls("by-hand/0")
+        assert (life.status("by-hand"), life.attempt("by-hand/0").status) == (
+            RolloutStatus.FAILED,
+            AttemptStatus.FAILED,
+        )
+        with pytest.raises(Refused, match="was not claimed, so it cannot be handed back"):
+            await life.finish("by-hand/0", "environment", None)
+
+
+async def test_who_waits_for_an_answer_is_not_quiet(tmp_path: Path) -> None:
+    async with living(tmp_path, quiet_s=0.2) as life:
+        waiting = Call("by-hand", "0", life.clock())
+        waiting.made = running("by-hand", "0")
+        waiting.made.start_ns = life.clock()
+        life.recorder.announce(waiting)
+        assert await life.recorder.flush()
+        answered = time.monotonic() + 1
+        while time.monotonic() < answered:
+            assert life.status("by-hand") == RolloutStatus.RUNNING
+            await asyncio.sleep(0.05)
+        finish(waiting.made)
+        waiting.made.end_ns = life.clock()
+        life.recorder.put(waiting)
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+
+
+async def test_quiet_attempts_end_after_a_restart_too(tmp_path: Path) -> None:
+    clock = Clock()
+    async with living(tmp_path, clock) as life:
+        await life.agent_calls("by-hand/0")
+        await life.agent_calls("again/0")
+    clock.ahead += 3600 * SECOND
+    async with living(tmp_path, clock, quiet_s=2) as life:
+        await life.agent_calls("again/0")
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+        assert life.attempt("by-hand/0").ended_ns == life.attempt("by-hand/0").last_seen_ns
+        await life.when(lambda: life.status("again") == RolloutStatus.SUCCEEDED)
+
+
+async def test_many_end_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "AT_ONCE", 7)
+    async with living(tmp_path, quiet_s=0.2) as life:
+        seen: list[int] = []
+        submit = life.recorder.submit
+
+        def counting(do: Callable[[Work], Any]) -> asyncio.Future[Any]:
+            done = submit(do)
+            done.add_done_callback(lambda it: seen.append(len(it.result()) if isinstance(it.result(), list) else 0))
+            return done
+
+        monkeypatch.setattr(life.recorder, "submit", counting)
+        for number in range(50):
+            life.recorder.put(Call(f"by-hand-{number}", "0", life.clock()))
+        assert await life.recorder.flush()
+        await life.when(lambda: not life.store.unclaimed())
+        assert max(seen) == 7
+        assert life.metrics.attempts[("succeeded",)] == 50
+
+
+# -- what failed -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [None, -1.0])
+@pytest.mark.parametrize("how", ["failed", "timeout", "unresponsive"])
+async def test_the_last_failure_of_a_rollout_has_the_reward_that_was_said_before(
+    life: Life, how: AttemptStatus, own: float | None
+) -> None:
+    short = {"timeout": {"timeout_s": 0.2}, "unresponsive": {"unresponsive_s": 0.2}}.get(how, {})
+    config = RolloutConfig(retry_on=[how], max_attempts=2, reward_on_failure=own, **short)  # pyright: ignore
+    await life.enqueue("q1", config=config)
+    for attempt in ("a1", "a2"):
+        asked = ClaimRequest(worker="w1", wait_s=PATIENCE, lease_s=1, reward_on_failure=0.0)
+        assert [name_of(one) for one in await life.desk.claim(asked)] == [f"q1/{attempt}"]
+        if how == "failed":
+            await life.finish(f"q1/{attempt}", "failed")
+    await life.when(lambda: life.status("q1") == RolloutStatus.FAILED)
+    given = [Reward.of(span) for span in life.store.spans("q1") if span.kind == "reward"]
+    assert [(one.source, one.value, one.trusted, one.late) for one in given] == [("rule", own or 0.0, True, False)]
+    assert (life.attempt("q1/a1").reward, life.attempt("q1/a2").reward) == (None, own or 0.0)
+    await life.when(lambda: life.metrics.rewards[("rule",)] == 1)
+
+
+async def test_what_was_judged_is_not_judged_by_the_rule(life: Life) -> None:
+    config = RolloutConfig(max_attempts=1, reward_on_failure=0.0)
+    await life.enqueue("q1", "q2", "q3", config=config)
+    assert len(await life.claim(limit=3)) == 3
+    await life.finish("q1/a1", "failed", rewards=[Judgement(value=0.3, source="runner")])
+    await life.finish("q2/a1", "cancelled")
+    await life.desk.reward("q3", "a1", Judgement(value=0.9, source="agent"))  # what an agent says is not trusted
+    await life.finish("q3/a1", "failed")
+    assert [life.attempt(f"q{number}/a1").reward for number in (1, 2, 3)] == [0.3, None, 0.0]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from fakes.entries import call
-from fakes.queue_model import MODES, SECOND, Model, Name, No
+from fakes.queue_model import MODES, QUIET_S, SECOND, Model, Name, No
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -35,12 +35,14 @@ CONFIGS = (
     RolloutConfig(max_attempts=1),
     RolloutConfig(timeout_s=30, retry_on=["failed", "timeout", "unresponsive"], max_attempts=2),
     RolloutConfig(unresponsive_s=10, max_attempts=4),
+    RolloutConfig(timeout_s=30, reward_on_failure=-1.0, max_attempts=2),
 )
 SPECS = (
     RolloutSpec(id="q1", mode="train", input={"text": "q"}),
     RolloutSpec(id="q2", mode="train", priority=-1, config=CONFIGS[1]),
     RolloutSpec(id="q.3", mode="val", config=CONFIGS[2]),
     RolloutSpec(id="q4", mode="train", priority=5, config=CONFIGS[3]),
+    RolloutSpec(id="q5", mode="train", priority=5, config=CONFIGS[4]),
 )
 OTHER = RolloutSpec(id="q1", mode="val")
 """The same name for something else."""
@@ -51,7 +53,7 @@ seldom = st.integers(0, 30)
 workers = st.sampled_from(["w1", "w1", "w2"])
 leases = st.sampled_from([5 * SECOND, 20 * SECOND, 100 * SECOND])
 modes: st.SearchStrategy[tuple[Mode, ...]] = st.sampled_from([MODES, MODES, ("train",), ("val", "test")])
-ends: st.SearchStrategy[End] = st.sampled_from(["succeeded", "failed", "timeout", "cancelled"])
+ends: st.SearchStrategy[End] = st.sampled_from(["succeeded", "failed", "failed", "timeout", "cancelled", "environment"])
 rewards = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([None, "k1", "k2"])), max_size=2)
 
 
@@ -198,12 +200,18 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -- doing it ------------------------------------------------------------------------------------------------------
 
-    @rule(worker=workers, limit=st.integers(1, 3), wanted=modes, lease=leases)
-    def claim(self, worker: str, limit: int, wanted: tuple[Mode, ...], lease: int) -> None:
+    @rule(
+        worker=workers,
+        limit=st.integers(1, 3),
+        wanted=modes,
+        lease=leases,
+        reward=st.sampled_from([None, None, 0.25]),
+    )
+    def claim(self, worker: str, limit: int, wanted: tuple[Mode, ...], lease: int, reward: float | None = None) -> None:
         now = self.now
         self.do(
-            lambda work: work.claim(worker, limit, wanted, lease, now),
-            lambda: self.model.claim(worker, limit, wanted, lease, now),
+            lambda work: work.claim(worker, limit, wanted, lease, now, reward),
+            lambda: self.model.claim(worker, limit, wanted, lease, now, reward),
             lambda made: [(one.rollout.id, one.attempt.id) for one in made],
         )
 
@@ -234,6 +242,8 @@ class QueueMachine(RuleBasedStateMachine):
     def end(self, name: Name, worker: str | None, end: End, given: list[tuple[float, str | None]]) -> None:
         said = [(Judgement(value=value, key=key, source="runner"), True) for value, key in given]
         now, status = self.now, AttemptStatus(end)
+        if end == "environment":
+            self.requeued.add(name[0])
         self.do(
             lambda work: work.finish(name, worker, status, Outcome(exit_code=0), said, now),
             lambda: self.model.finish(name, worker, status, given, now),
@@ -244,11 +254,12 @@ class QueueMachine(RuleBasedStateMachine):
     def expire(self, picked: list[int], seconds: int) -> None:
         """Time goes by, and the clock asks for all that is live, and for what is not."""
         self.now += seconds * SECOND
-        wanted, now = [*sorted(self.model.live()), *map(self.attempt, picked)], self.now
+        watched = sorted(self.model.live() | self.model.unclaimed())
+        wanted, now = [*watched, *map(self.attempt, picked)], self.now
         self.do(
-            lambda work: work.expire(wanted, now),
+            lambda work: work.expire(wanted, now, QUIET_S),
             lambda: [self.model.expire(name, now) for name in wanted],
-            lambda made: [(one.again_ns, one.requeued) for one in made],
+            lambda made: [(one.again_ns, one.requeued, one.rewarded) for one in made],
         )
 
     @rule(pick=picks)
@@ -286,6 +297,35 @@ class QueueMachine(RuleBasedStateMachine):
             self.finish(0, "w1", "succeeded", [(1.0, None)])
         else:
             self.agent_calls(0)
+
+    @rule(lease=leases, reward=st.sampled_from([None, 0.25]), end=ends)
+    def somebody_fails_and_hands_it_back(self, lease: int, reward: float | None, end: End) -> None:
+        """What has failed, and what it was rewarded with, was no try; another end of it is refused then."""
+        self.claim("w1", 1, MODES, lease, reward)
+        self.finish(0, "w1", "failed", [])
+        self.finish(0, "w1", "environment", [])
+        self.finish(0, "w1", end, [])
+
+    @rule(pick=picks, seconds=st.sampled_from([16, 31]), how=st.sampled_from(["call", "other", "finish", "reward"]))
+    def somebody_nobody_has_claimed_is_quiet(self, pick: int, seconds: int, how: str) -> None:
+        """It calls, says nothing, and is there again: itself, another attempt of its rollout, or somebody about it."""
+        name = f"by-hand-{pick % 2}", "0"
+        self.called(name)
+        self.expire([], seconds)
+        if how == "call":
+            self.called(name)
+        elif how == "other":
+            self.called((name[0], "1"))
+        elif how == "finish":
+            self.end(name, None, "failed", [(0.5, None)])
+        else:
+            now = self.now
+            said = Judgement(value=1.0)
+            self.do(
+                lambda work: work.reward(name, said, True, now),
+                lambda: self.model.reward(name, 1.0, None, True),
+                lambda made: None,
+            )
 
     @rule(pick=picks, end=ends, lease=leases)
     def an_agent_has_an_attempt_of_its_own(self, pick: int, end: End, lease: int) -> None:
@@ -337,6 +377,7 @@ class QueueMachine(RuleBasedStateMachine):
         live = self.store.live()
         assert set(live) == self.model.live()
         assert len({rollout for rollout, _ in live}) == len(live)
+        assert set(self.store.unclaimed()) == self.model.unclaimed()
 
     @invariant()
     @precondition(lambda self: self.held is None)
@@ -344,7 +385,8 @@ class QueueMachine(RuleBasedStateMachine):
         now = {rollout.id: rollout.status for _, rollout in self.store.rollouts()}
         for name, status in self.before.items():
             if status in FINAL and now[name] != status:
-                assert name in self.requeued
+                quiet = self.model.tasks[name].spec is None and status == RolloutStatus.SUCCEEDED
+                assert name in self.requeued or quiet
         self.before = now
         self.requeued.clear()
 

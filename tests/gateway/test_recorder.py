@@ -250,6 +250,29 @@ async def test_a_thread_that_dies_makes_the_gateway_unready(http: aiohttp.Client
             assert await client.message() == OK
 
 
+async def test_a_gateway_is_not_ready_while_its_tape_fails(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async with inside(tmp_path, http) as rig:
+        write, full = rig.gateway.store.write, TapeError("disk full")
+
+        def fail(_: Sequence[Entry]) -> int:
+            raise full
+
+        rig.gateway.store.write = fail  # type: ignore[method-assign]
+        async with rig.upstream(answering(1)), rig.client() as client:
+            client.send(rig.call())
+            assert await client.message() == OK
+            assert not await rig.gateway.recorder.flush()
+            client.send(get("/readyz", host="127.0.0.1") + get("/healthz", host="127.0.0.1"))
+            refusal = await client.message()
+            assert refusal.startswith(b"HTTP/1.1 503 ")
+            assert b"recording has stopped: disk full" in refusal
+            assert (await client.message()).startswith(b"HTTP/1.1 200 ")
+            rig.gateway.store.write = write  # type: ignore[method-assign]
+            await rig.span()
+            client.send(get("/readyz", host="127.0.0.1"))
+            assert (await client.message()).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_the_end_of_a_call_waits_when_the_queue_is_full(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     """With a queue of one byte every call waits; nothing is dropped, nothing hangs."""
     with based(tmp_path, "[tape]\nqueue_bytes = 1\ncommit_ms = 2.0\n") as base:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes.goldens import check_golden, text_of
+from fakes.goldens import check_golden, check_widths, text_of
 from fakes.memory_tape import T0, MemoryTape, call, chat_exchange
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,7 +79,7 @@ def details(tape: MemoryTape, rid: str = "r1") -> tuple[RolloutSummary, list[Spa
 def test_rollouts() -> None:
     tape = weather_tape()
     rows = [summary(tape, rollout) for _, rollout in tape.rollouts()]
-    check_golden("rollouts", render.rollouts(rows, NOW))
+    check_widths("rollouts", render.rollouts(rows, NOW))
 
 
 def queue_of_rollouts() -> list[RolloutSummary]:
@@ -97,7 +97,7 @@ def queue_of_rollouts() -> list[RolloutSummary]:
 
 
 def test_queued_rollouts() -> None:
-    check_golden("queued-rollouts", render.rollouts(queue_of_rollouts(), NOW))
+    check_widths("queued-rollouts", render.rollouts(queue_of_rollouts(), NOW))
 
 
 def none_but(**fields: Any) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def test_rewards_and_events_are_told_in_their_place() -> None:
 
 
 def test_rewards_and_events_among_spans() -> None:
-    check_golden("rewarded-spans", render.spans(rewarded_tape().spans("r1")))
+    check_widths("rewarded-spans", render.spans(rewarded_tape().spans("r1")))
 
 
 def test_a_summary_has_the_reward_of_the_newest_attempt_that_has_one() -> None:
@@ -162,7 +162,7 @@ def test_workers() -> None:
         id="host-1", last_seen_ns=NOW - 3 * 10**9, figures=used, attempts=["q1.0/a1", "q1.1/a2"], finished=1234
     )
     idle = Worker(id="host-2", last_seen_ns=NOW)
-    check_golden("workers", pictures.workers([busy, idle], NOW))
+    check_widths("workers", pictures.workers([busy, idle], NOW))
 
 
 def test_what_became_of_tasks() -> None:
@@ -179,11 +179,11 @@ def test_what_became_of_a_reward() -> None:
 
 
 def test_where_rollouts_stand_now() -> None:
-    check_golden("moved", pictures.moved(queue_of_rollouts()))
+    check_widths("moved", pictures.moved(queue_of_rollouts()))
 
 
 def test_spans() -> None:
-    check_golden("spans", render.spans(weather_tape().spans("r1")))
+    check_widths("spans", render.spans(weather_tape().spans("r1")))
 
 
 def test_a_rollout_is_told_once() -> None:
@@ -218,7 +218,7 @@ def test_stats() -> None:
         cursor=9,
         gaps=2,
     )
-    check_golden("stats", render.stats(figures))
+    check_widths("stats", render.stats(figures))
 
 
 def test_changes() -> None:

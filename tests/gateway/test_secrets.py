@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import aiohttp
 from fakes.odd import Script, close, request, send
-from fakes.raw import connect, get, head, post, reply
+from fakes.raw import body_of, chunk, connect, get, head, post, reply
 from fakes.rig import CHAT, MESSAGES, Rig, based
 from fakes.tape import Tape
 
@@ -58,6 +59,89 @@ async def test_nothing_planted_is_found(http: aiohttp.ClientSession, tmp_path: P
         assert b"model=kept" in read
 
 
+async def test_what_providers_and_agents_repeat(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """The gateway's key does not reach the agent in an error, and nobody's reaches the tape."""
+    env = {"UP": UPSTREAM_KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
+    with based(tmp_path, upstream_config='key_env = "UP"', env=env) as base:
+        rig = Rig(base, Tape(base.url, http), "secret")
+        for status in (200, 401):
+            for answer, wanted in zip(answers(status), answers(status, GONE.decode()), strict=True):
+                async with rig.upstream([request(), *map(send, answer)]) as upstream, rig.client() as client:
+                    client.send(post(rig.path(), SAID, [("Authorization", f"Bearer {AGENT_KEY}")]))
+                    got, sent = await client.message(), b"".join(answer)
+                    assert (await upstream.connection(0)).requests[0].endswith(SAID)
+                if status == 200:
+                    assert got == sent
+                elif b"gzip" in sent:
+                    assert body_of(got) == gzip.decompress(wanted[-1])
+                else:
+                    assert got == b"".join(wanted)
+                    assert len(got) == len(sent)
+        printed = json.dumps({"events": [{"name": "stdout", "attributes": {"text": PRINTED}}]}).encode()
+        async with rig.client() as client:
+            client.send(post(rig.path("/events"), printed))
+            assert b" 200 " in await client.message()
+        finished = {
+            "status": "failed",
+            "outcome": {"reason": PRINTED, "output": {"env": [PRINTED]}},
+            "rewards": [{"value": 0.0, "reason": PRINTED}],
+        }
+        url = base.url + "/api/rollouts/secret/attempts/a1/finish"
+        async with rig.tape.http.post(url, json=finished, headers=ADMIN) as done:
+            assert done.status == 200, await done.text()
+        told = await read_everything(rig, 10)
+        assert UPSTREAM_KEY.encode() not in told
+        assert AGENT_KEY.encode() not in told
+        asked, answered = await raw(rig, 1, "request"), await raw(rig, 1, "response")
+        assert asked == SAID.replace(AGENT_KEY.encode(), b"*" * len(AGENT_KEY)).replace(UPSTREAM_KEY.encode(), GONE)
+        assert len(answered) == len(ECHOED)
+        assert json.loads(await raw(rig, 4, "response"))["error"]["message"].startswith("Incorrect API key: ****")
+    log, tape = base.log.encode(), b"".join(path.read_bytes() for path in (base.data / "tape").iterdir())
+    with Store(base.data, readonly=True) as store:
+        kept = [(span, store.exchange(span)) for span in store.spans("secret")]
+        read = b"".join(repr(one).encode() for one in kept)
+    for found in (log, tape, read):
+        assert MARK not in found
+    for span, exchange in kept[:8]:
+        assert exchange is not None
+        assert sum(chunk.size for chunk in exchange.chunks) == len(exchange.response_body)
+        if span.sequence in (4, 8):
+            assert ("Content-Encoding", "identity") in exchange.response_headers
+
+
+AGENT_KEY = KEYS["Authorization"].removeprefix("Bearer ")
+GONE = b"*" * len(UPSTREAM_KEY)
+SAID = json.dumps(
+    {"model": "m", "messages": [{"role": "user", "content": f"keys {AGENT_KEY} {UPSTREAM_KEY}"}]}
+).encode()
+ECHOED = json.dumps({"error": {"message": f"Incorrect API key: {UPSTREAM_KEY} / {AGENT_KEY}", "code": "k"}}).encode()
+PRINTED = f"OPENAI_API_KEY={UPSTREAM_KEY}"
+
+
+def answers(status: int, own: str = UPSTREAM_KEY) -> list[list[bytes]]:
+    """An answer with both keys, in reads: with its length, in chunks that cut the keys apart, of an API that names the
+    model after the key, and compressed. `own`: what stands in the place of the gateway's key."""
+    line, seen = f"HTTP/1.1 {status} X", [("X-Seen", f"Bearer {own}"), ("X-Agent", AGENT_KEY)]
+    at = [ECHOED.index(UPSTREAM_KEY.encode()) + 9, ECHOED.index(AGENT_KEY.encode()) + 5]
+    echoed = ECHOED.replace(UPSTREAM_KEY.encode(), own.encode())
+    pieces = [echoed[: at[0]], echoed[at[0] : at[1]], echoed[at[1] :]]
+    plain = head(line, [*seen, ("Content-Length", str(len(echoed)))])
+    chunked = head(line, [*seen, ("Transfer-Encoding", "chunked"), ("Trailer", "X-Key")])
+    named = json.dumps({"id": own, "model": f"m-{AGENT_KEY}", "choices": []}).encode()
+    packed = gzip.compress(echoed, mtime=0)
+    return [
+        [plain + pieces[0], pieces[1], pieces[2]],
+        [chunked, *map(chunk, pieces), b"0\r\n" + f"X-Key: {own}\r\n\r\n".encode()],
+        [head(line, [("Content-Type", "application/json"), ("Content-Length", str(len(named)))]) + named],
+        [head(line, [*seen, ("Content-Encoding", "gzip"), ("Content-Length", str(len(packed)))]), packed],
+    ]
+
+
+async def raw(rig: Rig, sequence: int, side: str) -> bytes:
+    """The bytes of a call, as the tape has them."""
+    return await read(rig, f"/api/rollouts/secret/attempts/a1/spans/{sequence}/{side}")
+
+
 async def minted(rig: Rig) -> str:
     """An agent token for the rollout."""
     url = rig.base.url + "/api/tokens"
@@ -99,16 +183,16 @@ async def provoke(rig: Rig, token: str) -> bytes:
     return said
 
 
-async def read_everything(rig: Rig) -> bytes:
-    """Every answer of the control API about the rollout."""
+async def read_everything(rig: Rig, least: int = 6) -> bytes:
+    """Every answer of the control API about the rollout, once it has so many spans."""
     spans: list[dict[str, object]] = []
-    while len(spans) < 6 or any(span["status"] == "open" for span in spans):
+    while len(spans) < least or any(span["status"] == "open" for span in spans):
         spans = json.loads(await read(rig, "/api/spans"))["spans"]
     paths = ["/api/rollouts", "/api/rollouts/secret", "/api/rollouts/secret/attempts", "/api/rollouts/secret/spans"]
     paths += ["/api/stats", "/metrics", "/api/changes?follow=false", "/api/openapi.json", "/api/docs"]
     for span in spans:
         place = f"/api/rollouts/secret/attempts/{span['attempt']}/spans/{span['sequence']}"
-        paths += [place, place + "/request", place + "/response"]
+        paths += [place, *([place + "/request", place + "/response"] if span["kind"] == "llm" else [])]
     return b"".join([await read(rig, path) for path in paths])
 
 

@@ -18,9 +18,9 @@ import pytest
 from fakes.entries import HEADERS, call, conversation, finish, running
 
 from gateway import codec, keys
-from gateway.model import Exchange, Span, SpanStatus
+from gateway.model import AttemptStatus, Exchange, Span, SpanStatus
 from gateway.store import Entry, Store, TapeError, check, records
-from gateway.store.environment import REMAP_BYTES
+from gateway.store.environment import FORMAT, ORDER, REMAP_BYTES
 
 SMALL = 1 << 20
 
@@ -386,15 +386,15 @@ def test_no_tape_is_not_a_tape(tmp_path: Path) -> None:
         check(tmp_path)
 
 
-@pytest.mark.parametrize("found", [b"0", b"2", b"\xff"])
+@pytest.mark.parametrize("found", [b"1", b"3", b"\xff"])
 def test_another_format_is_refused(tmp_path: Path, found: bytes) -> None:
     with Store(tmp_path) as store:
         store.write([call()])
     damage(tmp_path, "meta", b"format", found)
     for readonly in (True, False):
-        with pytest.raises(TapeError, match="this penstock reads 1"):
+        with pytest.raises(TapeError, match="this penstock reads 2"):
             Store(tmp_path, readonly=readonly)
-    damage(tmp_path, "meta", b"format", b"1")
+    damage(tmp_path, "meta", b"format", FORMAT)
     with Store(tmp_path) as store:
         assert store.attempts("r1")[0].totals.calls == 1
 
@@ -472,6 +472,8 @@ def damage(path: Path, database: str, key: bytes, value: bytes) -> None:
                 txn.delete(key)
 
 
+PLACE = keys.place_key(1, "a1")
+RUNNING = [1, list(AttemptStatus).index(AttemptStatus.RUNNING), 0, 0]
 DAMAGE = [
     ("bodies", keys.number(2), b"\xff\xff", r"attempts r1/a1: #2"),
     ("bodies", keys.number(2), b"\x28\xb5\x2f\xfd\xff", r"bodies 2"),
@@ -485,18 +487,13 @@ DAMAGE = [
         msgspec.msgpack.encode([b"s" + keys.head_key("r1", "a1", 2) + b"\xc0"]),
         r"attempts r1/a1: #2",
     ),
-    ("index", keys.index_key("r1", "a1", 0), b"", r"#1: it was given out but is not in the index"),
-    ("index", keys.index_key("r1", "a1", 0), keys.number(3) * 3, r"change 3 is not the head of r1/a1#2"),
-    ("attempts", keys.attempt_key("r1", "a1"), b"\xff", r"attempts r1/a1"),
-    (
-        "attempts",
-        keys.attempt_key("r1", "a1"),
-        codec.encode([1, "running", 0, 0, 2], [None] * 5),
-        r"it counts 0 finished",
-    ),
+    ("attempts", PLACE, codec.encode([[], *RUNNING, 1], [None] * 6), r"#1: it was given out but is not in the index"),
+    ("attempts", PLACE, codec.encode([[2, 2], *RUNNING, 2], [None] * 6), r"change 3 is not the head of r1/a1#2"),
+    ("attempts", PLACE, b"\xff", r"attempts r1/a1"),
+    ("attempts", PLACE, codec.encode([[2, 3], *RUNNING, 2], [None] * 6), r"it counts 0 finished"),
     ("rollouts", keys.rollout_key("r1"), b"\xff", r"rollouts r1"),
     ("rollouts", keys.rollout_key("r1"), b"", r"its rollout is missing"),
-    ("order", keys.number(1), b"nobody\0", r"order 1: it names a rollout that is missing"),
+    ("order", ORDER, keys.number(2), r"order 2: change 2 makes no rollout"),
     ("styles", keys.number(1), b"", r"style 1 is missing"),
     ("open", keys.head_key("r1", "a1", 4), b"\xff", r"open r1/a1#4"),
 ]

@@ -1,9 +1,11 @@
-"""record = "strict": an answer that a client has had completely is on the tape, whenever the gateway dies."""
+"""record = "strict": a call that an upstream has seen is on the tape, and so is an answer that a client has had
+completely, whenever the gateway dies."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import aiohttp
 import pytest
 from fakes.forked import forked, forkserver
 from fakes.odd import Script, close, odd, request, send
-from fakes.raw import chunk, connect, events_head, post, reply
+from fakes.raw import body_of, chunk, connect, events_head, post, reply
 from fakes.rig import CHAT, Inside, inside
 
 from gateway.model import Span
@@ -48,14 +50,17 @@ async def test_what_was_received_is_on_the_tape(tmp_path: Path) -> None:
                 await done.wait()
                 process.kill()
                 await asyncio.gather(*agents)
+        asked = {body_of(call).decode() for connection in upstream.connections for call in connection.requests}
     assert check(tmp_path)[1] == []
     with Store(tmp_path) as store:
         assert list(store.check()) == []
-        kept = {request_of(store, span) for _, span in store.recent() if span.status == "ok"}
-    lost = set(received) - kept
-    print(f"{len(received)} answers received over {KILLS} kills, {len(kept)} on the tape, {len(lost)} lost")
+        kept = {request_of(store, span): span.status for _, span in store.recent()}
+    lost = {name for name in received if kept.get(name) != "ok"}
+    print(f"{len(received)} answers received over {KILLS} kills, {len(lost)} lost; {len(asked)} calls asked upstream")
     assert len(received) == len(set(received)) >= KILLS
     assert lost == set()
+    assert asked - kept.keys() == set()
+    assert {kept[name] for name in asked} == {"ok", "interrupted"}
 
 
 def request_of(store: Store, span: Span) -> str:
@@ -80,9 +85,12 @@ async def agent(url: str, name: str, note: Any) -> None:
 
 
 class Held:
-    """A store whose commits wait for the test."""
+    """A store whose commits of calls that are over wait for the test."""
 
-    def __init__(self, rig: Inside) -> None:
+    def __init__(self, rig: Inside, announcements: bool = False) -> None:
+        """`announcements`: those wait too."""
+        self._announcements = announcements
+        self.waits = threading.Event()
         self._write = rig.gateway.store.write
         self._loop = asyncio.get_running_loop()
         self.go = asyncio.Event()
@@ -90,6 +98,9 @@ class Held:
         rig.gateway.store.write = self.write  # type: ignore[method-assign]
 
     def write(self, entries: Any) -> int:
+        if not self._announcements and all(entry.status == "open" for entry in entries):
+            return self._write(entries)
+        self.waits.set()
         asyncio.run_coroutine_threadsafe(self.go.wait(), self._loop).result()
         if self.error is not None:
             raise self.error
@@ -106,7 +117,7 @@ async def test_only_the_last_byte_waits(http: aiohttp.ClientSession, tmp_path: P
                 await client.until(b"until the end")
             else:
                 assert await client.exactly(len(answer) - 1) == answer[:-1]
-            while not rig.gateway.metrics.calls:
+            while rig.gateway.proxy.running:
                 await rig.tape.get("/healthz")
             assert client.end == "open"
             held.go.set()
@@ -144,6 +155,44 @@ async def test_when_it_cannot_be_recorded_the_mode_decides(
                 assert await client.rest() == answer[:-1]
         held.error = None
         assert (await rig.tape.get("/api/stats"))["gaps"] == 1
+
+
+@pytest.mark.parametrize("mode", ["online", "train"])
+async def test_nothing_is_sent_that_the_tape_cannot_announce(
+    http: aiohttp.ClientSession, tmp_path: Path, mode: str
+) -> None:
+    """Where the mode refuses gaps; otherwise it is sent, as without `strict`."""
+    async with inside(tmp_path, http, tape={"record": "strict"}) as rig:
+
+        def fail(_: object) -> int:
+            raise TapeError("disk full")
+
+        rig.gateway.store.write = fail  # type: ignore[method-assign]
+        answer = reply(200, b"{}")
+        async with rig.upstream([request(), send(answer)]) as upstream, rig.client() as client:
+            client.send(post(f"/proxy/rollout/inside/attempt/a1/mode/{mode}/openai{CHAT}", b"{}"))
+            if mode == "online":
+                assert await client.message() == answer
+            else:
+                refusal = await client.message()
+                assert refusal.startswith(b"HTTP/1.1 503 ")
+                assert b"mode 'train' refuses calls that are not: disk full" in refusal
+                assert upstream.connections == []
+
+
+async def test_a_client_that_leaves_while_its_call_is_announced(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async with inside(tmp_path, http, tape={"record": "strict"}) as rig:
+        held = Held(rig, announcements=True)
+        async with rig.upstream([request()]) as upstream, rig.client() as client:
+            client.send(rig.call())
+            await asyncio.to_thread(held.waits.wait)
+            client.abort()
+            while rig.gateway.proxy.running:
+                await rig.tape.get("/healthz")
+            held.go.set()
+            (span,) = await rig.tape.spans("inside", 1)
+            assert span.status == "cancelled"
+            assert upstream.connections == []
 
 
 async def test_a_client_that_leaves_before_its_last_byte(http: aiohttp.ClientSession, tmp_path: Path) -> None:

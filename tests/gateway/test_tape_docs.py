@@ -45,7 +45,7 @@ def test_the_documented_reader_reads(tmp_path: Path, together: bool) -> None:
         with env.begin(db=database) as txn:
             for key, value in txn.cursor():
                 bodies |= {int.from_bytes(key) + at: record for at, record in enumerate(segment(value))}
-    code = re.search(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    code = re.search(r"```python\n(def read.*?)```", DOCS, re.DOTALL)
     assert code is not None
     names: dict[str, Any] = {"record": bodies.__getitem__, "msgpack": Msgpack, "zstandard": zstandard}
     exec(code[1], names)
@@ -61,8 +61,8 @@ def test_the_documented_reader_reads(tmp_path: Path, together: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "positions"),
     [
-        ("rollout", records.ROLLOUT),
-        ("attempt", records.ATTEMPT),
+        ("rollout", ("number", *records.ROLLOUT)),
+        ("attempt", ("cursors", *records.ATTEMPT)),
         ("style", records.STYLE),
         ("head", ("style", *("duration" if name == "end_ns" else name for name in records.OWN))),
     ],
@@ -71,6 +71,28 @@ def test_the_documented_positions_are_those_of_the_code(name: str, positions: li
     found = re.search(rf"\* \*\*{name}\*\*: ([a-z_,\s]+)", DOCS)
     assert found is not None
     assert re.findall(r"[a-z_]+", found[1]) == list(positions)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_documented_reader_of_the_log_reads(tmp_path: Path, together: bool) -> None:
+    entries = [call(f"r{at % 7}", f"a{at % 3}") for at in range(90)]
+    with Store(tmp_path) as store:
+        for batch in [entries] if together else [entries[at : at + 3] for at in range(0, 90, 3)]:
+            store.write(batch)
+        with store.view() as view:
+            wanted = [view.log_record(at) for at in range(1, view.last("log") + 1)]
+    code = re.search(r"```python\n(def whole.*?)```", DOCS, re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {}
+    exec(code[1], names)
+    found: list[bytes] = []
+    with lmdb.open(str(tmp_path / "tape"), max_dbs=len(DATABASES), readonly=True) as env:
+        database = env.open_db(b"log", create=False)
+        with env.begin(db=database) as txn:
+            for _, value in txn.cursor():
+                found += names["whole"](segment(value))
+    assert found == wanted
+    assert sum(record.startswith(b"s") for record in found) == 90
 
 
 def test_the_documented_databases_and_numbers_are_those_of_the_code() -> None:

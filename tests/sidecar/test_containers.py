@@ -25,10 +25,11 @@ def fake(home: Path) -> dict[str, str]:
     return {"PATH": f"{AGENTS / 'bin'}:{os.environ['PATH']}", "FAKE_DOCKER": str(home)}
 
 
-def asked(home: Path) -> list[list[str]]:
-    """What docker was asked so far."""
+def asked(home: Path, *about: str) -> list[list[str]]:
+    """What docker was asked so far: about containers, if nothing else is named."""
     file = home / "asked"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    every = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [words for words in every if words[0] in (about or ("run", "rm"))]
 
 
 async def test_an_agent_in_a_container(gateway: Gateway, client: Client, start_run: StartRun, tmp_path: Path) -> None:
@@ -72,6 +73,33 @@ async def test_nothing_that_runs_containers_is_told(client: Client, start_run: S
     run = await start_run("--image", "x", agent=("true",), env={"PATH": str(tmp_path)})
     assert await run.ended() == 2
     assert "--image needs docker or podman, and neither is on the PATH" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("without", "words", "message"),
+    [
+        ("daemon", (), "--image example/agent:1: docker cannot run containers: Cannot connect to the Docker daemon"),
+        ("registry", (), "--image example/agent:1: it is not on this machine and cannot be pulled: no such image"),
+        ("image", ("--image-arg", "--pull=never"), "it is not on this machine, and --pull=never forbids to get it"),
+    ],
+)
+async def test_a_container_engine_that_cannot_is_told_before_anything_is_claimed(
+    client: Client, start_run: StartRun, tmp_path: Path, without: str, words: tuple[str, ...], message: str
+) -> None:
+    _ = await enqueue(client, None)
+    env = fake(tmp_path) | {"FAKE_DOCKER_WITHOUT": without}
+    run = await start_run("--image", "example/agent:1", *words, agent=("true",), env=env)
+    assert await run.ended() == 2
+    assert message in run.stderr
+    assert (await client.rollout("r1")).tries == 0
+
+
+async def test_an_image_is_pulled_once_before_all_attempts(client: Client, start_run: StartRun, tmp_path: Path) -> None:
+    _ = await enqueue(client, None, None)
+    env = fake(tmp_path) | {"FAKE_DOCKER_WITHOUT": "image"}
+    run = await start_run("--image", "example/agent:1", "--image-arg=--platform=linux/arm64", agent=("true",), env=env)
+    assert await run.ended() == 0, run.stderr
+    assert asked(tmp_path, "pull") == [["pull", "--platform=linux/arm64", "example/agent:1"]]
 
 
 @pytest.mark.parametrize(

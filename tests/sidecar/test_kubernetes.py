@@ -174,6 +174,21 @@ async def test_a_job_that_fails(
     assert (attempt.status, attempt.outcome.reason) == (AttemptStatus.FAILED, reason)
 
 
+async def test_a_job_that_the_cluster_does_not_take_is_told_before_anything_is_claimed(
+    kubernetes: Kubernetes, client: Client, start_run: StartRun, tmp_path: Path
+) -> None:
+    wrong = TEMPLATE.replace("nodeSelector: {pool: agents}", "nodeSelector: [agents]")
+    _ = (tmp_path / "job.yaml").write_text(wrong)
+    _ = await enqueue(client, None)
+    words = ("--on", "kubernetes", "--job-template", str(tmp_path / "job.yaml"), "--arg", "{question}")
+    run = await start_run(*words, env={"KUBECONFIG": str(kubernetes.kubeconfig(tmp_path))})
+    assert await run.ended() == 2
+    assert f"no Job can be made in namespace '{NAMESPACE}'" in run.stderr
+    assert "nodeSelector" in run.stderr
+    assert (await client.rollout("r1")).tries == 0
+    assert not kubernetes.jobs
+
+
 async def test_no_cluster_is_told_before_anything_is_claimed(
     client: Client, start_run: StartRun, tmp_path: Path
 ) -> None:

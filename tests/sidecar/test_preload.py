@@ -21,7 +21,7 @@ PREPARED = """
 import asyncio, json, os, random, subprocess, sys, threading, time
 from pathlib import Path
 
-AT_IMPORT = {"pid": os.getpid(), "url": os.environ["OPENAI_BASE_URL"], "key": os.environ.get("PENSTOCK_KEY")}
+AT_IMPORT = {"pid": os.getpid(), "url": os.environ["OPENAI_BASE_URL"], "key": os.environ.get("PENSTOCK_ADMIN_KEY")}
 Path("imports").open("a").write("x")
 
 def facts(task):
@@ -70,7 +70,9 @@ class Rig:
 
     def preloaded(self, function: str) -> Preloaded:
         """Its function, ready to be started."""
-        made = Preloaded(f"prepared:{function}", imported(self.env | {"PENSTOCK_KEY": "secret"}, "secret"), self.home)
+        made = Preloaded(
+            f"prepared:{function}", imported(self.env | {"PENSTOCK_ADMIN_KEY": "secret"}, "secret"), self.home
+        )
         self.made.append(made)
         return made
 

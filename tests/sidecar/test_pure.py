@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.goldens import check_widths
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from gateway.model import Attempt, Judgement, Rollout
 from gateway.work import Claim, Event
+from sidecar.attempt import Result
 from sidecar.environment import LARGEST_VARIABLE, environment, plan, variables
 from sidecar.figures import gpus
 from sidecar.journal import LARGEST_EVENT, Journal
 from sidecar.output import LONGEST_LINE, Lines, Outputs, parsed
-from sidecar.progress import Tally
+from sidecar.progress import Tally, Terminal
 from sidecar.rewarding import RewardError, printed
 from sidecar.settings import Agents, UsageError, seconds, size, variable
 from sidecar.templates import TemplateError, fill
@@ -79,7 +83,7 @@ def test_text_without_braces_is_left_alone(text: str) -> None:
 def test_what_agents_inherit() -> None:
     inherited = {
         "PATH": "/bin",
-        "PENSTOCK_KEY": "admin",
+        "PENSTOCK_ADMIN_KEY": "admin",
         "MY_COPY": "admin",
         "OPENAI_API_KEY": "sk-real",
         "OTEL_RESOURCE_ATTRIBUTES": "team=blue",
@@ -256,3 +260,18 @@ def test_a_tally_reads_as_a_sentence() -> None:
     tally.ends.update(succeeded=2, lost=1)
     tally.rewarded, tally.reward = 2, 1.5
     assert str(tally) == "2 succeeded, 0 failed, 1 lost, mean reward 0.750 of 2"
+
+
+def test_progress_fits_any_terminal() -> None:
+    shown = Terminal(echo=False, most=200, clock=lambda: 100.0)
+    tally = Tally(rewarded=188, reward=98.4)
+    tally.ends.update(succeeded=188, failed=9, timeout=2)
+    pieces: list[RenderableType] = [*shown.picture(), Text()]
+    for _ in range(199):
+        shown.begun(claim(), waiting=1)
+        shown.ended(Result("q1.0", "a1", "w", "succeeded", 1.0), tally)
+    check_widths("run-progress", Group(*pieces, *shown.picture()))
+
+
+def test_nothing_to_do_is_told() -> None:
+    assert str(Tally()) == "no attempt was made; `penstock queue` says what waits"

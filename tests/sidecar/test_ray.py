@@ -7,13 +7,19 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from fakes.process import Gateway
 from fakes.runs import AGENTS, PATIENCE, PYTHON, StartRun, enqueue, gone, only_attempt, written
 
 from gateway.client import Client
-from gateway.model import RolloutStatus
+from gateway.model import AttemptStatus, Outcome, RolloutStatus
+from gateway.work import ClaimRequest, FinishRequest
+from sidecar.attempt import Result
+from sidecar.breaker import EQUAL, Breaker
+from sidecar.progress import Lines, Tally
+from sidecar.settings import Settings
 
 
 @dataclass(slots=True)
@@ -85,3 +91,54 @@ async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
         await gone(pid)
     assert [attempt.status for attempt in await client.attempts(lost)] == ["succeeded", "unresponsive", "succeeded"]
     assert (await client.rollout(kept)).status == RolloutStatus.CANCELLED
+
+
+async def test_agents_that_cannot_work_stop_all_actors(nodes: Nodes, client: Client, start_run: StartRun) -> None:
+    names = await enqueue(client, *range(3 * EQUAL))
+    ray = ("--on", "ray", "--ray-address", nodes.address, "--workers", "2")
+    # Some seconds each: the driver hears of them in time.
+    agent = ("/bin/sh", "-c", "sleep 1; echo no such thing >&2; exit 1")
+    run = await start_run(*ray, agent=agent)
+    assert await run.ended(3 * PATIENCE) == 3, run.stderr
+    assert f"{EQUAL} tasks failed in the same way" in run.stderr
+    found = [await client.rollout(name) for name in names]
+    assert [one.tries for one in found] == [0] * len(names)
+    made = [attempt.status for one in found for attempt in one.attempts]
+    assert EQUAL <= len(made) < len(names)
+    assert set(made) == {AttemptStatus.ENVIRONMENT}
+
+
+async def test_the_driver_hands_back_what_its_actors_could_not_do(client: Client, gateway: Gateway) -> None:
+    from sidecar import on_ray
+
+    names = await enqueue(client, *range(EQUAL + 1))
+    claims = (await client.claim(ClaimRequest(worker="w-1", limit=len(names)))).claims
+    outcome, results = Outcome(exit_code=1, duration_ns=10**8), list[Result]()
+    for claim in claims:
+        key = claim.rollout.id, claim.attempt.id
+        _ = await client.finish(*key, FinishRequest(worker="w-1", status="failed", outcome=outcome))
+        results.append(Result(*key, "w-1", "failed", 0.1, None, "exit code 1: no module", outcome))
+
+    class Actors:
+        """Takes note of what actors are told."""
+
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def tell(self, order: str) -> None:
+            self.told.append(order)
+
+    actors, tally, settings = Actors(), Tally(), Settings(gateway=gateway.url, name="w")
+    breaker, shown = Breaker(), Lines(echo=False)
+    fleet = cast("on_ray.Fleet", actors)
+
+    def look(ended: list[Result]) -> None:
+        """As the driver does, which has no loop of its own."""
+        on_ray._mind(fleet, on_ray._tell(ended, tally, shown), breaker, settings, tally, shown)
+
+    await asyncio.to_thread(look, results[: EQUAL - 1])
+    assert (actors.told, tally.stopped) == ([], None)
+    await asyncio.to_thread(look, results[EQUAL - 1 :])
+    assert actors.told == ["stop"]
+    assert str(tally) == f"0 succeeded, 0 failed, {len(names)} handed back"
+    assert {(await client.rollout(name)).status for name in names} == {RolloutStatus.REQUEUING}

@@ -28,7 +28,7 @@ async def test_an_agent_finds_its_task_and_its_way(gateway: Gateway, client: Cli
     task = {"question": "why?", "item": {"id": 7}, "text": "zwölf"}
     _ = await enqueue(client, task)
     words = ("--arg", "{question}", "--arg", "-c", "--arg", "id={item.id} at {openai_url}", "--env", "OPENAI_X={text}")
-    run = await start_run(*words, agent=REPORT, env={"PENSTOCK_KEY": "secret", "ANTHROPIC_AUTH_TOKEN": "real"})
+    run = await start_run(*words, agent=REPORT, env={"PENSTOCK_ADMIN_KEY": "secret", "ANTHROPIC_AUTH_TOKEN": "real"})
     assert await run.ended() == 0, run.stderr
     seen: dict[str, Any] = (await only_attempt(client)).outcome.output  # pyright: ignore[reportOptionalMemberAccess]
     env, base = seen["env"], gateway.url + "/rollout/r1/attempt/a1/mode/train"
@@ -38,7 +38,7 @@ async def test_an_agent_finds_its_task_and_its_way(gateway: Gateway, client: Cli
     assert env["ANTHROPIC_BASE_URL"] == env["PENSTOCK_URL"] == env["OTEL_EXPORTER_OTLP_ENDPOINT"] == base
     assert env["OPENAI_API_KEY"] == env["ANTHROPIC_API_KEY"] == env["PENSTOCK_TOKEN"]
     assert env["OPENAI_X"] == "zwölf"
-    assert "PENSTOCK_KEY" not in env
+    assert "PENSTOCK_ADMIN_KEY" not in env
     assert "ANTHROPIC_AUTH_TOKEN" not in env
     assert (env["PENSTOCK_ROLLOUT_ID"], env["PENSTOCK_ATTEMPT_ID"]) == ("r1", "a1")
 
@@ -182,7 +182,6 @@ async def test_functions_are_agents_too(
     for function, output, reason in (
         ("functions:later", [21], None),
         ("functions:broken", None, "exit code 1: RuntimeError: cannot do 21"),
-        ("functions:none", None, "exit code 1: 'functions:none': functions has no 'none'"),
     ):
         _ = await client.requeue("r1")
         run = await start_run(*preload, "--callable", function)
@@ -212,7 +211,7 @@ async def test_a_runner_takes_what_it_is_told_to(client: Client, start_run: Star
     assert run.stdout == "2 succeeded, 0 failed\n"
     run = await start_run("--mode", "val,test", agent=("true",))
     assert await run.ended() == 0, run.stderr
-    assert run.stdout == "0 succeeded, 0 failed\n"
+    assert run.stdout == "no attempt was made; `penstock queue` says what waits\n"
     assert (await client.queue()).waiting == {"train": 3}
 
 
@@ -284,10 +283,9 @@ async def test_the_second_signal_gives_attempts_back(client: Client, start_run: 
 
 WRONG: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
     ((), (), "say what to run, after --"),
-    ((), ("no-such-command",), "there is no command 'no-such-command' on the PATH"),
     (("--callable", "functions:double"), ("true",), "--callable is run instead of a command"),
     (("--preload",), ("true",), "--preload imports the module of --callable"),
-    (("--reward", "functions:gone"), ("true",), "--reward: 'functions:gone': functions has no 'gone'"),
+    (("--reward-on-failure", "nan"), ("true",), "--reward-on-failure: nan is not a finite number"),
     (("--workers", "0"), ("true",), "--workers: 0 is not a number from 1"),
     (("--timeout", "5 minutes"), ("true",), "--timeout: '5 minutes' is not a time"),
     (("--mode", "all"), ("true",), "--mode: 'all' is not a mode: use train, val, test, online"),
@@ -298,9 +296,27 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
 ]
 
 
-async def test_wrong_options_are_told_before_anything_is_claimed(client: Client, start_run: StartRun) -> None:
+CANNOT: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
+    ((), ("no-such-command",), "there is no command 'no-such-command' on the PATH"),
+    (("--reward", "functions:gone"), ("true",), "--reward: 'functions:gone': functions has no 'gone'"),
+    (("--reward", "breaks:reward"), ("true",), "--reward: 'breaks:reward' cannot be imported: RuntimeError: not here"),
+    (("--reward-command", "no-such-judge --fast"), ("true",), "--reward-command: there is no command 'no-such-judge'"),
+    (("--reward-command", "if true; then"), ("true",), "--reward-command: 'if true; then': "),
+    (("--callable", "functions:none"), (), "--callable: 'functions:none': functions has no 'none'"),
+    (("--preload", "--callable", "functions:none"), (), "--callable: 'functions:none': functions has no 'none'"),
+    (("--callable", "lacks:answer"), (), "--callable: 'lacks:answer': there is no module 'nowhere_to_be_found'"),
+    (("--callable", "lacks.answer"), (), "--callable: 'lacks.answer' is not module:function"),
+    ((), ("./report.py",), "'./report.py' cannot be executed: chmod +x report.py"),
+    ((), ("./gone.py",), "there is no command './gone.py' in "),
+]
+
+
+@pytest.mark.parametrize("wrong", [WRONG, CANNOT], ids=["options", "agents and judges"])
+async def test_what_is_wrong_is_told_before_anything_is_claimed(
+    client: Client, start_run: StartRun, wrong: list[tuple[tuple[str, ...], tuple[str, ...], str]]
+) -> None:
     _ = await enqueue(client, None)
-    for words, agent, message in WRONG:
+    for words, agent, message in wrong:
         run = await start_run(*words, agent=agent)
         assert await run.ended() == 2
         assert message in run.stderr

@@ -43,9 +43,9 @@ def test_a_wrong_configuration_names_the_key(kind: str, tmp_path: Path) -> None:
     path.write_text('[model]\npath = "model"\n[data]\nheld_out = 1.0\nallow = ["no_rewards"]\n[dpo]\nmargin = -1.0\n')
     _, (message, code, loaded) = penstock("train", kind, str(path))
     assert code == "2"
-    assert "data.held_out: Input should be less than 1 (found 1.0)" in message
+    assert "data.held_out: 1.0 is not less than 1" in message
     assert "data.allow: 'no_rewards' is no reason; there are" in message
-    assert "dpo.margin: Input should be greater than or equal to 0 (found -1.0)" in message
+    assert "dpo.margin: -1.0 is not 0 or more" in message
     assert "torch" not in loaded
     _, (message, code, _) = penstock("train", kind, str(path), "--release", "soon")
     assert code == "2"

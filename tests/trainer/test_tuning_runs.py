@@ -232,7 +232,7 @@ async def test_files_are_learnt_from_too(served: Gateway, client: Client, model:
     ("kind", "line", "problem"),
     [
         ("sft", "{", r"data\.file: .*chats\.jsonl, line 2: not JSON"),
-        ("sft", '{"messages": []}', r"line 2: messages: List should have at least 1 item"),
+        ("sft", '{"messages": []}', r"line 2: messages: it has 0 items, not 1 or more"),
         ("sft", '{"messages": [{"content": "x"}]}', r"line 2: messages\.0: .*needs a role"),
         ("sft", '{"chosen": [{"role": "user"}], "rejected": [{"role": "user"}]}', "it is a preference, and sft"),
         ("dpo", '{"messages": [{"role": "user", "content": "x"}]}', r"nothing to learn from \(groups_alone 2\)"),

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.dialects import by_name
 from gateway.dialects.base import Facts
+from gateway.dialects.ending import Failed
 from gateway.model import Turn
 
 
@@ -54,7 +55,15 @@ def agreed() -> Callable[[str, bytes, bytes, bool], Facts]:
             usage=turn.usage,
             tool_calls=len(calls),
             choices=len(turn.choices),
+            failed=_failed(turn, streamed),
         )
         return cheap
 
     return facts
+
+
+def _failed(turn: Turn, streamed: bool) -> Failed | None:
+    """As the thorough reading tells it."""
+    if turn.error is not None or "failed" in {choice.finish for choice in turn.choices}:
+        return "stream_error" if streamed else "error_body"
+    return "ended_early" if "response: the stream ended early" in turn.problems else None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects import DIALECTS, by_name
 from gateway.dialects.base import Dialect, Facts
+from gateway.dialects.items import LARGE
 from gateway.dialects.wire import arr, obj
 from gateway.model import Turn
 
@@ -62,6 +63,11 @@ def survives(dialect: Dialect, request: bytes, response: bytes, streamed: bool) 
     assert Turn.model_validate_json(turn.model_dump_json()).problems == turn.problems
     assert all(dialect.conversation(request))
     assert isinstance(dialect.reply(response, streamed), bytes)
+    asked, items, _ = dialect.items(request)
+    assert asked in (None, dialect.peek(request)) or dialect.family == "gemini" or len(request) > LARGE
+    assert all(isinstance(dialect.source(bytes(item)), bytes) for item in items)
+    assert all(dialect.replies(response, streamed))
+    assert isinstance(dialect.response_id(response, streamed), str | None)
     assert dialect.model(request) is None or isinstance(dialect.model(request), str)
     assert dialect.model(request) == dialect.model(request, asked=asked)
     assert dialect.system_texts(request).asked in (None, asked)

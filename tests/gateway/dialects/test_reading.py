@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import brotli
 import pytest
 import zstandard
+from fakes.packing import PACKERS, bare, flushed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,27 +21,21 @@ from gateway.model import Exchange, Span
 TEXT = b'{"model":"m","text":"' + b"abc" * 5000 + b'"}'
 
 
-def bare(body: bytes) -> bytes:
-    packer = zlib.compressobj(wbits=-15)
-    return packer.compress(body) + packer.flush()
-
-
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": gzip.compress,
+NAMES: dict[str, Callable[[bytes], bytes]] = {
+    **PACKERS,
     "x-gzip": gzip.compress,
     "GZip": gzip.compress,
-    "deflate": zlib.compress,
     " deflate ": bare,
-    "zstd": zstandard.compress,
     "identity": lambda body: body,
     "": lambda body: body,
     "gzip, zstd": lambda body: zstandard.compress(gzip.compress(body)),
+    "br,gzip": lambda body: gzip.compress(brotli.compress(body)),
 }
 
 
-@pytest.mark.parametrize("name", list(PACKERS))
+@pytest.mark.parametrize("name", list(NAMES))
 def test_encodings(name: str) -> None:
-    assert decode_body(PACKERS[name](TEXT), name) == (TEXT, None)
+    assert decode_body(NAMES[name](TEXT), name) == (TEXT, None)
     assert decode_body(b"", name) == (b"", None)
 
 
@@ -52,7 +48,7 @@ def test_several_members(name: str) -> None:
     assert decode_body(PACKERS[name](b"one ") + PACKERS[name](TEXT), name) == (b"one " + TEXT, None)
 
 
-@pytest.mark.parametrize("name", ["gzip", "deflate", "zstd"])
+@pytest.mark.parametrize("name", ["gzip", "deflate", "zstd", "br"])
 def test_a_cut_body_gives_what_there_is(name: str) -> None:
     body = b"".join(b"%d " % number for number in range(100_000))
     decoded, problem = decode_body(PACKERS[name](body)[:-9], name)
@@ -61,15 +57,47 @@ def test_a_cut_body_gives_what_there_is(name: str) -> None:
     assert problem == f"{name}: ends early"
 
 
-@pytest.mark.parametrize("name", ["gzip", "deflate", "zstd"])
+@pytest.mark.parametrize("name", ["gzip", "deflate", "zstd", "br"])
 def test_a_bomb_is_defused(name: str) -> None:
     decoded, problem = decode_body(PACKERS[name](b"\0" * 30_000_000), name, limit=1_000_000)
     assert decoded == b"\0" * 1_000_000
     assert problem == f"{name}: larger than 1000000 bytes once decoded"
 
 
+@pytest.mark.parametrize("name", ["gzip", "deflate", "zstd", "br"])
+def test_a_stream_that_is_flushed_event_by_event_is_read_as_far_as_it_came(name: str) -> None:
+    body, ends = b"", list[int]()
+    for piece in flushed(name, (b"data: %d\n\n" % number for number in range(100))):
+        body += piece
+        ends.append(len(body))
+    for count in (1, 50, 99):
+        whole = b"".join(b"data: %d\n\n" % number for number in range(count))
+        assert decode_body(body[: ends[count - 1]], name) == (whole, f"{name}: ends early")
+
+
+@given(st.binary(max_size=200_000), st.integers(1, 100_000))
+def test_a_decoder_of_brotli_gives_all_and_stops_at_its_limit(body: bytes, limit: int) -> None:
+    body *= 20
+    decoded, problem = decode_body(brotli.compress(body, quality=3), "br", limit)
+    assert decoded == body[:limit]
+    assert (problem is None) == (len(body) <= limit)
+
+
+def test_a_bomb_of_brotli_costs_no_more_memory_than_its_limit() -> None:
+    bomb = brotli.compress(b"\0" * (256 << 20), quality=5)
+    assert len(bomb) < 1000
+    tracemalloc.start()
+    try:
+        decoded, problem = decode_body(bomb, "br", limit=1 << 20)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (len(decoded), problem) == (1 << 20, "br: larger than 1048576 bytes once decoded")
+    assert peak < 8 << 20
+
+
 def test_what_is_not_known_is_said() -> None:
-    assert decode_body(b"x", "br") == (b"x", "content encoding 'br' is not supported")
+    assert decode_body(b"x", "compress") == (b"x", "content encoding 'compress' is not supported")
 
 
 def test_a_window_that_http_forbids_is_refused() -> None:
@@ -80,7 +108,7 @@ def test_a_window_that_http_forbids_is_refused() -> None:
     assert problem.startswith("zstd: cannot be decoded")
 
 
-@given(st.binary(max_size=300), st.sampled_from([*PACKERS, "br", "x"]), st.booleans())
+@given(st.binary(max_size=300), st.sampled_from([*NAMES, "x"]), st.booleans())
 def test_any_bytes(body: bytes, name: str, framed: bool) -> None:
     magic = {"gzip": b"\x1f\x8b\x08\0", "zstd": b"\x28\xb5\x2f\xfd", "deflate": b"\x78\x9c"}.get(name, b"")
     decoded, problem = decode_body(magic + body if framed else body, name)
@@ -116,11 +144,11 @@ def test_an_exchange_is_decoded_and_read() -> None:
 
 
 def test_problems_come_in_order() -> None:
-    turn = read_exchange("chat", exchange(b"{}", b"x", "br"), span(truncated=True))
+    turn = read_exchange("chat", exchange(b"{}", b"x", "compress"), span(truncated=True))
     assert turn.problems == [
         "the exchange was too large to be kept whole",
-        "request: content encoding 'br' is not supported",
-        "response: content encoding 'br' is not supported",
+        "request: content encoding 'compress' is not supported",
+        "response: content encoding 'compress' is not supported",
         "response: not a readable JSON object",
     ]
 

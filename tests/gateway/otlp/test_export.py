@@ -4,71 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.collector import Collector, Reply, collecting
 from fakes.entries import body
+from fakes.exporting import T0, Figures, call, exporting
 from fakes.otlp import Inlet, Made, inlet_at, request
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from gateway.config import Otlp
 from gateway.model import Judgement, Outcome, Usage
-from gateway.otlp import pieces
-from gateway.otlp.exporter import NOTE, Exporter
+from gateway.otlp import making, pieces
+from gateway.otlp.exporter import NOTE
 from gateway.store import Entry
 from gateway.trace import span_id, trace_id
 from gateway.work import ClaimRequest, FinishRequest, RolloutSpec
-
-T0 = 1_790_000_000_000_000_000
-SERVERS = {"local": "http://127.0.0.1:8000/v1", "azure": "https://me.openai.azure.com", "main": "https://api.x.ai/v1"}
-
-
-@dataclass
-class Figures:
-    """What is counted."""
-
-    otlp_exported: int = 0
-    otlp_dropped: int = 0
-    otlp_retries: int = 0
-    otlp_lag_changes: int = 0
-
-
-def exporter(inlet: Inlet, collector: Collector, figures: Figures | None = None, **settings: Any) -> Exporter:
-    made = Otlp(endpoint=collector.url, **settings)
-    url = made.traces_url()
-    assert url is not None
-    return Exporter(made, url, SERVERS, inlet.store, inlet.feed, inlet.desk, figures or Figures())
-
-
-@asynccontextmanager
-async def exporting(
-    inlet: Inlet, collector: Collector, figures: Figures | None = None, **settings: Any
-) -> AsyncGenerator[Exporter]:
-    made = exporter(inlet, collector, figures, **settings)
-    await made.start()
-    try:
-        yield made
-    finally:
-        await made.stop()
 
 
 @pytest.fixture
 async def collector() -> AsyncGenerator[Collector]:
     async with collecting() as made:
         yield made
-
-
-def call(number: int = 1, rollout: str = "r1", **fields: Any) -> Entry:
-    """A finished model call."""
-    entry = Entry(rollout, "a1", status="ok", dialect="chat", path="/v1/chat/completions?x=1", upstream="local")
-    entry.start_ns, entry.end_ns, entry.model, entry.http_status = T0 + number, T0 + number + 10**9, "m-1", 200
-    for name, value in fields.items():
-        setattr(entry, name, value)
-    return entry
 
 
 async def exported(inlet: Inlet, collector: Collector, *entries: Entry, **settings: Any) -> Sequence[Any]:
@@ -104,7 +61,7 @@ async def test_a_model_call_has_every_attribute(inlet: Inlet, collector: Collect
         "gen_ai.usage.input_tokens": 10,
         "gen_ai.usage.output_tokens": 5,
         "gen_ai.usage.cache_read.input_tokens": 4,
-        "gen_ai.usage.cache_creation.input_tokens": 3,
+        "gen_ai.usage.cache_write.input_tokens": 3,
         "gen_ai.usage.reasoning.output_tokens": 2,
         "openai.api.type": "chat_completions",
         "server.address": "127.0.0.1",
@@ -213,7 +170,7 @@ async def test_what_nobody_has_handed_out_has_no_parent_that_never_comes(inlet: 
     assert found.span.trace_id.hex() == trace_id("r1", "a1")
 
 
-REQUEST = """{"model": "m-1", "temperature": 0, "max_tokens": 7, "stop": "END", "seed": 3, "top_p": null,
+REQUEST = """{"model": "m-1", "temperature": 0, "max_tokens": 7, "top_k": 40, "stop": "END", "seed": 3, "top_p": null,
  "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"},
   {"role": "assistant", "tool_calls": [{"id": "t1", "type": "function",
     "function": {"name": "find", "arguments": "{\\"x\\": [\\"\\\\ud83d\\"]}"}}]},
@@ -244,7 +201,7 @@ async def test_content_is_sent_only_when_it_is_wanted(inlet: Inlet, collector: C
     assert told["gen_ai.tool.definitions"] == [
         {"type": "function", "name": "find", "description": "finds", "parameters": {"type": "object"}}
     ]
-    sampling = {"temperature": 0.0, "max_tokens": 7, "seed": 3, "stop_sequences": ["END"]}
+    sampling = {"temperature": 0.0, "max_tokens": 7, "top_k": 40, "seed": 3, "stop_sequences": ["END"]}
     assert {name: told[f"gen_ai.request.{name}"] for name in sampling} == sampling
     assert "gen_ai.request.top_p" not in told
 
@@ -258,7 +215,7 @@ async def test_no_content_without_being_asked(inlet: Inlet, collector: Collector
 async def test_too_much_content_is_left_out(
     inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "MOST_CONTENT", 1500)
+    monkeypatch.setattr(making, "MOST_CONTENT", 1500)
     large = REQUEST.replace("be brief", "x" * 2000)
     (found,) = await exported(
         inlet, collector, call(body=body(large.encode(), RESPONSE.encode())), capture_content=True
@@ -296,6 +253,16 @@ async def test_spans_that_came_in_go_out_as_they_were(inlet: Inlet, collector: C
     del found.span.attributes[2:]
     assert found.span == span
     assert (found.resource["service.name"], found.scope) == ("flights", scope.scope)
+
+
+async def test_a_span_that_says_that_it_went_well_still_says_so(inlet: Inlet, collector: Collector) -> None:
+    asked = request(Made(resource={"penstock.rollout_id": "r1"}))
+    asked.resource_spans[0].scope_spans[0].spans[0].status.code = Status.STATUS_CODE_OK
+    async with exporting(inlet, collector):
+        assert (await inlet.post(asked.SerializeToString())).body == b""
+    (found,) = collector.taken
+    assert found.span.status.code == Status.STATUS_CODE_OK
+    assert "otel.status_code" not in found.attributes
 
 
 async def test_it_goes_in_batches(inlet: Inlet, collector: Collector) -> None:
@@ -442,14 +409,14 @@ async def test_headers_come_from_the_environment(
 async def test_one_span_that_cannot_be_sent_keeps_nothing_back(
     inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    figures, whole = Figures(), pieces.outgoing.of_call
+    figures, whole = Figures(), making.outgoing.of_call
 
     def broken(span: Any, *rest: Any) -> Span:
         if span.sequence == 2:
             raise RuntimeError("strange")
         return whole(span, *rest)
 
-    monkeypatch.setattr(pieces.outgoing, "of_call", broken)
+    monkeypatch.setattr(making.outgoing, "of_call", broken)
     async with exporting(inlet, collector, figures):
         await inlet.desk.add([call(1), call(2), call(3)])
         await collector.until(spans=2)

@@ -312,3 +312,48 @@ async def test_ids_are_those_the_runner_hands_out(inlet: Inlet) -> None:
     await call(inlet, "r1")
     assert (await inlet.post(request(Made(trace=trace, parent=root)).SerializeToString())).body == b""
     assert inlet.spans("r1")[0].parent_id == root
+
+
+ODD_IDS = """
+{"resourceSpans": [{"resource": {"attributes": [{"key": "penstock.rollout_id", "value": {"stringValue": "r1"}}]},
+  "scopeSpans": [{"spans": [{"traceId": "5b8efff798038103d269b633813fc60c", "spanId": "eee19b7ec3c1b174", "name": "x",
+    "parentSpanId": "0000000000000000", "startTimeUnixNano": "1544712660000000000", "status": {"code": 1},
+    "links": [{"traceId": "5b8", "spanId": "eee19b7ec3c1b173"}, {"traceId": "", "spanId": ""},
+      {"traceId": "00000000000000000000000000000000", "spanId": "eee19b7ec3c1b173"},
+      {"traceId": "5b8efff798038103d269b633813fc60c", "spanId": "eee19b7ec3c1b173"}]}]}]}]}
+"""
+
+
+async def test_ids_that_name_nothing_are_none(inlet: Inlet) -> None:
+    """They would keep the span from being exported."""
+    assert (await inlet.post(ODD_IDS.encode(), JSON)).status == 200
+    (span,) = inlet.spans("r1")
+    assert span.parent_id is None
+    assert [link["span_id"] for link in (span.attributes or {})["otel.links"]] == ["eee19b7ec3c1b173"]
+    assert (span.attributes or {})["otel.status_code"] == "OK"
+    newline = ODD_IDS.replace("5b8efff798038103d269b633813fc60c", "5b8efff798038103d269b633813fc60\\n")
+    assert (await inlet.post(newline.encode(), JSON)).status == 400
+
+
+async def test_secrets_in_attributes_are_not_kept(inlet: Inlet) -> None:
+    key = "sk-PLANTED-0123456789abcdef"
+    said = {
+        "http.request.header.authorization": [f"Bearer {key}"],
+        "http.request.header.x-other": [f"Bearer {key}"],
+        "url.full": "https://h/p?api_key=PLANTED-1&page=2",
+        "exception.message": f"401: wrong key {key}",
+        "gen_ai.input.messages": "what is ?key=1 & code=2",
+        "llm.token_count.prompt": "12",
+        "session.id": "7",
+    }
+    await inlet.post(request(Made(attributes=said, resource={**R1, "db.password": "PLANTED-2"})).SerializeToString())
+    (span,) = inlet.spans("r1")
+    found = span.attributes or {}
+    assert "PLANTED" not in str(found)
+    assert found["url.full"] == "https://h/p?api_key=***&page=2"
+    assert found["exception.message"] == "401: wrong key ***"
+    assert {name: found[name] for name in said if name.startswith(("gen_ai", "llm", "session"))} == {
+        "gen_ai.input.messages": "what is ?key=1 & code=2",
+        "llm.token_count.prompt": "12",
+        "session.id": "7",
+    }

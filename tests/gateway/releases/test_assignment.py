@@ -136,7 +136,7 @@ class Rig:
         await self.switch.reload()
         address = Address(rollout, "a1", agent=agent, origin="header", mode="online")
         body = b'{"model": "m"}'
-        call = Admitted(address, find("POST", PATH), PATH, body, [])
+        call = Admitted(address, find("POST", PATH), PATH, body)
         found = Found(["travel"], None, None)
         pins = self.switch.pinned(call, found)
         if pins is None:
@@ -274,7 +274,7 @@ async def test_a_prompt_that_is_named_and_not_there_is_counted(rig: Rig) -> None
     await rig.switch.reload()
     address = Address("r1", "a1", agent="", origin="header", mode="online")
     body = b'{"model": "m", "messages": [{"role": "system", "content": "Hello {{penstock:nobody}}"}]}'
-    call = Admitted(address, find("POST", PATH), PATH, body, [])
+    call = Admitted(address, find("POST", PATH), PATH, body)
     before = rig.metrics.prompt_misses[("unknown",)]
     assert rig.switch.look(call, None) is None
     assert rig.metrics.prompt_misses[("unknown",)] == before + 1

@@ -184,7 +184,7 @@ async def test_every_dialect_is_replayed_streamed_or_not(rig: Bench, path: str, 
 
 async def test_an_answer_that_is_compressed_is_read(rig: Bench) -> None:
     await rig.record_many(3)
-    rig.provider.gzip = True
+    rig.provider.encoding = "gzip"
     release = await rig.release()
     report = await rig.replay(release)
     assert report.evidence["candidate"] == 1.0

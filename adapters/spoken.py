@@ -1,0 +1,26 @@
+"""A recorded answer without its tokens. Pure, and free of numpy; nothing here raises on odd bytes."""
+
+from __future__ import annotations
+
+import msgspec
+
+_TOKENS = ("prompt_token_ids", "token_ids", "logprobs")
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_choices = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+
+
+def spoken(response: bytes) -> bytes:
+    """A plain answer without ids and log-probabilities, which are most of it: what a `Turn` is read from. Any other
+    body as it is."""
+    try:
+        answer = _without_tokens(_fields(response))
+        if "choices" in answer:
+            choices = list(map(_without_tokens, _choices(answer["choices"])))
+            answer["choices"] = msgspec.Raw(msgspec.json.encode(choices))
+        return msgspec.json.encode(answer)
+    except (ValueError, RecursionError):
+        return response
+
+
+def _without_tokens(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    return {name: value for name, value in fields.items() if name not in _TOKENS}

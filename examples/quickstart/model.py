@@ -1,0 +1,53 @@
+"""A model for those who have no key: it can multiply, and answers as the system text asks it to.
+
+It speaks OpenAI's chat completions, without streams, at http://127.0.0.1:8000/v1; `--port` names another port.
+"""
+
+import argparse
+import json
+import re
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from gateway.demo_model import Answer, chat
+
+
+def say(asked: dict[str, Any]) -> str:
+    """The product, in a sentence or alone."""
+    system, question = asked["messages"][0]["content"], asked["messages"][-1]["content"]
+    found = re.search(r"(\d+) times (\d+)", question)
+    if found is None:
+        return "I can only multiply: ask me how much 19 times 23 is."
+    product = int(found[1]) * int(found[2])
+    return str(product) if "number alone" in system else f"{found[0]} is {product}."
+
+
+class Model(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.dumps(chat(asked, Answer(say(asked)))).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--port", type=int, default=8000)
+    with ThreadingHTTPServer(("127.0.0.1", options.parse_args().port), Model) as server:
+        print(f"a model at http://127.0.0.1:{server.server_address[1]}/v1", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("stopped")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Values that are known to be secret become as many asterisks wherever they stand. Pure.
+
+The gateway knows its own keys, and of every call the keys that it presents. A provider may repeat them, and an agent
+may print them; where they stand cannot be known before, so bodies are searched for the values themselves, each as it
+is and as JSON and URLs write it. Lengths stay, and with them offsets, framing and the deltas of the tape; the same
+body always becomes the same bytes.
+
+A value that is short or only words (`EMPTY`, `sk-test`, `not-needed`) is what clients send where no key is needed:
+hiding it would take pieces out of what was said.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, cast
+from urllib.parse import quote
+
+MASKED: Final = b"*"
+SLICE: Final = 1 << 20
+"""Bytes searched at a time: the interpreter serves no other thread meanwhile."""
+_BEGUN: Final = 8
+"""Bytes of a secret that is cut off from which on they are hidden too."""
+_PREFIX: Final = b"pst_"
+_TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9._~-]+")
+_MARKUP: Final = re.compile(r"[/+&<>'=]")
+"""What some JSON writers escape that need not be."""
+_ESCAPE: Final = re.compile(r"%[0-9A-F]{2}")
+_LETTER, _DIGIT = re.compile(rb"[A-Za-z]"), re.compile(rb"[0-9]")
+
+
+class Secrets:
+    """Values to hide."""
+
+    __slots__ = ("_forms", "_longest", "_starts", "values")
+
+    def __init__(self, values: Iterable[bytes]) -> None:
+        self.values = frozenset(values)
+        self._forms = tuple({form for value in self.values for form in _forms(value)})
+        self._starts = [(form, form[:_BEGUN]) for form in self._forms]
+        self._longest = max(map(len, self._forms), default=0)
+
+    def __bool__(self) -> bool:
+        return bool(self._forms)
+
+    def hide(self, body: bytes, ended: bool = True) -> bytes:
+        """A body without them, of the same length; the same object where none is in it. `ended`: nothing follows, so
+        that the beginning of one at its end is one that was cut off: it is hidden too."""
+        large = len(body) > SLICE
+        found = [place for form in self._forms if large or form in body for place in _places(body, form)]
+        if ended and (begun := self._cut_off(body)):
+            found.append((len(body) - begun, len(body)))
+        if not found:
+            return body
+        hidden = bytearray(body)
+        for start, end in found:
+            hidden[start:end] = MASKED * (end - start)
+        return bytes(hidden)
+
+    def _cut_off(self, body: bytes) -> int:
+        """Length of the beginning of one that a body ends with; 0 where so little tells nothing."""
+        tail, most = body[-self._longest :], 0
+        for form, start in self._starts:
+            if start in tail:
+                most = max(most, _begun(body, form))
+        return most if most >= _BEGUN else 0
+
+    def begun(self, body: bytes) -> int:
+        """Length of the longest end of a body that is the beginning of one of them, and not all of it."""
+        return max((_begun(body, form) for form in self._forms), default=0)
+
+    def text(self, text: str) -> str:
+        """A short text without them, and without agent tokens; the same object where none is in it."""
+        body = text.encode("utf-8", "surrogatepass")
+        hidden = self.hide(body, ended=False)
+        if _PREFIX in hidden:
+            hidden = _TOKEN.sub(lambda found: MASKED * len(found[0]), hidden)
+        return text if hidden is body else hidden.decode("utf-8", "replace")
+
+    def texts(self, texts: Sequence[str | None]) -> Sequence[str | None]:
+        """Short texts without them; the same object where none is in any."""
+        together = "\0".join([text or "" for text in texts])
+        if self.text(together) is together:
+            return texts
+        return [None if text is None else self.text(text) for text in texts]
+
+    def json(self, value: Any) -> Any:
+        """A JSON value without them, in its strings and its keys."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            items = cast(dict[str, Any], value).items()
+            return {self.text(key): self.json(item) for key, item in items}
+        return [self.json(item) for item in cast(list[Any], value)] if isinstance(value, list) else value
+
+
+NONE: Final = Secrets(())
+
+
+def own_secrets(values: Iterable[str | None]) -> Secrets:
+    """The gateway's own keys. Whoever configures `dummy` for a server that needs no key has no secret."""
+    return Secrets(value.encode() for value in values if value is not None and _is_own(value.encode()))
+
+
+def _is_own(value: bytes) -> bool:
+    return len(value) >= 16 or (len(value) >= 8 and _DIGIT.search(value) is not None)
+
+
+def is_telling(value: bytes) -> bool:
+    """Whether what an agent presents as a key can be one: it is long, and not made of words or of one letter."""
+    if len(value) < 16 or len(set(value)) < 8:
+        return False
+    return len(value) >= 32 or (_DIGIT.search(value) is not None and _LETTER.search(value) is not None)
+
+
+def presented(name: bytes, value: bytes) -> Iterator[bytes]:
+    """The secrets in the value of a header that carries a credential: `Bearer KEY`, `Basic` user and password, cookies.
+    `name`: in lower case."""
+    if b"cookie" in name:
+        parts = (part.partition(b"=")[2].strip() for part in value.split(b";"))
+    else:
+        scheme, _, rest = value.strip().partition(b" ")
+        parts = (rest.strip() or scheme, *(_basic(rest) if scheme.lower() == b"basic" else ()))
+    return filter(is_telling, parts)
+
+
+def _basic(blob: bytes) -> tuple[bytes, ...]:
+    """`user:password`, and the password."""
+    try:
+        both = base64.b64decode(blob.strip(), validate=True)
+    except (binascii.Error, ValueError):
+        return ()
+    return both, both.partition(b":")[2]
+
+
+def _forms(value: bytes) -> Iterator[bytes]:
+    """A value as it may be written: as it is, in a JSON string, in a URL."""
+    yield value
+    text = value.decode("utf-8", "surrogateescape")
+    if text.isalnum():
+        return
+    for form in (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]):
+        yield _bytes(form)
+        yield _bytes(form.replace("/", "\\/"))
+        yield _bytes(_MARKUP.sub(lambda it: f"\\u{ord(it[0]):04x}", form))
+        yield _bytes(_MARKUP.sub(lambda it: f"\\u{ord(it[0]):04X}", form))
+    once = quote(value, safe="")
+    yield from (_bytes(form) for form in (once, _ESCAPE.sub(lambda it: it[0].lower(), once), quote(value)))
+    yield _bytes(once.replace("%", "%25"))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _places(body: bytes, form: bytes) -> Iterator[tuple[int, int]]:
+    size, length = len(form), len(body)
+    for start in range(0, length, SLICE):
+        end = start + SLICE + size - 1
+        at = body.find(form, start, end)
+        while at >= 0:
+            yield at, at + size
+            at = body.find(form, at + 1, end)
+
+
+def _begun(body: bytes, form: bytes) -> int:
+    tail = body[-(len(form) - 1) :]
+    at = tail.find(form[:1])
+    while at >= 0:
+        if form.startswith(tail[at:]):
+            return len(tail) - at
+        at = tail.find(form[:1], at + 1)
+    return 0

@@ -1,0 +1,173 @@
+"""What is sent of a change of the tape, when, and where it stands.
+
+Spans of an attempt that a worker runs wait for its end, which comes after the last span of its agent: then the whole
+attempt is read from the tape and sent as one trace (`placing.OneTrace`). What comes later is sent as it comes. Calls of
+other attempts wait for `otlp.wait` seconds, since SDKs send spans some seconds late; the feed waits with them. What is
+sent follows from the tape, so a gateway that comes back goes on from the cursor alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+from gateway.model import Attempt, Change, Reward, Span, SpanStatus
+from gateway.nesting import CALLS, Node
+from gateway.otlp.beside import Beside
+from gateway.otlp.placing import OneTrace, Place, as_it_came, root_id
+
+REMEMBERED = 10_000
+"""Attempts that are known to have been sent, and calls that were sent in their agent's trace."""
+
+Name = tuple[str, str]
+"""Rollout and attempt."""
+Sending = Attempt | tuple[Span, Place]
+"""The root of an attempt, or a span."""
+
+
+class Tape(Protocol):
+    """The slice of the tape that is read."""
+
+    def cursor(self) -> int: ...
+    def attempts(self, rid: str, /) -> list[Attempt]: ...
+    def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
+    def spans(self, rid: str, aid: str, after: tuple[str, int], /) -> Iterator[Span]: ...
+
+
+class Sent(NamedTuple):
+    """An attempt that was sent."""
+
+    ended_ns: int
+    cursor: int
+    """All its spans up to this one."""
+
+
+class Selection:
+    """Chooses; for one thread at a time."""
+
+    def __init__(self, tape: Tape, wait_s: float, now_ns: Callable[[], int]) -> None:
+        self._tape = tape
+        self._wait_ns = int(wait_s * 1e9)
+        self._now_ns = now_ns
+        self._piece: Iterable[Change] = ()
+        self._sent: OrderedDict[Name, Sent] = OrderedDict()
+        self._traces: dict[Name, OneTrace] = {}
+        self._beside = Beside(tape)
+        self._joined: OrderedDict[tuple[str, str, int], str] = OrderedDict()
+        self._handed_out = lru_cache(maxsize=4096)(self._find_handed_out)
+
+    def look_again(self, piece: Iterable[Change], attempt_goes_on: bool) -> None:
+        """The tape may have grown. `piece`: the changes that come next; `attempt_goes_on`: the first was begun."""
+        self._piece = piece
+        self._beside.forget()
+        if not attempt_goes_on:
+            self._traces.clear()
+
+    def waits(self, change: Change) -> bool:
+        """Whether spans of a call's agent may still come, from which its place would be known."""
+        span = change.span
+        if span is None or span.kind not in CALLS or span.parent_id is not None or span.end_ns is None:
+            return False
+        # A clock that was set back must not hold up the feed.
+        recent = 0 <= self._now_ns() - span.end_ns < self._wait_ns
+        return recent and not self._handed_out(span.rollout, span.attempt)
+
+    def to_send(self, change: Change) -> Iterator[Sending]:
+        attempt, span = change.attempt, change.span
+        if attempt is not None and attempt.ended_ns is not None:
+            # Nobody has said that it is over: an attempt that no worker had was quiet, and its calls have no root.
+            if attempt.worker is None and attempt.outcome is None:
+                return
+            yield from self._ended(attempt, attempt.ended_ns, change.cursor)
+        elif span is not None and span.status != SpanStatus.OPEN:
+            if self._waits_for_end(span.rollout, span.attempt):
+                yield from self._of_attempt(span, change.cursor)
+            else:
+                yield span, self._place(span)
+
+    def _waits_for_end(self, rollout: str, attempt: str) -> bool:
+        return self._wait_ns > 0 and self._handed_out(rollout, attempt)
+
+    def _find_handed_out(self, rollout: str, attempt: str) -> bool:
+        return any(one.id == attempt and one.worker is not None for one in self._tape.attempts(rollout))
+
+    def _ended(self, attempt: Attempt, ended_ns: int, cursor: int) -> Iterator[Sending]:
+        """The feed gives an attempt as it is now, each time it has changed: it is sent once, its root for each end."""
+        name = attempt.rollout, attempt.id
+        sent = self._sent.get(name)
+        if sent is None and self._waits_for_end(*name):
+            yield from self._whole(attempt, ended_ns)
+        elif sent is None or sent.ended_ns != ended_ns:
+            yield attempt
+            self._remember(name, Sent(ended_ns, cursor if sent is None else sent.cursor))
+
+    def _of_attempt(self, span: Span, cursor: int) -> Iterator[Sending]:
+        """A span of an attempt that is sent when it has ended."""
+        name = span.rollout, span.attempt
+        sent = self._sent.get(name)
+        attempt = None if sent is not None else self._attempt(*name)
+        if attempt is not None and attempt.ended_ns is not None:
+            if span.kind != "reward" or not Reward.of(span).late:
+                yield from self._whole(attempt, attempt.ended_ns)
+                return
+            # It was sent before this gateway started: what came after its end is all there is to send.
+            sent = Sent(attempt.ended_ns, cursor - 1)
+            self._remember(name, sent)
+        if sent is not None and cursor > sent.cursor:
+            yield span, self._place(span)
+
+    def _whole(self, attempt: Attempt, ended_ns: int) -> Iterator[Sending]:
+        name, cursor = (attempt.rollout, attempt.id), self._tape.cursor()
+        yield attempt
+        for span in self._tape.spans(*name, (attempt.id, 0)):
+            if span.status != SpanStatus.OPEN:
+                yield span, self._place(span)
+        self._remember(name, Sent(ended_ns, cursor))
+
+    def _remember(self, name: Name, sent: Sent) -> None:
+        self._sent[name] = sent
+        self._sent.move_to_end(name)
+        if len(self._sent) > REMEMBERED:
+            self._sent.popitem(last=False)
+
+    def _attempt(self, rollout: str, attempt: str) -> Attempt | None:
+        return next((one for one in self._tape.attempts(rollout) if one.id == attempt), None)
+
+    # -- where it stands ---------------------------------------------------------------------------------------------
+
+    def _place(self, span: Span) -> Place:
+        judged = self._judged(span) if span.kind == "reward" else None
+        if judged is not None:
+            known = self._joined.get((judged.rollout, judged.attempt, judged.sequence))
+            return Place(known or self._place(judged).trace, judged.span_id)
+        name = span.rollout, span.attempt
+        if self._wait_ns <= 0:
+            return as_it_came(span, root_id(*name) if self._handed_out(*name) else None)
+        return self._one_trace(name).place(span) if self._handed_out(*name) else self._beside_agent(span)
+
+    def _judged(self, span: Span) -> Span | None:
+        sequence = Reward.of(span).span
+        return None if sequence is None else self._tape.span(span.rollout, span.attempt, sequence)
+
+    def _one_trace(self, name: Name) -> OneTrace:
+        found = self._traces.get(name)
+        if found is None:
+            agent: list[Node] = []
+            calls: list[Span] = []
+            for span in self._tape.spans(*name, (name[1], 0)):
+                if span.kind == "otel":
+                    agent.append(Node.of(span))
+                elif span.kind in CALLS and span.parent_id is None:
+                    calls.append(span)
+            found = self._traces[name] = OneTrace(*name, agent, calls)
+        return found
+
+    def _beside_agent(self, span: Span) -> Place:
+        place = self._beside.place(span, (change.span for change in self._piece if change.span is not None))
+        if place.inferred:
+            self._joined[span.rollout, span.attempt, span.sequence] = place.trace
+            if len(self._joined) > REMEMBERED:
+                self._joined.popitem(last=False)
+        return place

@@ -1,0 +1,83 @@
+"""The directory of a tape: made for its owner alone, held by one writer. What is in the way is said with the way out.
+
+LMDB makes a directory with the mode of its files, and nobody but root can open anything in one of mode 0600: it finds
+its directory here already.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
+_READ, _WRITE = os.R_OK, os.W_OK
+
+
+class TapeError(Exception):
+    """The tape cannot be opened, read or written; the message names the directory and the way out."""
+
+
+def hold(path: Path) -> int:
+    """Makes the directories of a tape if need be, and locks it for one writer: the descriptor to close in the end."""
+    try:
+        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        (path / "tape").mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    except OSError as error:
+        raise TapeError(refusal(path, error)) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise TapeError(f"another gateway writes the tape in {path}; stop it or choose another --data") from None
+    return handle
+
+
+def refusal(path: Path, error: Exception, readonly: bool = False) -> str:
+    """Why the tape in `path` cannot be opened, where that can be seen, else the error; and the way out."""
+    said = f"cannot open the tape in {path}: "
+    for place, wanted in _needed(path.absolute(), readonly):
+        if not os.path.exists(place):
+            continue
+        if wanted & os.X_OK and not place.is_dir():
+            return f"{said}{place} is a file where a directory must be; choose another --data"
+        if not os.access(place, wanted) and not _read_only_disk(place):
+            return f"{said}{_forbidden(place, wanted)}"
+    return f"{said}{error}"
+
+
+def _needed(path: Path, readonly: bool) -> Iterator[tuple[Path, int]]:
+    """What is opened, from the top, and which rights that takes."""
+    there = next(place for place in (path, *path.parents) if os.path.exists(place))
+    rights = _READ if readonly else _READ | _WRITE
+    yield there, rights | os.X_OK
+    if not readonly:
+        yield path / "lock", rights
+    yield path / "tape", rights | os.X_OK
+    yield path / "tape" / "data.mdb", rights
+    # Readers write down in it what they look at.
+    yield path / "tape" / "lock.mdb", _READ | _WRITE
+
+
+def _read_only_disk(place: Path) -> bool:
+    return bool(os.statvfs(place).f_flag & os.ST_RDONLY)
+
+
+def _forbidden(place: Path, wanted: int) -> str:
+    found, me = place.stat(), os.geteuid()
+    verb = "read and write" if wanted & _WRITE else "read"
+    owner = "" if found.st_uid == me else f" of {_name(found.st_uid)}"
+    means = {0: "", me: f"chmod u+rw{'x' if place.is_dir() else ''} {place}, or "}
+    means = means.get(found.st_uid, f"run as {_name(found.st_uid)}, or ")
+    return f"{_name(me)} may not {verb} {place} ({stat.filemode(found.st_mode)}{owner}); {means}choose another --data"
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

@@ -1,0 +1,66 @@
+"""When a runner stops by itself: what cannot work where it is run would fail every task of the queue, one by one.
+
+A failure says nothing about its task when it came at once, before any model call, and other tasks have failed in the
+very same way with nothing between that worked. After `EQUAL` of them the breaker trips: the runner takes no more work,
+and hands those attempts back, with all that still fail so; they were no tries. Pure: the runner does what it says.
+
+Equal is the exit code or signal with the last line on stderr, whatever numbers are in it. Of a rollout that is tried
+again and again only one counts, because then its task may be at fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+from sidecar.attempt import Result
+
+EQUAL = 5
+"""Tasks that have to fail alike. Fewer do so by chance, such as a few that an agent refuses in one way; more would cost
+more time and money before somebody is told."""
+NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|[0-9]+")
+"""What differs in the same message: times, ports, process ids, addresses, ids of containers."""
+
+
+class Breaker:
+    """Looks at the results of one runner, of all its workers."""
+
+    def __init__(self, keep_going: bool = False) -> None:
+        """`keep_going`: never trips."""
+        self.tripped: Result | None = None
+        """The failure that was too much."""
+        self._keep_going = keep_going
+        self._alike: defaultdict[str, list[Result]] = defaultdict(list)
+
+    def note(self, result: Result) -> list[Result]:
+        """One more result; what is to be handed back now."""
+        if self.tripped is None and (result.end == "succeeded" or result.calls):
+            self._alike.clear()
+        if not result.at_once or self._keep_going:
+            return []
+        kind = signature(result)
+        if self.tripped is not None:
+            return [result] if kind == signature(self.tripped) else []
+        self._alike[kind].append(result)
+        if len({each.rollout for each in self._alike[kind]}) < EQUAL:
+            return []
+        self.tripped = result
+        return self._alike.pop(kind)
+
+    def why(self) -> str:
+        """What has happened and what to do, for a person."""
+        assert self.tripped is not None
+        said = "\n".join(f"  {line}" for line in self.tripped.last_lines)
+        return (
+            f"{EQUAL} tasks failed in the same way, at once and before any model call: {self.tripped.reason}\n"
+            + (f"the last lines of {self.tripped.name}:\n{said}\n" if said else "")
+            + "no more work is taken; these attempts are handed back and do not count. Mend what the agents need and "
+            "start again; --keep-going goes on in spite of it"
+        )
+
+
+def signature(result: Result) -> str:
+    """The same for two failures that are equal."""
+    outcome = result.outcome
+    how = (None, None) if outcome is None else (outcome.exit_code, outcome.signal)
+    return f"{how}: {NUMBERS.sub('#', result.reason or '')}"

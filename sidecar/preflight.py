@@ -1,0 +1,121 @@
+"""What can be known of agents before the first of them is claimed: a wrong command would use up the queue.
+
+Only what is certain is refused. A function's module is imported once, in a process of its own and with variables as an
+attempt has them; that it cannot be found, lacks something to import or has no such function is certain. Whatever else
+goes wrong there may be right in an attempt, and is left to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from gateway.model import Attempt, Rollout
+from gateway.work import Claim
+from sidecar.environment import LEADING_NOWHERE, environment, plan
+from sidecar.settings import Agents, Settings, UsageError
+
+ANSWER_S = 30.0
+"""How long a container engine may take to say that it is there."""
+IMPORT_S = 120.0
+"""How long a module may take to be imported; one that takes longer is not waited for."""
+STAND_IN = Claim(
+    rollout=Rollout(id="preflight"), attempt=Attempt(rollout="preflight", id="a1"), address="/preflight", token="none"
+)
+"""What an agent is started with where there is no attempt yet."""
+
+
+async def check(settings: Settings, tool: str | None) -> None:
+    """Raises `UsageError` with what cannot work on this machine. `tool`: what runs the containers of an image."""
+    agents = settings.agents
+    if tool is not None:
+        await _image(tool, agents)
+    elif agents.callable is not None:
+        await _function(agents.callable, settings)
+    elif agents.command:
+        _command(agents.command[0], agents.cwd)
+
+
+def bare(agents: Agents) -> Agents:
+    """The agents without what is made of a task: templates stay as they are written."""
+    env = tuple((name, value.replace("{", "{{").replace("}", "}}")) for name, value in agents.env)
+    return replace(agents, args=(), env=env)
+
+
+def _command(command: str, cwd: Path | None) -> None:
+    path = (cwd or Path()) / command if "/" in command else None
+    if shutil.which(command if path is None else str(path)) is not None:
+        return
+    if path is not None and path.is_file():
+        raise UsageError(f"{command!r} cannot be executed: chmod +x {path}, or name its interpreter before it")
+    where = f"in {cwd or Path.cwd()}" if path is not None else "on the PATH"
+    raise UsageError(
+        f"there is no command {command!r} {where}: after -- comes what is to be run, with its path if need be"
+    )
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+
+async def _function(name: str, settings: Settings) -> None:
+    made = plan(STAND_IN, settings.gateway, bare(settings.agents), Path("input.json"))
+    env = environment(os.environ, made.own, settings.key) | LEADING_NOWHERE
+    argv = (sys.executable, "-m", "sidecar.callables", "--check", name)
+    code, said = await _ask(argv, IMPORT_S, env, settings.agents.cwd)
+    if code == 1:
+        raise UsageError(f"--callable: {said or 'it cannot be imported'}")
+
+
+# -- containers --------------------------------------------------------------------------------------------------------
+
+
+async def _image(tool: str, agents: Agents) -> None:
+    """The engine answers, and has the image or gets it: else each attempt would try, all at once."""
+    image = agents.image or ""
+    code, said = await _ask((tool, "version"), ANSWER_S)
+    if code != 0:
+        reason = said or ("it did not answer" if code is None else f"exit code {code}")
+        raise UsageError(
+            f"--image {image}: {Path(tool).name} cannot run containers: {reason}; start it, or let this user reach it"
+        )
+    code, _ = await _ask((tool, "image", "inspect", image), ANSWER_S)
+    if code == 0:
+        return
+    if "--pull=never" in agents.image_args:
+        raise UsageError(f"--image {image}: it is not on this machine, and --pull=never forbids to get it")
+    print(f"pulling {image}", file=sys.stderr, flush=True)
+    platform = [word for word in agents.image_args if word.startswith("--platform=")]
+    code, said = await _ask((tool, "pull", *platform, image), None)
+    if code != 0:
+        raise UsageError(
+            f"--image {image}: it is not on this machine and cannot be pulled: {said or f'exit code {code}'}"
+        )
+
+
+async def _ask(
+    argv: tuple[str, ...], limit_s: float | None, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> tuple[int | None, str]:
+    """(exit code, last line of stderr); no code when it took too long or was killed."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=env,
+        cwd=cwd,
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            _, said = await process.communicate()
+    except TimeoutError:
+        return None, ""
+    finally:
+        if process.returncode is None:
+            process.kill()
+            _ = await process.wait()
+    lines = said.decode(errors="replace").strip().splitlines()
+    return process.returncode, lines[-1].strip() if lines else ""

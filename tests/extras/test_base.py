@@ -1,0 +1,149 @@
+"""The base install: what is in it, that all of it works from anywhere, and how it asks for more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import zipfile
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import openai
+import pytest
+from fakes.clean import PIP, Clean, Install
+from fakes.process import ROOT, Gateway, upstream, upstreams
+from fakes.provider import Provider
+
+from gateway.client import Client
+from gateway.runs.model import NewRun, Point
+
+PACKAGES = ("gateway", "sidecar", "adapters", "trainer")
+HELP = """
+from gateway.__main__ import COMMANDS, GROUPS, main
+groups = [(name, *action) for name, group in GROUPS.items() for action in ((), *((one,) for one in group.commands))]
+for words in [(), *((name,) for name in COMMANDS), *groups]:
+    print("asked:", *words)
+    main([*words, "--help"])
+"""
+NOWHERE = upstreams(openai="http://127.0.0.1:9/v1")
+
+
+@pytest.fixture(scope="module")
+def base(install: Install) -> Clean:
+    return install()
+
+
+def names(wheel: Path) -> set[str]:
+    """The files in it."""
+    with zipfile.ZipFile(wheel) as file:
+        return {name for name in file.namelist() if ".dist-info/" not in name}
+
+
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path, tmp_path: Path) -> None:
+    command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES)
+    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert names(wheel) == {name for name in tracked if (ROOT / name).exists()}
+    assert "from gateway import" in zipfile.ZipFile(wheel).read("gateway/app.py").decode()
+    subprocess.run([*PIP, "wheel", "--no-deps", "--wheel-dir", tmp_path, sdist(tmp_path)], check=True)
+    (again,) = tmp_path.glob("*.whl")
+    assert names(again) == names(wheel)
+
+
+def sdist(home: Path) -> Path:
+    """The source distribution."""
+    backend = home / "backend"
+    subprocess.run([*PIP, "install", "--target", backend, "hatchling>=1.27"], check=True)
+    command = (PIP[0], "-m", "hatchling", "build", "-t", "sdist", "-d", home / "dist")
+    subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(backend)}, check=True)
+    (made,) = (home / "dist").iterdir()
+    assert made.stat().st_size < 2 << 20
+    return made
+
+
+def test_every_command_has_its_help(base: Clean) -> None:
+    said = base.run("-c", HELP).split("asked:")[1:]
+    assert len(said) > 40
+    for one in said:
+        words, _, shown = one.partition("\n")
+        assert f"Usage: penstock{words.rstrip()} " in shown.replace("COMMAND", " "), one
+
+
+async def call(gateway: Gateway, rollout: str) -> None:
+    """A model call of an unmodified agent."""
+    async with openai.AsyncOpenAI(base_url=gateway.openai(rollout), api_key="sk-mine") as agent:
+        answer = await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello."}])
+    assert answer.choices[0].message.content
+
+
+async def test_a_gateway_records_and_is_read_from_any_folder(base: Clean, provider: Provider, tmp_path: Path) -> None:
+    async with base.gateway(tmp_path / "home", upstreams(openai=provider.openai_url)) as gateway:
+        shell = base.shell(gateway.url, tmp_path)
+        await call(gateway, "r1")
+        for words in (("show", "r1"), ("doctor", "r1"), ("stats",), ("queue",), ("check", "--data", str(gateway.data))):
+            done = await shell.run(*words)
+            assert (done.code, done.err) == (0, ""), words
+        exported = await shell.run("export", "--what", "messages")
+        chat = await shell.run("samples", "--form", "chat")
+        pairs = await shell.run("samples", "--form", "preferences")
+        worked = await run_tasks(shell.folder, gateway, base)
+    assert json.loads(exported.out)["messages"][0]["parts"][0]["text"] == "Hello."
+    (sample,) = map(json.loads, chat.text.splitlines())
+    assert [message["role"] for message in sample["messages"]] == ["user", "assistant"]
+    assert pairs.code == 0, pairs.err
+    assert worked == "2 succeeded, 0 failed\n"
+
+
+async def run_tasks(folder: Path, gateway: Gateway, base: Clean) -> str:
+    """Two tasks, queued and worked off."""
+    (folder / "tasks.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
+    shell = base.shell(gateway.url, folder)
+    queued = await shell.run("enqueue", "tasks.jsonl")
+    assert queued.code == 0, queued.err
+    done = await shell.run("run", "--", "true")
+    assert done.code == 0, done.err
+    return done.text
+
+
+TRAIN = "torch, transformers, peft must be installed for this: pip install 'penstock[train]'"
+BOARD = "TensorBoard's files needs tensorboardX: pip install 'penstock[plots]'"
+ASKS = {
+    "export --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock[parquet]'",
+    "samples": "--form samples needs numpy: pip install 'penstock[samples]'; chat and preferences do without",
+    "samples --form chat --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock[parquet]'",
+    "run --on ray -- true": "--on ray needs more packages: pip install 'penstock[ray]'",
+    "run --on kubernetes --image x -- true": "--on kubernetes needs more packages: pip install 'penstock[kubernetes]'",
+    "runs plot run --out run.png": "PNG needs matplotlib: pip install 'penstock[plots]'",
+    "runs export run --to tensorboard -o board": BOARD,
+    "runs export run --to mlflow -o flow": "MLflow's database needs mlflow: pip install 'penstock[mlflow]'",
+    **{f"train {kind} train.toml": TRAIN for kind in ("grpo", "sft", "dpo")},
+    "serve --config translating.toml --port 0": "litellm is not installed: pip install 'penstock[providers]'",
+}
+
+
+@pytest.fixture
+async def reported(base: Clean, tmp_path: Path) -> AsyncGenerator[Gateway]:
+    """A gateway that a trainer has reported to."""
+    async with base.gateway(tmp_path / "home", NOWHERE) as gateway:
+        async with Client(gateway.url) as client:
+            await client.start_run(NewRun(id="run", kind="grpo"))
+            await client.report("run", [Point(step=0, values={"reward": 1.0})])
+        yield gateway
+
+
+async def test_what_needs_an_extra_says_which(base: Clean, reported: Gateway, tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text('[model]\npath = "m"\n[run]\nname = "r"\n[rollouts]\ntasks = "t"\n')
+    route = '[[route]]\nmodel = "m"\nupstream = "vllm"\ntranslate = true\n'
+    (tmp_path / "translating.toml").write_text(upstream("vllm", "http://127.0.0.1:9/v1", "openai") + route)
+    shell = base.shell(reported.url, tmp_path)
+    for words, message in ASKS.items():
+        done = await shell.run(*words.split())
+        assert (done.code != 0, done.err.strip()) == (True, f"penstock: {message}"), words
+    assert "x" not in {path.name for path in tmp_path.iterdir()}  # noqa: ASYNC240 - a few names
+
+
+def test_the_demo_asks_for_its_own(base: Clean) -> None:
+    done = subprocess.run([base.python, "-m", "gateway.demo"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "penstock demo: the demo's agents need openai and anthropic: pip install 'penstock[demo]'"
+    )

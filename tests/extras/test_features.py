@@ -1,0 +1,155 @@
+"""Each extra that is installed in a moment, alone in a clean environment, and what it is for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+from fakes import kubernetes, vllm_wire
+from fakes.clean import Install
+from fakes.process import ROOT, Gateway, upstream, upstreams
+from fakes.provider import Provider
+from fakes.shell import Done, Shell
+
+from gateway.client import Client
+from gateway.runs.model import NewRun, Point
+from gateway.work import RolloutSpec
+
+EXAMPLES = {"openai_agent.py": "chat", "anthropic_agent.py": "messages"}
+MORE = {"langchain_agent.py": "chat", "agents_sdk.py": "responses"}
+READ = "import sys, json, pyarrow.parquet as it; print(json.dumps(it.read_table(sys.argv[1]).to_pylist()))"
+TRAINED = '[[route]]\nmodel = "m"\nupstream = "vllm"\ntrain = true\n'
+NOWHERE = upstreams(openai="http://127.0.0.1:9/v1")
+
+
+async def call(gateway: Gateway, rollout: str) -> None:
+    """A model call of an unmodified agent."""
+    async with openai.AsyncOpenAI(base_url=gateway.openai(rollout), api_key="sk-mine") as agent:
+        answer = await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello."}])
+    assert answer.choices[0].message.content
+
+
+async def good(shell: Shell, *words: str) -> Done:
+    """A command that has done what it was asked for."""
+    done = await shell.run(*words)
+    assert done.code == 0, done.err
+    return done
+
+
+def test_demo(install: Install) -> None:
+    said = install("demo").run("-m", "gateway.demo", env={"PYTHONPATH": str(ROOT)})
+    assert said.count("The answer is 437.") >= 2
+
+
+async def test_examples(install: Install, gateway: Gateway) -> None:
+    clean = install("examples")
+    for script, dialect in (EXAMPLES | MORE).items():
+        addresses = {"OPENAI_BASE_URL": gateway.openai(dialect), "ANTHROPIC_BASE_URL": gateway.address(dialect)}
+        keys = {"OPENAI_API_KEY": "sk-openai", "ANTHROPIC_API_KEY": "sk-anthropic"}
+        said = await asyncio.to_thread(clean.run, ROOT / "examples" / script, env=addresses | keys)
+        assert said == "The answer is 437.\nYou said: Thank you, that is all.\n", script
+
+
+async def test_parquet(install: Install, provider: Provider, tmp_path: Path) -> None:
+    clean = install("parquet")
+    async with clean.gateway(tmp_path / "home", upstreams(openai=provider.openai_url)) as gateway:
+        shell = clean.shell(gateway.url, tmp_path)
+        await call(gateway, "r1")
+        await good(shell, "export", "--format", "parquet", "-o", "out.parquet")
+        await good(shell, "samples", "--form", "chat", "--format", "parquet", "-o", "chat.parquet")
+    (rollout,), (chat,) = (json.loads(clean.run("-c", READ, tmp_path / f"{name}.parquet")) for name in ("out", "chat"))
+    assert rollout["id"] == chat["rollout"] == "r1"
+    assert json.loads(chat["messages"])[0]["content"] == "Hello."
+
+
+@pytest.mark.parametrize("extra", ["samples", "samples,parquet"])
+async def test_samples(install: Install, provider: Provider, tmp_path: Path, extra: str) -> None:
+    clean, provider.formats = install(extra), vllm_wire.FORMATS
+    config = upstream("vllm", provider.openai_url, "openai") + TRAINED
+    format = "parquet" if "parquet" in extra else "jsonl"
+    async with clean.gateway(tmp_path / "home", config) as gateway:
+        shell = clean.shell(gateway.url, tmp_path)
+        await call(gateway, "r1")
+        for form in ("samples", "triplets"):
+            words = ("--form", form, "--allow", "no_reward", "--format", format, "-o", f"{form}.{format}")
+            assert "1 rows of 1 answers" in (await good(shell, "samples", *words)).err
+    if format == "parquet":
+        (made,) = json.loads(clean.run("-c", READ, tmp_path / "samples.parquet"))
+    else:
+        (made,) = map(json.loads, (tmp_path / "samples.jsonl").read_text().splitlines())
+    assert len(made["response"]) == len(made["mask"]) == len(made["logprobs"]) > 0
+    assert all(made["mask"])
+
+
+async def queued(gateway: Gateway) -> None:
+    """Two tasks."""
+    async with Client(gateway.url) as client:
+        await client.enqueue([RolloutSpec(input={"n": n}) for n in range(2)])
+
+
+async def test_ray(install: Install, tmp_path: Path) -> None:
+    clean = install("ray")
+    async with clean.gateway(tmp_path / "home", NOWHERE) as gateway:
+        await queued(gateway)
+        words = ("run", "--on", "ray", "--", "sh", "-c", "echo '{\"reward\": 1}'")
+        done = await good(clean.shell(gateway.url, tmp_path), *words)
+    assert done.text == "2 succeeded, 0 failed, mean reward 1.000 of 2\n"
+
+
+async def test_kubernetes(install: Install, tmp_path: Path) -> None:
+    clean = install("kubernetes")
+    async with kubernetes.serving() as cluster, clean.gateway(tmp_path / "home", NOWHERE) as gateway:
+        await queued(gateway)
+        words = ("run", "--on", "kubernetes", "--image", "example/agent", "--", "sh", "-c", "echo '{\"reward\": 1}'")
+        shell = clean.shell(gateway.url, tmp_path)
+        shell.env["KUBECONFIG"] = str(cluster.kubeconfig(tmp_path))
+        done = await good(shell, *words)
+    assert done.text == "2 succeeded, 0 failed, mean reward 1.000 of 2\n"
+
+
+async def reported(gateway: Gateway) -> None:
+    """A run of a trainer, with two steps."""
+    async with Client(gateway.url) as client:
+        await client.start_run(NewRun(id="run", kind="grpo"))
+        await client.report("run", [Point(step=step, values={"reward": step / 4}) for step in (1, 2)])
+
+
+async def test_plots(install: Install, tmp_path: Path) -> None:
+    clean = install("plots")
+    async with clean.gateway(tmp_path / "home", NOWHERE) as gateway:
+        await reported(gateway)
+        shell = clean.shell(gateway.url, tmp_path)
+        await good(shell, "runs", "plot", "run", "--out", "run.png")
+        await good(shell, "runs", "export", "run", "--to", "tensorboard", "-o", "board")
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG\r\n")
+    (events,) = (tmp_path / "board").iterdir()
+    assert events.read_bytes().count(b"reward") == 2
+
+
+async def test_mlflow(install: Install, tmp_path: Path) -> None:
+    clean = install("mlflow")
+    async with clean.gateway(tmp_path / "home", NOWHERE) as gateway:
+        await reported(gateway)
+        await good(clean.shell(gateway.url, tmp_path), "runs", "export", "run", "--to", "mlflow", "-o", "flow")
+    with closing(sqlite3.connect(tmp_path / "flow" / "mlflow.db")) as database:
+        found = database.execute("select key, step, value from metrics order by step").fetchall()
+    assert found == [("reward", 1, 0.25), ("reward", 2, 0.5)]
+
+
+async def test_providers(install: Install, provider: Provider, tmp_path: Path) -> None:
+    # By its hash, as in `make install-providers`.
+    clean = install("providers", "--require-hashes", "--no-deps", "--requirement", str(ROOT / ".ci" / "litellm.txt"))
+    provider.formats = vllm_wire.FORMATS
+    async with (
+        clean.gateway(tmp_path / "home", upstream("vllm", provider.openai_url, "openai") + TRAINED) as gateway,
+        anthropic.AsyncAnthropic(base_url=gateway.address("r1"), api_key="sk-a") as agent,
+    ):
+        said = await agent.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "Hello."}])
+    assert said.content[0].type == "text"
+    assert provider.log[-1].path == "/v1/chat/completions"

@@ -1,0 +1,56 @@
+"""The exporter of spans at work on a tape, without the gateway around it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fakes.collector import Collector
+from fakes.otlp import Inlet
+
+from gateway.config import Otlp
+from gateway.otlp.exporter import Exporter
+from gateway.store import Entry
+
+T0 = 1_790_000_000_000_000_000
+SERVERS = {"local": "http://127.0.0.1:8000/v1", "azure": "https://me.openai.azure.com", "main": "https://api.x.ai/v1"}
+
+
+@dataclass
+class Figures:
+    """What is counted."""
+
+    otlp_exported: int = 0
+    otlp_dropped: int = 0
+    otlp_retries: int = 0
+    otlp_lag_changes: int = 0
+
+
+def exporter(inlet: Inlet, collector: Collector, figures: Figures | None = None, **settings: Any) -> Exporter:
+    made = Otlp(endpoint=collector.url, **settings)
+    url = made.traces_url()
+    assert url is not None
+    return Exporter(made, url, SERVERS, inlet.store, inlet.feed, inlet.desk, figures or Figures())
+
+
+@asynccontextmanager
+async def exporting(
+    inlet: Inlet, collector: Collector, figures: Figures | None = None, **settings: Any
+) -> AsyncGenerator[Exporter]:
+    made = exporter(inlet, collector, figures, **settings)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+def call(number: int = 1, rollout: str = "r1", **fields: Any) -> Entry:
+    """A finished model call."""
+    entry = Entry(rollout, "a1", status="ok", dialect="chat", path="/v1/chat/completions?x=1", upstream="local")
+    entry.start_ns, entry.end_ns, entry.model, entry.http_status = T0 + number, T0 + number + 10**9, "m-1", 200
+    for name, value in fields.items():
+        setattr(entry, name, value)
+    return entry
