@@ -11,9 +11,9 @@ import re
 from fakes.pages import Block
 
 UNSTEADY = {
+    r"\b\d[\d,]*(\.\d+)? (µs|ms|s|m|h|d)\b( \d+ (s|m|h)\b)?( ago\b)?|\bnow[ \t]*$": "TIME",
     r"[ \t]+": " ",
     r" $": "",
-    r"\b\d[\d,]*(\.\d+)? (µs|ms|s|m|h|d)\b( \d+ (s|m|h)\b)?( ago\b)?|\bnow$": "TIME",
 }
 """What differs from run to run, and what stands in its place when outputs are compared."""
 LEFT_OUT = re.compile(r"^…\n", re.MULTILINE)
