@@ -70,9 +70,7 @@ OWN = (
     "estimate",
 )
 ATTEMPT = codec.fields(Attempt, skip=("rollout", "id"))
-ATTEMPT_DEFAULTS = codec.defaults(Attempt, ATTEMPT)
 ROLLOUT = codec.fields(Rollout, skip=("id", "input", "metadata"))
-ROLLOUT_DEFAULTS = codec.defaults(Rollout, ROLLOUT)
 TOTALS = codec.fields(Totals)
 USAGE = codec.fields(Usage)
 ESTIMATE = codec.fields(Estimate)
@@ -97,9 +95,9 @@ _LISTS: dict[str, tuple[str, ...]] = {
 """What of a rollout is stored as a place in a list. These lists, and `_ENDS`, are only ever appended to."""
 _NUMBERED = [(ROLLOUT.index(name), {value: at for at, value in enumerate(known)}) for name, known in _LISTS.items()]
 _USUAL = RolloutConfig()
-ROLLOUT_DEFAULTS[_CONFIG] = None
-_ROLLOUT_DEFAULTS = [None, *ROLLOUT_DEFAULTS]
-_ATTEMPT_DEFAULTS = [None, *ATTEMPT_DEFAULTS]
+_ROLLOUT_DEFAULTS = [None, *codec.defaults(Rollout, ROLLOUT)]
+_ROLLOUT_DEFAULTS[1 + _CONFIG] = None
+_ATTEMPT_DEFAULTS = [None, *codec.defaults(Attempt, ATTEMPT)]
 _BODY = 1 + OWN.index("body")
 
 
@@ -225,7 +223,7 @@ def body_of(head: bytes) -> int | None:
 
 
 def padded(record: bytes, defaults: list[Any]) -> list[Any]:
-    """The positions of a record, with those that were cut off or that it is too old to have."""
+    """The positions of a record, with those that were cut off because they are as usual."""
     values = codec.decode(record)
     return values + defaults[len(values) :]
 
@@ -276,14 +274,14 @@ def attempt_record(values: list[Any], cursors: Sequence[int], rollout: Origins) 
 
 def attempt_values(record: bytes, rollout: Origins) -> tuple[list[Any], list[int]]:
     """The inverse: the values of `ATTEMPT` and the cursors of its last block."""
-    near, *stored = codec.decode(record)
-    values = stored + ATTEMPT_DEFAULTS[len(stored) :]
+    near, *values = padded(record, _ATTEMPT_DEFAULTS)
     values[_STATUS] = _ENDS[values[_STATUS]]
     values[_CREATED] += rollout.created_ns
     values[_SEEN] += values[_CREATED]
     if values[_ENDED] is not None:
         values[_ENDED] += values[_CREATED]
-    values[_TOTALS] = sums_of(values[_TOTALS])
+    sums = values[_TOTALS]
+    values[_TOTALS] = [*sums, *[0] * (len(TOTALS) - len(sums))]
     return values, [cursor and cursor + rollout.number for cursor in near]
 
 
@@ -316,13 +314,14 @@ def origins_of(record: bytes) -> Origins:
     return Origins(values[0], values[1 + _MADE])
 
 
-def rollout_from(rollout: str, record: bytes, task: bytes | None) -> Rollout:
-    """A rollout record, and what its maker said of it, as the noun."""
-    found = dict(zip(ROLLOUT, padded(record, _ROLLOUT_DEFAULTS)[1:], strict=True))
+def rollout_from(rollout: str, record: bytes, task: bytes | None) -> tuple[int, Rollout]:
+    """A rollout record, and what its maker said of it, as the noun, behind its number."""
+    number, *values = padded(record, _ROLLOUT_DEFAULTS)
+    found = dict(zip(ROLLOUT, values, strict=True))
     found |= {name: known[found[name]] for name, known in _LISTS.items()}
     found["config"] = dict(zip(CONFIG, found["config"] or (), strict=False))
     said, metadata = (None, None) if task is None else json.loads(task)
-    return Rollout(id=rollout, input=said, metadata=metadata, **found)
+    return number, Rollout(id=rollout, input=said, metadata=metadata, **found)
 
 
 def rollout_record(number: int, rollout: Rollout) -> bytes:
@@ -346,7 +345,7 @@ def _json(value: Any) -> bytes:
 
 def new_attempt(sequence: int, created_ns: int) -> list[Any]:
     """The values of `ATTEMPT` of one that begins."""
-    made = list(ATTEMPT_DEFAULTS)
+    made = _ATTEMPT_DEFAULTS[1:]
     made[_SEQUENCE], made[_CREATED] = sequence, created_ns
     return made
 
@@ -365,8 +364,3 @@ def count(sums: list[int], entry: Entry, usage: list[int | None] | None = None) 
     sums[6] += entry.gap
     sums[7] += uncounted(entry)
     sums[8] += entry.ambiguous
-
-
-def sums_of(stored: list[int]) -> list[int]:
-    """The values of `TOTALS`, also where the record is too old to have all of them; a copy."""
-    return [*stored, *[0] * (len(TOTALS) - len(stored))]

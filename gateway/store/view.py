@@ -55,6 +55,11 @@ class View:
 
     def rollout(self, rollout: str) -> Rollout | None:
         """One rollout."""
+        found = self.numbered_rollout(rollout)
+        return None if found is None else found[1]
+
+    def numbered_rollout(self, rollout: str) -> tuple[int, Rollout] | None:
+        """One rollout, behind its number."""
         key = keys.rollout_key(rollout)
         stored = self.get("rollouts", key)
         return None if stored is None else rollout_from(rollout, stored, self.get("tasks", key))

@@ -272,20 +272,19 @@ class Writer:
         """The values of an attempt as they are now, None when there is none. It is not remembered: a tenth of the time
         that it takes to have it at hand."""
         live = self._memory.find(name)
-        stored = None if live is not None else batch.view.get("attempts", keys.attempt_key(*name))
-        if live is None and stored is None:
-            return None
-        return live.values if live is not None else records.padded(stored or b"", records.ATTEMPT_DEFAULTS)
+        if live is not None:
+            return live.values
+        stored = batch.view.attempt_values(*name)
+        return None if stored is None else stored[1]
 
     def rollout(self, batch: Batch, name: str) -> Known | None:
         """A rollout as the tape has it. What is changed of it must be written in the same transaction."""
         known = self._memory.rollout(name)
         if known is None:
-            rollout = batch.view.rollout(name)
-            if rollout is not None:
-                origins = batch.view.origins(name)
-                assert origins is not None, name
-                known = Known(rollout, [attempt.id for attempt in batch.view.attempts(name)], origins.number)
+            stored = batch.view.numbered_rollout(name)
+            if stored is not None:
+                number, rollout = stored
+                known = Known(rollout, [attempt.id for attempt in batch.view.attempts(name)], number)
                 self._memory.add_rollout(known)
         return known
 

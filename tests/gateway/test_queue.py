@@ -35,6 +35,7 @@ from gateway.model import (
 )
 from gateway.recorder import Recorder
 from gateway.store import Claimed, Refused, Store, TapeError, Work
+from gateway.store.tasks import Looked
 from gateway.work import ClaimRequest, End, FinishRequest, HeartbeatRequest, Held, RolloutSpec
 
 PATIENCE = 10.0
@@ -637,6 +638,18 @@ async def test_quiet_attempts_end_after_a_restart_too(tmp_path: Path) -> None:
         await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
         assert life.attempt("by-hand/0").ended_ns == life.attempt("by-hand/0").last_seen_ns
         await life.when(lambda: life.status("again") == RolloutStatus.SUCCEEDED)
+
+
+async def test_who_was_heard_of_lately_is_looked_at_without_being_remembered(tmp_path: Path) -> None:
+    clock = Clock()
+    async with living(tmp_path, clock) as life:
+        await life.agent_calls("by-hand/0")
+    async with living(tmp_path, clock) as life:
+        writer = life.store._writer
+        seen = life.attempt("by-hand/0").last_seen_ns
+        looked = await life.recorder.submit(lambda work: work.expire([("by-hand", "0"), ("nobody", "0")], seen, 60))
+        assert looked == [Looked("by-hand", "0", seen + 60 * SECOND), Looked("nobody", "0", None)]
+        assert writer._memory.find(("by-hand", "0")) is None
 
 
 async def test_many_end_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
