@@ -19,12 +19,13 @@ from fakes.rig import CHAT, Inside, inside
 from gateway.model import Span
 from gateway.store import Store, TapeError, check
 
-KILLS = 20
+KILLS = 10
 AGENTS = 8
 STREAM = events_head() + chunk(b"data: 1\n\n") + chunk(b"data: [DONE]\n\n") + chunk(b"")
 UNTIL_CLOSE = b"HTTP/1.1 200 OK\r\n\r\nuntil the end"
 
 
+@pytest.mark.timeout(300)
 async def test_what_was_received_is_on_the_tape(tmp_path: Path) -> None:
     rng = random.Random(7)
     received: list[str] = []
