@@ -14,7 +14,7 @@ from gateway.model import Judgement
 from gateway.releases.model import NewRelease, NewVersion, Release, ReleaseView
 from gateway.releases.policy import Policy, Stage
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 STABLE = "You are a travel agent of Acme Air. Today is {date}. Never refund a basic fare."
 CANDIDATE = "You are a careful travel agent of Acme Air. It is {date}.\nAsk before you book. Never refund a basic fare."
 SKIP = {"checked": "skip", "replayed": "skip", "shadowed": "skip"}

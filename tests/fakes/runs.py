@@ -18,7 +18,7 @@ from gateway.client import Client
 from gateway.model import Attempt, RolloutConfig, RolloutSummary, Span
 from gateway.work import RolloutSpec
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 AGENTS = ROOT / "tests" / "sidecar" / "agents"
 PYTHON = sys.executable
 READ_STDIN = (PYTHON, "-c", "import sys; sys.stdin.read()")
