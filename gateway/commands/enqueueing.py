@@ -48,7 +48,7 @@ def enqueue(
     repeat
         Rollouts of each task: ID.0, ID.1 ... Those that are queued already are not queued again.
     group_by
-        Field whose value is the group; a repeated task is a group of its own if not given.
+        Field whose value is the group; each task is a group of its own if not given.
     id_field
         Field whose value is the task's id; `id` if not given, and a hash of the content where there is none.
     priority

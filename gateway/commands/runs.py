@@ -182,6 +182,8 @@ def _file(path: Path | None) -> Generator[IO[bytes]]:
         with whole_file(path) as file:
             yield file
     except OSError as e:
+        if path is None:
+            raise
         raise Failure(f"{path}: {e.strerror}") from None
 
 

@@ -10,6 +10,7 @@ import csv
 import io
 import os
 import re
+from codecs import getwriter
 from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from logging import ERROR, getLogger
@@ -74,15 +75,12 @@ async def lines(points: AsyncIterable[Point], file: IO[bytes]) -> int:
 
 async def table(points: AsyncIterable[Point], metrics: Sequence[str], file: IO[bytes]) -> int:
     """CSV: a row for each step, a column for each metric, `nan` for what was no finite number; how many rows."""
-    count, text = 0, io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
-    writer = csv.writer(text, lineterminator="\n")
+    count, writer = 0, csv.writer(getwriter("utf-8")(file), lineterminator="\n")
     writer.writerow(["step", "time_ns", *metrics])
     async for point in points:
         said = {name: "nan" if value is None else repr(value) for name, value in point.values.items()}
         writer.writerow([point.step, point.time_ns, *(said.get(name, "") for name in metrics)])
         count += 1
-    # The file is its owner's to close.
-    text.detach()
     return count
 
 

@@ -66,12 +66,12 @@ def read(lines: Iterable[bytes], id_field: str | None, group_field: str | None) 
 
 
 def rollouts(tasks: Iterable[Task], repeat: int, like: RolloutSpec) -> Iterator[RolloutSpec]:
-    """A rollout for each repetition of each task, in order. A repeated task without a group is its own group."""
+    """A rollout for each repetition of each task, in order. A task without a group is its own, also when it is not
+    repeated: it may be later."""
     for task in tasks:
-        group = task.group or (task.id if repeat > 1 else None)
         for number in range(repeat):
-            about = {"id": f"{task.id}.{number}", "input": task.input, "group": group}
-            yield like.model_copy(update={name: value for name, value in about.items() if value is not None})
+            about = {"id": f"{task.id}.{number}", "group": task.group or task.id}
+            yield like.model_copy(update=about if task.input is None else about | {"input": task.input})
 
 
 def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

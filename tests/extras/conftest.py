@@ -52,21 +52,31 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("wheel"))
 
 
-@pytest.fixture(scope="module")
-def install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Install]:
-    """Makes environments, which go with the module: `install("ray")`."""
+@pytest.fixture(scope="session")
+def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clean]:
+    """The base install."""
+    home = tmp_path_factory.mktemp("base")
+    clean = Clean.made(home, wheel)
+    note("base", clean)
+    yield clean
+    shutil.rmtree(home)
+
+
+@pytest.fixture
+def install(base: Clean, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Install]:
+    """Makes environments, which go with the test: `install("ray")`."""
     homes: list[Path] = []
 
-    def start(extra: str | None = None, *before: str) -> Clean:
-        while homes:
-            shutil.rmtree(homes.pop())
-        homes.append(tmp_path_factory.mktemp(extra or "base"))
-        clean = Clean.made(homes[-1], wheel, extra, *before)
-        made.append(
-            f"{extra or 'base':16} {clean.seconds:6.0f} s {clean.cpu_seconds:6.0f} s CPU {clean.megabytes:6,} MB"
-        )
+    def start(extra: str, *before: str) -> Clean:
+        homes.append(tmp_path_factory.mktemp(extra))
+        clean = base.with_extra(homes[-1], extra, *before)
+        note(extra, clean)
         return clean
 
     yield start
-    while homes:
-        shutil.rmtree(homes.pop())
+    for home in homes:
+        shutil.rmtree(home)
+
+
+def note(name: str, clean: Clean) -> None:
+    made.append(f"{name:16} {clean.seconds:6.0f} s {clean.cpu_seconds:6.0f} s CPU {clean.megabytes:6,} MB")

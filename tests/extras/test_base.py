@@ -10,7 +10,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from fakes.clean import PIP, Clean, Install
+from fakes.clean import PIP, Clean
 from fakes.process import ROOT, Gateway, upstream, upstreams
 from fakes.provider import Provider
 
@@ -26,11 +26,6 @@ for words in [(), *((name,) for name in COMMANDS), *groups]:
     main([*words, "--help"])
 """
 NOWHERE = upstreams(openai="http://127.0.0.1:9/v1")
-
-
-@pytest.fixture(scope="module")
-def base(install: Install) -> Clean:
-    return install()
 
 
 def names(wheel: Path) -> set[str]:

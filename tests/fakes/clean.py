@@ -1,7 +1,8 @@
 """Environments as users make them: one wheel of this checkout, one extra, nothing else. Only a package index is needed.
 
     wheel = build(home)
-    clean = Clean.made(home / "ray", wheel, "ray")
+    base = Clean.made(home / "base", wheel)
+    clean = base.with_extra(home / "ray", "ray")
     async with clean.gateway(home, config) as gateway:
         await clean.shell(gateway.url, home).run("rollouts")
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -24,8 +26,9 @@ from fakes.process import ROOT, Gateway, running
 from fakes.shell import Shell
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-ALONE = {"PYTHONPATH": "", "PYTHONSAFEPATH": "1"}
-"""Python finds what is installed and nothing that lies in the working directory."""
+ALONE = {"PYTHONPATH": "", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": ""}
+"""Python finds what is installed and nothing that lies in the working directory. It keeps what it has compiled: pip
+compiles nothing that an extra brings, of which most is never imported."""
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
 """Which torch may be installed, as in the Makefile: any other brings gigabytes for GPUs along."""
 
@@ -42,23 +45,37 @@ class Clean:
     """An environment with one extra."""
 
     home: Path
+    wheel: Path
+    """Of Penstock."""
     seconds: float
     """What making it took, by the clock."""
     cpu_seconds: float
     """The same on the processor, which is the same on a busy machine."""
 
     @classmethod
-    def made(cls, home: Path, wheel: Path, extra: str | None = None, *before: str) -> Clean:
-        """A new one; `before`: what pip is told to install first."""
+    def made(cls, home: Path, wheel: Path) -> Clean:
+        """A new one of the base install."""
         started, spent = time.monotonic(), cpu_seconds()
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+        _new(home)
+        _pip(home, wheel)
+        return cls(home, wheel, time.monotonic() - started, cpu_seconds() - spent)
+
+    def with_extra(self, home: Path, extra: str, *before: str) -> Clean:
+        """A new one with an extra beside what this one has, as hard links; `before`: what pip is told to install first.
+
+        Penstock's own distribution is left out, so that pip installs it anew, its command too, with all that it and its
+        extra ask for: what is linked is what every install of it has.
+        """
+        started, spent = time.monotonic(), cpu_seconds()
+        _new(home)
         limits = home / "constraints.txt"
         limits.write_text(TORCH)
-        pip = (PIP[0], "-m", "pip", "--python", str(home / "bin" / "python"), *PIP[3:], "install")
-        for wanted in (before, ("--constraint", str(limits), f"{wheel}[{extra}]" if extra else str(wheel))):
-            if wanted:
-                subprocess.run([*pip, *wanted], check=True)
-        return cls(home, time.monotonic() - started, cpu_seconds() - spent)
+        own = shutil.ignore_patterns("penstock-*.dist-info")
+        shutil.copytree(_packages(self.home), _packages(home), copy_function=os.link, ignore=own, dirs_exist_ok=True)
+        if before:
+            _pip(home, *before)
+        _pip(home, "--no-compile", "--constraint", limits, f"{self.wheel}[{extra}]")
+        return Clean(home, self.wheel, time.monotonic() - started, cpu_seconds() - spent)
 
     @property
     def python(self) -> Path:
@@ -88,6 +105,22 @@ class Clean:
         return done.stdout
 
 
+def _new(home: Path) -> None:
+    """An environment without anything, not even pip."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+
+
+def _packages(home: Path) -> Path:
+    (found,) = home.glob("lib/python*/site-packages")
+    return found
+
+
+def _pip(home: Path, *wanted: str | Path) -> None:
+    """What is wanted, with all that it needs."""
+    pip = (PIP[0], "-m", "pip", "--python", home / "bin" / "python", *PIP[3:], "install")
+    subprocess.run([*pip, *wanted], check=True)
+
+
 def cpu_seconds() -> float:
     """What all processes that have ended have spent."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -95,4 +128,4 @@ def cpu_seconds() -> float:
 
 
 Install = Callable[..., Clean]
-"""Of an extra's name, or of none, and what pip is told to install before."""
+"""Of an extra's name, and what pip is told to install before."""

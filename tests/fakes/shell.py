@@ -39,12 +39,14 @@ class Shell:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK", "COLUMNS"))}
         self.env = inherited | {"PENSTOCK_GATEWAY": url, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
 
-    async def start(self, *arguments: str, stdin: Any = None, **env: str) -> asyncio.subprocess.Process:
+    async def start(
+        self, *arguments: str, stdin: Any = None, stdout: Any = asyncio.subprocess.PIPE, **env: str
+    ) -> asyncio.subprocess.Process:
         """A command that runs."""
         return await asyncio.create_subprocess_exec(
             *self.command, *arguments,
             env=self.env | env, cwd=self.folder,
-            stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            stdin=stdin, stdout=stdout, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
 
     async def run(self, *arguments: str, stdin: bytes | None = None, **env: str) -> Done:
@@ -53,3 +55,14 @@ class Shell:
         out, err = await asyncio.wait_for(process.communicate(stdin), self.patience)
         assert process.returncode is not None
         return Done(process.returncode, out, err.decode())
+
+    async def unread(self, *arguments: str) -> str:
+        """What a command complains of whose reader has left before it began."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            process = await self.start(*arguments, stdout=writer)
+        finally:
+            os.close(writer)
+        _, err = await asyncio.wait_for(process.communicate(), self.patience)
+        return err.decode()

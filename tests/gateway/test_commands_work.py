@@ -88,6 +88,13 @@ async def test_the_same_names_for_other_tasks_are_refused(shell: Shell, client: 
     assert (await client.queue()).waiting == {"train": 2}
 
 
+async def test_tasks_may_be_repeated_later(shell: Shell, client: Client) -> None:
+    _ = objects(await shell.run("enqueue", "tasks.jsonl", "--json"))
+    more = await shell.run("enqueue", "tasks.jsonl", "--repeat", "3")
+    assert (more.err, more.text) == ("", "4 rollouts queued; 2 were there already (2 queuing).\n")
+    assert {rollout.group async for rollout in client.rollouts("rollout:q1.*")} == {"q1"}
+
+
 async def test_a_file_with_a_flaw_queues_nothing(shell: Shell, client: Client) -> None:
     flawed = await shell.run("enqueue", "-", "--group-by", "topic", stdin=TASKS + b'\n{"id": "q3"}\n{"id"\n')
     line = "line 4: topic: is missing; there are: id (and 1 more line); nothing was queued"

@@ -66,7 +66,7 @@ def test_repetitions_are_a_group() -> None:
     tasks = [Task("q1", None, {"n": 1}), Task("q2", "hard", None)]
     once = list(rollouts(tasks, 1, RolloutSpec(mode="val", priority=3)))
     assert [(spec.id, spec.group, spec.mode, spec.priority) for spec in once] == [
-        ("q1.0", None, "val", 3),
+        ("q1.0", "q1", "val", 3),
         ("q2.0", "hard", "val", 3),
     ]
     twice = list(rollouts(tasks, 2, RolloutSpec()))

@@ -183,6 +183,13 @@ async def test_plots_are_files_that_stand_by_themselves(shell: Shell, client: Cl
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
+@pytest.mark.parametrize("steps", [5, 500])  # less than Python holds back, and more
+@pytest.mark.parametrize("to", ["jsonl", "csv"])
+async def test_an_export_that_nobody_reads_ends_quietly(shell: Shell, client: Client, to: str, steps: int) -> None:
+    await trained(client, "grpo-1", steps)
+    assert await shell.unread("runs", "export", "grpo-1", "--to", to) == ""
+
+
 async def test_every_point_is_exported(shell: Shell, client: Client, tmp_path: Path) -> None:
     await trained(client, "grpo-1")
     lines = good(await shell.run("runs", "export", "grpo-1", "--to", "jsonl")).splitlines()
