@@ -26,7 +26,7 @@ def front_page(request: Request) -> bytes | None:
         return None
     if path == "/favicon.ico":
         return _answer(b"204 No Content", {}, b"", request)
-    if path != "/":
+    if path.strip("/"):
         return None
     headers = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(_PAGE))}
     return _answer(b"200 OK", headers, _PAGE, request)

@@ -1,7 +1,7 @@
 """The gateway's own keys are taken out of error answers on their way to the agent. Sans-I/O.
 
 Providers repeat a key that they refuse. The agent must not learn the gateway's: in the head and the body of an answer
-of 400 and above it becomes as many asterisks, and lengths, chunks and their boundaries stay. What a read ends with is
+of 300 and above it becomes as many asterisks, and lengths, chunks and their boundaries stay. What a read ends with is
 held back only where it may be the beginning of a key. An encoded answer is held until it is whole, and goes without its
 encoding where a key was found in it; one that cannot be decoded, or is too large, passes as it came.
 """

@@ -25,9 +25,10 @@ _MASK: Final = MASK.decode()
 
 _SECRET: Final = re.compile(
     r"(^|[^a-z0-9])([a-z]*authorization|authentication|authz?|cookie2?|[a-z]*token|[a-z]*secret|[a-z]*password|passwd"
-    r"|pass(?!-?through)|passphrase|passcode|pwd|otp|totp|credentials?|creds?|signature|sig|hmac|jwt|jws|bearer"
-    r"|csrf|xsrf|assertion|samlresponse|portkey-config|phpsessid|jsessionid"
-    r"|(x?api|x|session|access|auth|private|secret|shared|account|subscription|master|encryption|signing)?key"
+    r"|pass(?!-?through)|passphrase|passcode|pwd|pw|otp|totp|mfa|2-?fa|credentials?|creds?|signature|sig|hmac|jwt|jws"
+    r"|bearer|csrf|xsrf|assertion|samlresponse|portkey-config|phpsessid|jsessionid|byok|x-pin|x-sign|x-ticket"
+    r"|(api|access|private|secret)-?keys"
+    r"|(x?api|x|ai|user|admin|session|access|auth|private|secret|shared|account|subscription|master|encryption|signing)?key"
     r"|(session|sess|sid)(?=]*$))($|[^a-z0-9])"
 )
 _COUNTING: Final = re.compile(r"token-?[_.]?(count|type|usage|limit|budget)")
@@ -37,8 +38,8 @@ _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _HARMLESS: Final = frozenset(
     {"idempotency-key", "x-idempotency-key", "sec-websocket-key", "prompt-cache-key", "www-authenticate"}
 )
-_PARAMETERS: Final = frozenset({"code", "authcode"})
-"""Names that are secret in a query only: what an OAuth server gives."""
+_PARAMETERS: Final = frozenset({"code", "authcode", "ticket", "pin", "sign"})
+"""Names that are secret in a query only: what an OAuth or a CAS server gives, and signatures."""
 
 _ENDS: Final = r"%(?:25)*(?:3[fF]|26|23|3[bB])"
 """`?`, `&`, `#` and `;`, percent-encoded any number of times."""
@@ -48,27 +49,42 @@ _PAIR: Final = re.compile(
 )
 _PAIRS: Final = re.compile(rf"(?:[?&;#]|{_ENDS})")
 _MEMBER: Final = re.compile(r'(\\{0,3}"([^"\\]+)\\{0,3}"\s{0,9}:\s{0,9}\\{0,3}")((?:[^"\\]|\\[^"])+)')
+_STATED: Final = re.compile(r"(?<![A-Za-z0-9_.-])(?P<name>[A-Za-z0-9_.-]+)[\"']?\s{0,9}[=:]\s{0,9}(?P<quote>[\"']?)")
+_STATED_ENDS: Final = {"": re.compile(r"[^\s,;&]*"), '"': re.compile(r'[^"]*'), "'": re.compile(r"[^']*")}
+"""What is stated of a name (`password='a b'`), and where it ends, by its quotes."""
 _USER: Final = re.compile(
     r"(?i)(\b[a-z][a-z0-9+.-]{0,20}(?::|%(?:25)*3a)(?:/|%(?:25)*2f){2})(?:(?!%(?:25)*2f)[^/?#\s])*(?:@|%(?:25)*40)"
 )
 _ESCAPED: Final = r"(?<=%[0-9A-Fa-f][0-9A-Fa-f])|(?<=%25[0-9A-Fa-f][0-9A-Fa-f])"
 _START: Final = rf"(?:(?<![A-Za-z0-9])|{_ESCAPED})"
 _APART: Final = rf"(?:(?<![A-Za-z0-9_-])|{_ESCAPED})"
+_PREFIXES: Final = (
+    "sk-", "sk_", "rk_", "rk-", "pk-", "pk_", "gsk_", "csk-", "xai-", "pplx-", "nvapi-", "hf_", "r8_", "npm_",
+    "pypi-AgE", "glpat-", "glsa_", "dop_v1_", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "dckr_pat_",
+    "xapp-", "whsec_", "tvly-", "fw_", "tgp_v1_", "lsv2_", "hvs.", "shpat_", "shpss_", "sntrys_", "sntryu_",
+    "esecret_", "figd_",
+)  # fmt: skip
+"""What keys of providers begin with."""
+_PLAIN_PREFIXES: Final = ("jina_", "rpa_", "ntn_", "sbp_", "lin_api_", "dapi")
+"""The same of those that are longer, and of letters and digits only: the prefix alone may begin other names."""
 _SHAPES: Final = re.compile(
     r"pst_[A-Za-z0-9._~-]+"
-    rf"|{_START}(?:[srp]k[-_]|gsk_|xai-|pplx-|nvapi-|hf_|r8_|npm_|glpat-|dop_v1_|gh[opsur]_|github_pat_"
-    r"|xox[a-z]-|whsec_|tvly-|fw_)[A-Za-z0-9_.~-]{12,}"
+    rf"|{_START}(?:{'|'.join(map(re.escape, _PREFIXES))}|xox[a-z]-)[A-Za-z0-9_.~-]{{12,}}"
+    rf"|{_START}(?:{'|'.join(_PLAIN_PREFIXES)})[A-Za-z0-9]{{30,}}"
+    rf"|{_START}SG\.[A-Za-z0-9_-]{{16,}}\.[A-Za-z0-9_-]{{16,}}|{_START}AQ\.[A-Za-z0-9_-]{{30,}}"
+    rf"|{_START}ABSK[A-Za-z0-9+/]{{40,}}=*"
     rf"|AIza[A-Za-z0-9_-]{{20,}}|{_START}(?:AKIA|ASIA)[A-Z0-9]{{12,}}|{_START}ya29\.[A-Za-z0-9_-]{{10,}}"
     rf"|{_APART}eyJ[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_.-]+|-----BEGIN[^-]*PRIVATE KEY.*"
     r"|(?i:(?<![a-z])basic(?:\s|%(?:25)*20|\+)+)(?=[a-z]*[A-Z0-9=])[A-Za-z0-9+/=%_-]{6,}"
-    r"|(?i:(?<![a-z])bearer(?:\s|%(?:25)*20|\+)+)"
+    r"|(?i:(?<![a-z])(?:token|api-?key)(?:\s|%(?:25)*20|\+)+)(?=[A-Za-z._~+/=-]*[0-9])[A-Za-z0-9._~+/=-]{16,}"
+    r"|(?i:(?<![a-z])bearer(?:\s|:|%(?:25)*20|\+)+)"
     r"(?!(?:realm|error|scope|charset|authorization_uri|resource_metadata)=)[^\s,;&\"'<>]{3,}"
 )
 _HINT: Final = re.compile(
-    "pst_|sk-|sk_|rk_|pk-|pk_|gsk_|xai-|pplx-|nvapi-|hf_|r8_|npm_|glpat-|dop_v1_|gho_|ghp_|ghs_|ghu_|ghr_|github_pat_|xox"
-    '|whsec_|tvly-|fw_|aiza|akia|asia|ya29|eyj|private key|bearer|basic|"|@|%|[?]|#|&'
+    "|".join(re.escape(prefix.lower()) for prefix in (*_PREFIXES, *_PLAIN_PREFIXES))
+    + '|pst_|xox|aiza|akia|asia|ya29|eyj|sg[.]|aq[.]|absk|private key|bearer|basic|token|api-?key|"|@|%|[?]|#|&'
 )
-"""Found in the lower case of whatever the patterns above are to look at. It is literal throughout, which is fast."""
+"""Found in the lower case of whatever the patterns above are to look at. It is all but literal, which is fast."""
 _HINT_BYTES: Final = re.compile(_HINT.pattern.encode())
 # Headers are written by strangers: nothing above may take more than a time that grows with their length.
 _LONGEST: Final = 512
@@ -187,11 +203,27 @@ def _masked(name: bytes, value: bytes) -> bytes:
     """The value of a header whose name is harmless: it may be a URL, a list of pairs or JSON."""
     if name.lower() == b"baggage":
         value = _mask_pairs(value.decode("latin-1"), ",;").encode("latin-1")
-    if value.isdigit() or _HINT_BYTES.search(value.lower()) is None:
+    if value.isdigit():
         return value
-    found = value.decode("latin-1")
-    found = _MEMBER.sub(lambda it: it[1] + _MASK if is_secret(it[2]) else it[0], _mask_url(found))
-    return found.encode("latin-1")
+    if _HINT_BYTES.search(value.lower()) is not None:
+        found = _mask_url(value.decode("latin-1"))
+        value = _MEMBER.sub(lambda it: it[1] + _MASK if is_secret(it[2]) else it[0], found).encode("latin-1")
+    return _mask_stated(value.decode("latin-1")).encode("latin-1") if b"=" in value or b":" in value else value
+
+
+def _mask_stated(text: str) -> str:
+    """What is stated of secret names masked, however it is written: `key=...`, `key: ...`, `'key': '...'`."""
+    parts: list[str] = []
+    at = 0
+    for found in _STATED.finditer(text):
+        if found.start() >= at and is_secret(found["name"]):
+            parts += text[at : found.end()], _MASK
+            at = _stated_end(text, found)
+    return "".join((*parts, text[at:]))
+
+
+def _stated_end(text: str, found: re.Match[str]) -> int:
+    return next(_STATED_ENDS[found["quote"]].finditer(text, found.end())).end()
 
 
 def _mask_pairs(pairs: str, ends: str) -> str:

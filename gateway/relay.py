@@ -90,7 +90,7 @@ class Relay(ABC):
     def on_interim(self, head: bytes) -> None:
         """Passes on a 1xx answer."""
         if not self.request.http10:
-            self.front.transport.write(head)
+            self.front.transport.write(self.own.hide(head))
 
     def begin_answer(self, link: Link, head: bytes, raw: bytes) -> bytes:
         """What the client gets of the answer's head, with the body bytes that came in the same read."""
@@ -111,7 +111,7 @@ class Relay(ABC):
         """The way of an answer that does not pass as it comes."""
         if self.translation is not None:
             return self.translation.passing(link, self.request.http10, self.own)
-        if link.status >= 400 and self.own:
+        if link.status >= 300 and self.own:
             return hiding(self.own, link, link.chunked and not self._unchunk)
         return None if self.asked is None else passing(self.asked, link, link.chunked and not self._unchunk)
 

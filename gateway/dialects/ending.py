@@ -29,6 +29,8 @@ class Said(msgspec.Struct):
     error: Any = None
     object: Any = None
     type: Any = None
+    detail: Any = None
+    """All that web frameworks say when they refuse a request."""
 
 
 def is_error(said: Said) -> bool:
@@ -38,7 +40,8 @@ def is_error(said: Said) -> bool:
 
 def body_failed(said: Said) -> Failed | None:
     """Of a plain body."""
-    return "error_body" if is_error(said) else None
+    refused = said.detail is not None and sum(value is not None for value in msgspec.structs.astuple(said)) == 1
+    return "error_body" if refused or is_error(said) else None
 
 
 def stream_failed(body: bytes, tail: Iterable[Said], ended: Callable[[], bool]) -> Failed | None:

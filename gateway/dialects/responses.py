@@ -19,7 +19,7 @@ import msgspec
 import orjson
 
 from gateway.dialects.base import Facts
-from gateway.dialects.ending import Failed, Said, is_error, stream_failed
+from gateway.dialects.ending import Failed, Said, body_failed, stream_failed
 from gateway.dialects.items import Items, cutter, whole
 from gateway.dialects.parts import content_parts, fingerprint, flat_tools, result_part
 from gateway.dialects.places import Item, Pointed, quoted_content, quoted_items, quoted_tools
@@ -223,7 +223,7 @@ def _last(body: bytes) -> _Answer:
 
 
 def _fails(answer: _Answer) -> bool:
-    return is_error(answer) or f"response.{answer.status}" in LOST
+    return body_failed(answer) is not None or f"response.{answer.status}" in LOST
 
 
 def _finish(status: Any, details: Any) -> Any:

@@ -10,12 +10,14 @@ from gateway.model import Attempt, Change, Rollout, Span
 from gateway.store.environment import TapeError, Txn, floor, last_number, scan
 from gateway.store.records import (
     ATTEMPT,
+    STYLE_DEFAULTS,
     Origins,
     Style,
     attempt_of,
     attempt_values,
     body_of,
     origins_of,
+    padded,
     rollout_from,
     span_from,
 )
@@ -107,7 +109,7 @@ class View:
             stored = self.get("styles", keys.number(number))
             if stored is None:
                 raise TapeError(f"style {number} is missing; run `penstock check`")
-            found = self._styles[number] = codec.decode(stored)
+            found = self._styles[number] = padded(stored, STYLE_DEFAULTS)
         return found
 
     def cursors(self, rollout: str, attempt: str, block: int) -> list[int]:

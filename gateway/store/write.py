@@ -49,6 +49,7 @@ class Writer:
         self.secrets = secrets
         self._memory = Memory(memory_bytes)
         self._styles: dict[Style, int] = {}
+        self._last_style = 0
         self._styles_seen: set[Style] = set()
         self._known = -1
         self._cursor = 0
@@ -138,6 +139,7 @@ class Writer:
         self._styles = {
             tuple(records.padded(value, records.STYLE_DEFAULTS)): keys.to_number(key) for key, value in stored
         }
+        self._last_style = view.last("styles")
         self._styles_seen.clear()
         releases = (Release.model_validate_json(record) for _, record in scan(txn, self.dbs["releases"], b""))
         self.releases = {release.id: release for release in releases if release.live}
@@ -250,7 +252,9 @@ class Writer:
                 self._styles_seen.clear()
             self._styles_seen.add(style)
             return style
-        number = self._styles[style] = len(self._styles) + 1
+        # Never that of another: what has its number would be read as this.
+        self._last_style += 1
+        number = self._styles[style] = self._last_style
         record = codec.encode(list(style), records.STYLE_DEFAULTS)
         batch.txn.put(keys.number(number), record, db=self.dbs["styles"])
         return number

@@ -31,6 +31,8 @@ CASES: dict[str, tuple[str, bytes, str | None]] = {
     "cut": (CHAT, streamed(DELTA), "ended_early"),
     "error": (CHAT, streamed(DELTA, ERROR, DONE), "stream_error"),
     "error-body": (CHAT, reply(200, BODY), "error_body"),
+    "detail-body": (CHAT, reply(200, b'{"detail":"Not authenticated"}'), "error_body"),
+    "responses-detail": ("/v1/responses", reply(200, b'{"detail":"Not authenticated"}'), "error_body"),
     "messages-cut": (MESSAGES, streamed(START), "ended_early"),
     "messages-error": (MESSAGES, streamed(START, LATE), "stream_error"),
 }

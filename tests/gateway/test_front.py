@@ -287,7 +287,9 @@ async def test_control_paths_are_only_those(rig: Rig) -> None:
             assert (await upstream.connection(0)).requests[0].startswith(f"GET /v1{path} ".encode())
 
 
-@pytest.mark.parametrize("below", ["/", "/?utm=1", "/rollout/page/", "/rollout/page", "/rollout/page/attempt/a1/"])
+@pytest.mark.parametrize(
+    "below", ["/", "//", "/?utm=1", "/rollout/page/", "/rollout/page", "/rollout/page/attempt/a1/"]
+)
 async def test_the_address_itself_is_a_page_and_no_call(rig: Rig, below: str) -> None:
     """Claude Code asks `HEAD /` of its base URL before its first call; people open it in a browser."""
     async with rig.upstream([request()]) as upstream, rig.client() as client:

@@ -22,6 +22,7 @@ SECRET = [
     "x-session-key", "sessionKey", "x-private-key", "x-csrf-token", "private_key",
     "X-Pwd", "X-Pass", "X-Otp", "X-Authz", "X-Session", "X-Csrf", "X-Xsrf", "X-Vendor-Bearer", "x-portkey-config",
     "x-portkey-virtual-key", "auth[key]", "a[key]", "user[password]", "client_assertion", "passphrase", "PHPSESSID",
+    "X-PW", "X-MFA-Code", "X-2FA", "X-BYOK", "X-Pin", "X-Sign", "X-Ticket", "x-api-keys", "X-OpenAIKey", "x-user-key",
 ]
 HARMLESS = [
     "content-type", "x-ratelimit-remaining-tokens", "x-ratelimit-limit-tokens", "max_tokens", "idempotency-key",
@@ -107,10 +108,14 @@ def test_urls(text: str, wanted: str) -> None:
 SHAPED = st.one_of(
     st.builds(str.__add__, st.sampled_from([
         "sk-", "sk-ant-api03-", "sk-proj-", "sk_live_", "gsk_", "xai-", "hf_", "ghp_", "github_pat_", "glpat-", "xoxb-",
+        "csk-", "lsv2_pt_", "hvs.", "pypi-AgEI", "dckr_pat_", "xapp-1-", "glsa_", "shpat_", "sntrys_", "tgp_v1_",
     ]), st.text("ABCDefgh0123_-", min_size=16, max_size=60)),
     st.builds(str.__add__, st.just("AIza"), st.text("ABCDefgh0123_-", min_size=35, max_size=35)),
     st.builds(str.__add__, st.sampled_from(["AKIA", "ASIA"]), st.text("ABCDEFGH0123", min_size=16, max_size=16)),
     st.builds("eyJ{}.{}.{}".format, *[st.text("ABCDefgh0123_-", min_size=12, max_size=30)] * 3),
+    st.builds("{}{}".format, st.sampled_from(["dapi", "jina_", "rpa_", "ntn_", "sbp_"]),
+              st.text("abcdef0123", min_size=32, max_size=40)),
+    st.builds("SG.{0}.{0}".format, st.text("ABCDefgh0123_-", min_size=22, max_size=43)),
     st.builds("pst_{}".format, st.text("ABCDefgh0123_-", min_size=40, max_size=60)),
 )
 # fmt: on
@@ -156,6 +161,10 @@ def test_what_has_a_secret_name_never_survives(name: str, secret: str, times: in
                 (b"x-anything", f"/v1?a[{name}]={secret}"),
                 (b"baggage", f"penstock.rollout_id=r1, {name} = {secret};p=1,user.id=7"),
                 (b"x-config", f'{{"a":1,"{name}": "{secret}","b":[]}}'),
+                (b"x-config", f"{{'a': 1, '{name}': '{secret} {secret}', 'b': []}}"),
+                (b"x-settings", f'region=eu; {name}="{secret} {secret}", a=1'),
+                (b"x-settings", f"region: eu, {name}: {secret}"),
+                (b"tracestate", f"vendor={name}:{secret}"),
                 (name.encode(), secret),
             ]
         )
@@ -177,6 +186,8 @@ KEPT = [
     ("referer", "https://a.example/p?page=2&sort=asc"), ("www-authenticate", 'Bearer realm="api", error="x"'),
     ("content-type", "text/event-stream; charset=utf-8"), ("date", "Sun, 22 Nov 2026 13:38:49 GMT"),
     ("openai-organization", "user-abcdefgh12345678"), ("x-note", "a basic question"), ("etag", 'W/"5f3a9c-sk"'),
+    ("x-note", "token by token, then the api key"), ("x-model", "jina_embeddings_v3"), ("x-job", "rpa_nightly_run"),
+    ("x-config", "region=eu, tokens: 12; mode='fast'"), ("accept", "text/html;q=0.9, */*;q=0.8"),
     ("nel", '{"report_to":"cf-nel","max_age":604800}'), ("x-model", "ft:gpt-4o-mini:org::AbCdEf12"),
 ]
 # fmt: on
@@ -190,6 +201,12 @@ def test_what_is_harmless_survives(name: str, value: str) -> None:
 @given(st.uuids(), st.sampled_from(sorted(ADDRESS_HEADERS - {b"baggage"})))
 def test_sessions_survive_that_calls_are_found_by(session: UUID, name: bytes) -> None:
     assert Redactor().block([(name, str(session).encode())]) == name + b": %b\r\n" % str(session).encode()
+
+
+@pytest.mark.parametrize("value", ["Token {}", "ApiKey {}", "api-key {}", "Bearer: {}"])
+def test_a_scheme_hides_what_follows_it(value: str) -> None:
+    secret = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+    assert Redactor().block([(b"x-anything", value.format(secret).encode())]) == b"x-anything: ***\r\n"
 
 
 def test_what_was_said_survives_in_attributes() -> None:

@@ -60,11 +60,11 @@ async def test_nothing_planted_is_found(http: aiohttp.ClientSession, tmp_path: P
 
 
 async def test_what_providers_and_agents_repeat(http: aiohttp.ClientSession, tmp_path: Path) -> None:
-    """The gateway's key does not reach the agent in an error, and nobody's reaches the tape."""
+    """The gateway's key does not reach the agent in an error or a redirection, and nobody's reaches the tape."""
     env = {"UP": UPSTREAM_KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
     with based(tmp_path, upstream_config='key_env = "UP"', env=env) as base:
         rig = Rig(base, Tape(base.url, http), "secret")
-        for status in (200, 401):
+        for status in (200, 401, 302):
             for answer, wanted in zip(answers(status), answers(status, GONE.decode()), strict=True):
                 async with rig.upstream([request(), *map(send, answer)]) as upstream, rig.client() as client:
                     client.send(post(rig.path(), SAID, [("Authorization", f"Bearer {AGENT_KEY}")]))
@@ -89,7 +89,7 @@ async def test_what_providers_and_agents_repeat(http: aiohttp.ClientSession, tmp
         url = base.url + "/api/rollouts/secret/attempts/a1/finish"
         async with rig.tape.http.post(url, json=finished, headers=ADMIN) as done:
             assert done.status == 200, await done.text()
-        told = await read_everything(rig, 10)
+        told = await read_everything(rig, 14)
         assert UPSTREAM_KEY.encode() not in told
         assert AGENT_KEY.encode() not in told
         asked, answered = await raw(rig, 1, "request"), await raw(rig, 1, "response")
@@ -102,11 +102,20 @@ async def test_what_providers_and_agents_repeat(http: aiohttp.ClientSession, tmp
         read = b"".join(repr(one).encode() for one in kept)
     for found in (log, tape, read):
         assert MARK not in found
-    for span, exchange in kept[:8]:
+    for span, exchange in kept[:12]:
         assert exchange is not None
         assert sum(chunk.size for chunk in exchange.chunks) == len(exchange.response_body)
-        if span.sequence in (4, 8):
+        if span.sequence in (4, 8, 12):
             assert ("Content-Encoding", "identity") in exchange.response_headers
+
+
+async def test_what_a_provider_repeats_before_its_answer(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    with based(tmp_path, upstream_config='key_env = "UP"', env={"UP": UPSTREAM_KEY}) as base:
+        rig = Rig(base, Tape(base.url, http), "secret")
+        hints = head("HTTP/1.1 103 Early Hints", [("Link", f"</a>; key={UPSTREAM_KEY}")])
+        async with rig.upstream([request(), send(hints), send(reply(200, b"{}"))]), rig.client() as client:
+            client.send(rig.call())
+            assert await client.exactly(len(hints)) == hints.replace(UPSTREAM_KEY.encode(), GONE)
 
 
 AGENT_KEY = KEYS["Authorization"].removeprefix("Bearer ")
