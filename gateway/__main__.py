@@ -11,10 +11,19 @@ import os
 import sys
 from typing import Final, NamedTuple
 
-from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from gateway.commands.common import Failure
 
+WANTED: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
+"""What a value should be, by the type that it is made into."""
 HELP = "A transparent gateway that records every model call of unmodified agents on a durable tape."
 
 
@@ -227,6 +236,14 @@ def _wrong(error: CycloptsError) -> str:
     """How a command was called wrongly."""
     if isinstance(error, UnusedCliTokensError) and not isinstance(error, UnknownOptionError):
         return f"Nothing is done with {' '.join(map(repr, error.unused_tokens or ()))}."
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        name = error.keyword or error.argument.name
+        # cyclopts says the same of an option that is not there and of one without its value.
+        given = error.keyword is not None or bool(error.argument.tokens)
+        return f"{name} needs a value." if given else f"{name} is missing."
+    if isinstance(error, CoercionError) and error.token is not None and error.target_type in WANTED:
+        name = error.token.keyword or (error.argument.name if error.argument is not None else "the argument")
+        return f"{name}: {error.token.value!r} is not {WANTED[error.target_type]}."
     return " ".join(str(error).split())
 
 

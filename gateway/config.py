@@ -23,7 +23,7 @@ Family = Literal["openai", "anthropic", "gemini"]
 def _http_url(value: str, keys: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{value!r} is not an http:// or https:// URL")
+        raise ValueError("it must be an http:// or https:// URL, with a host")
     if parts.username or parts.query or parts.fragment:
         raise ValueError(f"it may hold no user info, query or fragment; keys belong into {keys}")
     return value.rstrip("/")
@@ -324,5 +324,5 @@ def load(path: Path | None, /, **overrides: Any) -> Config:
     Raises `ConfigError` naming every wrong key.
     """
     tree = {} if path is None else read(path)
-    tree |= {key: value for key, value in overrides.items() if value is not None}
-    return validated(Config, tree, "the settings" if path is None else str(path))
+    given = {key: value for key, value in overrides.items() if value is not None}
+    return validated(Config, tree | given, "the settings" if path is None else str(path), given)

@@ -21,6 +21,8 @@ Params = Mapping[str, str | int | None]
 AGENTS_URL = re.compile(r"(/rollout/.*|/v1(beta)?)$")
 """What stands behind the gateway's own URL in that of an agent. To ask there would be a call of a model."""
 CHECK_URL = "check --gateway or PENSTOCK_GATEWAY; `penstock serve` prints the address"
+AWAY = (502, 503, 504)
+"""What a proxy answers while the gateway behind it is away."""
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
 """The feed says something every 15 s and no claim waits for longer than 60 s: more silence is a lost connection."""
 
@@ -34,8 +36,8 @@ class ClientError(Exception):
 
     @property
     def passing(self) -> bool:
-        """True when the same request may succeed later."""
-        return self.status is None or self.status >= 500
+        """True when the same request may succeed later. 501 is a server that knows no such method: another one."""
+        return self.status is None or (self.status >= 500 and self.status != 501)
 
 
 class Connection:
@@ -101,11 +103,10 @@ class Connection:
         try:
             message = ErrorAnswer.model_validate_json(text).error.message
         except ValidationError:
-            said = f"{response.method} {response.url.path} is {response.status} {response.reason}".strip()
-            message = f"what answers at {self.url} is not a Penstock gateway ({said}): {CHECK_URL}"
-            if response.status >= 500:
-                # A proxy in front of a gateway that is away.
-                message = f"{response.url} answered {response.status}: {' '.join(text.split())[:200]}"
+            said = f"answered {response.status} {response.reason or ''}".strip()
+            message = f"what answers at {self.url} is not a Penstock gateway (it {said}): {CHECK_URL}"
+            if response.status in AWAY:
+                message = f"cannot reach the gateway at {self.url}: a proxy in front of it {said}"
         return ClientError(message, response.status)
 
 
@@ -125,8 +126,14 @@ def _check(url: str) -> None:
 def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return f"there is no host {error.host!r}; {CHECK_URL}"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"what answers there does not speak https; is it http://{error.host}:{error.port}?"
     if isinstance(error, aiohttp.ClientConnectorError):
         return "nothing answers there; is `penstock serve` running?"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return f"the connection was closed without an answer; {CHECK_URL}"
     return str(error) or type(error).__name__
 
 

@@ -139,7 +139,9 @@ def id_of(request: web.Request, name: str) -> str:
 def check_id(name: str, value: str) -> str:
     """The id; raises `ApiError` when it is none."""
     if not _ID.fullmatch(value):
-        raise ApiError(400, f"{name} is not an id: letters, digits and . _ - only", name, value, (ID_PATTERN,))
+        raise ApiError(
+            400, f"{name}: {value[:40]!r} is not an id: up to 128 letters, digits and . _ -", name, value, (ID_PATTERN,)
+        )
     return value
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -41,12 +42,21 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
 
 
-def validated(root: type[Tree], tree: dict[str, Any], where: str) -> Tree:
-    """The tree as a `root`. Raises `ConfigError` naming `where` it came from and every wrong key."""
+def validated(root: type[Tree], tree: dict[str, Any], where: str, options: Collection[str] = ()) -> Tree:
+    """The tree as a `root`. Raises `ConfigError` naming every wrong key and `where` it came from: the command line
+    where it is one of `options`."""
     try:
         return root.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(f"{where}: " + "; ".join(_explain(root, one) for one in error.errors())) from None
+        options_said, keys_said = list[str](), list[str]()
+        for one in error.errors():
+            if one["loc"] and one["loc"][0] in options:
+                options_said.append(f"--{one['loc'][0]}: {sentence(one)}")
+            else:
+                keys_said.append(_explain(root, one))
+        raise ConfigError(
+            "; ".join(options_said + ([f"{where}: {'; '.join(keys_said)}"] if keys_said else []))
+        ) from None
 
 
 def _explain(root: type[BaseModel], error: Any) -> str:

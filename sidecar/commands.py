@@ -274,10 +274,10 @@ async def here(settings: Settings, made: AbstractAsyncContextManager[Engine]) ->
 
 
 def _report(tally: Tally) -> None:
-    print(tally)
+    print(tally, flush=True)
     if tally.ends["returned"]:
         sys.exit(130)
     if tally.stopped is not None:
-        raise Failure(f"stopped: {tally.stopped.splitlines()[0]}", 3)
+        raise Failure("stopped: the agents cannot work here; the reason stands above", 3)
     if tally.total and not tally.ends["succeeded"]:
         raise Failure(f"no attempt succeeded: {tally.reason or 'no reason is known'}")

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -36,6 +37,8 @@ ray: Any = _ray
 """Its annotations are not complete enough to be checked against."""
 LOOK_S, SILENCE_S = 0.5, 5.0
 """Between two looks at what the actors have done; how long one that says nothing may still be at work."""
+CONNECT_S = 10.0
+"""How long a cluster may take to accept a connection."""
 OPTIONS: dict[str, Any] = {
     "num_cpus": 1,
     "max_concurrency": 4,  # the runner has one thread; it is told to stop, and asked for results, by others
@@ -102,7 +105,10 @@ class Fleet:
     """The actors, as the driver sees them."""
 
     def __init__(self, settings: Settings, options: dict[str, Any]) -> None:
-        actor = ray.remote(**(OPTIONS | options))(Slot)
+        try:
+            actor = ray.remote(**(OPTIONS | options))(Slot)
+        except (TypeError, ValueError) as e:
+            raise UsageError(f"--ray-options: {' '.join(str(e).split())}") from None
         # A directory that Ray itself brings to the nodes must not be left.
         home = None if "working_dir" in options.get("runtime_env", {}) else str(settings.agents.cwd or Path.cwd())
         shares = _shares(settings)
@@ -155,6 +161,7 @@ class Fleet:
 def run(settings: Settings, address: str | None, options: str | None) -> Tally:
     """Work on a cluster until there is no more."""
     given = _options(options)
+    _check_address(address)
     _ = os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(address=address, log_to_driver=settings.echo, logging_level=logging.WARNING, namespace="penstock")
@@ -165,6 +172,20 @@ def run(settings: Settings, address: str | None, options: str | None) -> Tally:
             return _drive(Fleet(settings, given), settings, shown)
     finally:
         ray.shutdown()
+
+
+def _check_address(address: str | None) -> None:
+    """Ray itself asks for minutes, and says why in a log of its own, when nothing answers at HOST:PORT."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError):
+        raise RunnerError(
+            f"cannot reach the Ray cluster at {address}: nothing answers there; correct "
+            "--ray-address, or start it with `ray start --head`"
+        ) from None
 
 
 def _drive(fleet: Fleet, settings: Settings, shown: Lines) -> Tally:

@@ -80,7 +80,8 @@ async def _image(tool: str, agents: Agents) -> None:
     if code != 0:
         reason = said or ("it did not answer" if code is None else f"exit code {code}")
         raise UsageError(
-            f"--image {image}: {Path(tool).name} cannot run containers: {reason}; start it, or let this user reach it"
+            f"--image {image}: {Path(tool).name} cannot run containers: start it, or let this user reach it. "
+            f"It says: {reason}"
         )
     code, _ = await _ask((tool, "image", "inspect", image), ANSWER_S)
     if code == 0:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from sidecar.attempt import Result
 
+FIRST = "asking for work"
+"""What is said before the first attempt has begun."""
 SAID = {"timeout": "timed out", "returned": "given back", "environment": "handed back"}
 ORDER = ("succeeded", "failed", "timeout", "lost", "returned", "environment")
 
@@ -139,7 +141,7 @@ class Terminal(Lines):
         self._bar = _bar(clock)
         self._most = most
         self._running = self._done = self._waiting = 0
-        self._task = self._bar.add_task("waiting for work", total=most)
+        self._task = self._bar.add_task(FIRST, total=most)
 
     def picture(self) -> list[RenderableType]:
         """What stands on the terminal now."""
@@ -150,13 +152,15 @@ class Terminal(Lines):
         return self
 
     def __exit__(self, *_: object) -> None:
+        # The tally is what the command prints at its end: here it would stand twice.
+        self._bar.update(self._task, description="")
         self._bar.stop()
 
     def begun(self, claim: Claim, waiting: int) -> None:
         """The bar is as long as what is done, running and waiting."""
         super().begun(claim, waiting)
         self._running, self._waiting = self._running + 1, waiting
-        self._draw()
+        self._draw(None if self._done else f"{self._running} running")
 
     def ended(self, result: Result, tally: Tally) -> None:
         """The bar goes on; what did not succeed is said above it."""
@@ -183,7 +187,8 @@ def _bar(clock: Callable[[], float] | None) -> Bar:
         def get_renderables(self) -> Iterable[RenderableType]:
             for task in self.tasks:
                 yield self.make_tasks_table([task])
-                yield Text(task.description)
+                if task.description:
+                    yield Text(task.description)
 
     columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)

@@ -90,7 +90,7 @@ def joined_terms(words: Iterable[str]) -> str:
     found = list(words)
     unknown = next((word for word in found if word.startswith("--")), None)
     if unknown is not None:
-        raise Failure(f"unknown option {unknown!r}", 2)
+        raise Failure(f"unknown option {unknown!r}; --help has all. Filters need none: status:failed", 2)
     return " ".join(found)
 
 

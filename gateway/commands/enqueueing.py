@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from gateway.work import Enqueued, RolloutSpec
 
 BATCH = 1000
+PLACE = re.compile(r"^rollouts\[(?P<place>\d+)\]\.(?P<field>[\w.]+): ")
+"""Where in a request the gateway has found something."""
 Ends = Literal["failed", "timeout", "unresponsive", "none"]
 
 
@@ -112,7 +116,7 @@ def _tasks(file: str, id_field: str | None, group_by: str | None) -> list[Task]:
         raise Failure(f"{file}: {e.strerror}") from None
     found, flaws = tasks.read(content.split(b"\n"), id_field, group_by)
     if flaws:
-        raise Failure(f"{file}: {tasks.first_flaws(flaws)}; nothing was queued")
+        raise Failure(f"nothing was queued: {file}: {tasks.first_flaws(flaws)}")
     if not found:
         raise Failure(f"{file} has no tasks")
     return found
@@ -127,6 +131,15 @@ async def _send(client: Client, found: list[Task], repeat: int, like: RolloutSpe
         try:
             answers += await client.enqueue(batch)
         except ClientError as e:
-            before = f"; {len(answers):,} rollouts were queued before that" if answers else "; nothing was queued"
-            raise Failure(f"{e}{before}") from None
+            queued = f"only {len(answers):,} rollouts were queued" if answers else "nothing was queued"
+            raise Failure(f"{queued}: {_said(str(e), batch)}") from None
     return answers
+
+
+def _said(message: str, batch: Sequence[RolloutSpec]) -> str:
+    """A refusal that names a rollout by its id, and not by its place in the request."""
+
+    def name(match: re.Match[str]) -> str:
+        return "" if match["field"] == "id" else f"{batch[int(match['place'])].id}: {match['field']}: "
+
+    return PLACE.sub(name, message, count=1)

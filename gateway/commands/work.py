@@ -101,6 +101,8 @@ def reward(
 
     rid, attempt, sequence = target_of(target)
     scores = pairs(dimension or [], "--dimension")
+    if value is None and not scores:
+        raise Failure(f"say what it is worth: penstock reward {target} 1, or --dimension NAME=VALUE", 2)
     said = {"value": value, "dimensions": scores, "source": source, "reason": reason, "span": sequence, "key": key}
     judgement = made(Judgement, **{name: given for name, given in said.items() if given is not None})
 

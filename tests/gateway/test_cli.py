@@ -181,9 +181,9 @@ def test_there_is_one_name_for_the_key() -> None:
         (("token", "r1", "--expires", "soon"), 2, "'soon' is not a time"),
         (("token", "a b"), 1, "rollout: 'a b' is not an id: up to 128 letters"),
         (("rollouts", "--limt", "3"), 2, "unknown option '--limt'"),
-        (("rollouts", "--limit", "x"), 2, 'Invalid value for --limit: unable to convert "x" into int'),
-        (("show",), 2, "requires an argument. See penstock show --help."),
-        (("release", "status"), 2, "requires an argument. See penstock release status --help."),
+        (("rollouts", "--limit", "x"), 2, "--limit: 'x' is not a whole number. See penstock rollouts --help."),
+        (("show",), 2, "TARGET is missing. See penstock show --help."),
+        (("release", "status"), 2, "RELEASE is missing. See penstock release status --help."),
         (("release", "bogus"), 2, 'Unknown command "bogus"'),
         (("enqueue", "missing.jsonl"), 1, "missing.jsonl: No such file or directory"),
         (("enqueue", "/dev/null"), 1, "/dev/null has no tasks"),
@@ -203,7 +203,13 @@ def test_there_is_one_name_for_the_key() -> None:
         (("doctor", "r1", "--filter", "x"), 2, "unknown option '--filter'"),
         (("rollouts", "--limit", "0"), 2, 'Invalid value "0" for --limit. Must be >= 1.'),
         (("requeue", "statsu:x"), 1, "unknown field 'statsu'; did you mean 'status'?"),
-        (("reward", "r1/a1"), 2, "a reward needs a value or dimensions"),
+        (("rollouts", "--limit"), 2, "--limit needs a value. See penstock rollouts --help."),
+        (("enqueue", "/dev/null", "--timeout", "-5s"), 2, "--timeout needs a value."),
+        (("runs", "export", "x"), 2, "--to is missing. See penstock runs export --help."),
+        (("serve", "--port", "99999"), 1, "penstock: --port: 99999 is not 65535 or less"),
+        (("show", "a b"), 1, "rid: 'a b' is not an id: up to 128 letters, digits and . _ -"),
+        (("reward", "r1/a1", "good"), 2, "VALUE: 'good' is not a number."),
+        (("reward", "r1/a1"), 2, "say what it is worth: penstock reward r1/a1 1, or --dimension NAME=VALUE"),
         (("reward", "r1/a1", "nan"), 2, "the reward: nan is not a finite number"),
         (("reward", "r1/a1", "--dimension", "style=good"), 2, "--dimension style: 'good' is not a number"),
         (("reward", "r1", "1"), 2, "rollout 'r1' has 2 attempts (a1, a2): say which, as r1/ATTEMPT"),
@@ -379,23 +385,36 @@ async def test_a_host_of_another_machine_is_told(shell: Shell) -> None:
 async def other_server(request: web.Request) -> web.Response:
     if request.path.startswith("/odd"):
         return web.json_response({"rollouts": "none"})
-    return web.Response(status=502 if request.path.startswith("/down") else 404, text="<html>Not\nFound</html>")
+    status = {"down": 502, "none": 501}.get(request.path.split("/")[1], 404)
+    return web.Response(status=status, text="<html>Not\nFound</html>")
 
 
-async def test_another_kind_of_server_is_told(shell: Shell) -> None:
+async def test_another_kind_of_server_is_told(shell: Shell, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    _ = tasks.write_text("{}\n")
     app = web.Application()
     app.router.add_route("*", "/{rest:.*}", other_server)
     async with TestServer(app) as server:
         url = str(server.make_url("")).rstrip("/")
-        other, odd, down = await asyncio.gather(
-            *(shell.run("rollouts", "--gateway", url + path) for path in ("", "/odd", "/down"))
+        other, odd, down, tls, none = await asyncio.gather(
+            *(shell.run("rollouts", "--gateway", url + path) for path in ("", "/odd", "/down")),
+            shell.run("rollouts", "--gateway", url.replace("http:", "https:")),
+            shell.run("enqueue", str(tasks), "--gateway", f"{url}/none"),
         )
     assert other.err == (
-        f"penstock: what answers at {url} is not a Penstock gateway (GET /api/rollouts is 404 Not Found): "
+        f"penstock: what answers at {url} is not a Penstock gateway (it answered 404 Not Found): "
         "check --gateway or PENSTOCK_GATEWAY; `penstock serve` prints the address\n"
     )
     assert odd.err.startswith(f"penstock: {url}/odd/api/rollouts did not answer as a Penstock gateway of this version")
-    assert down.err == f"penstock: {url}/down/api/rollouts?limit=101 answered 502: <html>Not Found</html>\n"
+    assert down.err == (
+        f"penstock: cannot reach the gateway at {url}/down: a proxy in front of it answered 502 Bad Gateway\n"
+    )
+    assert f"at {url}/none is not a Penstock gateway (it answered 501 Not Implemented)" in none.err
+    assert "nothing was queued: what answers at" in none.err
+    secure, url = url.replace("http:", "https:"), url.removesuffix("/")
+    assert tls.err == (
+        f"penstock: cannot reach the gateway at {secure}: what answers there does not speak https; is it {url}?\n"
+    )
     assert {other.code, odd.code, down.code} == {1}
 
 

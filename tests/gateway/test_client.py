@@ -107,7 +107,7 @@ async def test_refusals_come_in_the_words_of_the_gateway(client: Client) -> None
         await anext(aiter(client.recent("statsu:ok")))
     with pytest.raises(ClientError, match="rollout: 'a b' is not an id"):
         await client.token("a b")
-    with pytest.raises(ClientError, match="rid is not an id"):
+    with pytest.raises(ClientError, match=r"rid: '.*' is not an id"):
         await client.rollout("../api/tokens?x=")
 
 
@@ -125,7 +125,7 @@ async def test_another_server_is_told_apart(status: int, body: str) -> None:
 
     server = await asyncio.get_running_loop().create_server(web.Server(other), "127.0.0.1", 0)
     async with server, Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
-        with pytest.raises(ClientError, match=r"did not answer as a Penstock gateway|answered 502: <html>bad"):
+        with pytest.raises(ClientError, match=r"did not answer as a Penstock gateway|answered 502 Bad Gateway"):
             await client.rollout("r1")
 
 

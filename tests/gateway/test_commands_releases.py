@@ -147,7 +147,7 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("prompts", "check", "two.txt"), 1, "two.txt: no registered prompt"),
     (("prompts", "discover", "--register", "x"), 1, "no prompt was found, and so none is registered"),
     (("prompts", "discover", "statsu:x"), 1, "did you mean 'status'?"),
-    (("release", "start", "travel"), 2, "--candidate requires an argument"),
+    (("release", "start", "travel"), 2, "--candidate is missing."),
     (("release", "start", "travel", "--candidate", "v9", "--hold-split"), 1, "'travel' has no version 'v9'"),
     (("release", "start", "travel", "--candidate", "v2"), 1, "no reward of it has been recorded"),
     (("release", "start", "none", "--candidate", "v2", "--hold-split"), 1, "there is no resource 'none'"),

@@ -83,8 +83,8 @@ async def test_the_same_names_for_other_tasks_are_refused(shell: Shell, client: 
     _ = objects(await shell.run("enqueue", "tasks.jsonl", "--json"))
     other = await shell.run("enqueue", "-", stdin=TASKS.replace(b"2+2", b"4+4"))
     assert other.code == 1
-    assert other.err.startswith("penstock: ")
-    assert other.err.endswith("; choose another; nothing was queued\n")
+    assert other.err.startswith("penstock: nothing was queued: 'q1.0' is the name of a rollout")
+    assert other.err.endswith("; choose another\n")
     assert (await client.queue()).waiting == {"train": 2}
 
 
@@ -97,8 +97,8 @@ async def test_tasks_may_be_repeated_later(shell: Shell, client: Client) -> None
 
 async def test_a_file_with_a_flaw_queues_nothing(shell: Shell, client: Client) -> None:
     flawed = await shell.run("enqueue", "-", "--group-by", "topic", stdin=TASKS + b'\n{"id": "q3"}\n{"id"\n')
-    line = "line 4: topic: is missing; there are: id (and 1 more line); nothing was queued"
-    assert (flawed.code, flawed.text, flawed.err) == (1, "", f"penstock: -: {line}\n")
+    line = "line 4: topic: is missing; there are: id (and 1 more line)"
+    assert (flawed.code, flawed.text, flawed.err) == (1, "", f"penstock: nothing was queued: -: {line}\n")
     assert await statuses(client) == {}
 
 

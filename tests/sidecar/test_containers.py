@@ -78,7 +78,11 @@ async def test_nothing_that_runs_containers_is_told(client: Client, start_run: S
 @pytest.mark.parametrize(
     ("without", "words", "message"),
     [
-        ("daemon", (), "--image example/agent:1: docker cannot run containers: Cannot connect to the Docker daemon"),
+        (
+            "daemon",
+            (),
+            "--image example/agent:1: docker cannot run containers: start it, or let this user reach it. It says:",
+        ),
         ("registry", (), "--image example/agent:1: it is not on this machine and cannot be pulled: no such image"),
         ("image", ("--image-arg", "--pull=never"), "it is not on this machine, and --pull=never forbids to get it"),
     ],

@@ -273,5 +273,20 @@ def test_progress_fits_any_terminal() -> None:
     check_widths("run-progress", Group(*pieces, *shown.picture()))
 
 
+def test_progress_says_what_goes_on_and_leaves_the_tally_to_the_command() -> None:
+    """Nothing waits while agents run, and the last line would stand twice on a terminal."""
+
+    def said() -> list[str]:
+        return [str(piece) for piece in shown.picture() if isinstance(piece, Text)]
+
+    with Terminal(echo=False, most=None, clock=lambda: 100.0) as shown:
+        assert said() == ["asking for work"]
+        shown.begun(claim(), waiting=1)
+        shown.begun(claim(), waiting=0)
+        assert said() == ["2 running"]
+        shown.ended(Result("q1.0", "a1", "w", "succeeded", 1.0), Tally())
+    assert said() == []
+
+
 def test_nothing_to_do_is_told() -> None:
     assert str(Tally()) == "no attempt was made; `penstock queue` says what waits"

@@ -145,3 +145,22 @@ async def test_the_driver_hands_back_what_its_actors_could_not_do(client: Client
     assert actors.told == ["stop"]
     assert str(tally) == f"0 succeeded, 0 failed, {len(names)} handed back"
     assert {(await client.rollout(name)).status for name in names} == {RolloutStatus.REQUEUING}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--ray-address", "127.0.0.1:1"), 1, "cannot reach the Ray cluster at 127.0.0.1:1: nothing answers there;"),
+        (("--ray-options", '{"num_cpu": 1}'), 2, "penstock: --ray-options: Invalid option keyword num_cpu for actors."),
+    ],
+)
+async def test_wrong_options_are_told_in_one_line(
+    client: Client, start_run: StartRun, options: tuple[str, ...], code: int, message: str
+) -> None:
+    """Ray would ask for minutes, or show where in its code it stopped."""
+    _ = await enqueue(client, None)
+    run = await start_run("--on", "ray", *options, agent=("true",))
+    assert await run.ended(3 * PATIENCE) == code
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+    assert (await client.rollout("r1")).tries == 0

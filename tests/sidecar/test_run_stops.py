@@ -35,7 +35,8 @@ async def test_a_wrong_environment_does_not_burn_the_queue(client: Client, start
     names = await enqueue(client, *range(20), retry_on=["failed"], max_attempts=2)
     run = await start_run("--workers", workers, agent=LACKS)
     assert await run.ended() == 3
-    assert f"{EQUAL} tasks failed in the same way, at once and before any model call" in run.stderr
+    assert run.stderr.count(f"{EQUAL} tasks failed in the same way, at once and before any model call") == 1
+    assert run.stderr.endswith("penstock: stopped: the agents cannot work here; the reason stands above\n")
     assert "ModuleNotFoundError: No module named 'nowhere_to_be_found'\n" in run.stderr
     assert "0 succeeded, 0 failed" in run.stdout
     made = await attempts(client)
