@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.dialects.wire import UNREADABLE, Peek, arr, loads, peek, peeked
 
-LARGE: Final = 512 << 10
+LARGE: Final = 256 << 10
 """Bytes of a request above which cutting it would hold others up."""
 _STEP = 64 << 10
 _BLANK = re.compile(rb"[ \t\n\r]*")
@@ -44,7 +44,7 @@ def cutter(kind: type[Peek]) -> Callable[[bytes], tuple[Peek, Values]]:
     of type `msgspec.Raw`, a list of it, or what msgspec can write again."""
     decode = msgspec.json.Decoder(kind).decode
     wanted = frozenset(kind.__struct_fields__)
-    names = wanted - set(Peek.__struct_fields__)
+    names = tuple(wanted - set(Peek.__struct_fields__))
 
     def cut(body: bytes) -> tuple[Peek, Values]:
         if len(body) > LARGE:
@@ -53,7 +53,11 @@ def cutter(kind: type[Peek]) -> Callable[[bytes], tuple[Peek, Values]]:
             asked = decode(body)
         except UNREADABLE:
             return peek(body), {}
-        return peeked(asked), {name: _raw(value) for name in names if (value := getattr(asked, name))}
+        values: Values = {}
+        for name in names:
+            if value := getattr(asked, name):
+                values[name] = _raw(value)
+        return peeked(asked), values
 
     return cut
 
