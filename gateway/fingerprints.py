@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, cast
 
 import msgspec
 from msgspec import Raw
@@ -38,9 +38,11 @@ _MOVING: Final = 3
 """Items at the end that a stem leaves out."""
 _LONG: Final = _HEAD + 2 * _MOVING
 """Items from which a stem is worth it."""
-_PLACES: Final = [int(1024 * 1.125**step) for step in range(71)]
+_SHORTEST: Final = 16 << 10
+"""Bytes of a request below which reading it costs no more than following it."""
+_PLACES: Final = [int(_SHORTEST * 1.125**step) for step in range(48)]
 _SUMS: Final = (1 << 63) - 1
-_BEFORE: Final = 256
+_BEFORE: Final = 128
 """Bytes by which a stem is found."""
 _TRIES: Final = 8
 """Places that are looked at: a request may be two and a half times as long as its stem."""
@@ -85,15 +87,18 @@ class Read(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Stem(msgspec.Struct, frozen=True, gc=False):
+    dialect: str
     bytes: Raw
     """The request up to an item. Holds all of it."""
+    end: int
+    """How long that is."""
     cut: int
     """Where in it the items begin that need not be read again."""
     head: list[Raw]
     """The items before that."""
     story: Story
     """Of all items up to its end."""
-    key: int
+    key: bytes
     weight: int
     """Bytes of the request."""
 
@@ -106,22 +111,21 @@ class Fingerprints:
         """By dialect: what an item says, by the hash of its raw bytes."""
         self._said_before: dict[str, dict[int, int]] = {}
         self._weights: list[int] = []
-        self._stems: OrderedDict[int, _Stem] = OrderedDict()
+        self._stems: OrderedDict[bytes, _Stem] = OrderedDict()
         self._stems_bytes = stems_bytes
         self._held = 0
 
     def follow(self, dialect: Reads, body: bytes) -> Read | None:
         """The conversation of a request that goes on from a stem; None of any other. On the loop only."""
         stem = self._find(dialect.name, body)
-        end = 0 if stem is None else len(memoryview(stem.bytes))
-        if stem is None or stem.cut + len(body) - end > LARGE:
+        if stem is None or stem.cut + len(body) - stem.end > LARGE:
             return None
-        items = dialect.items(body[: stem.cut] + body[end:])
+        items = dialect.items(body[: stem.cut] + body[stem.end :])
         if items.raw[:_HEAD] != stem.head:
             return None
         new = items.raw[_HEAD:]
         read = self._read(stem.story, dialect, Items(items.asked, new, items.previous))
-        longer = _longer(dialect.name, body, stem, end, read) if len(new) > 2 * _MOVING else None
+        longer = _longer(body, stem, read) if len(new) > 2 * _MOVING else None
         if longer is not None:
             self._drop(stem)
             self._keep(longer)
@@ -134,15 +138,15 @@ class Fingerprints:
     def keep(self, dialect: Reads, body: bytes, read: Read) -> None:
         """What comes later may go on from this request, which was read. On the loop only."""
         raw = read.items.raw
-        if len(raw) < _LONG or len(body) > LONGEST:
+        if len(raw) < _LONG or not _SHORTEST <= len(body) <= LONGEST:
             return
         cut = body.find(memoryview(raw[_HEAD]))
-        start = _Stem(Raw(), cut, raw[:_HEAD], _part(read.story, _counting(read.numbers[:_HEAD])), 0, 0)
+        told = _part(read.story, _counting(read.numbers[:_HEAD]))
         rest = Read(Items(None, raw[_HEAD:]), read.story, read.numbers[_HEAD:])
-        stem = _longer(dialect.name, body, start, cut, rest)
+        stem = _longer(body, _Stem(dialect.name, Raw(), cut, cut, raw[:_HEAD], told, b"", 0), rest)
         if stem is None:
             return
-        left = body[:cut] + body[len(memoryview(stem.bytes)) :]
+        left = body[:cut] + body[stem.end :]
         # What is to be left out must be these items, and not the same bytes in another place.
         if len(left) <= LARGE and dialect.items(left).raw == raw[:_HEAD] + raw[-_MOVING:]:
             self._keep(stem)
@@ -150,8 +154,8 @@ class Fingerprints:
     def _find(self, dialect: str, body: bytes) -> _Stem | None:
         last = bisect_right(_PLACES, len(body)) if len(body) <= LONGEST else 0
         for place in _PLACES[max(0, last - _TRIES) : last][::-1]:
-            stem = self._stems.get(_key(dialect, body, place))
-            if stem is not None and Raw(memoryview(body)[: len(memoryview(stem.bytes))]) == stem.bytes:
+            stem = self._stems.get(body[place - _BEFORE : place])
+            if stem is not None and stem.dialect == dialect and Raw(memoryview(body)[: stem.end]) == stem.bytes:
                 self._stems.move_to_end(stem.key)
                 return stem
         return None
@@ -188,24 +192,26 @@ class Fingerprints:
         if said is None or len(said) > _ITEMS:
             self._said_before[dialect.name], said = said or {}, {}
             self._said[dialect.name] = said
-        numbers: list[int] = []
-        for item in map(bytes, items):
-            if len(item) > _LARGE_ITEM:
-                numbers.append(number_of(item))
-                continue
-            known = hash(item)
-            number = said.get(known)
-            if number is None:
-                number = said[known] = self._number(dialect, item, known)
-            numbers.append(number)
-        return numbers
+        texts = [*map(bytes, items)]
+        # Most were here before: they are looked up together.
+        small = max(map(len, texts), default=0) <= _LARGE_ITEM
+        found = [*map(said.get, map(hash, texts))] if small else [None] * len(texts)
+        if None in found:
+            found = [
+                self._number(said, dialect, text) if it is None else it for it, text in zip(found, texts, strict=True)
+            ]
+        return cast(list[int], found)
 
-    def _number(self, dialect: Reads, item: bytes, known: int) -> int:
-        before = self._said_before[dialect.name].get(known)
-        if before is not None:
-            return before
-        source = dialect.source(item)
-        return number_of(source) if source else 0
+    def _number(self, said: dict[int, int], dialect: Reads, item: bytes) -> int:
+        if len(item) > _LARGE_ITEM:
+            return number_of(item)
+        known = hash(item)
+        number = said.get(known, self._said_before[dialect.name].get(known))
+        if number is None:
+            source = dialect.source(item)
+            number = number_of(source) if source else 0
+        said[known] = number
+        return number
 
 
 def number_of(source: bytes) -> int:
@@ -215,18 +221,19 @@ def number_of(source: bytes) -> int:
     return hash(source) or 1
 
 
-def _longer(dialect: str, body: bytes, stem: _Stem, at: int, read: Read) -> _Stem | None:
-    """A stem up to the last of the items that were read after one, from a place of the body on; None where it cannot be
-    seen that they stand there."""
+def _longer(body: bytes, stem: _Stem, read: Read) -> _Stem | None:
+    """A stem up to the last of the items that were read after one; None where they do not stand right after it, written
+    as most clients write them."""
     items = read.items.raw[: 1 - _MOVING]
     for mark in (b",", b", "):
         text = mark.join(items)
-        if body.startswith(text, at):
-            end = at + len(text) - len(memoryview(items[-1]))
+        if body.startswith(text, stem.end):
+            end = stem.end + len(text) - len(memoryview(items[-1]))
             place = bisect_right(_PLACES, end) - 1
             story = _part(read.story, len(stem.story.items) + _counting(read.numbers[:-_MOVING]))
-            start, key = Raw(memoryview(body)[:end]), _key(dialect, body, _PLACES[place])
-            return _Stem(start, stem.cut, stem.head, story, key, len(body)) if place >= 0 else None
+            start, key = Raw(memoryview(body)[:end]), body[_PLACES[place] - _BEFORE : _PLACES[place]]
+            made = _Stem(stem.dialect, start, end, stem.cut, stem.head, story, key, len(body))
+            return made if place >= 0 else None
     return None
 
 
@@ -236,7 +243,3 @@ def _part(story: Story, count: int) -> Story:
 
 def _counting(numbers: list[int]) -> int:
     return sum(map(bool, numbers))
-
-
-def _key(dialect: str, body: bytes, place: int) -> int:
-    return hash((dialect, place, body[place - _BEFORE : place]))

@@ -134,13 +134,17 @@ class Conversations:
     def remember(self, story: Story, found: Found, way: Way, rollout: str, answer: Answer) -> list[Ended]:
         """This conversation of the rollout was answered. Returns what must be settled now: the same of others."""
         alone = found.after is None or (found.after.alone and found.after.way is way)
-        candidates = self._open.setdefault(story.key, [])
-        candidates.append(Ended(rollout, way, alone, answer))
-        self._keep(candidates[-1], answer.weight)
+        ended = Ended(rollout, way, alone, answer)
+        self._keep(ended, answer.weight)
+        candidates = self._open.get(story.key)
+        if candidates is None:
+            self._open[story.key] = [ended]
+            if len(self._open) > self._remembered:
+                self._open.popitem(last=False)
+            return []
+        candidates.append(ended)
         del candidates[:-_EQUAL]
         self._open.move_to_end(story.key)
-        while len(self._open) > self._remembered:
-            self._open.popitem(last=False)
         if len({it.rollout for it in candidates}) == 1:
             return []
         return self._take([it for it in candidates if it in self._unread])
@@ -176,7 +180,7 @@ class Conversations:
 
 def _choose(candidates: list[Ended], story: Story, length: int, way: Way) -> Found:
     """Which of those whose conversation this begins with it continues."""
-    if len({it.rollout for it in candidates}) == 1:
+    if len(candidates) == 1 or len({it.rollout for it in candidates}) == 1:
         return Found(candidates[-1].rollout, after=candidates[-1])
     if unread := tuple(it for it in candidates if it.answer is not None):
         return Found(unread=unread)

@@ -40,14 +40,14 @@ class Watched:
         return self.dialect.source(item)
 
 
-def said(name: str, number: int, size: int = 150) -> dict[str, Any]:
+def said(name: str, number: int, size: int = 1200) -> dict[str, Any]:
     """An item."""
     text = f"item {number} " + "x" * size
     role = "user" if number % 2 == 0 else "model" if name == "gemini" else "assistant"
     return {"role": role, "parts": [{"text": text}]} if name == "gemini" else {"role": role, "content": text}
 
 
-def body(name: str, numbers: list[int], how: tuple[str, str] = COMPACT, size: int = 150, **around: Any) -> bytes:
+def body(name: str, numbers: list[int], how: tuple[str, str] = COMPACT, size: int = 1200, **around: Any) -> bytes:
     """A request; `before` and `after` stand around its items."""
     items = [said(name, number, size) for number in numbers]
     told = {INSTRUCTED[name]: "Be brief."} if name in INSTRUCTED else {}
@@ -79,7 +79,7 @@ def test_of_a_conversation_that_grows_only_the_end_is_read(name: str, how: tuple
     for length in range(20, 60, 2):
         check(prints, dialect, body(name, list(range(length)), how))
     followed = dialect.given[3::2]
-    assert max(followed) < 3000 < dialect.given[-1]
+    assert max(followed) < 16_000 < dialect.given[-1]
 
 
 def test_what_was_followed_is_compared_with_what_was_read_of_any_other_way_of_writing() -> None:
@@ -97,7 +97,7 @@ def test_items_that_change_at_the_end_cost_no_second_reading(name: str) -> None:
         request = body(name, list(range(length)))
         marked = request.replace(b'"item %d ' % (length - 2), b'"item %d (marked) ' % (length - 2))
         check(prints, dialect, marked)
-    assert max(dialect.given[3::2]) < 3000
+    assert max(dialect.given[3::2]) < 16_000
 
 
 AROUND: list[dict[str, Any]] = [
@@ -120,7 +120,7 @@ def test_whatever_conversations_do_following_is_reading(
     name: str, around: dict[str, Any], how: tuple[str, str], moves: list[tuple[int, int, list[int]]]
 ) -> None:
     """They grow, branch, repeat themselves and each other, are cut, and their items stand elsewhere in the request."""
-    prints, dialect = Fingerprints(stems_bytes=20_000), Watched(by_name(name))
+    prints, dialect = Fingerprints(stems_bytes=100_000), Watched(by_name(name))
     told: list[list[int]] = [list(range(18)), [0] * 18, [9] * 3 + list(range(18)), list(range(6))]
     for which, kept, more in moves:
         told[which] = told[which][: 12 + kept] + more
@@ -152,7 +152,7 @@ def test_large_requests_are_followed_where_little_of_them_is_new() -> None:
 
 
 def test_what_stems_hold_is_bounded() -> None:
-    prints, dialect = Fingerprints(stems_bytes=10_000), Watched(by_name("chat"))
+    prints, dialect = Fingerprints(stems_bytes=100_000), Watched(by_name("chat"))
     first = body("chat", list(range(20)))
     taken(prints, dialect, first)
     for number in range(10):
