@@ -18,6 +18,8 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b
+from itertools import accumulate
+from operator import mul
 from typing import Final, Protocol, TypeAlias, cast
 
 import msgspec
@@ -120,11 +122,12 @@ class Fingerprints:
         stem = self._find(dialect.name, body)
         if stem is None or stem.cut + len(body) - stem.end > LARGE:
             return None
-        items = dialect.items(body[: stem.cut] + body[stem.end :])
+        rest = body[: stem.cut] + body[stem.end :]
+        items = dialect.items(rest)
         if items.raw[:_HEAD] != stem.head:
             return None
         new = items.raw[_HEAD:]
-        read = self._read(stem.story, dialect, Items(items.asked, new, items.previous))
+        read = self._read(stem.story, dialect, Items(items.asked, new, items.previous), len(rest))
         longer = _longer(body, stem, read) if len(new) > 2 * _MOVING else None
         if longer is not None:
             self._drop(stem)
@@ -133,7 +136,7 @@ class Fingerprints:
 
     def read(self, dialect: Reads, body: bytes) -> Read:
         """The conversation of any request. On any thread."""
-        return self._read(EMPTY, dialect, dialect.items(body))
+        return self._read(EMPTY, dialect, dialect.items(body), len(body))
 
     def keep(self, dialect: Reads, body: bytes, read: Read) -> None:
         """What comes later may go on from this request, which was read. On the loop only."""
@@ -172,39 +175,39 @@ class Fingerprints:
         del self._stems[stem.key]
         self._held -= stem.weight
 
-    def _read(self, story: Story, dialect: Reads, items: Items) -> Read:
-        """`story`: what comes before these."""
-        numbers = self._numbers(dialect, items.raw)
-        said, beginnings, weights = story.items[:], story.beginnings[:], self._weights
-        total = beginnings[-1] if beginnings else 0
-        for number in filter(None, numbers):
-            if len(said) == len(weights):
-                weights.append(random.getrandbits(63))
-            # With weights that nobody knows, different beginnings hardly ever have equal sums.
-            total = (total + number * weights[len(said)]) & _SUMS
-            said.append(number)
-            beginnings.append(total)
-        return Read(items, Story(said, beginnings), numbers)
+    def _read(self, story: Story, dialect: Reads, items: Items, size: int) -> Read:
+        """`story`: what comes before these; `size`: bytes that they were cut from."""
+        numbers = self._numbers(dialect, items.raw, size)
+        new = array("q", filter(None, numbers))
+        first, last = len(story.items), len(story.items) + len(new)
+        while len(self._weights) < last:
+            self._weights.append(random.getrandbits(63))
+        # With weights that nobody knows, different beginnings hardly ever have equal sums.
+        sums = accumulate(map(mul, new, self._weights[first:last]), initial=story.beginnings[-1] if first else 0)
+        next(sums)
+        beginnings = story.beginnings + array("q", (it & _SUMS for it in sums))
+        return Read(items, Story(story.items + new, beginnings), numbers)
 
-    def _numbers(self, dialect: Reads, items: list[Raw]) -> list[int]:
+    def _numbers(self, dialect: Reads, items: list[Raw], size: int) -> list[int]:
         """0 for an item that does not count."""
         said = self._said.get(dialect.name)
         if said is None or len(said) > _ITEMS:
             self._said_before[dialect.name], said = said or {}, {}
             self._said[dialect.name] = said
-        texts = [*map(bytes, items)]
-        # Most were here before: they are looked up together.
-        small = max(map(len, texts), default=0) <= _LARGE_ITEM
-        found = [*map(said.get, map(hash, texts))] if small else [None] * len(texts)
+        if size > LARGE:
+            # One after the other, so that other threads may run.
+            return [self._number(said, dialect, item) for item in items]
+        found = [*map(said.get, map(hash, map(bytes, items)))]
         if None in found:
             found = [
-                self._number(said, dialect, text) if it is None else it for it, text in zip(found, texts, strict=True)
+                self._number(said, dialect, raw) if it is None else it for it, raw in zip(found, items, strict=True)
             ]
         return cast(list[int], found)
 
-    def _number(self, said: dict[int, int], dialect: Reads, item: bytes) -> int:
-        if len(item) > _LARGE_ITEM:
-            return number_of(item)
+    def _number(self, said: dict[int, int], dialect: Reads, raw: Raw) -> int:
+        if len(memoryview(raw)) > _LARGE_ITEM:
+            return number_of(memoryview(raw))
+        item = bytes(raw)
         known = hash(item)
         number = said.get(known, self._said_before[dialect.name].get(known))
         if number is None:
@@ -214,7 +217,7 @@ class Fingerprints:
         return number
 
 
-def number_of(source: bytes) -> int:
+def number_of(source: bytes | memoryview) -> int:
     """What an item says as a number, never 0. A large one is hashed by what lets other threads run meanwhile."""
     if len(source) > _LARGE_ITEM:
         return int.from_bytes(blake2b(source, digest_size=8).digest(), signed=True) or 1

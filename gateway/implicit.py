@@ -117,12 +117,11 @@ class Conversations:
 
     def find(self, story: Story, way: Way) -> Found:
         """The rollout that this conversation continues."""
-        beginnings = story.beginnings
-        for length in range(len(beginnings) - 1, 0, -1):
-            candidates = self._open.get(beginnings[length - 1])
-            if candidates:
-                return _choose(candidates, story, length, way)
-        return Found()
+        before = story.beginnings[:-1]
+        longest = next(filter(self._open.__contains__, reversed(before)), None)
+        if longest is None:
+            return Found()
+        return _choose(self._open[longest], story, before.index(longest) + 1, way)
 
     def follow(self, found: Found, story: Story, way: Way, rollout: str) -> None:
         """The call has been given this rollout."""

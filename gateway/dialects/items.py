@@ -88,10 +88,11 @@ def skim(body: bytes, names: frozenset[str]) -> Values:
     """The members of a JSON object that have these names; raises `ValueError` where the body is none. What lies between
     its brackets is not checked."""
     found: Values = {}
+    view = memoryview(body)
     for name, at in _members(body):
         if name in names:
             listed = body[at] == 0x5B
-            cut = [msgspec.Raw(body[a:b]) for a, b in (_elements(body, at) if listed else [(at, _end(body, at))])]
+            cut = [msgspec.Raw(view[a:b]) for a, b in (_elements(body, at) if listed else [(at, _end(body, at))])]
             found[name] = cut if listed else cut[0]
     return found
 
