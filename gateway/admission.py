@@ -12,13 +12,11 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote
-
-from msgspec import Raw
 
 from gateway.address import Address, AddressError, from_headers, from_path
 from gateway.auth import Auth, AuthError
@@ -28,8 +26,9 @@ from gateway.dialects.items import LARGE
 from gateway.dialects.reading import decode_body
 from gateway.dialects.wire import Peek
 from gateway.errors import ClientFault
+from gateway.fingerprints import EMPTY, Fingerprints, Read, Story
 from gateway.heads import CREDENTIALS
-from gateway.implicit import EMPTY, Answer, Conversations, Ended, Fingerprints, Found, Story, Way, new_rollout
+from gateway.implicit import Answer, Conversations, Ended, Found, Way, new_rollout
 from gateway.redact import url as redact_url
 from gateway.request import Request
 
@@ -66,6 +65,10 @@ class Admitted:
     """What was read of its body on the way: nobody has to read that again."""
     _model: str | None = field(default=_UNREAD, init=False)
 
+    def is_read(self, read: Read) -> None:
+        """Its conversation was."""
+        self.asked, self.story, self.previous = read.items.asked, read.story, read.items.previous
+
     @property
     def model(self) -> str | None:
         """The model that it asks for. Read once, by whoever asks first: routes, releases, or the recorder."""
@@ -83,6 +86,8 @@ class Admission:
         self._conversations = conversations
         self._fingerprints = Fingerprints()
         self._token_required = token_required
+        self._ended: list[tuple[Admitted, Way, Answer | None]] = []
+        """Calls that have ended in this turn of the loop."""
         self._thread = ThreadPoolExecutor(1, "penstock-reader")
         """One thread: what it was asked first is done when it comes to what was asked later."""
 
@@ -128,38 +133,41 @@ class Admission:
 
     def _implicit(self, call: Admitted, way: Way) -> Address:
         """The implicit rollout of a call that names none; a new one for now where it takes longer to tell."""
-        if len(call.body) > LARGE:
-            call.waits = True
-            return Address(new_rollout(), origin="implicit")
-        items, dialect = self._items(call), call.dialect
-        call.story = self._fingerprints.story(dialect.name, items, dialect.source, len(call.body))
+        read = self._fingerprints.follow(call.dialect, call.body)
+        if read is None:
+            if len(call.body) > LARGE:
+                call.waits = True
+                return Address(new_rollout(), origin="implicit")
+            read = self._fingerprints.read(call.dialect, call.body)
+            self._fingerprints.keep(call.dialect, call.body, read)
+        call.is_read(read)
         return self._given(call, way)
 
     def follow(self, call: Admitted, way: Way, then: Callable[[], None]) -> None:
         """Has done what a call waits for, and goes on when it is known whose it is."""
         done = asyncio.get_running_loop().run_in_executor(self._thread, self._catch_up, call)
-        done.add_done_callback(lambda _: self._caught_up(call, way, then))
+        done.add_done_callback(lambda done: self._caught_up(call, done.result(), way, then))
 
-    def _caught_up(self, call: Admitted, way: Way, then: Callable[[], None]) -> None:
+    def _caught_up(self, call: Admitted, read: Read | None, way: Way, then: Callable[[], None]) -> None:
+        if read is not None:
+            call.is_read(read)
+            self._fingerprints.keep(call.dialect, call.body, read)
         call.address = self._given(call, way)
         if call.waits:
             self.follow(call, way, then)
         else:
             then()
 
-    def _catch_up(self, call: Admitted) -> None:
+    def _catch_up(self, call: Admitted) -> Read | None:
         """On the thread."""
+        read = None
         try:
             if call.story is None:
-                dialect = call.dialect
-                call.story = self._fingerprints.read(dialect.name, self._items(call), dialect.source)
+                read = self._fingerprints.read(call.dialect, call.body)
         except Exception:
             _log.exception("a conversation could not be read: it opens a new rollout")
         _settle(call.found.unread)
-
-    def _items(self, call: Admitted) -> list[Raw]:
-        call.asked, items, call.previous = call.dialect.items(call.body)
-        return items
+        return read
 
     def _given(self, call: Admitted, way: Way) -> Address:
         """The rollout that the conversation continues, that of the connection where there is none, else a new one."""
@@ -176,6 +184,20 @@ class Admission:
         if not call.waits and (call.dialect.answers or not story.items):
             self._conversations.follow(call.found, story, way, rollout)
         return Address(rollout, origin="implicit", ambiguous=call.found.ambiguous)
+
+    def remember_soon(self, call: Admitted, way: Way, answer: Answer | None) -> None:
+        """The same, when what was written in this turn of the loop has gone out, before anything can answer it."""
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._remember_all)
+        self._ended.append((call, way, answer))
+
+    def _remember_all(self) -> None:
+        ended, self._ended = self._ended, []
+        for call, way, answer in ended:
+            try:
+                self.remember(call, way, answer)
+            except Exception:
+                _log.exception("the end of a call of %s could not be remembered", call.address.rollout)
 
     def remember(self, call: Admitted, way: Way, answer: Answer | None) -> None:
         """What a later request would continue. `answer`: None when the call came to nothing."""
@@ -194,7 +216,7 @@ class Admission:
             self._conversations.remember_response(made, call.address.rollout)
 
 
-def _settle(some: list[Ended]) -> None:
+def _settle(some: Iterable[Ended]) -> None:
     """On the thread: reads answers."""
     for ended in some:
         try:

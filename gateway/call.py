@@ -122,7 +122,7 @@ class Call(Relay):
             self._do("begun", self._start)
         else:
             # Its client has left.
-            self._remember(None)
+            self._proxy.admission.remember(self._admitted, self.front.way, None)
 
     def _start(self) -> None:
         proxy, call = self._proxy, self._admitted
@@ -480,11 +480,7 @@ class Call(Relay):
             record.sides = [*record.sides, self.translation.side(status, record.response())]
         if self._admitted.address.origin == "implicit":
             good = self.started and record.http_status is not None and record.http_status < 400
-            # After what was written in this turn of the loop has gone out, before anything can answer it.
-            asyncio.get_running_loop().call_soon(self._remember, self._answered() if good else None)
-
-    def _remember(self, answer: Answer | None) -> None:
-        self._proxy.admission.remember(self._admitted, self.front.way, answer)
+            proxy.admission.remember_soon(self._admitted, self.front.way, self._answered() if good else None)
 
     def _answered(self) -> Answer:
         """Its answer for later, without what else the call holds."""

@@ -49,6 +49,8 @@ class Secrets:
     def hide(self, body: bytes, ended: bool = True) -> bytes:
         """A body without them, of the same length; the same object where none is in it. `ended`: nothing follows, so
         that the beginning of one at its end is one that was cut off: it is hidden too."""
+        if not self._forms:
+            return body
         large = len(body) > SLICE
         found = [place for form in self._forms if large or form in body for place in _places(body, form)]
         if ended and (begun := self._cut_off(body)):
@@ -74,6 +76,8 @@ class Secrets:
 
     def text(self, text: str) -> str:
         """A short text without them, and without agent tokens; the same object where none is in it."""
+        if not self._forms and "pst_" not in text:
+            return text
         body = text.encode("utf-8", "surrogatepass")
         hidden = self.hide(body, ended=False)
         if _PREFIX in hidden:

@@ -59,4 +59,6 @@ def is_done(body: bytes) -> bool:
 
 def _has_error_event(body: bytes) -> bool:
     # A line of a stream begins like this nowhere else: in JSON the line end before it would be escaped.
-    return _ERROR_EVENT.search(body, max(0, len(body) - _LATE)) is not None
+    late = max(0, len(body) - _LATE)
+    # Most streams tell of no error at all, which is seen forty times as fast.
+    return body.find(b"error", late) >= 0 and _ERROR_EVENT.search(body, late) is not None

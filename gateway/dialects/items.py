@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.dialects.wire import UNREADABLE, Peek, arr, loads, peek, peeked
 
-LARGE: Final = 512 << 10
+LARGE: Final = 256 << 10
 """Bytes of a request above which cutting it would hold others up."""
 _STEP = 64 << 10
 _BLANK = re.compile(rb"[ \t\n\r]*")
@@ -44,7 +44,7 @@ def cutter(kind: type[Peek]) -> Callable[[bytes], tuple[Peek, Values]]:
     of type `msgspec.Raw`, a list of it, or what msgspec can write again."""
     decode = msgspec.json.Decoder(kind).decode
     wanted = frozenset(kind.__struct_fields__)
-    names = wanted - set(Peek.__struct_fields__)
+    names = tuple(wanted - set(Peek.__struct_fields__))
 
     def cut(body: bytes) -> tuple[Peek, Values]:
         if len(body) > LARGE:
@@ -53,7 +53,11 @@ def cutter(kind: type[Peek]) -> Callable[[bytes], tuple[Peek, Values]]:
             asked = decode(body)
         except UNREADABLE:
             return peek(body), {}
-        return peeked(asked), {name: _raw(value) for name in names if (value := getattr(asked, name))}
+        values: Values = {}
+        for name in names:
+            if value := getattr(asked, name):
+                values[name] = _raw(value)
+        return peeked(asked), values
 
     return cut
 
@@ -84,10 +88,11 @@ def skim(body: bytes, names: frozenset[str]) -> Values:
     """The members of a JSON object that have these names; raises `ValueError` where the body is none. What lies between
     its brackets is not checked."""
     found: Values = {}
+    view = memoryview(body)
     for name, at in _members(body):
         if name in names:
             listed = body[at] == 0x5B
-            cut = [msgspec.Raw(body[a:b]) for a, b in (_elements(body, at) if listed else [(at, _end(body, at))])]
+            cut = [msgspec.Raw(view[a:b]) for a, b in (_elements(body, at) if listed else [(at, _end(body, at))])]
             found[name] = cut if listed else cut[0]
     return found
 

@@ -117,11 +117,11 @@ class Post(ABC):
 
     def listed(self, values: Values) -> list[msgspec.Raw]:
         """The items in what was read of a request."""
-        said = (whole(values.get(name)) for name in self.instructions)
-        before = [msgspec.Raw(self.instructed(it)) for it in said if it not in (b"", b"null", b'""', b"[]")]
         turns = values.get(self.turns)
+        said = [whole(values[name]) for name in self.instructions if name in values]
+        before = [msgspec.Raw(self.instructed(it)) for it in said if it not in (b"", b"null", b'""', b"[]")]
         if isinstance(turns, list):
-            return [*before, *turns]
+            return [*before, *turns] if before else turns
         one = whole(turns)
         if one.startswith(b'"'):
             one = b'{"role":"user","content":' + one + b"}"

@@ -66,6 +66,8 @@ def loads(body: bytes | str) -> Any:
         value = orjson.loads(body)
     except UNREADABLE:
         return None
+    if len(body) <= 2 * DEEPEST or _SCALARS.issuperset(map(type, obj(value).values() or (value,))):
+        return value
     return None if _brackets(body) > DEEPEST and _depth(value) > DEEPEST else value
 
 
