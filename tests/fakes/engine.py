@@ -77,7 +77,7 @@ class FakeEngine:
 
     async def until(self, path: str, requests: int = 1) -> None:
         """Waits until so many requests of this path came."""
-        async with asyncio.timeout(20), self._news:
+        async with asyncio.timeout(60), self._news:
             await self._news.wait_for(lambda: sum(one == path for one, _ in self.asked) >= requests)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:

@@ -61,7 +61,7 @@ class ScaleOut:
 
     async def until(self, path: str, requests: int = 1) -> None:
         """Waits until so many requests to a path came."""
-        async with asyncio.timeout(20), self._news:
+        async with asyncio.timeout(60), self._news:
             await self._news.wait_for(lambda: len(self.of(path)) >= requests)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:

@@ -12,7 +12,7 @@ import aiohttp
 from gateway.model import Span, SpanStatus
 from gateway.views import SpanDetail, SpanPage
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 @dataclass(frozen=True, slots=True)

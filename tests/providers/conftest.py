@@ -68,7 +68,7 @@ def litellm() -> Library:
     return found
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def engine() -> AsyncGenerator[Provider]:
     """An engine that speaks chat completions only."""
     async with serving() as made:
@@ -76,16 +76,16 @@ async def engine() -> AsyncGenerator[Provider]:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def patient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "PATIENCE", START_S)
         yield
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def gateway(tmp_path_factory: pytest.TempPathFactory, engine: Provider, patient: None) -> AsyncGenerator[Gateway]:
-    """A gateway process that translates."""
+    """A gateway process that translates: one for all modules, importing litellm takes it seconds."""
     if not PYTHON.exists():
         pytest.skip(NOWHERE)
     config = ROUTE + upstream("vllm", engine.openai_url, "openai")
@@ -93,7 +93,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory, engine: Provider, pa
         yield made
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def tape(gateway: Gateway) -> AsyncGenerator[Tape]:
     async with aiohttp.ClientSession() as session:
         yield Tape(gateway.url, session)

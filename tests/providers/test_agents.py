@@ -23,7 +23,7 @@ from gateway.dialects.wire import Json
 from gateway.model import Span, SpanStatus
 from gateway.tokens import read_tokens
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TOOL: Json = {
     "name": "get",

@@ -17,7 +17,7 @@ from gateway.demo_model import Answer, Json
 from gateway.releases.marks import SHADOW_OF
 from gateway.releases.model import NewRelease
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WAITS: Any = {"shadowed": "required", "shadow": {"share": 1.0, "calls": 2, "concurrency": 1}}
 AGENTS: list[tuple[str, Json]] = [

@@ -90,8 +90,8 @@ async def trained(home: Path, model: Path, engine: str) -> list[dict[str, float 
     """A whole run; what every step of it came to."""
     port = staged(home, model, engine)
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    # One thread, as ranks have.
-    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    # One thread, as ranks have; Ray's workers do not stand back behind everybody.
+    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
     async with running(home / "gateway", GATEWAY.format(port=port)) as gateway:
         command = (sys.executable, "-m", "gateway", "train", "grpo", str(home / "train.toml"), "--gateway", gateway.url)
         process = await asyncio.create_subprocess_exec(
@@ -110,10 +110,12 @@ async def trained(home: Path, model: Path, engine: str) -> list[dict[str, float 
 
 async def test_a_run_is_that_of_the_local_engine(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
-    expected = await trained(tmp_path / "local", model, "")
-    found = await trained(tmp_path / "verl", model, 'kind = "verl"\nranks = 2')
+    async with asyncio.TaskGroup() as both:
+        local = both.create_task(trained(tmp_path / "local", model, ""))
+        verl = both.create_task(trained(tmp_path / "verl", model, 'kind = "verl"\nranks = 2'))
+    expected = local.result()
     assert len(expected) == STEPS
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(verl.result(), expected, strict=True):
         assert other["loss"]
         assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
     adapters = [

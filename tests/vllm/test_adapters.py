@@ -10,8 +10,8 @@ from uuid import uuid4
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.process import Gateway, upstream
+import pytest_asyncio
+from fakes.process import Gateway, running, upstream
 
 from gateway.releases.serving import Engine, ServingError, settle
 from gateway.releases.weights import ModelVersion, Residency
@@ -42,10 +42,11 @@ async def loaded(vllm: Vllm, engine: Engine) -> AsyncGenerator[Residency]:
     assert await engine.adapters() == {"base": None}
 
 
-@pytest.fixture
-async def gateway(vllm: Vllm, start_gateway: StartGateway) -> Gateway:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Gateway]:
     """A gateway in front of it."""
-    return await start_gateway(upstream("vllm", vllm.url + "/v1", "openai"))
+    async with running(tmp_path_factory.mktemp("gateway"), upstream("vllm", vllm.url + "/v1", "openai")) as made:
+        yield made
 
 
 def body(model: str, prompt: str, tokens: int = 48, **more: Any) -> dict[str, Any]:
@@ -190,18 +191,3 @@ async def test_an_answer_that_has_begun_is_finished_by_a_version_that_is_taken_a
         assert refused.status == 404
     await cut.read(1000)
     assert cut.tokens == alone.tokens
-
-
-async def test_a_restarted_server_gets_its_versions_again(vllm: Vllm, engine: Engine) -> None:
-    """The last test: it costs a start."""
-    residency = published(vllm, {"policy@v1": "v1"})
-    assert (await settle(engine, residency, ["policy@v1"])).done == ["policy@v1"]
-    before = await engine.check("policy@v1")
-    vllm.stop()
-    with pytest.raises(ServingError, match="could not be asked") as error:
-        await engine.load("policy@v1", vllm.adapter("v1"))
-    assert error.value.kind == "unreachable"
-    await asyncio.to_thread(vllm.start)
-    assert await engine.adapters() == {"base": None}
-    assert (await settle(engine, residency, ["policy@v1"])).done == ["policy@v1"]
-    assert (await engine.check("policy@v1")).text == before.text

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 from uuid import uuid4
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.process import Gateway, upstream
+import pytest_asyncio
+from fakes.process import Gateway, running, upstream
 from fakes.tape import Tape
 
 from gateway.model import SpanStatus
@@ -48,10 +48,12 @@ VARIES: Json = {"id": "", "created": 0}
 """What differs between two answers to the same request."""
 
 
-@pytest.fixture
-async def capturing(vllm: Vllm, start_gateway: StartGateway) -> Gateway:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def capturing(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Gateway]:
     """A gateway that trains `base`."""
-    return await start_gateway(TRAIN + upstream("vllm", vllm.url + "/v1", "openai"))
+    config = TRAIN + upstream("vllm", vllm.url + "/v1", "openai")
+    async with running(tmp_path_factory.mktemp("capturing"), config) as made:
+        yield made
 
 
 def request_of(more: Json, stream: bool) -> Json:

@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import aiohttp
 import pytest
-from conftest import StartGateway
+import pytest_asyncio
 from fakes.many_turns import Agent, told
-from fakes.process import Gateway, upstream
+from fakes.process import Gateway, running, upstream
 from fakes.tape import Tape
 
 from adapters.samples import Options, Sample, samples
@@ -35,12 +35,14 @@ FORCED = [f"  The mill.\n{CALL}", f" And {CALL}\n{CALL}", "\nIt is 42. "]
 BOTH = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 
 
-@pytest.fixture
-async def gateway(vllm: Vllm, start_gateway: StartGateway) -> Gateway:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Gateway]:
     """Models whose names begin with `base` are exact; `plain` is the same model, and is not."""
     routes = ROUTE.format("base*", "exact") + ROUTE.format("plain", "rendered")
     routes = routes.replace('model = "plain"', 'model = "plain"\nalias = "base"')
-    return await start_gateway(routes + upstream("vllm", vllm.url + "/v1", "openai"))
+    config = routes + upstream("vllm", vllm.url + "/v1", "openai")
+    async with running(tmp_path_factory.mktemp("exact"), config) as made:
+        yield made
 
 
 @pytest.fixture

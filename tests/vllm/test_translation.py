@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import anthropic
 import pytest
+import pytest_asyncio
 from anthropic.types import Message
 from fakes import process
 from fakes.process import Gateway, running, upstream
@@ -30,15 +31,17 @@ TOOL: Any = {
 FORCED: Any = {"type": "tool", "name": "get"}
 
 
-@pytest.fixture
-async def translating(vllm: Vllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Gateway]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def translating(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Gateway]:
     """A gateway that trains `base`, in the environment that has litellm."""
     if not (PROVIDERS / ".installed").exists():
         pytest.skip("there is no litellm here: `make install-providers` installs it")
-    monkeypatch.setattr(process, "PATIENCE", 600.0)
     config = ROUTE + upstream("vllm", vllm.url + "/v1", "openai")
-    async with running(tmp_path, config, python=PROVIDERS / "bin" / "python") as made:
-        yield made
+    home, python = tmp_path_factory.mktemp("translating"), PROVIDERS / "bin" / "python"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "PATIENCE", 600.0)
+        async with running(home, config, python=python) as made:
+            yield made
 
 
 async def asked(client: anthropic.AsyncAnthropic, stream: bool, messages: list[Any]) -> Message:
@@ -54,8 +57,9 @@ async def asked(client: anthropic.AsyncAnthropic, stream: bool, messages: list[A
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_anthropic_agent_calls_a_tool(translating: Gateway, http: aiohttp.ClientSession, stream: bool) -> None:
+    rollout = f"agent-{stream}"
     messages: list[Any] = [{"role": "user", "content": "Where does the water go?"}]
-    async with anthropic.AsyncAnthropic(base_url=translating.address("r1"), api_key="sk-a") as client:
+    async with anthropic.AsyncAnthropic(base_url=translating.address(rollout), api_key="sk-a") as client:
         first = await asked(client, stream, messages)
         (call,) = [block for block in first.content if block.type == "tool_use"]
         said = [block.model_dump(exclude_none=True) for block in first.content]
@@ -64,7 +68,7 @@ async def test_an_anthropic_agent_calls_a_tool(translating: Gateway, http: aioht
         second = await asked(client, stream, messages)
     assert (call.name, second.role) == ("get", "assistant")
     tape = Tape(translating.url, http)
-    spans = await tape.spans("r1", 2)
+    spans = await tape.spans(rollout, 2)
     for span, answer in zip(spans, (first, second), strict=True):
         assert (span.dialect, span.response_id) == ("chat", answer.id)
         tokens = read_tokens(await tape.raw(span, "response"), span.stream)
