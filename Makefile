@@ -53,7 +53,7 @@ $(VERL)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VERL)
 	$(VERL)/bin/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(VERL)/bin/pip install --quiet --disable-pip-version-check $(TORCH) -e '.[verl]'
-	$(VERL)/bin/python -c 'import trainer.verl_backend, trainer.sft, trainer.dpo, trainer.loop'
+	$(VERL)/bin/python -c 'import penstock.trainer.engines.verl_backend, trainer.mathematics.sft, trainer.mathematics.dpo, trainer.runs.grpo'
 	$(VERL)/bin/pip install --quiet --disable-pip-version-check $(TORCH) -e '.[verl,test,examples]'
 	@touch $@
 
@@ -69,7 +69,7 @@ $(PROVIDERS)/.installed: pyproject.toml .ci/litellm.txt
 install-providers: $(PROVIDERS)/.installed ## Install what translates for agents of other formats into .venv-providers
 
 demo: $(VENV)/.demo ## See it work: unmodified agents, a local model, the recorded tape (no key; a small install at first)
-	@$(BIN)/python -m gateway.demo
+	@$(BIN)/python -m penstock.gateway.demo.demo
 
 demo-rl: install-train install-vllm ## See an agent get better: vLLM, the trainer, two CPU cores, some minutes
 	@$(TRAIN)/bin/python -m examples.lookup_rl

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from adapters.choosing import counted, usable
-from adapters.options import Options
-from adapters.report import Report
-from adapters.rewards import Judged, judge
-from adapters.tree import Node, Story, grow, message_of
-from adapters.turns import Call, Episode, Try
-from gateway.dialects.parts import fingerprint
-from gateway.model import Message, Part, Tool
+from penstock.adapters.choosing import counted, usable
+from penstock.adapters.options import Options
+from penstock.adapters.report import Report
+from penstock.adapters.rewards import Judged, judge
+from penstock.adapters.tree import Node, Story, grow, message_of
+from penstock.adapters.turns import Call, Episode, Try
+from penstock.gateway.dialects.parts import fingerprint
+from penstock.gateway.model.span import Message, Part, Tool
 
 Wire = dict[str, Any]
 

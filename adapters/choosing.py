@@ -1,6 +1,6 @@
 """Which attempts and calls are trained on at all, before anybody looks at tokens. What is not is reported.
 
-The reasons are those of `penstock doctor`, from the same rules (`gateway.findings`), less those about tokens, and what
+The reasons are those of `penstock doctor`, from the same rules (`gateway.diagnosis.findings`), less those about tokens, and what
 a selection adds: another agent, another attempt, the retries of a client.
 """
 
@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, Protocol
 
-from adapters.report import Reason, Report
-from adapters.rewards import Judged
-from adapters.turns import Call, Episode, Try
-from gateway.findings import GENERATE, of_attempt, of_head
-from gateway.model import AttemptStatus
+from penstock.adapters.report import Reason, Report
+from penstock.adapters.rewards import Judged
+from penstock.adapters.turns import Call, Episode, Try
+from penstock.gateway.diagnosis.findings import GENERATE, of_attempt, of_head
+from penstock.gateway.model.span import AttemptStatus
 
 Which = Literal["final", "succeeded", "last", "all"]
 REWARDS = ("no_reward", "untrusted_reward")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from gateway.commands.common import LOCAL, Failure, RolloutTerms, Url, joined_terms, pairs, with_client
+from penstock.gateway.client.console import LOCAL, Failure, RolloutTerms, Url, joined_terms, pairs, with_client
 
 if TYPE_CHECKING:
-    from adapters.export import Form, Format
-    from adapters.options import Options
-    from gateway.client import Client
+    from penstock.adapters.export import Form, Format
+    from penstock.adapters.options import Options
+    from penstock.gateway.client.client import Client
 
 Output = Annotated[Path | None, Parameter(name=("--output", "-o"))]
 
@@ -76,7 +76,7 @@ def samples(
     if format == "parquet" and output is None:
         raise Failure("Parquet goes to a file: say which, as --output FILE", 2)
     _check_extras(form, format)
-    from adapters.options import Options
+    from penstock.adapters.options import Options
 
     options = Options(
         model=model,
@@ -100,11 +100,11 @@ def samples(
 async def _write(
     client: Client, filter: str, form: Form, format: Format, options: Options, margin: float, output: Path | None
 ) -> None:
-    from adapters.export import sink
-    from adapters.making import rows
-    from adapters.report import Report
-    from adapters.source import load
-    from gateway.exporting import whole_file
+    from penstock.adapters.export import sink
+    from penstock.adapters.making import rows
+    from penstock.adapters.report import Report
+    from penstock.adapters.source import load
+    from penstock.gateway.client.tables import whole_file
 
     report = Report()
     with whole_file(output) as file:
@@ -120,7 +120,7 @@ async def _write(
 
 def _check_extras(form: Form, format: Format) -> None:
     """Conversations and preferences need none as JSON lines."""
-    from adapters.making import TOKENS
+    from penstock.adapters.making import TOKENS
 
     parquet = format == "parquet" and find_spec("pyarrow") is None
     if form in TOKENS and find_spec("numpy") is None:
@@ -144,7 +144,7 @@ def _number(name: str, text: str) -> float:
 
 
 def _reasons(words: Sequence[str]) -> frozenset[str]:
-    from adapters.report import REASONS
+    from penstock.adapters.report import REASONS
 
     unknown = next((word for word in words if word not in REASONS), None)
     if unknown is not None:

@@ -14,11 +14,11 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import orjson
 
-from adapters.chat import Conversation
-from adapters.preferences import Pair, row
+from penstock.adapters.chat import Conversation
+from penstock.adapters.preferences import Pair, row
 
 if TYPE_CHECKING:
-    from adapters.samples import Sample
+    from penstock.adapters.samples import Sample
 
 Form = Literal["samples", "chat", "preferences", "triplets"]
 Format = Literal["jsonl", "parquet"]
@@ -78,7 +78,7 @@ def of_pairs(pairs: Iterable[Pair[Conversation]], strict: bool = True) -> Iterat
 def of_triplets(samples: Iterable[Sample]) -> Iterator[Row]:
     """A row for each segment of the samples, which must be all those of their attempts."""
     # The other forms are written without numpy.
-    from adapters.triplets import triplets
+    from penstock.adapters.triplets import triplets
 
     return triplets(list(samples))
 

@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from dataclasses import replace
 from typing import Final
 
-from adapters.chat import UNJUDGED, Conversation, conversations
-from adapters.export import Form, Row, of_conversations, of_pairs, of_samples, of_triplets
-from adapters.options import Options
-from adapters.preferences import pairs
-from adapters.report import Report
-from adapters.turns import Episode
+from penstock.adapters.chat import UNJUDGED, Conversation, conversations
+from penstock.adapters.export import Form, Row, of_conversations, of_pairs, of_samples, of_triplets
+from penstock.adapters.options import Options
+from penstock.adapters.preferences import pairs
+from penstock.adapters.report import Report
+from penstock.adapters.turns import Episode
 
 TOKENS: Final = ("samples", "triplets")
 """Forms of token ids, which are arrays."""
@@ -27,7 +27,7 @@ async def rows(
     async for episode in episodes:
         if form in TOKENS:
             # Conversations are made without numpy.
-            from adapters.samples import samples
+            from penstock.adapters.samples import samples
 
             made, found = samples(episode, options)
             given = of_samples(made) if form == "samples" else of_triplets(made)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from adapters.choosing import Which
+from penstock.adapters.choosing import Which
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
-from adapters.chat import Conversation, Wire
-from adapters.report import Unpaired
+from penstock.adapters.chat import Conversation, Wire
+from penstock.adapters.report import Unpaired
 
 if TYPE_CHECKING:
-    from adapters.samples import Sample
+    from penstock.adapters.samples import Sample
 
 Which = Literal["best", "all"]
 

@@ -1,7 +1,7 @@
 """What became of every choice of every call, with its reason: nothing is left out silently.
 
 A choice is either in exactly one sample (or, for conversations, marked in exactly one) or in `dropped`. Most reasons
-are those of `penstock doctor` (`gateway.views.Trouble`); `Reason` adds what only the making of samples knows.
+are those of `penstock doctor` (`gateway.model.answers.Trouble`); `Reason` adds what only the making of samples knows.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-from gateway.model import Span
-from gateway.views import Trouble
+from penstock.gateway.model.answers import Trouble
+from penstock.gateway.model.span import Span
 
 Own = Literal[
     "other_agent",

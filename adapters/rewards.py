@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from adapters.report import Note, Reason
-from adapters.turns import Try
-from gateway.dialects.wire import obj
-from gateway.model import Reward, Span
+from penstock.adapters.report import Note, Reason
+from penstock.adapters.turns import Try
+from penstock.gateway.dialects.loose_json import obj
+from penstock.gateway.model.span import Reward, Span
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,15 +18,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from adapters.choosing import counted, usable
-from adapters.options import Options
-from adapters.report import Report, Start
-from adapters.rewards import Judged, judge
-from adapters.starts import why
-from adapters.tokens import Ids, Output
-from adapters.tree import Node, Tokens, chains, grow, output_of
-from adapters.turns import Call, Episode, Try
-from gateway.findings import CUT
+from penstock.adapters.choosing import counted, usable
+from penstock.adapters.options import Options
+from penstock.adapters.report import Report, Start
+from penstock.adapters.rewards import Judged, judge
+from penstock.adapters.starts import why
+from penstock.adapters.tokens import Ids, Output
+from penstock.adapters.tree import Node, Tokens, chains, grow, output_of
+from penstock.adapters.turns import Call, Episode, Try
+from penstock.gateway.diagnosis.findings import CUT
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]

@@ -17,9 +17,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from adapters.turns import Bodies, Episode, read
-from gateway.client import Client
-from gateway.model import Mode, RolloutStatus, RolloutSummary
+from penstock.adapters.turns import Bodies, Episode, read
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.span import Mode, RolloutStatus, RolloutSummary
 
 AHEAD: Final = 4
 """Rollouts that are read at a time."""

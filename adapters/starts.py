@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from adapters.report import Start
-from adapters.tokens import Ids
-from adapters.tree import Node, message_of, output_of, reasons_aloud
+from penstock.adapters.report import Start
+from penstock.adapters.tokens import Ids
+from penstock.adapters.tree import Node, message_of, output_of, reasons_aloud
 
 SYSTEM: Final = (b'["system"', b'["developer"')
 """How fingerprints of messages begin that several conversations may share."""

@@ -1,6 +1,6 @@
 """Token ids and log-probabilities of a recorded answer, as arrays. Pure; nothing here raises on odd bytes.
 
-Where they stand in an answer is told in `gateway.tokens`, which counts them for a diagnosis. Training wants the values,
+Where they stand in an answer is told in `gateway.dialects.token_ids`, which counts them for a diagnosis. Training wants the values,
 of many long calls, so they are decoded straight into typed structs: the text of tokens, their bytes and their
 alternatives are skipped and never become objects. Ids are the engine's own and are never made again from text.
 """
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gateway import sse
+from penstock.gateway.dialects import sse
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 Logprobs: TypeAlias = npt.NDArray[np.float32]

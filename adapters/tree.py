@@ -17,11 +17,11 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
-from adapters.turns import Call
-from gateway.model import Message, Part
+from penstock.adapters.turns import Call
+from penstock.gateway.model.span import Message, Part
 
 if TYPE_CHECKING:
-    from adapters.tokens import Output
+    from penstock.adapters.tokens import Output
 
 
 @dataclass(eq=False, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from adapters.samples import Sample
+from penstock.adapters.samples import Sample
 
 
 def triplets(samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from adapters.spoken import spoken
-from gateway.dialects import by_name
-from gateway.dialects.parts import fingerprint
-from gateway.dialects.sampling import forced
-from gateway.dialects.wire import loads, obj
-from gateway.model import Attempt, RolloutSummary, Span, Turn
+from penstock.adapters.spoken import spoken
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.loose_json import loads, obj
+from penstock.gateway.dialects.parts import fingerprint
+from penstock.gateway.dialects.sampling import forced
+from penstock.gateway.model.span import Attempt, RolloutSummary, Span, Turn
 
 if TYPE_CHECKING:
-    from adapters.tokens import Output
+    from penstock.adapters.tokens import Output
 
 Bodies = tuple[bytes, bytes]
 """Request and response of a call, content encodings removed."""
@@ -41,7 +41,7 @@ class Call:
     def outputs(self) -> tuple[Output, ...] | None:
         """What the engine said of the tokens of its choices; None when there is nothing to read."""
         # Conversations are read without numpy.
-        from adapters.tokens import read_outputs
+        from penstock.adapters.tokens import read_outputs
 
         return None if self.bodies is None else read_outputs(self.bodies[1], self.span.stream)
 

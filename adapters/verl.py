@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from adapters.samples import Sample
+from penstock.adapters.samples import Sample
 
 Tensors = dict[str, npt.NDArray[Any]]
 

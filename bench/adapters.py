@@ -30,19 +30,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapters.report import Report
-from adapters.samples import Sample, samples
-from adapters.source import load
-from adapters.turns import Bodies, Episode, read
 from bench.procfs import cpu_seconds
 from bench.store import URL, entry
-from gateway.client import Client
-from gateway.codec import Body
-from gateway.model import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary, Span, Usage
-from gateway.store import Entry, Store
-from trainer.advantage import credit
-from trainer.batch import micro_batches
-from trainer.config import Advantage
+from penstock.adapters.report import Report
+from penstock.adapters.samples import Sample, samples
+from penstock.adapters.source import load
+from penstock.adapters.turns import Bodies, Episode, read
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.span import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary, Span, Usage
+from penstock.gateway.store import Entry, Store
+from penstock.gateway.store.codec import Body
+from penstock.trainer.config import Advantage
+from penstock.trainer.mathematics.advantage import credit
+from penstock.trainer.mathematics.batch import micro_batches
 
 WORDS = ["the", "of", "a", "gate", "river", "that", "holds", "water", "tool", "result", "flight", "user", "asks"]
 ANSWER, RESULT = 60, 40

@@ -22,9 +22,9 @@ import orjson
 from pydantic import BaseModel, ConfigDict
 
 from bench import corpus
-from gateway import codec
-from gateway.dialects.wire import peek
-from gateway.model import Span, Usage
+from penstock.gateway.dialects.loose_json import peek
+from penstock.gateway.model.span import Span, Usage
+from penstock.gateway.store import codec
 
 REPEATS = 5
 

@@ -14,9 +14,9 @@ import timeit
 from collections.abc import Callable
 
 from bench import corpus
-from gateway.codec import Body, pack_body
-from gateway.known_secrets import Secrets
-from gateway.redact import Redactor
+from penstock.gateway.http.redact import Redactor
+from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.store.codec import Body, pack_body
 
 REPEATS = 5
 SIZES = {"1 KB": 1_000, "100 KB": 100_000, "10 MB": 10_000_000}

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.store import HERE
-from gateway.releases.charts import Chart, Line
-from gateway.runs.model import Point
-from gateway.runs.plots import drawing
+from penstock.gateway.display.run_charts import drawing
+from penstock.gateway.display.svg import Chart, Line
+from penstock.gateway.model.run import Point
 
 DRAWN = {
     "evaluation/reward": "Held-out questions answered rightly, asked greedily, by step",

@@ -18,16 +18,16 @@ from functools import partial
 from bench import trajectories
 from bench.families import FAMILIES, TEMPLATES, WORDS, Maker, filled, similar
 from bench.store import HERE, Figure, report
-from gateway.address import Address
-from gateway.admission import Admitted
-from gateway.dialects import by_name
-from gateway.dialects.base import Facts
-from gateway.prompts.induce import Sample, propose
-from gateway.prompts.recognise import Known, Recognised, Recogniser
-from gateway.prompts.rewriting import find, rewrite
-from gateway.prompts.scan import LONG, match
-from gateway.prompts.template import Template
-from gateway.prompts.tree import Tree
+from penstock.gateway.calls.address import Address
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.model.template import Template
+from penstock.gateway.prompts.anchors import Tree
+from penstock.gateway.prompts.induce import Sample, propose
+from penstock.gateway.prompts.match import LONG, match
+from penstock.gateway.prompts.recognise import Known, Recognised, Recogniser
+from penstock.gateway.prompts.rewrite import find, rewrite
 
 OUT = HERE / "out" / "prompts.json"
 SEEDS = 50

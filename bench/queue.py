@@ -222,7 +222,7 @@ _PROFILED = """
 import cProfile, sys, threading
 from pathlib import Path
 from gateway import recorder
-from gateway.app import serve
+from penstock.gateway.app import serve
 folder, run = Path(sys.argv[1]), recorder.Recorder._run
 def profiled(self):
     profile = cProfile.Profile()

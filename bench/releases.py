@@ -30,9 +30,9 @@ from typing import Any
 from bench import release_peers, release_plots
 from bench.release_peers import Peer
 from bench.store import Figure, report
-from gateway.releases.decision import Canary
-from gateway.releases.evidence import Observation
-from gateway.releases.policy import Guard, Guards, Policy, Stage
+from penstock.gateway.canary.decision import Canary
+from penstock.gateway.canary.evidence import Observation
+from penstock.gateway.model.policy import Guard, Guards, Policy, Stage
 
 OUT = Path(__file__).parent / "out" / "releases.json"
 HORIZON = 6000

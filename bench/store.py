@@ -24,9 +24,9 @@ from uuid import UUID
 
 from bench import corpus, replay, trajectories
 from bench.trajectories import Agent, response_id, wire_answer
-from gateway.codec import Body
-from gateway.model import Usage
-from gateway.store import Entry, Store
+from penstock.gateway.model.span import Usage
+from penstock.gateway.store import Entry, Store
+from penstock.gateway.store.codec import Body
 
 HERE = Path(__file__).parent
 OUT = HERE / "out" / "store.json"

@@ -26,16 +26,16 @@ from bench.families import similar
 from bench.prompts import SIMILAR, cost, request
 from bench.replay import gateway, serving
 from bench.store import HERE, Figure, report
-from gateway.address import Address
-from gateway.admission import Admitted
-from gateway.client import Client
-from gateway.dialects import by_name
-from gateway.metrics import Metrics
-from gateway.prompts.template import Template
-from gateway.recorder import Recorder
-from gateway.releases.model import Decision, NewRelease, NewVersion, Release, Resource, Stable
-from gateway.releases.policy import Policy, Stage
-from gateway.releases.switch import Switch
+from penstock.gateway.calls.address import Address
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.client.client import Client
+from penstock.gateway.dialects import by_name
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.policy import Policy, Stage
+from penstock.gateway.model.release import Decision, NewRelease, NewVersion, Release, Resource, Stable
+from penstock.gateway.model.template import Template
+from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.store.recorder import Recorder
 
 OUT = HERE / "out" / "switching.json"
 PACE = 200

@@ -46,10 +46,10 @@ from bench.procfs import cpu_seconds
 from bench.store import HERE, Figure, report
 from examples.lookup import TOOLS
 from examples.lookup_rl import GATEWAY, ROOT, TRAIN, free_ports, prepare, ready
-from gateway.client import Client
-from gateway.runs.model import Point
-from trainer.children import Child, spawn
-from trainer.inference import Server, adapters, arguments
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.run import Point
+from penstock.trainer.serving.child_process import Child, spawn
+from penstock.trainer.serving.vllm import Server, adapters, arguments
 
 OUT = HERE / "out" / "training.json"
 FRESH: Final = 2

@@ -29,13 +29,13 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.lookup import TOPICS, tasks
 from examples.lookup_model import lessons, write_model, write_tokenizer
-from gateway.client import Client, ClientError
-from trainer.chats import tokenise
-from trainer.children import spawn
-from trainer.config import Config
-from trainer.engine import Engine
-from trainer.examples import Example
-from trainer.sft import train, updates
+from penstock.gateway.client.client import Client, ClientError
+from penstock.trainer.config import Config
+from penstock.trainer.data.chat_template import tokenise
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.mathematics.examples import Example
+from penstock.trainer.mathematics.sft import train, updates
+from penstock.trainer.serving.child_process import spawn
 
 ROOT = Path(__file__).parents[1]
 MOST_LAPS, TAUGHT = 3, 0.03

@@ -1,7 +1,7 @@
 """The `penstock` command: tables of commands, loaded by their dotted path when one of them runs.
 
 `--help` shows the table and loads none of them, and so no server, no database and no client. All but `serve`, `check`,
-`completion` and `run` speak to a running gateway through `gateway.client` and to nothing else. Exit codes: 0 done, 1
+`completion` and `run` speak to a running gateway through `gateway.client.client` and to nothing else. Exit codes: 0 done, 1
 failed, 2 wrongly called, 130 interrupted.
 """
 
@@ -20,7 +20,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from gateway.commands.common import Failure
+from penstock.gateway.client.console import Failure
 
 WANTED: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
 """What a value should be, by the type that it is made into."""
@@ -37,49 +37,53 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final[dict[str, Command]] = {
-    "serve": Command("gateway.commands.serving:serve", "Run the gateway."),
-    "enqueue": Command("gateway.commands.enqueueing:enqueue", "Queue the tasks of a file of JSON lines."),
-    "run": Command("sidecar.commands:run", "Take rollouts from the queue and run an unmodified agent on each."),
-    "queue": Command("gateway.commands.queue:queue", "Show how much work there is."),
-    "workers": Command("gateway.commands.queue:workers", "List those who run rollouts."),
-    "pause": Command("gateway.commands.queue:pause", "Hand out no work until `penstock resume`; what runs goes on."),
-    "resume": Command("gateway.commands.queue:resume", "Hand out work again."),
+    "serve": Command("penstock.gateway.cli.serve:serve", "Run the gateway."),
+    "enqueue": Command("penstock.gateway.cli.enqueue:enqueue", "Queue the tasks of a file of JSON lines."),
+    "run": Command(
+        "penstock.sidecar.commands:run", "Take rollouts from the queue and run an unmodified agent on each."
+    ),
+    "queue": Command("penstock.gateway.cli.queue:queue", "Show how much work there is."),
+    "workers": Command("penstock.gateway.cli.queue:workers", "List those who run rollouts."),
+    "pause": Command(
+        "penstock.gateway.cli.queue:pause", "Hand out no work until `penstock resume`; what runs goes on."
+    ),
+    "resume": Command("penstock.gateway.cli.queue:resume", "Hand out work again."),
     "drain": Command(
-        "gateway.commands.queue:drain", "Hand out no work, send workers home, and wait until nothing runs."
+        "penstock.gateway.cli.queue:drain", "Hand out no work, send workers home, and wait until nothing runs."
     ),
-    "cancel": Command("gateway.commands.work:cancel", "Stop rollouts, whether they wait or run."),
-    "requeue": Command("gateway.commands.work:requeue", "Queue rollouts again that have ended."),
-    "reward": Command("gateway.commands.work:reward", "Say how well an attempt, or one call of it, went."),
+    "cancel": Command("penstock.gateway.cli.rollouts:cancel", "Stop rollouts, whether they wait or run."),
+    "requeue": Command("penstock.gateway.cli.rollouts:requeue", "Queue rollouts again that have ended."),
+    "reward": Command("penstock.gateway.cli.rollouts:reward", "Say how well an attempt, or one call of it, went."),
     "doctor": Command(
-        "gateway.commands.work:doctor", "Say of each call whether it can be trained on and, if not, why."
+        "penstock.gateway.cli.rollouts:doctor", "Say of each call whether it can be trained on and, if not, why."
     ),
-    "rollouts": Command("gateway.commands.reading:rollouts", "List rollouts, newest first."),
+    "rollouts": Command("penstock.gateway.cli.reading:rollouts", "List rollouts, newest first."),
     "spans": Command(
-        "gateway.commands.reading:spans", "List the spans of a rollout, in order: its calls, rewards and events."
+        "penstock.gateway.cli.reading:spans", "List the spans of a rollout, in order: its calls, rewards and events."
     ),
     "show": Command(
-        "gateway.commands.reading:show_rollout",
+        "penstock.gateway.cli.reading:show_rollout",
         "Show a rollout as a tree: attempts, calls, and what each call added to the conversation.",
     ),
     "stats": Command(
-        "gateway.commands.reading:stats",
+        "penstock.gateway.cli.reading:stats",
         "Show figures: calls, tokens and latencies by model, rewards, the queue, and the tape.",
     ),
-    "changes": Command("gateway.commands.reading:changes", "Follow what happens, until interrupted."),
-    "export": Command("gateway.commands.exporting:export", "Write rollouts, spans or conversations to a file."),
+    "changes": Command("penstock.gateway.cli.reading:changes", "Follow what happens, until interrupted."),
+    "export": Command("penstock.gateway.cli.export:export", "Write rollouts, spans or conversations to a file."),
     "samples": Command(
-        "adapters.commands:samples",
+        "penstock.adapters.commands:samples",
         "Write training data made from rollouts: token samples, conversations, preferences or triplets.",
     ),
     "token": Command(
-        "gateway.commands.reading:token",
+        "penstock.gateway.cli.reading:token",
         "Make an agent token: the API key of an agent that may speak for one rollout and nothing else.",
     ),
     "check": Command(
-        "gateway.commands.serving:check", "Read every record of a tape and report what is not as it should be."
+        "penstock.gateway.cli.serve:check", "Read every record of a tape and report what is not as it should be."
     ),
     "completion": Command(
-        "gateway.commands.completing:completion", "Print the script that completes commands and options in a shell."
+        "penstock.gateway.cli.completion:completion", "Print the script that completes commands and options in a shell."
     ),
 }
 
@@ -96,26 +100,26 @@ GROUPS: Final[dict[str, Group]] = {
         "Versions of prompts, of weights and of what tools are said to do.",
         {
             "add": Command(
-                "gateway.commands.resources:add",
+                "penstock.gateway.cli.resources:add",
                 "Register a version of a prompt, of a model or of a tool's description.",
             ),
-            "list": Command("gateway.commands.resources:list_resources", "List what releases can change."),
+            "list": Command("penstock.gateway.cli.resources:list_resources", "List what releases can change."),
             "show": Command(
-                "gateway.commands.resources:show_resource",
+                "penstock.gateway.cli.resources:show_resource",
                 "Show a resource with its versions, or one version with its text.",
             ),
-            "diff": Command("gateway.commands.resources:diff", "Show what two versions say differently."),
+            "diff": Command("penstock.gateway.cli.resources:diff", "Show what two versions say differently."),
         },
     ),
     "prompts": Group(
         "Find the prompts that unmodified agents send.",
         {
             "discover": Command(
-                "gateway.commands.prompts:discover",
+                "penstock.gateway.cli.prompts:discover",
                 "Find the prompts in recorded calls, and register them if you like.",
             ),
             "check": Command(
-                "gateway.commands.prompts:check",
+                "penstock.gateway.cli.prompts:check",
                 "Say which registered prompt a text is, and what stands in its slots.",
             ),
         },
@@ -123,40 +127,44 @@ GROUPS: Final[dict[str, Group]] = {
     "release": Group(
         "Try a change on some rollouts, as an experiment that can be taken back.",
         {
-            "start": Command("gateway.commands.releases:start", "Try another version of a resource on some rollouts."),
-            "list": Command("gateway.commands.releases:list_releases", "List releases, newest first."),
+            "start": Command(
+                "penstock.gateway.cli.releases:start", "Try another version of a resource on some rollouts."
+            ),
+            "list": Command("penstock.gateway.cli.releases:list_releases", "List releases, newest first."),
             "status": Command(
-                "gateway.commands.releases:status",
+                "penstock.gateway.cli.releases:status",
                 "Show a release: its stage, its arms side by side, its evidence, and what it waits for.",
             ),
-            "watch": Command("gateway.commands.releases:watch", "Follow a release until it ends."),
+            "watch": Command("penstock.gateway.cli.releases:watch", "Follow a release until it ends."),
             "rehearse": Command(
-                "sidecar.rehearsing:rehearse",
+                "penstock.sidecar.rehearsing:rehearse",
                 "Run an agent on recorded tasks for a release that rehearses, until it has seen enough.",
             ),
             "promote": Command(
-                "gateway.commands.releases:promote",
+                "penstock.gateway.cli.releases:promote",
                 "Make the candidate the stable version now, whatever the evidence says.",
             ),
             "rollback": Command(
-                "gateway.commands.releases:rollback",
+                "penstock.gateway.cli.releases:rollback",
                 "Send every new call to the stable version, also those of rollouts that are on the candidate.",
             ),
             "abort": Command(
-                "gateway.commands.releases:abort",
+                "penstock.gateway.cli.releases:abort",
                 "End a release: no new rollout gets the candidate; those that have it keep it.",
             ),
-            "hold": Command("gateway.commands.releases:hold", "Stop a release where it is: no new rollout takes part."),
-            "resume": Command("gateway.commands.releases:resume", "Go on with a release that is held."),
+            "hold": Command(
+                "penstock.gateway.cli.releases:hold", "Stop a release where it is: no new rollout takes part."
+            ),
+            "resume": Command("penstock.gateway.cli.releases:resume", "Go on with a release that is held."),
             "approve": Command(
-                "gateway.commands.releases:approve", "Let a release leave the stage that waits for a person."
+                "penstock.gateway.cli.releases:approve", "Let a release leave the stage that waits for a person."
             ),
             "history": Command(
-                "gateway.commands.releases:history",
+                "penstock.gateway.cli.releases:history",
                 "Show everything that was done to a release: who, why, and the evidence.",
             ),
             "verify": Command(
-                "gateway.commands.releases:verify",
+                "penstock.gateway.cli.releases:verify",
                 "Make every decision of a release again from the tape, and say what does not agree.",
             ),
         },
@@ -164,33 +172,35 @@ GROUPS: Final[dict[str, Group]] = {
     "runs": Group(
         "What trainers report of their runs.",
         {
-            "list": Command("gateway.commands.runs:list_runs", "List training runs, newest first."),
+            "list": Command("penstock.gateway.cli.runs:list_runs", "List training runs, newest first."),
             "show": Command(
-                "gateway.commands.runs:show_run",
+                "penstock.gateway.cli.runs:show_run",
                 "Show a run: its configuration, its metrics as a table, what happened last.",
             ),
             "watch": Command(
-                "gateway.commands.runs:watch",
+                "penstock.gateway.cli.runs:watch",
                 "Follow a run until it ends: how far it is, its curves, what happens.",
             ),
             "plot": Command(
-                "gateway.commands.runs:plot", "Draw the metrics of a run, beside those of others if you like."
+                "penstock.gateway.cli.runs:plot", "Draw the metrics of a run, beside those of others if you like."
             ),
-            "export": Command("gateway.commands.runs:export", "Write every point of a run for another tool."),
+            "export": Command("penstock.gateway.cli.runs:export", "Write every point of a run for another tool."),
         },
     ),
     "train": Group(
         "Learn weights from rollouts.",
         {
             "grpo": Command(
-                "trainer.commands:grpo",
+                "penstock.trainer.commands:grpo",
                 "Train a model on rollouts of agents, and publish its weights as it learns.",
             ),
             "sft": Command(
-                "trainer.commands:sft",
+                "penstock.trainer.commands:sft",
                 "Fine-tune a model on answers of the tape: those of good rollouts, or the best of each group.",
             ),
-            "dpo": Command("trainer.commands:dpo", "Train a model to prefer the better of two rollouts of one group."),
+            "dpo": Command(
+                "penstock.trainer.commands:dpo", "Train a model to prefer the better of two rollouts of one group."
+            ),
         },
     ),
 }

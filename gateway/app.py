@@ -25,40 +25,40 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from gateway import control
-from gateway.auth import Auth
-from gateway.config import Config, ConfigError, load
-from gateway.context import Control
-from gateway.control_plane import ControlPlane
-from gateway.dispatcher import Desk
-from gateway.exact.keeping import Exact
-from gateway.feed import Feed
-from gateway.front import Front
-from gateway.known_secrets import Secrets, own_secrets
-from gateway.metrics import Metrics
-from gateway.operations import Operations
-from gateway.otlp.ingest import INGEST, Ingest
-from gateway.proxy import Proxy
-from gateway.recorder import Recorder
-from gateway.redact import Redactor
-from gateway.releases.asking import Means
-from gateway.releases.checking import Checking
-from gateway.releases.driver import Driver
-from gateway.releases.jobs import Jobs
-from gateway.releases.rehearsal import Replays
-from gateway.releases.rehearsals import Rehearsals
-from gateway.releases.residing import Residents
-from gateway.releases.shadow import Shadow
-from gateway.releases.switch import Switch
-from gateway.routing import Routes
-from gateway.runs.desk import Runs
-from gateway.store import Store, TapeError
-from gateway.translation import library
-from gateway.translation.translator import Translator
-from gateway.upstream import Pool
+from penstock.gateway.api import routes as control
+from penstock.gateway.api.context import Control
+from penstock.gateway.api.operations import Operations
+from penstock.gateway.calls.auth import Auth
+from penstock.gateway.config import Config, ConfigError, load
+from penstock.gateway.http.client_connection import Front
+from penstock.gateway.http.redact import Redactor
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.known_secrets import Secrets, own_secrets
+from penstock.gateway.otlp.ingest import INGEST, Ingest
+from penstock.gateway.proxy.exact.session_store import Exact
+from penstock.gateway.proxy.translation import litellm
+from penstock.gateway.proxy.translation.translator import Translator
+from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.releases.adapter_keeper import Residents
+from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.releases.check import Checking
+from penstock.gateway.releases.driver import Driver
+from penstock.gateway.releases.jobs import Jobs
+from penstock.gateway.releases.rehearsal.live import Rehearsals
+from penstock.gateway.releases.rehearsal.stage import Replays
+from penstock.gateway.releases.replay.sender import Means
+from penstock.gateway.releases.shadow.stage import Shadow
+from penstock.gateway.runs.service import Runs
+from penstock.gateway.server.bridge import ControlPlane
+from penstock.gateway.server.dispatch import Proxy
+from penstock.gateway.store import Store, TapeError
+from penstock.gateway.store.feed import Feed
+from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.upstreams.pool import Pool
+from penstock.gateway.upstreams.routes import Routes
 
 if TYPE_CHECKING:
-    from gateway.otlp.exporter import Exporter
+    from penstock.gateway.otlp.exporter import Exporter
 
 _TICK_SECONDS = 0.1
 _LOOK_EVERY = 10
@@ -185,7 +185,7 @@ class Gateway:
         if url is None:
             return None
         # Protobuf costs a tenth of a second and some megabytes: only where it is used.
-        from gateway.otlp.exporter import Exporter
+        from penstock.gateway.otlp.exporter import Exporter
 
         servers = {upstream.name: upstream.base_url for upstream in self.config.upstreams()}
         return Exporter(self.config.otlp, url, servers, self.store, self.feed, self.desk, self.metrics, self._now_ns)
@@ -290,11 +290,11 @@ class Gateway:
 def _make_translator(config: Config) -> Translator | None:
     """What translates, if a route asks for it; raises `ConfigError` when one does by name and it cannot be had."""
     routes = [route for route in config.route if route.translates]
-    problem = library.missing() if routes else None
+    problem = litellm.missing() if routes else None
     if not routes:
         return None
     if problem is None or any(route.translate for route in routes):
-        translator = Translator(library.load())
+        translator = Translator(litellm.load())
         translator.warm()
         return translator
     _log.warning("calls of messages and responses to trained models will be refused: %s", problem)

@@ -14,8 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from gateway.model import LONGEST_S, Mode
-from gateway.strict import ConfigError, Section, read, validated
+from penstock.gateway.model.span import LONGEST_S, Mode
+from penstock.gateway.model.toml import ConfigError, Section, read, validated
 
 Family = Literal["openai", "anthropic", "gemini"]
 

@@ -18,19 +18,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.client import Client, ClientError
-from gateway.model import Judgement, Outcome
-from gateway.work import Claim, Event, FinishAnswer, FinishRequest, Scalar
-from sidecar import transcript
-from sidecar.engine import Engine
-from sidecar.journal import Journal
-from sidecar.output import Outputs, Stream
-from sidecar.patience import patiently, unless
-from sidecar.process import Agent, Ending
-from sidecar.progress import Progress
-from sidecar.rewarding import Judge, RewardError, printed
-from sidecar.settings import Settings
-from sidecar.templates import TemplateError
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.queue import Claim, Event, FinishAnswer, FinishRequest, Scalar
+from penstock.gateway.model.span import Judgement, Outcome
+from penstock.sidecar import transcript
+from penstock.sidecar.agent.output import Outputs, Stream
+from penstock.sidecar.agent.process import Agent, Ending
+from penstock.sidecar.agent.templates import TemplateError
+from penstock.sidecar.engines.local import Engine
+from penstock.sidecar.journal import Journal
+from penstock.sidecar.progress import Progress
+from penstock.sidecar.retry import patiently, unless
+from penstock.sidecar.rewarding import Judge, RewardError, printed
+from penstock.sidecar.settings import Settings
 
 Why = Literal["timeout", "lost", "returned"]
 AT_ONCE_S = 10.0

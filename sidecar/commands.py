@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 from cyclopts import Parameter
 
-from gateway.commands.common import LOCAL, Failure, Url, admin_key
+from penstock.gateway.client.console import LOCAL, Failure, Url, admin_key
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from gateway.model import Mode
-    from sidecar.engine import Engine
-    from sidecar.progress import Tally
-    from sidecar.settings import Settings
+    from penstock.gateway.model.span import Mode
+    from penstock.sidecar.engines.local import Engine
+    from penstock.sidecar.progress import Tally
+    from penstock.sidecar.settings import Settings
 
 Words = Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")]
 Command = Annotated[str, Parameter(allow_leading_hyphen=True)]
@@ -132,8 +132,8 @@ def run(
     namespace
         Namespace of the Jobs; the configured one if not given.
     """
-    from gateway.client import ClientError
-    from sidecar.settings import Agents, Judging, RunnerError, Settings, seconds, size, variable
+    from penstock.gateway.client.client import ClientError
+    from penstock.sidecar.settings import Agents, Judging, RunnerError, Settings, seconds, size, variable
 
     try:
         lease_s = seconds("--lease", lease)
@@ -185,8 +185,8 @@ class Place:
 
 def worker_name(given: str | None) -> str:
     """A worker's name is an id, and Ray's actors put a number behind it."""
-    from gateway.model import ID_PATTERN
-    from sidecar.settings import UsageError
+    from penstock.gateway.model.span import ID_PATTERN
+    from penstock.sidecar.settings import UsageError
 
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
     name = given or f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
@@ -196,8 +196,8 @@ def worker_name(given: str | None) -> str:
 
 
 def _modes(text: str | None) -> tuple[Mode, ...] | None:
-    from gateway.model import Mode
-    from sidecar.settings import UsageError
+    from penstock.gateway.model.span import Mode
+    from penstock.sidecar.settings import UsageError
 
     if text is None:
         return None
@@ -210,7 +210,7 @@ def _modes(text: str | None) -> tuple[Mode, ...] | None:
 
 def check(settings: Settings, on: str) -> None:
     """What is wrong with the options is said before anything is claimed. What is wrong with agents says `preflight`."""
-    from sidecar.settings import UsageError
+    from penstock.sidecar.settings import UsageError
 
     agents = settings.agents
     if agents.callable is not None and (agents.command or agents.image):
@@ -239,14 +239,14 @@ def _run(settings: Settings, on: str, place: Place) -> Tally:
 
     _check_extra(on)
     if on == "ray":
-        from sidecar import on_ray
+        from penstock.sidecar.engines import ray
 
-        return on_ray.run(settings, place.ray_address, place.ray_options)
+        return ray.run(settings, place.ray_address, place.ray_options)
     if on == "kubernetes":
-        from sidecar import on_kubernetes
+        from penstock.sidecar.engines import kubernetes
 
-        return asyncio.run(here(settings, on_kubernetes.engine(settings, place.job_template, place.namespace)))
-    from sidecar.engine import Here
+        return asyncio.run(here(settings, kubernetes.engine(settings, place.job_template, place.namespace)))
+    from penstock.sidecar.engines.local import Here
 
     return asyncio.run(here(settings, Here(settings)))
 
@@ -254,7 +254,7 @@ def _run(settings: Settings, on: str, place: Place) -> Tally:
 def _check_extra(on: str) -> None:
     from importlib.util import find_spec
 
-    from sidecar.settings import UsageError
+    from penstock.sidecar.settings import UsageError
 
     if on != "here" and find_spec(on) is None:
         raise UsageError(f"--on {on} needs more packages: pip install 'penstock[{on}]'")
@@ -262,9 +262,9 @@ def _check_extra(on: str) -> None:
 
 async def here(settings: Settings, made: AbstractAsyncContextManager[Engine]) -> Tally:
     """A runner in this process, until it leaves."""
-    from sidecar.progress import progress
-    from sidecar.runner import Runner
-    from sidecar.signals import heeding
+    from penstock.sidecar.agent.signals import heeding
+    from penstock.sidecar.progress import progress
+    from penstock.sidecar.runner import Runner
 
     with progress("bar" if sys.stderr.isatty() else "lines", settings.echo, settings.most) as shown:
         async with made as engine:

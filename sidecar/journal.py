@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gateway.work import Event, Scalar
-from sidecar.output import Stream
+from penstock.gateway.model.queue import Event, Scalar
+from penstock.sidecar.agent.output import Stream
 
 BATCH_S = 0.2
 """How long the first event of a batch waits for others."""

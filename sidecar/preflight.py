@@ -14,10 +14,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.model import Attempt, Rollout
-from gateway.work import Claim
-from sidecar.environment import LEADING_NOWHERE, environment, plan
-from sidecar.settings import Agents, Settings, UsageError
+from penstock.gateway.model.queue import Claim
+from penstock.gateway.model.span import Attempt, Rollout
+from penstock.sidecar.agent.environment import LEADING_NOWHERE, environment, plan
+from penstock.sidecar.settings import Agents, Settings, UsageError
 
 ANSWER_S = 30.0
 """How long a container engine may take to say that it is there."""
@@ -64,7 +64,7 @@ def _command(command: str, cwd: Path | None) -> None:
 async def _function(name: str, settings: Settings) -> None:
     made = plan(STAND_IN, settings.gateway, bare(settings.agents), Path("input.json"))
     env = environment(os.environ, made.own, settings.key) | LEADING_NOWHERE
-    argv = (sys.executable, "-m", "sidecar.callables", "--check", name)
+    argv = (sys.executable, "-m", "penstock.sidecar.agent.callables", "--check", name)
     code, said = await _ask(argv, IMPORT_S, env, settings.agents.cwd)
     if code == 1:
         raise UsageError(f"--callable: {said or 'it cannot be imported'}")

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
-from gateway.work import Claim
-from sidecar.output import Stream
+from penstock.gateway.model.queue import Claim
+from penstock.sidecar.agent.output import Stream
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Progress as Bar
 
-    from sidecar.attempt import Result
+    from penstock.sidecar.attempt import Result
 
 FIRST = "asking for work"
 """What is said before the first attempt has begun."""

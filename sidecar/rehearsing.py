@@ -16,8 +16,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gateway.commands.common import LOCAL, Failure, Url, admin_key
-from sidecar.commands import Command, Words, check, here, worker_name
+from penstock.gateway.client.console import LOCAL, Failure, Url, admin_key
+from penstock.sidecar.commands import Command, Words, check, here, worker_name
 
 
 def rehearse(
@@ -61,9 +61,9 @@ def rehearse(
     """
     import asyncio
 
-    from gateway.client import ClientError
-    from sidecar.engine import Here
-    from sidecar.settings import Agents, RunnerError, Settings, seconds, variable
+    from penstock.gateway.client.client import ClientError
+    from penstock.sidecar.engines.local import Here
+    from penstock.sidecar.settings import Agents, RunnerError, Settings, seconds, variable
 
     try:
         lease_s = seconds("--lease", lease)
@@ -101,7 +101,7 @@ def rehearse(
 
 async def _named(url: str, key: str | None, name: str) -> str:
     """The release of this name, or the newest of the resource of this name."""
-    from gateway.client import Client
+    from penstock.gateway.client.client import Client
 
     async with Client(url, key) as client:
         every = await client.releases()
@@ -114,7 +114,7 @@ async def _named(url: str, key: str | None, name: str) -> str:
 
 async def _report(url: str, key: str | None, name: str) -> None:
     """Says what the rehearsal has come to."""
-    from gateway.client import Client
+    from penstock.gateway.client.client import Client
 
     async with Client(url, key) as client:
         release, audit = (await client.release(name)).release, await client.audit(name)

@@ -19,12 +19,12 @@ import subprocess
 from collections.abc import Callable
 from typing import Any, cast
 
-from gateway.model import Judgement, RewardSource
-from sidecar.output import Outputs, Stream
-from sidecar.process import Command, Ending, start
-from sidecar.settings import Judging, UsageError
-from sidecar.templates import to_json
-from sidecar.transcript import Transcript
+from penstock.gateway.model.span import Judgement, RewardSource
+from penstock.sidecar.agent.output import Outputs, Stream
+from penstock.sidecar.agent.process import Command, Ending, start
+from penstock.sidecar.agent.templates import to_json
+from penstock.sidecar.settings import Judging, UsageError
+from penstock.sidecar.transcript import Transcript
 
 PARTS = {"reward", "value", "rewards", "dimensions", "reason"}
 MOST_REASON = 10_000
@@ -123,7 +123,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _load(name: str) -> Callable[..., Any]:
-    from sidecar.loading import LoadError, load
+    from penstock.sidecar.agent.loading import LoadError, load
 
     try:
         return load(name)

@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from gateway.client import Client
-from gateway.work import Claim, ClaimAnswer, ClaimRequest
-from sidecar.attempt import Result, Work, hand_back
-from sidecar.breaker import Breaker
-from sidecar.engine import Engine
-from sidecar.heart import Heart
-from sidecar.patience import patiently, unless
-from sidecar.progress import Progress, Tally
-from sidecar.rewarding import Judge
-from sidecar.settings import Settings
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest
+from penstock.sidecar.attempt import Result, Work, hand_back
+from penstock.sidecar.breaker import Breaker
+from penstock.sidecar.engines.local import Engine
+from penstock.sidecar.heartbeat import Heart
+from penstock.sidecar.progress import Progress, Tally
+from penstock.sidecar.retry import patiently, unless
+from penstock.sidecar.rewarding import Judge
+from penstock.sidecar.settings import Settings
 
 WATCH_S, LAST_S = 55.0, 0.5
 """How long a claim waits for work: when the runner stays anyway, and when it leaves as soon as there is none."""

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway import times
-from gateway.model import Mode
+from penstock.gateway.model import times
+from penstock.gateway.model.span import Mode
 
 SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 

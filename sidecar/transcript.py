@@ -6,8 +6,8 @@ import asyncio
 
 from pydantic import Field
 
-from gateway.client import Client
-from gateway.model import Attempt, Message, Noun, Outcome, Rollout, Span, Turn
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.span import Attempt, Message, Noun, Outcome, Rollout, Span, Turn
 
 PARALLEL = 8
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway import lifecycle
-from gateway.control import ROUTES
-from gateway.metrics import METRICS
-from gateway.query import FIELDS
+from penstock.gateway.api.filter import FIELDS
+from penstock.gateway.api.routes import ROUTES
+from penstock.gateway.metrics import METRICS
+from penstock.gateway.model import lifecycle
 
 ROOT = Path(__file__).parent.parent
 READING = (ROOT / "docs" / "reading.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from fakes.process import Gateway
 from fakes.provider import Provider
 from fakes.tape import Tape
 
-from gateway.config import load
+from penstock.gateway.config import load
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SPOKEN = "The answer is 437.\nYou said: Thank you, that is all.\n"

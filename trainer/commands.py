@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from gateway.commands.common import LOCAL, Failure, Url, admin_key
+from penstock.gateway.client.console import LOCAL, Failure, Url, admin_key
 
 if TYPE_CHECKING:
-    from trainer.config import Config
+    from penstock.trainer.config import Config
 
 Release = Annotated[
     Literal["auto", "canary", "none"] | None,
@@ -35,7 +35,7 @@ def grpo(config: Path, /, *, online: bool = False, release: Release = None, gate
     loaded = _loaded(config, release)
     if online:
         _check_online(loaded)
-    from trainer import session
+    from penstock.trainer.runs import session
 
     try:
         session.grpo(loaded, gateway, admin_key(), online)
@@ -71,7 +71,7 @@ def dpo(config: Path, /, *, release: Release = None, gateway: Url = LOCAL) -> No
 
 def _tune(kind: Literal["sft", "dpo"], config: Path, release: Release, gateway: str) -> None:
     loaded = _loaded(config, release)
-    from trainer import tuning
+    from penstock.trainer.runs import tuning
 
     try:
         tuning.tune(kind, loaded, gateway, admin_key())
@@ -80,8 +80,8 @@ def _tune(kind: Literal["sft", "dpo"], config: Path, release: Release, gateway: 
 
 
 def _loaded(path: Path, release: Release) -> Config:
-    from gateway.strict import ConfigError
-    from trainer.config import load
+    from penstock.gateway.model.toml import ConfigError
+    from penstock.trainer.config import load
 
     try:
         found = load(path)
@@ -101,8 +101,8 @@ def _check_directory(path: Path) -> None:
 
 
 def _check_online(config: Config) -> None:
-    from gateway.strict import ConfigError
-    from trainer.config import check_online
+    from penstock.gateway.model.toml import ConfigError
+    from penstock.trainer.config import check_online
 
     try:
         check_online(config)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from gateway.strict import ConfigError, Section, read, validated
+from penstock.gateway.model.toml import ConfigError, Section, read, validated
 
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++"]
 Credit = Literal["rollout", "turn"]
@@ -215,7 +215,7 @@ class Data(Section):
     @field_validator("allow")
     @classmethod
     def _reasons(cls, value: list[str]) -> list[str]:
-        from adapters.report import REASONS
+        from penstock.adapters.report import REASONS
 
         for word in value:
             if word not in REASONS:
@@ -428,5 +428,5 @@ def check_online(config: Config) -> None:
 
 
 def load(path: Path) -> Config:
-    """The configuration in `path`. Raises `gateway.strict.ConfigError` naming every wrong key."""
+    """The configuration in `path`. Raises `gateway.model.toml.ConfigError` naming every wrong key."""
     return validated(Config, read(path), str(path))

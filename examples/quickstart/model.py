@@ -9,7 +9,7 @@ import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gateway.demo_model import Answer, chat
+from penstock.gateway.demo.model import Answer, chat
 
 
 def say(asked: dict[str, Any]) -> str:

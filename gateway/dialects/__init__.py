@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from gateway.dialects.base import Dialect
-from gateway.dialects.chat import Chat
-from gateway.dialects.completions import Completions
-from gateway.dialects.embeddings import Embeddings
-from gateway.dialects.gemini import Gemini, GeminiCount, GeminiEmbeddings
-from gateway.dialects.messages import CountTokens, Messages
-from gateway.dialects.models import Models
-from gateway.dialects.opaque import Opaque
-from gateway.dialects.responses import Responses
+from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.chat import Chat
+from penstock.gateway.dialects.completions import Completions
+from penstock.gateway.dialects.embeddings import Embeddings
+from penstock.gateway.dialects.gemini import Gemini, GeminiCount, GeminiEmbeddings
+from penstock.gateway.dialects.messages import CountTokens, Messages
+from penstock.gateway.dialects.models import Models
+from penstock.gateway.dialects.opaque import Opaque
+from penstock.gateway.dialects.responses import Responses
 
 OPAQUE: Dialect = Opaque()
 DIALECTS: tuple[Dialect, ...] = (

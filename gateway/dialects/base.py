@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.dialects.ending import Failed
-from gateway.dialects.items import Items
-from gateway.dialects.places import Place, Texts
-from gateway.dialects.wire import Peek
-from gateway.model import Turn, Usage
+from penstock.gateway.dialects.ending import Failed
+from penstock.gateway.dialects.items import Items
+from penstock.gateway.dialects.loose_json import Peek
+from penstock.gateway.dialects.text_spans import Place, Texts
+from penstock.gateway.model.span import Turn, Usage
 
 
 @dataclass(slots=True)

@@ -12,13 +12,11 @@ from typing import Any, ClassVar
 import msgspec
 import orjson
 
-from gateway.dialects.base import Facts
-from gateway.dialects.ending import Said, body_failed, is_done, stream_failed
-from gateway.dialects.items import cutter
-from gateway.dialects.parts import content_parts, flat_text, result_part, same_arguments
-from gateway.dialects.places import Described, Item, Pointed, Quoted, quoted_items, quoted_tool
-from gateway.dialects.post import Post, marked, routes
-from gateway.dialects.wire import (
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.ending import Said, body_failed, is_done, stream_failed
+from penstock.gateway.dialects.items import cutter
+from penstock.gateway.dialects.json_post import Post, marked, routes
+from penstock.gateway.dialects.loose_json import (
     PROMPT,
     Json,
     Peek,
@@ -36,8 +34,10 @@ from gateway.dialects.wire import (
     text,
     tokens,
 )
-from gateway.model import Choice, Message, Part, Tool, Usage
-from gateway.sse import last
+from penstock.gateway.dialects.parts import content_parts, flat_text, result_part, same_arguments
+from penstock.gateway.dialects.sse import last
+from penstock.gateway.dialects.text_spans import Described, Item, Pointed, Quoted, quoted_items, quoted_tool
+from penstock.gateway.model.span import Choice, Message, Part, Tool, Usage
 
 CALL = b'"function":{"name":"'
 """Only the first delta of a tool call has the name; CUSTOM is its like for custom tools."""

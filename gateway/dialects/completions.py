@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from gateway.dialects.chat import Chat
-from gateway.dialects.items import cutter
-from gateway.dialects.places import Pointed
-from gateway.dialects.post import routes
-from gateway.dialects.wire import Json, Peek, arr, count, earliest, joined, objs, text
-from gateway.model import Choice, Message, Part, Tool
+from penstock.gateway.dialects.chat import Chat
+from penstock.gateway.dialects.items import cutter
+from penstock.gateway.dialects.json_post import routes
+from penstock.gateway.dialects.loose_json import Json, Peek, arr, count, earliest, joined, objs, text
+from penstock.gateway.dialects.text_spans import Pointed
+from penstock.gateway.model.span import Choice, Message, Part, Tool
 
 
 class Completions(Chat):

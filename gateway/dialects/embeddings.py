@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from gateway.dialects.base import Facts
-from gateway.dialects.completions import prompts
-from gateway.dialects.ending import Said, body_failed
-from gateway.dialects.post import Post, routes
-from gateway.dialects.wire import PROMPT, Json, Peek, label, lenient, tokens
-from gateway.model import Choice, Message, Tool, Usage
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.completions import prompts
+from penstock.gateway.dialects.ending import Said, body_failed
+from penstock.gateway.dialects.json_post import Post, routes
+from penstock.gateway.dialects.loose_json import PROMPT, Json, Peek, label, lenient, tokens
+from penstock.gateway.model.span import Choice, Message, Tool, Usage
 
 
 class _Answer(Said):

@@ -15,16 +15,29 @@ from typing import Any, ClassVar
 import msgspec
 import orjson
 
-from gateway.dialects.base import Facts
-from gateway.dialects.ending import Failed, Said, body_failed, is_error, stream_failed
-from gateway.dialects.gemini_wire import field, folded, items, message_of, tools_of, usage_of
-from gateway.dialects.items import Items, cutter
-from gateway.dialects.parts import fingerprint
-from gateway.dialects.places import Described, Path, Pointed, Quoted, quoted_text, quoted_tool
-from gateway.dialects.post import Post
-from gateway.dialects.wire import Json, Peek, arr, chunks, count, document, label, lenient, loads, obj, objs, text
-from gateway.model import Choice, Message, Tool, Usage
-from gateway.sse import last
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.ending import Failed, Said, body_failed, is_error, stream_failed
+from penstock.gateway.dialects.gemini_wire import field, folded, items, message_of, tools_of, usage_of
+from penstock.gateway.dialects.items import Items, cutter
+from penstock.gateway.dialects.json_post import Post
+from penstock.gateway.dialects.loose_json import (
+    Json,
+    Peek,
+    arr,
+    chunks,
+    count,
+    document,
+    label,
+    lenient,
+    loads,
+    obj,
+    objs,
+    text,
+)
+from penstock.gateway.dialects.parts import fingerprint
+from penstock.gateway.dialects.sse import last
+from penstock.gateway.dialects.text_spans import Described, Path, Pointed, Quoted, quoted_text, quoted_tool
+from penstock.gateway.model.span import Choice, Message, Tool, Usage
 
 _ROUTE = re.compile(
     r"(?:/v1(?:alpha|beta|beta1)?)?(?:/projects/[^/]+/locations/[^/]+)?(?:/publishers/[^/]+)?"

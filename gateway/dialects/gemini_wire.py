@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from gateway.dialects.parts import result_part
-from gateway.dialects.wire import Json, arr, count, dumps, obj, objs, text
-from gateway.model import Message, Part, Tool, Usage
+from penstock.gateway.dialects.loose_json import Json, arr, count, dumps, obj, objs, text
+from penstock.gateway.dialects.parts import result_part
+from penstock.gateway.model.span import Message, Part, Tool, Usage
 
 _SNAKE = re.compile(r"(?<=[a-z])[A-Z]")
 ROLES = {"model": "assistant", "function": "tool"}

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.dialects.wire import UNREADABLE, Peek, arr, loads, peek, peeked
+from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, arr, loads, peek, peeked
 
 LARGE: Final = 256 << 10
 """Bytes of a request above which cutting it would hold others up."""

@@ -12,13 +12,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.dialects.base import Facts
-from gateway.dialects.ending import Failed, Said, body_failed, stream_failed
-from gateway.dialects.items import cutter
-from gateway.dialects.parts import content_parts, flat_tools, result_part
-from gateway.dialects.places import Item, Pointed, quoted_content, quoted_items, quoted_tools
-from gateway.dialects.post import Post, marked, routes
-from gateway.dialects.wire import (
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.ending import Failed, Said, body_failed, stream_failed
+from penstock.gateway.dialects.items import cutter
+from penstock.gateway.dialects.json_post import Post, marked, routes
+from penstock.gateway.dialects.loose_json import (
     Json,
     Peek,
     arr,
@@ -34,8 +32,10 @@ from gateway.dialects.wire import (
     peek,
     text,
 )
-from gateway.model import Choice, Message, Part, Tool, Usage
-from gateway.sse import first, last
+from penstock.gateway.dialects.parts import content_parts, flat_tools, result_part
+from penstock.gateway.dialects.sse import first, last
+from penstock.gateway.dialects.text_spans import Item, Pointed, quoted_content, quoted_items, quoted_tools
+from penstock.gateway.model.span import Choice, Message, Part, Tool, Usage
 
 CALL = b'"type":"tool_use"'
 """Stands once in a stream for each call, in its content_block_start (`server_tool_use` differs in its first quote)."""

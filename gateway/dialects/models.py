@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.dialects.opaque import Opaque
+from penstock.gateway.dialects.opaque import Opaque
 
 ROUTE = re.compile(r"(?:/v1)?/models(?:/[^/]+){0,2}")
 

@@ -6,11 +6,11 @@ by it.
 
 from __future__ import annotations
 
-from gateway.dialects.base import Facts
-from gateway.dialects.items import Items
-from gateway.dialects.places import Place, Texts
-from gateway.dialects.wire import Peek, error_message, label, loads, obj, peek
-from gateway.model import Turn
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.items import Items
+from penstock.gateway.dialects.loose_json import Peek, error_message, label, loads, obj, peek
+from penstock.gateway.dialects.text_spans import Place, Texts
+from penstock.gateway.model.span import Turn
 
 
 class Opaque:

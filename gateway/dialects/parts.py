@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.wire import Json, arr, loads, obj, objs, text
-from gateway.model import Message, Part, Tool
+from penstock.gateway.dialects.loose_json import Json, arr, loads, obj, objs, text
+from penstock.gateway.model.span import Message, Part, Tool
 
 TEXT = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text"})
 MEDIA = frozenset(

@@ -18,13 +18,11 @@ from typing import Any, ClassVar
 import msgspec
 import orjson
 
-from gateway.dialects.base import Facts
-from gateway.dialects.ending import Failed, Said, body_failed, stream_failed
-from gateway.dialects.items import Items, cutter, whole
-from gateway.dialects.parts import content_parts, fingerprint, flat_tools, result_part
-from gateway.dialects.places import Item, Pointed, quoted_content, quoted_items, quoted_tools
-from gateway.dialects.post import Post, routes
-from gateway.dialects.wire import (
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.ending import Failed, Said, body_failed, stream_failed
+from penstock.gateway.dialects.items import Items, cutter, whole
+from penstock.gateway.dialects.json_post import Post, routes
+from penstock.gateway.dialects.loose_json import (
     INPUT,
     Json,
     Peek,
@@ -42,8 +40,10 @@ from gateway.dialects.wire import (
     text,
     tokens,
 )
-from gateway.model import Choice, Message, Part, Tool, Usage
-from gateway.sse import first, last
+from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, result_part
+from penstock.gateway.dialects.sse import first, last
+from penstock.gateway.dialects.text_spans import Item, Pointed, quoted_content, quoted_items, quoted_tools
+from penstock.gateway.model.span import Choice, Message, Part, Tool, Usage
 
 ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 LOST = ("response.failed", "response.cancelled")

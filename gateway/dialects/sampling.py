@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gateway.dialects.wire import Json, arr, count, obj, objs
-from gateway.model import Sampling
+from penstock.gateway.dialects.loose_json import Json, arr, count, obj, objs
+from penstock.gateway.model.span import Sampling
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "temperature": ("temperature",),

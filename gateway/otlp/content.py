@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.model import Message, Part, Tool, Turn
-from gateway.otlp import semconv
+from penstock.gateway.model.span import Message, Part, Tool, Turn
+from penstock.gateway.otlp import semconv
 
 
 def of_turn(turn: Turn) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic, time_ns
 from typing import Protocol
 
-from gateway.config import Otlp
-from gateway.otlp import pieces
-from gateway.otlp.delivery import Delivery, Figures
-from gateway.store import TapeError
+from penstock.gateway.config import Otlp
+from penstock.gateway.otlp import batches
+from penstock.gateway.otlp.delivery import Delivery, Figures
+from penstock.gateway.store import TapeError
 
 NOTE = "otlp.cursor"
 """Under which the cursor is kept on the tape."""
@@ -28,7 +28,7 @@ GATHER_S, NOTE_S, RETRY_S = 0.5, 1.0, 1.0
 _log = logging.getLogger("penstock.otlp")
 
 
-class Tape(pieces.Tape, Protocol):
+class Tape(batches.Tape, Protocol):
     """The slice of the tape that is read."""
 
     def note(self, name: str, /) -> bytes | None: ...
@@ -67,7 +67,7 @@ class Exporter:
         self._desk = desk
         self._figures = figures
         self._delivery = Delivery(url, settings.headers(), settings.timeout, figures)
-        self._reader = pieces.Reader(tape, settings, servers, figures, now_ns)
+        self._reader = batches.Reader(tape, settings, servers, figures, now_ns)
         self._cursor = self._noted = 0
         self._noted_at = 0.0
         self._stopping = asyncio.Event()

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiohttp import web
 
-from gateway.model import Judgement, RewardSource
-from gateway.otlp import wire
-from gateway.otlp.joining import Rejected, Said, Scope, Tape, Traces, attempt_of, named, within
-from gateway.otlp.spans import Invalid, entry_of, has_reward, judgement_of, scope_of
-from gateway.otlp.values import Bounds
-from gateway.otlp.wire import Failure
-from gateway.store import Entry, Refused, TapeError
+from penstock.gateway.model.span import Judgement, RewardSource
+from penstock.gateway.otlp import wire
+from penstock.gateway.otlp.attempt_of import Rejected, Said, Scope, Tape, Traces, attempt_of, named, within
+from penstock.gateway.otlp.span_in import Invalid, entry_of, has_reward, judgement_of, scope_of
+from penstock.gateway.otlp.values import Bounds
+from penstock.gateway.otlp.wire import Failure
+from penstock.gateway.store import Entry, Refused, TapeError
 
 if TYPE_CHECKING:
-    from gateway.otlp.spans import Span
-    from gateway.otlp.wire import Request
+    from penstock.gateway.otlp.span_in import Span
+    from penstock.gateway.otlp.wire import Request
 
 SLICE = 200
 """Spans that are looked at between two turns of the event loop: a few milliseconds."""
@@ -73,7 +73,7 @@ async def post_traces(request: web.Request) -> web.StreamResponse:
 
 
 def _scope(request: web.Request) -> Scope | None:
-    """What the data plane has put into the path: see `gateway.control_plane`."""
+    """What the data plane has put into the path: see `gateway.server.bridge`."""
     found = request.match_info
     return Scope(found["rid"], found["aid"], found["kind"] == "token") if "rid" in found else None
 

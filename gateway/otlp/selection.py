@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from gateway.model import Attempt, Change, Reward, Span, SpanStatus
-from gateway.nesting import CALLS, Node
-from gateway.otlp.beside import Beside
-from gateway.otlp.placing import OneTrace, Place, as_it_came, root_id
+from penstock.gateway.model.nesting import CALLS, Node
+from penstock.gateway.model.span import Attempt, Change, Reward, Span, SpanStatus
+from penstock.gateway.otlp.placement import OneTrace, Place, as_it_came, root_id
+from penstock.gateway.otlp.unrooted import Beside
 
 REMEMBERED = 10_000
 """Attempts that are known to have been sent, and calls that were sent in their agent's trace."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gateway.model import Attempt, AttemptStatus, Reward, Span
+from penstock.gateway.model.span import Attempt, AttemptStatus, Reward, Span
 
 # In ------------------------------------------------------------------------------------------------------------------
 

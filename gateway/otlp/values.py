@@ -3,7 +3,7 @@
 The heads of spans are read in lists, so what a foreign span may put into one is limited: too long a text is cut, what
 goes beyond the limits is left out, and the span says that this happened. Bytes become base64 text.
 
-What is read are the messages of protobuf or those of `gateway.otlp.otlpjson`, which have the same fields.
+What is read are the messages of protobuf or those of `gateway.otlp.json_encoding`, which have the same fields.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from opentelemetry.proto.common.v1 import common_pb2
 
-    from gateway.otlp import otlpjson
+    from penstock.gateway.otlp import json_encoding
 
-    AnyValue = common_pb2.AnyValue | otlpjson.AnyValue
-    KeyValue = common_pb2.KeyValue | otlpjson.KeyValue
+    AnyValue = common_pb2.AnyValue | json_encoding.AnyValue
+    KeyValue = common_pb2.KeyValue | json_encoding.KeyValue
 
 MOST_ATTRIBUTES = 128
 """Attributes of one span, event, link, resource or map: the SDKs' own default."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Literal
 from aiohttp import web
 from msgspec import MsgspecError
 
-from gateway.otlp import otlpjson
+from penstock.gateway.otlp import json_encoding
 
 if TYPE_CHECKING:
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-    Request = trace_service_pb2.ExportTraceServiceRequest | otlpjson.Request
+    Request = trace_service_pb2.ExportTraceServiceRequest | json_encoding.Request
 
 Encoding = Literal["application/x-protobuf", "application/json"]
 PROTOBUF: Encoding = "application/x-protobuf"
@@ -102,7 +102,7 @@ def _from_protobuf(body: bytes) -> Request:
 
 def _from_json(body: bytes) -> Request:
     try:
-        return otlpjson.decode(body)
+        return json_encoding.decode(body)
     except (MsgspecError, UnicodeDecodeError) as error:
         raise Failure(400, f"the body is not an ExportTraceServiceRequest: {error}", "body") from None
     except RecursionError:

@@ -2,7 +2,7 @@
 
 Of one call-site (agent and tools on offer), runs of four tokens that stand in many texts are prompt; what only one text
 has is in a slot and does not count, however long it is. Texts that share much of what counts are of one group. What a
-group has in common (`gateway.prompts.common`) is its template. Where a slot holds prompts itself, a few long texts
+group has in common (`gateway.prompts.common_template`) is its template. Where a slot holds prompts itself, a few long texts
 again and again, the group is split by them. What a template does not match is tried again by itself.
 
 What comes out is measured with the very scan that recognises prompts later. It is a proposal: a person registers it.
@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gateway.prompts.align import tokens
-from gateway.prompts.common import common
-from gateway.prompts.scan import match
-from gateway.prompts.template import Template
+from penstock.gateway.model.template import Template
+from penstock.gateway.prompts.align import tokens
+from penstock.gateway.prompts.common_template import common
+from penstock.gateway.prompts.match import match
 
 Texts: TypeAlias = Counter[str]
 """Different texts, and how often each was sent."""

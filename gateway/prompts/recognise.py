@@ -1,7 +1,7 @@
 """Which registered prompt is this text, and what stands in its slots?
 
-All templates are looked for together (`gateway.prompts.tree`), which leaves the few that it may be; each of them is
-matched by itself (`gateway.prompts.scan`). Both take time linear in the text, whatever is in the slots.
+All templates are looked for together (`gateway.prompts.anchors`), which leaves the few that it may be; each of them is
+matched by itself (`gateway.prompts.match`). Both take time linear in the text, whatever is in the slots.
 
 A text that no template matches, or those of several resources, or one that can be split in two ways, is left alone. Of
 several versions of one resource the one with most literal text counts. What is recognised is rendered again and must
@@ -21,11 +21,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gateway.dialects.places import decoded
-from gateway.prompts.placeholder import MARK
-from gateway.prompts.scan import Reason, match
-from gateway.prompts.template import Template, utf8
-from gateway.prompts.tree import Tree
+from penstock.gateway.dialects.text_spans import decoded
+from penstock.gateway.model.template import Template, utf8
+from penstock.gateway.prompts.anchors import Tree
+from penstock.gateway.prompts.match import Reason, match
+from penstock.gateway.prompts.placeholder import MARK
 
 KEPT = 128
 KEPT_BYTES = 1 << 17

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from gateway.feed import Feed
-from gateway.recorder import Recorder
-from gateway.releases.changes import ROLLED_BACK, WANTED, entry
-from gateway.releases.counting import Counting
-from gateway.releases.decision import Canary, figures, hard_stop
-from gateway.releases.intervals import interval
-from gateway.releases.jobs import Job, Jobs, Progress, Report
-from gateway.releases.model import (
+from penstock.gateway.canary.decision import Canary, figures, hard_stop
+from penstock.gateway.canary.interval import interval
+from penstock.gateway.canary.outcomes import baseline, is_hard
+from penstock.gateway.canary.stages import NEXT
+from penstock.gateway.canary.verify import OUT_OF_TURN, circumstances, weigh
+from penstock.gateway.model.release import (
     GATEWAY,
     Assignment,
     Decision,
@@ -35,14 +33,16 @@ from gateway.releases.model import (
     Resource,
     Stage,
 )
-from gateway.releases.needs import needs
-from gateway.releases.outcomes import baseline, is_hard
-from gateway.releases.rehearsals import Rehearsals
-from gateway.releases.stages import NEXT
-from gateway.releases.switch import Switch
-from gateway.releases.trail import OUT_OF_TURN, circumstances, weigh
-from gateway.releases.weights import ModelVersion
-from gateway.store import Refused, Store, TapeError, Work
+from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.releases.canary_counter import Counting
+from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.releases.jobs import Job, Jobs, Progress, Report
+from penstock.gateway.releases.needs import needs
+from penstock.gateway.releases.rehearsal.live import Rehearsals
+from penstock.gateway.releases.transitions import ROLLED_BACK, WANTED, entry
+from penstock.gateway.store import Refused, Store, TapeError, Work
+from penstock.gateway.store.feed import Feed
+from penstock.gateway.store.recorder import Recorder
 
 T = TypeVar("T")
 RETRY_S: Final = 1.0

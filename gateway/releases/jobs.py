@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gateway.releases.model import Release
+from penstock.gateway.model.release import Release
 
 
 @dataclass(slots=True)

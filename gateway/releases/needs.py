@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.lifecycle import FINAL
-from gateway.releases.model import Audience, Need
-from gateway.store import Store
+from penstock.gateway.model.lifecycle import FINAL
+from penstock.gateway.model.release import Audience, Need
+from penstock.gateway.store import Store
 
 QUIET_NS: Final = 3600 * 10**9
 """How long a rollout that did not come from the queue may be silent and still be at work: its end is only a guess."""

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from gateway.runs.blocks import Block
-from gateway.runs.model import Curve
+from penstock.gateway.model.run import Curve
+from penstock.gateway.runs.blocks import Block
 
 
 class Series(NamedTuple):

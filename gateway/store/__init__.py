@@ -1,4 +1,4 @@
-"""The tape: the only package that opens LMDB (`gateway.keys` has the layout, `gateway.codec` the record formats).
+"""The tape: the only package that opens LMDB (`gateway.store.keys` has the layout, `gateway.store.codec` the record formats).
 
 *Writing.* `Store.write` takes a batch of entries and commits them in one transaction with one fsync. It is called from
 one thread, the recorder's; a write transaction never leaves it (`write`).
@@ -17,17 +17,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gateway.codec import UNREADABLE
-from gateway.known_secrets import NONE, Secrets
-from gateway.model import Mode
-from gateway.store.check import problems
-from gateway.store.environment import Environment, TapeError, Txn
-from gateway.store.records import Entry
-from gateway.store.reported import RunReader
-from gateway.store.tasks import MODES, Claimed, Finished, Refused, Task
-from gateway.store.work import Work
-from gateway.store.write import Item, Writer
-from gateway.work import QueueState
+from penstock.gateway.cli.check import problems
+from penstock.gateway.model.known_secrets import NONE, Secrets
+from penstock.gateway.model.queue import QueueState
+from penstock.gateway.model.span import Mode
+from penstock.gateway.queue.operations import Work
+from penstock.gateway.runs.reader import RunReader
+from penstock.gateway.store.codec import UNREADABLE
+from penstock.gateway.store.environment import Environment, TapeError, Txn
+from penstock.gateway.store.operation import MODES, Claimed, Finished, Refused, Task
+from penstock.gateway.store.records import Entry
+from penstock.gateway.store.writer import Item, Writer
 
 __all__ = ["Claimed", "Entry", "Finished", "Item", "Refused", "Store", "TapeError", "Task", "Work", "check"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gateway.store.environment import Txn
-from gateway.store.memory import Live
-from gateway.store.view import View
+from penstock.gateway.store.cache import Live
+from penstock.gateway.store.environment import Txn
+from penstock.gateway.store.view import View
 
 
 @dataclass(slots=True)

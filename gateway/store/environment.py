@@ -16,8 +16,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import lmdb
 
-from gateway.codec import UNREADABLE
-from gateway.store.directory import FILE_MODE, TapeError, hold, refusal
+from penstock.gateway.store.codec import UNREADABLE
+from penstock.gateway.store.directory import FILE_MODE, TapeError, hold, refusal
 
 FORMAT = b"2"
 DATABASES = (

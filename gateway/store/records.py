@@ -12,10 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
-from gateway import codec, keys
-from gateway.codec import Body
-from gateway.counting import uncounted
-from gateway.model import (
+from penstock.gateway.dialects.token_estimate import uncounted
+from penstock.gateway.model.span import (
     Attempt,
     AttemptStatus,
     Estimate,
@@ -30,7 +28,9 @@ from gateway.model import (
     Totals,
     Usage,
 )
-from gateway.trace import span_id, trace_id
+from penstock.gateway.model.trace import span_id, trace_id
+from penstock.gateway.store import codec, keys
+from penstock.gateway.store.codec import Body
 
 STYLE = (
     "kind",

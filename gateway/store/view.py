@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-from gateway import codec, keys
-from gateway.codec import Base, Body
-from gateway.model import Attempt, Change, Rollout, Span
-from gateway.store.environment import TapeError, Txn, floor, last_number, scan
-from gateway.store.records import (
+from penstock.gateway.model.queue import QueueState
+from penstock.gateway.model.span import Attempt, Change, Rollout, Span
+from penstock.gateway.store import codec, keys
+from penstock.gateway.store.codec import Base, Body
+from penstock.gateway.store.environment import TapeError, Txn, floor, last_number, scan
+from penstock.gateway.store.records import (
     ATTEMPT,
     STYLE_DEFAULTS,
     Origins,
@@ -21,7 +22,6 @@ from gateway.store.records import (
     rollout_from,
     span_from,
 )
-from gateway.work import QueueState
 
 BLOCK = 32
 """Sequences in one record of the index."""

@@ -10,11 +10,11 @@ from fakes.tokens import Made, Talk, message
 from fakes.turn_trees import STEPS, Step, played
 from hypothesis import given
 
-from adapters.chat import UNJUDGED, Conversation, Wire, conversations, offered, written
-from adapters.report import Report
-from adapters.samples import Options
-from gateway.dialects import by_name
-from gateway.model import Message, Part, Tool
+from penstock.adapters.chat import UNJUDGED, Conversation, Wire, conversations, offered, written
+from penstock.adapters.report import Report
+from penstock.adapters.samples import Options
+from penstock.gateway.dialects import by_name
+from penstock.gateway.model.span import Message, Part, Tool
 
 U, S = message("user", [1]), message("system", [100])
 

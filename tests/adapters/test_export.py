@@ -19,13 +19,13 @@ from fakes.memory_tape import MemoryTape, Serving, call, serving
 from fakes.shell import Shell
 from fakes.tokens import Talk, message
 
-from adapters.chat import conversations
-from adapters.export import COLUMNS, Form, Row, of_conversations, of_pairs, of_samples, of_triplets, sink
-from adapters.preferences import pairs
-from adapters.report import Note, Own, Start, Unpaired
-from adapters.samples import Options, samples
-from gateway.__main__ import main
-from gateway.model import Exchange, Reward
+from penstock.adapters.chat import conversations
+from penstock.adapters.export import COLUMNS, Form, Row, of_conversations, of_pairs, of_samples, of_triplets, sink
+from penstock.adapters.preferences import pairs
+from penstock.adapters.report import Note, Own, Start, Unpaired
+from penstock.adapters.samples import Options, samples
+from penstock.gateway.__main__ import main
+from penstock.gateway.model.span import Exchange, Reward
 
 DOCS = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text(encoding="utf-8")
 KINDS = {

@@ -8,7 +8,16 @@ import sys
 
 from fakes.process import ROOT
 
-HEAVY = ("aiohttp", "lmdb", "torch", "transformers", "verl", "pyarrow", "gateway.client", "gateway.store")
+HEAVY = (
+    "aiohttp",
+    "lmdb",
+    "torch",
+    "transformers",
+    "verl",
+    "pyarrow",
+    "penstock.gateway.client.client",
+    "penstock.gateway.store",
+)
 
 
 def loaded(program: str, names: tuple[str, ...]) -> list[str]:
@@ -24,7 +33,7 @@ def test_the_pure_modules_load_no_client_and_no_framework() -> None:
     modules = "samples, chat, preferences, triplets, verl, export, making"
     assert loaded(f"from adapters import {modules}", HEAVY) == []
     # The test would see it.
-    assert "aiohttp" in loaded("import adapters.source", HEAVY)
+    assert "aiohttp" in loaded("import penstock.adapters.source", HEAVY)
 
 
 def test_conversations_and_preferences_are_made_without_numpy() -> None:
@@ -33,5 +42,5 @@ def test_conversations_and_preferences_are_made_without_numpy() -> None:
 
 
 def test_help_needs_no_numpy() -> None:
-    program = "from gateway.__main__ import main\ntry:\n    main(['samples', '--help'])\nexcept SystemExit:\n    pass"
+    program = "from penstock.gateway.__main__ import main\ntry:\n    main(['samples', '--help'])\nexcept SystemExit:\n    pass"
     assert loaded(program, ("numpy", "aiohttp", "pydantic", "pyarrow")) == []

@@ -10,9 +10,9 @@ from fakes.tokens import Talk, message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.chat import Conversation, conversations
-from adapters.preferences import Trajectory, of_rollouts, pairs, row
-from adapters.samples import collect
+from penstock.adapters.chat import Conversation, conversations
+from penstock.adapters.preferences import Trajectory, of_rollouts, pairs, row
+from penstock.adapters.samples import collect
 
 S, U = message("system", [100]), message("user", [1])
 

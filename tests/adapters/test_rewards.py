@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from fakes.tokens import Talk
 
-from adapters.report import Report
-from adapters.rewards import judge, returns
-from adapters.samples import Options, Sample, samples
+from penstock.adapters.report import Report
+from penstock.adapters.rewards import judge, returns
+from penstock.adapters.samples import Options, Sample, samples
 
 NAN, INF = math.nan, math.inf
 

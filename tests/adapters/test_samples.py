@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from fakes.tokens import Talk, logprob, message
 
-from adapters.report import Report
-from adapters.samples import Options, Sample, samples
-from gateway.model import AttemptStatus
+from penstock.adapters.report import Report
+from penstock.adapters.samples import Options, Sample, samples
+from penstock.gateway.model.span import AttemptStatus
 
 U = message("user", [1])
 S = message("system", [100])

@@ -14,9 +14,9 @@ from fakes.turn_trees import STEPS, Step, played
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.report import Report
-from adapters.rewards import returns
-from adapters.samples import Options, Sample, collect, samples
+from penstock.adapters.report import Report
+from penstock.adapters.rewards import returns
+from penstock.adapters.samples import Options, Sample, collect, samples
 
 
 def places(made: Iterable[Sample], report: Report, calls: Iterable[Made]) -> Counter[tuple[int, int]]:

@@ -13,13 +13,13 @@ from fakes.process import Gateway
 from fakes.provider import Provider
 from fakes.tokens import Json, answer, message, streamed
 
-from adapters import source
-from adapters.samples import samples
-from adapters.source import Query, changed, load
-from adapters.turns import Episode
-from gateway.client import Client, ClientError
-from gateway.model import Judgement, RolloutStatus, RolloutSummary
-from gateway.work import RolloutSpec
+from penstock.adapters import source
+from penstock.adapters.samples import samples
+from penstock.adapters.source import Query, changed, load
+from penstock.adapters.turns import Episode
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.span import Judgement, RolloutStatus, RolloutSummary
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from fakes.tokens import answer, streamed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.spoken import spoken
-from adapters.tokens import LARGEST, Output, read_outputs
-from gateway.dialects import by_name
+from penstock.adapters.spoken import spoken
+from penstock.adapters.tokens import LARGEST, Output, read_outputs
+from penstock.gateway.dialects import by_name
 
 IDS = st.lists(st.integers(0, LARGEST), min_size=1, max_size=6)
 

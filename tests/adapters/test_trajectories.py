@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from fakes.tokens import Talk
 
-from adapters.chat import conversations
-from adapters.making import preferences
-from adapters.report import Report
-from adapters.turns import Episode
 from bench.trajectories import DATA, calls_of, wire_answer
+from penstock.adapters.chat import conversations
+from penstock.adapters.making import preferences
+from penstock.adapters.report import Report
+from penstock.adapters.turns import Episode
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA.name} is not here")
 Source = dict[str, Any]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from fakes.tokens import Talk, logprob
 
-from adapters.samples import Options, samples
-from adapters.triplets import triplets
+from penstock.adapters.samples import Options, samples
+from penstock.adapters.triplets import triplets
 
 
 @pytest.mark.parametrize("merge", [True, False])

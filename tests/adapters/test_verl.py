@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fakes.tokens import Talk, logprob
 
-from adapters.samples import Options, Sample, samples
-from adapters.verl import data_proto
+from penstock.adapters.samples import Options, Sample, samples
+from penstock.adapters.verl import data_proto
 
 
 def two() -> list[Sample]:

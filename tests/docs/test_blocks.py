@@ -19,11 +19,12 @@ from fakes.pages import FENCE, MARK, PAGES, Block, blocks, prose
 from fakes.process import ROOT
 from fakes.terminal import statements
 
-from gateway import config, query
-from gateway.__main__ import COMMANDS, GROUPS, app
-from gateway.commands.common import Failure
-from gateway.releases.policy import Policy
-from trainer import config as trainer_config
+from penstock.gateway import config
+from penstock.gateway.__main__ import COMMANDS, GROUPS, app
+from penstock.gateway.api import filter
+from penstock.gateway.client.console import Failure
+from penstock.gateway.model.policy import Policy
+from penstock.trainer import config as trainer_config
 
 BLOCKS = [block for page in PAGES for block in blocks(page) if block.language != "mermaid"]
 NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]
@@ -101,7 +102,7 @@ def test_documented_json_is_json(block: Block) -> None:
 
 @pytest.mark.parametrize("block", marked("filter"), ids=place)
 def test_documented_filters_are_understood(block: Block) -> None:
-    assert query.parse(block.text).terms
+    assert filter.parse(block.text).terms
 
 
 @pytest.mark.parametrize("block", marked("file"), ids=place)

@@ -16,8 +16,8 @@ from typing import get_args
 import pytest
 from fakes.process import ROOT
 
-from gateway.dialects.ending import Failed
-from gateway.metrics import METRICS
+from penstock.gateway.dialects.ending import Failed
+from penstock.gateway.metrics import METRICS
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 PACKAGES = ("gateway", "sidecar", "adapters", "trainer")

@@ -24,7 +24,7 @@ from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletionToolParam
 
-from gateway.demo_model import Answer, Json, decide
+from penstock.gateway.demo.model import Answer, Json, decide
 
 QUESTION = "How much is 19 times 23?"
 ASKED: Any = [{"role": "system", "content": "Grüße \u2028 from the system."}, {"role": "user", "content": QUESTION}]

@@ -19,7 +19,7 @@ from fakes.provider import Provider, serving
 from fakes.tape import Tape
 from openai import AsyncOpenAI
 
-from gateway.model import Span, SpanStatus
+from penstock.gateway.model.span import Span, SpanStatus
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -19,8 +19,8 @@ from fakes.process import Gateway, running, upstreams
 from fakes.provider import Provider, Seen, serving
 from fakes.tape import Tape
 
-from gateway.model import Span, SpanStatus
-from gateway.views import SpanDetail
+from penstock.gateway.model.answers import SpanDetail
+from penstock.gateway.model.span import Span, SpanStatus
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,9 +13,9 @@ from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.process import Gateway
 from fakes.provider import Provider, Seen
 
-from gateway.client import Client
-from gateway.model import Judgement
-from gateway.releases.model import Decision
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.release import Decision
+from penstock.gateway.model.span import Judgement
 
 PACE = 200
 """Calls a second."""

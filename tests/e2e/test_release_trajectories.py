@@ -16,11 +16,11 @@ from fakes.process import Gateway
 from fakes.provider import Provider
 
 from bench.trajectories import DATA, calls_of
-from gateway.client import Client
-from gateway.model import Judgement
-from gateway.prompts.induce import Sample, propose
-from gateway.releases.model import NewVersion
-from gateway.releases.policy import Policy
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.release import NewVersion
+from penstock.gateway.model.span import Judgement
+from penstock.gateway.prompts.induce import Sample, propose
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA.name} is not here")
 AT_ONCE = 16

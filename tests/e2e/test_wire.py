@@ -15,7 +15,7 @@ from fakes.process import Gateway, running, upstreams
 from fakes.raw import Wire, body_of, chunk, connect, events_head, head, header_fields, post, reply
 from fakes.tape import Tape
 
-from gateway.model import Span, SpanStatus
+from penstock.gateway.model.span import Span, SpanStatus
 
 PATH = "/rollout/wire/attempt/a1/v1/chat/completions"
 ODD_JSON = b'{ "model":"m","x": 1e-05, "x": -0.0,\t"text":"\\u00e9\xc3\xa9\\/" }\r\n'

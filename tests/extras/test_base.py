@@ -14,12 +14,12 @@ from fakes.clean import PIP, Clean
 from fakes.process import ROOT, Gateway, upstream, upstreams
 from fakes.provider import Provider
 
-from gateway.client import Client
-from gateway.runs.model import NewRun, Point
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.run import NewRun, Point
 
 PACKAGES = ("gateway", "sidecar", "adapters", "trainer")
 HELP = """
-from gateway.__main__ import COMMANDS, GROUPS, main
+from penstock.gateway.__main__ import COMMANDS, GROUPS, main
 groups = [(name, *action) for name, group in GROUPS.items() for action in ((), *((one,) for one in group.commands))]
 for words in [(), *((name,) for name in COMMANDS), *groups]:
     print("asked:", *words)
@@ -137,7 +137,7 @@ async def test_what_needs_an_extra_says_which(base: Clean, reported: Gateway, tm
 
 
 def test_the_demo_asks_for_its_own(base: Clean) -> None:
-    done = subprocess.run([base.python, "-m", "gateway.demo"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([base.python, "-m", "penstock.gateway.demo.demo"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.strip() == (
         "penstock demo: the demo's agents need openai and anthropic: pip install 'penstock[demo]'"

@@ -17,9 +17,9 @@ from fakes.process import ROOT, Gateway, upstream, upstreams
 from fakes.provider import Provider
 from fakes.shell import Done, Shell
 
-from gateway.client import Client
-from gateway.runs.model import NewRun, Point
-from gateway.work import RolloutSpec
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.run import NewRun, Point
 
 EXAMPLES = {"openai_agent.py": "chat", "anthropic_agent.py": "messages"}
 MORE = {"langchain_agent.py": "chat", "agents_sdk.py": "responses"}
@@ -43,7 +43,7 @@ async def good(shell: Shell, *words: str) -> Done:
 
 
 def test_demo(install: Install) -> None:
-    said = install("demo").run("-m", "gateway.demo", env={"PYTHONPATH": str(ROOT)})
+    said = install("demo").run("-m", "penstock.gateway.demo.demo", env={"PYTHONPATH": str(ROOT)})
     assert said.count("The answer is 437.") >= 2
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from fakes.clean import Install
 from fakes.process import ROOT, upstreams
 
-from gateway.client import Client
+from penstock.gateway.client.client import Client
 
 MODEL = f"""
 import sys

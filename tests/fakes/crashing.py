@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fakes.entries import call, finish, running
 
-from gateway.store import Entry, Store, TapeError
+from penstock.gateway.store import Entry, Store, TapeError
 
 SMALL = 1 << 20
 ROOM = 3 << 20

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 from fakes.formats import completion, completion_events
 
-from gateway.demo_model import Answer, Json, chat, chat_events
+from penstock.gateway.demo.model import Answer, Json, chat, chat_events
 
 LOAD, UNLOAD, MODELS, CHAT = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/models", "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.codec import Body
-from gateway.model import Usage
-from gateway.store import Entry
+from penstock.gateway.model.span import Usage
+from penstock.gateway.store import Entry
+from penstock.gateway.store.codec import Body
 
 HEADERS = b"host: 127.0.0.1:4747\r\nuser-agent: OpenAI/Python 3.52.0\r\nauthorization: ***\r\n"
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from gateway.client import Client
-from gateway.model import Judgement
-from gateway.releases.model import NewRelease, NewVersion, Release, ReleaseView
-from gateway.releases.policy import Policy, Stage
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.policy import Policy, Stage
+from penstock.gateway.model.release import NewRelease, NewVersion, Release, ReleaseView
+from penstock.gateway.model.span import Judgement
 
 PATIENCE = 60.0
 STABLE = "You are a travel agent of Acme Air. Today is {date}. Never refund a basic fare."

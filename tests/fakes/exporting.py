@@ -10,9 +10,9 @@ from typing import Any
 from fakes.collector import Collector
 from fakes.otlp import Inlet
 
-from gateway.config import Otlp
-from gateway.otlp.exporter import Exporter
-from gateway.store import Entry
+from penstock.gateway.config import Otlp
+from penstock.gateway.otlp.exporter import Exporter
+from penstock.gateway.store import Entry
 
 T0 = 1_790_000_000_000_000_000
 SERVERS = {"local": "http://127.0.0.1:8000/v1", "azure": "https://me.openai.azure.com", "main": "https://api.x.ai/v1"}

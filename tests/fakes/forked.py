@@ -11,8 +11,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from gateway.app import Gateway
-from gateway.config import Config
+from penstock.gateway.app import Gateway
+from penstock.gateway.config import Config
 
 
 def forkserver() -> ForkServerContext:

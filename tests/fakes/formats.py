@@ -1,6 +1,6 @@
 """Wire formats that only the tests need: completions, responses, embeddings, model lists, token counts and errors.
 
-Pure, like those in `gateway.demo_model`: a request and an `Answer` in, JSON or events out.
+Pure, like those in `gateway.demo.model`: a request and an `Answer` in, JSON or events out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gateway.demo_model import CREATED, Answer, Json, counts, digest, named, pieces, sse
+from penstock.gateway.demo.model import CREATED, Answer, Json, counts, digest, named, pieces, sse
 
 
 @dataclass(frozen=True, slots=True)

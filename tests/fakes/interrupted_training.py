@@ -20,10 +20,10 @@ import torch
 from fakes.tiny_model import VOCABULARY, config
 from fakes.training import random_examples
 
-from trainer.batch import micro_batches
-from trainer.checkpoint import Checkpoints
-from trainer.config import Config
-from trainer.engine import Engine
+from penstock.trainer.config import Config
+from penstock.trainer.engines.checkpoint import Checkpoints
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.mathematics.batch import micro_batches
 
 
 def settings(model: Path) -> Config:

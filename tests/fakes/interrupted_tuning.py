@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gateway.__main__ import main
+from penstock.gateway.__main__ import main
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

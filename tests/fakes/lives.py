@@ -28,7 +28,9 @@ ROOT = Path(__file__).parents[2]
 def forkserver() -> ForkServerContext:
     """What starts them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trainer.session", "trainer.commands", "gateway.__main__", "fakes.lives"])
+    context.set_forkserver_preload(
+        ["penstock.trainer.runs.session", "penstock.trainer.commands", "penstock.gateway.__main__", "fakes.lives"]
+    )
     return context
 
 
@@ -105,7 +107,7 @@ async def begun(config: Path, gateway: str, **env: str) -> AsyncGenerator[Life]:
 def _live(config: Path, gateway: str, env: Mapping[str, str], output: Connection) -> None:
     import torch
 
-    from gateway.__main__ import main
+    from penstock.gateway.__main__ import main
 
     for number in (1, 2):
         os.dup2(output.fileno(), number)

@@ -10,9 +10,9 @@ from typing import Any
 
 import openai
 
-from gateway.demo_model import Json
-from gateway.dialects.chat import Chat
-from gateway.dialects.wire import objs
+from penstock.gateway.demo.model import Json
+from penstock.gateway.dialects.chat import Chat
+from penstock.gateway.dialects.loose_json import objs
 
 TOOL: Json = {"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}}
 

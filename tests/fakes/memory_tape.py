@@ -12,15 +12,27 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from gateway.auth import Auth
-from gateway.context import Control
-from gateway.control import make_control
-from gateway.dispatcher import Desk
-from gateway.metrics import Metrics
-from gateway.model import Attempt, Change, Chunk, Exchange, Mode, Rollout, Span, SpanStatus, Totals, Usage, Worker
-from gateway.releases.driver import Driver
-from gateway.runs.desk import Runs
-from gateway.work import QueueState, QueueStatus
+from penstock.gateway.api.context import Control
+from penstock.gateway.api.routes import make_control
+from penstock.gateway.calls.auth import Auth
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.queue import QueueState, QueueStatus
+from penstock.gateway.model.span import (
+    Attempt,
+    Change,
+    Chunk,
+    Exchange,
+    Mode,
+    Rollout,
+    Span,
+    SpanStatus,
+    Totals,
+    Usage,
+    Worker,
+)
+from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.releases.driver import Driver
+from penstock.gateway.runs.service import Runs
 
 T0 = 1_790_000_000_000_000_000
 """When the tests' calls begin: 2026-09-21 14:13:20 UTC."""

@@ -25,15 +25,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
-from gateway.config import Config
-from gateway.dispatcher import Desk
-from gateway.feed import Feed
-from gateway.metrics import Metrics
-from gateway.model import Reward, Span
-from gateway.otlp.ingest import INGEST, Ingest, post_traces
-from gateway.otlp.wire import PROTOBUF
-from gateway.recorder import Recorder
-from gateway.store import Store
+from penstock.gateway.config import Config
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.span import Reward, Span
+from penstock.gateway.otlp.ingest import INGEST, Ingest, post_traces
+from penstock.gateway.otlp.wire import PROTOBUF
+from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.store import Store
+from penstock.gateway.store.feed import Feed
+from penstock.gateway.store.recorder import Recorder
 
 LIMIT = 1 << 20
 

@@ -24,9 +24,9 @@ import pytest
 from fakes import engine, vllm_wire
 from fakes.process import ROOT, Gateway
 
-from gateway.client import Client
-from gateway.demo_model import Answer, Json
-from gateway.model import Change, Judgement
+from penstock.gateway.client.client import Client
+from penstock.gateway.demo.model import Answer, Json
+from penstock.gateway.model.span import Change, Judgement
 
 PATIENCE = 90.0
 UPSTREAM = """
@@ -119,7 +119,7 @@ def trainers() -> Generator[StartTrainer]:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
         # Sums are made in the same order in every life.
         patch.setenv("OMP_NUM_THREADS", "1")
-        context.set_forkserver_preload(["fakes.production", "trainer.session"])
+        context.set_forkserver_preload(["fakes.production", "penstock.trainer.runs.session"])
         try:
             yield start
         finally:
@@ -129,8 +129,8 @@ def trainers() -> Generator[StartTrainer]:
 
 
 def _train(config: Path, url: str, log: Path) -> None:
-    from gateway.commands.common import Failure
-    from trainer.commands import grpo
+    from penstock.gateway.client.console import Failure
+    from penstock.trainer.commands import grpo
 
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)

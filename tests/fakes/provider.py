@@ -1,7 +1,7 @@
 """A scripted model provider: a real server that speaks the wire formats of OpenAI and Anthropic.
 
 What it says next is decided by its script: a list of answers, taken in turn, or a function of the request; by default
-it behaves like an agreeable model (`gateway.demo_model.decide`). It keeps every request as it came and every response
+it behaves like an agreeable model (`gateway.demo.model.decide`). It keeps every request as it came and every response
 as it went, so that a test can compare both ends of the wire:
 
     provider.script = [Failure(429, headers={"Retry-After": "7"}), Answer("hello")]
@@ -35,8 +35,8 @@ from fakes.formats import (
 )
 from fakes.packing import PACKERS, flushed
 
-from gateway.demo_model import Answer, Json, chat, chat_events, decide, message, message_events
-from gateway.dialects.reading import decode_body
+from penstock.gateway.calls.turns import decode_body
+from penstock.gateway.demo.model import Answer, Json, chat, chat_events, decide, message, message_events
 
 Outcome = Answer | Failure
 Script = Callable[[Json], Outcome] | list[Outcome]

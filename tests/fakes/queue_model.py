@@ -1,6 +1,6 @@
 """What the queue should do, once more and as plainly as possible: dictionaries, no transactions, no tape.
 
-It is written from the documentation of `gateway.work` and `gateway.lifecycle`, not from the store, and shares nothing
+It is written from the documentation of `gateway.model.queue` and `gateway.model.lifecycle`, not from the store, and shares nothing
 with it but the tables. Every change of a status goes through `Model.move` and `Model.turn`, which look it up there.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.lifecycle import ATTEMPT_MOVES, FINAL, LIVE, ROLLOUT_MOVES, WAITING
-from gateway.model import AttemptStatus, Mode, RolloutStatus
-from gateway.work import QueueState, RolloutSpec
+from penstock.gateway.model.lifecycle import ATTEMPT_MOVES, FINAL, LIVE, ROLLOUT_MOVES, WAITING
+from penstock.gateway.model.queue import QueueState, RolloutSpec
+from penstock.gateway.model.span import AttemptStatus, Mode, RolloutStatus
 
 SECOND = 10**9
 GRACE_NS = 30 * SECOND

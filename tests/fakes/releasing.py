@@ -19,23 +19,23 @@ from aiohttp import web
 from fakes.experiment import CANDIDATE, STABLE, prompt
 from fakes.provider import FORMATS, Provider
 
-from gateway.codec import Body
-from gateway.config import Config, Tape
-from gateway.demo_model import Answer, Call, Json
-from gateway.dialects import find
-from gateway.metrics import Metrics
-from gateway.model import Exchange, Span, Turn
-from gateway.recorder import Recorder
-from gateway.releases.asking import Means
-from gateway.releases.jobs import Progress, Report
-from gateway.releases.model import Entry as Link
-from gateway.releases.model import NewVersion, Release
-from gateway.releases.policy import Policy
-from gateway.releases.replay import Replay
-from gateway.releases.switch import Switch
-from gateway.routing import Routes
-from gateway.store import Entry, Store, Work
-from gateway.upstream import Pool
+from penstock.gateway.config import Config, Tape
+from penstock.gateway.demo.model import Answer, Call, Json
+from penstock.gateway.dialects import find
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.release import Entry as Link
+from penstock.gateway.model.release import NewVersion, Release
+from penstock.gateway.model.span import Exchange, Span, Turn
+from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.releases.jobs import Progress, Report
+from penstock.gateway.releases.replay.sender import Means
+from penstock.gateway.releases.replay.stage import Replay
+from penstock.gateway.store import Entry, Store, Work
+from penstock.gateway.store.codec import Body
+from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.upstreams.pool import Pool
+from penstock.gateway.upstreams.routes import Routes
 
 T = TypeVar("T")
 CHAT = "/v1/chat/completions"

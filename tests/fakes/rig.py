@@ -23,10 +23,10 @@ from fakes.process import ROOT, upstream, write_config
 from fakes.raw import Headers, Wire, connect, post
 from fakes.tape import Tape
 
-from gateway.app import Gateway
-from gateway.config import Config
-from gateway.model import Span
-from gateway.views import SpanPage
+from penstock.gateway.app import Gateway
+from penstock.gateway.config import Config
+from penstock.gateway.model.answers import SpanPage
+from penstock.gateway.model.span import Span
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"

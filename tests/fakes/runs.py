@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from fakes.process import ROOT
 
-from gateway.client import Client
-from gateway.model import Attempt, RolloutConfig, RolloutSummary, Span
-from gateway.work import RolloutSpec
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.span import Attempt, RolloutConfig, RolloutSummary, Span
 
 PATIENCE = 60.0
 AGENTS = ROOT / "tests" / "sidecar" / "agents"

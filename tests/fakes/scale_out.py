@@ -19,7 +19,7 @@ from typing import Any
 from aiohttp import web
 from fakes.toy_template import CALL, Json, Template, Vocabulary, parsed
 
-from gateway.dialects.wire import arr, obj, objs
+from penstock.gateway.dialects.loose_json import arr, obj, objs
 
 CHAT, RENDER, DERENDER = "/v1/chat/completions", "/v1/chat/completions/render", "/v1/chat/completions/derender"
 GENERATE = "/inference/v1/generate"

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 import aiohttp
 
-from gateway.client import Client
-from gateway.demo_model import Answer, Json
-from gateway.model import Judgement
-from gateway.work import Claim, ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.client.client import Client
+from penstock.gateway.demo.model import Answer, Json
+from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.model.span import Judgement
 
 GOOD, BAD = "the water and the wheel", "tool tool tool"
 PER_GROUP = 4

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import aiohttp
 
-from gateway.model import Span, SpanStatus
-from gateway.views import SpanDetail, SpanPage
+from penstock.gateway.model.answers import SpanDetail, SpanPage
+from penstock.gateway.model.span import Span, SpanStatus
 
 PATIENCE = 60.0
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from fakes.memory_tape import call as head
 
-from adapters.turns import Bodies, Episode, read
-from gateway.model import Attempt, AttemptStatus, RolloutStatus, RolloutSummary, Span, Totals
+from penstock.adapters.turns import Bodies, Episode, read
+from penstock.gateway.model.span import Attempt, AttemptStatus, RolloutStatus, RolloutSummary, Span, Totals
 
 Json = dict[str, Any]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from adapters.samples import Sample, Segment
-from trainer.examples import Example
+from penstock.adapters.samples import Sample, Segment
+from penstock.trainer.mathematics.examples import Example
 
 
 def sample(

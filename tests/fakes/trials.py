@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.releases.assignment import share
-from gateway.releases.decision import Canary, figures
-from gateway.releases.intervals import interval
-from gateway.releases.model import GATEWAY, Assignment, Entry, Release, ReleaseView, Seen, Stage
-from gateway.releases.outcomes import observation
-from gateway.releases.policy import Policy
-from gateway.releases.series import History
-from gateway.releases.stages import NEXT
-from gateway.releases.trail import acted, decided
+from penstock.gateway.canary.assignment import share
+from penstock.gateway.canary.decision import Canary, figures
+from penstock.gateway.canary.interval import interval
+from penstock.gateway.canary.outcomes import observation
+from penstock.gateway.canary.stages import NEXT
+from penstock.gateway.canary.verify import acted, decided
+from penstock.gateway.display.release_series import History
+from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.release import GATEWAY, Assignment, Entry, Release, ReleaseView, Seen, Stage
 
 START = 1_790_000_000 * 10**9
 EVERY = 10 * 10**9

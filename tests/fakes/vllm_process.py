@@ -23,7 +23,7 @@ from pathlib import Path
 from aiohttp import web
 from fakes.engine import FakeEngine
 
-from gateway.demo_model import Json
+from penstock.gateway.demo.model import Json
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY, TOKENS, PROMPT = 300, 6, 5

@@ -11,7 +11,7 @@ import json
 import zlib
 from collections.abc import Iterator
 
-from gateway.demo_model import CREATED, Answer, Json, chat_call, chat_finish, digest, pieces
+from penstock.gateway.demo.model import CREATED, Answer, Json, chat_call, chat_finish, digest, pieces
 
 CAPTURE = ("return_token_ids", "logprobs", "top_logprobs")
 FRAME = ("<tool_call>", "</tool_call>")

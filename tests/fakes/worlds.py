@@ -34,11 +34,11 @@ from fakes.process import ROOT, running, upstreams
 from fakes.provider import Provider, serving
 from fakes.terminal import Printed, Terminal, terminal
 
-from gateway.client import Client
-from gateway.model import Judgement
-from gateway.releases.model import NewRelease, NewVersion
-from gateway.runs.model import NewRun, Point, RunEnd, RunEvent
-from gateway.work import Claim, ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.model.release import NewRelease, NewVersion
+from penstock.gateway.model.run import NewRun, Point, RunEnd, RunEvent
+from penstock.gateway.model.span import Judgement
 
 STUBS = ROOT / "tests" / "docs" / "stubs"
 BASE = "Qwen/Qwen3-8B"
@@ -258,7 +258,7 @@ def environment(folder: Path) -> dict[str, str]:
     """Variables of the terminal. Commands are those of this environment, the folder's `bin` first."""
     write(
         folder / "bin" / "penstock",
-        f"{sys.executable}\nimport sys\nfrom gateway.__main__ import main\nsys.exit(main())",
+        f"{sys.executable}\nimport sys\nfrom penstock.gateway.__main__ import main\nsys.exit(main())",
     )
     write(folder / "bin" / "python", f'/bin/sh\nexec {sys.executable} "$@"')
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from gateway.config import Config, ConfigError, load
+from penstock.gateway.config import Config, ConfigError, load
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 UPSTREAM = '[[upstream]]\nname = "local"\nbase_url = "http://127.0.0.1:8000/v1/"\n'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.metrics import BOUNDS, METRICS, Metrics, render
+from penstock.gateway.metrics import BOUNDS, METRICS, Metrics, render
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -21,10 +21,10 @@ from fakes.process import Gateway, running, upstream
 from fakes.provider import Provider, serving
 from fakes.tape import Tape
 
-from gateway.demo_model import Json, pieces
-from gateway.translation import library
-from gateway.translation.library import Library
-from gateway.translation.translator import Translator
+from penstock.gateway.demo.model import Json, pieces
+from penstock.gateway.proxy.translation import litellm as library
+from penstock.gateway.proxy.translation.litellm import Library
+from penstock.gateway.proxy.translation.translator import Translator
 
 ROOT = Path(__file__).parents[2]
 OTHER = ROOT / ".venv-providers" / "bin" / "python"

@@ -17,11 +17,11 @@ from fakes.provider import Outcome, Provider
 from fakes.tape import Tape
 from openai.types.responses import Response
 
-from gateway.client import Client
-from gateway.demo_model import Answer, Call
-from gateway.dialects.wire import Json
-from gateway.model import Span, SpanStatus
-from gateway.tokens import read_tokens
+from penstock.gateway.client.client import Client
+from penstock.gateway.demo.model import Answer, Call
+from penstock.gateway.dialects.loose_json import Json
+from penstock.gateway.dialects.token_ids import read_tokens
+from penstock.gateway.model.span import Span, SpanStatus
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -190,8 +190,8 @@ AGENTS: list[Agent] = [claude_agent, gpt_agent]
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_a_translated_rollout_is_one_sample(gateway: Gateway, engine: Provider, tape: Tape, agent: Agent) -> None:
     """Where the template writes what was generated as it was generated, the conversation is one sequence."""
-    from adapters.samples import Options, samples
-    from adapters.source import one
+    from penstock.adapters.samples import Options, samples
+    from penstock.adapters.source import one
 
     engine.script, engine.log = STORY.copy(), []
     rollout = f"sample-{AGENTS.index(agent)}"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.wire import Json, arr, obj
-from gateway.errors import ClientFault
-from gateway.translation import asking_messages, asking_responses
-from gateway.translation.library import Library
-from gateway.translation.translator import Translator
+from penstock.gateway.dialects.loose_json import Json, arr, obj
+from penstock.gateway.http.errors import ClientFault
+from penstock.gateway.proxy.translation import messages_request, responses_request
+from penstock.gateway.proxy.translation.litellm import Library
+from penstock.gateway.proxy.translation.translator import Translator
 
 LONG = "mcp__" + "a" * 80
 SAY: Json = {"role": "user", "content": "hi"}
@@ -30,7 +30,7 @@ def of_messages(litellm: Library, more: Json) -> Json:
     """What is asked, and that the agent's request is not written into."""
     asked = ASK | more
     before = json.dumps(asked)
-    chat = asking_messages.asking(litellm, asked)
+    chat = messages_request.asking(litellm, asked)
     assert json.dumps(asked) == before
     assert chat["model"] == "claude-policy"
     return chat
@@ -39,7 +39,7 @@ def of_messages(litellm: Library, more: Json) -> Json:
 def of_responses(litellm: Library, more: Json) -> Json:
     asked: Json = {"model": "claude-policy", "input": "hi"} | more
     before = json.dumps(asked)
-    chat = asking_responses.asking(litellm, asked)
+    chat = responses_request.asking(litellm, asked)
     assert json.dumps(asked) == before
     assert chat["model"] == "claude-policy"
     return chat
@@ -164,7 +164,7 @@ REFUSED_MESSAGES: list[tuple[str, Json]] = [
 @pytest.mark.parametrize(("field", "more"), REFUSED_MESSAGES, ids=str)
 def test_what_messages_cannot_say_in_chat_is_refused(litellm: Library, field: str, more: Json) -> None:
     with pytest.raises(ClientFault) as refused:
-        asking_messages.asking(litellm, ASK | more)
+        messages_request.asking(litellm, ASK | more)
     assert (refused.value.status, refused.value.field) == (400, field)
 
 
@@ -271,7 +271,7 @@ REFUSED_RESPONSES: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("field", "more"), REFUSED_RESPONSES, ids=str)
 def test_what_responses_cannot_say_in_chat_is_refused(litellm: Library, field: str, more: Json) -> None:
     with pytest.raises(ClientFault) as refused:
-        asking_responses.asking(litellm, {"model": "policy", "input": "hi"} | more)
+        responses_request.asking(litellm, {"model": "policy", "input": "hi"} | more)
     assert (refused.value.status, refused.value.field) == (400, field)
 
 

@@ -12,7 +12,7 @@ from fakes.scale_out import GENERATE, ScaleOut, scale_out
 from fakes.tape import Tape
 from fakes.toy_template import CALL, CALLED, Template
 
-from gateway.views import Diagnosis
+from penstock.gateway.model.answers import Diagnosis
 
 from .conftest import NOWHERE, PYTHON, ROUTE
 from .test_agents import STREAMS, claude_agent, gpt_agent

@@ -12,10 +12,10 @@ from fakes.provider import Provider
 from fakes.releasing import NEW, OLD, system_of
 from fakes.tape import Tape
 
-from gateway.client import Client
-from gateway.demo_model import Answer, Json
-from gateway.releases.marks import SHADOW_OF
-from gateway.releases.model import NewRelease
+from penstock.gateway.client.client import Client
+from penstock.gateway.demo.model import Answer, Json
+from penstock.gateway.model.attributes import SHADOW_OF
+from penstock.gateway.model.release import NewRelease
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

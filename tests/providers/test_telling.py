@@ -11,19 +11,19 @@ from fakes import vllm_wire
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.demo_model import Answer, Call, pieces
-from gateway.dialects import by_name
-from gateway.dialects.wire import Json, loads, obj
-from gateway.link import Link
-from gateway.model import Turn
-from gateway.sse import events
-from gateway.translation.library import Library
-from gateway.translation.passing import Stream
-from gateway.translation.pieces import Answer as Read
-from gateway.translation.pieces import Untold
-from gateway.translation.telling import Telling
-from gateway.translation.telling_messages import Messages
-from gateway.translation.telling_responses import Responses
+from penstock.gateway.demo.model import Answer, Call, pieces
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.loose_json import Json, loads, obj
+from penstock.gateway.dialects.sse import events
+from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.model.span import Turn
+from penstock.gateway.proxy.translation.answer import Telling
+from penstock.gateway.proxy.translation.chat_pieces import Answer as Read
+from penstock.gateway.proxy.translation.chat_pieces import Untold
+from penstock.gateway.proxy.translation.framing import Stream
+from penstock.gateway.proxy.translation.litellm import Library
+from penstock.gateway.proxy.translation.messages_answer import Messages
+from penstock.gateway.proxy.translation.responses_answer import Responses
 
 TELLINGS = {"messages": Messages, "responses": Responses}
 CAPTURED: Json = {"return_token_ids": True, "logprobs": True, "stream_options": {"include_usage": True}}

@@ -15,13 +15,13 @@ from fakes.odd import abort, close, request, send, wait
 from fakes.raw import body_of, chunk, events_head, head, header_fields, post, reply
 from fakes.rig import CHAT, MESSAGES, Inside, inside
 
-from gateway.demo_model import Answer, Call
-from gateway.dialects.wire import Json, loads
-from gateway.model import SpanStatus
-from gateway.sse import events
-from gateway.tokens import read_tokens
-from gateway.translation.library import Library
-from gateway.translation.telling_messages import Messages
+from penstock.gateway.demo.model import Answer, Call
+from penstock.gateway.dialects.loose_json import Json, loads
+from penstock.gateway.dialects.sse import events
+from penstock.gateway.dialects.token_ids import read_tokens
+from penstock.gateway.model.span import SpanStatus
+from penstock.gateway.proxy.translation.litellm import Library
+from penstock.gateway.proxy.translation.messages_answer import Messages
 
 RESPONSES = "/v1/responses"
 BOTH = pytest.mark.parametrize("below", [MESSAGES, RESPONSES])

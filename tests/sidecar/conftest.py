@@ -9,7 +9,7 @@ import pytest
 from fakes.process import Gateway
 from fakes.runs import StartRun, runs
 
-from gateway.client import Client
+from penstock.gateway.client.client import Client
 
 
 @pytest.fixture

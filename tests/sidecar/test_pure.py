@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gateway.model import Attempt, Judgement, Rollout
-from gateway.work import Claim, Event
-from sidecar.attempt import Result
-from sidecar.environment import LARGEST_VARIABLE, environment, plan, variables
-from sidecar.figures import gpus
-from sidecar.journal import LARGEST_EVENT, Journal
-from sidecar.output import LONGEST_LINE, Lines, Outputs, parsed
-from sidecar.progress import Tally, Terminal
-from sidecar.rewarding import RewardError, printed
-from sidecar.settings import Agents, UsageError, seconds, size, variable
-from sidecar.templates import TemplateError, fill
+from penstock.gateway.model.queue import Claim, Event
+from penstock.gateway.model.span import Attempt, Judgement, Rollout
+from penstock.sidecar.agent.environment import LARGEST_VARIABLE, environment, plan, variables
+from penstock.sidecar.agent.output import LONGEST_LINE, Lines, Outputs, parsed
+from penstock.sidecar.agent.templates import TemplateError, fill
+from penstock.sidecar.agent.usage import gpus
+from penstock.sidecar.attempt import Result
+from penstock.sidecar.journal import LARGEST_EVENT, Journal
+from penstock.sidecar.progress import Tally, Terminal
+from penstock.sidecar.rewarding import RewardError, printed
+from penstock.sidecar.settings import Agents, UsageError, seconds, size, variable
 
 ADDRESS = "/rollout/r/attempt/a1/mode/train"
 URL = "http://gateway:4747"

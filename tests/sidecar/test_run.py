@@ -11,8 +11,8 @@ import pytest
 from fakes.process import Gateway
 from fakes.runs import AGENTS, PYTHON, StartRun, enqueue, events, only_attempt, said, until, when
 
-from gateway.client import Client
-from gateway.model import AttemptStatus, Reward, RolloutStatus, Span
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.span import AttemptStatus, Reward, RolloutStatus, Span
 
 REPORT = (PYTHON, str(AGENTS / "report.py"))
 ASK = (PYTHON, str(AGENTS / "ask.py"))
@@ -193,7 +193,7 @@ async def test_functions_are_agents_too(
 
 async def test_the_helper_says_what_an_agent_thinks_of_itself(client: Client, start_run: StartRun) -> None:
     _ = await enqueue(client, None)
-    script = "from sidecar.helper import event, reward; event('step', n=1); reward(0.7, style=1, reason='felt good')"
+    script = "from penstock.sidecar.agent.helper import event, reward; event('step', n=1); reward(0.7, style=1, reason='felt good')"
     run = await start_run(agent=(PYTHON, "-c", script))
     assert await run.ended() == 0, run.stderr
     spans = await events(client)

@@ -10,8 +10,8 @@ import pytest
 from fakes.process import Gateway
 from fakes.runs import AGENTS, PYTHON, StartRun, alive, enqueue, gone, only_attempt, until, when, written
 
-from gateway.client import Client
-from gateway.model import AttemptStatus, RolloutStatus
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.span import AttemptStatus, RolloutStatus
 
 SLEEP = (PYTHON, "-c", "import time; time.sleep(600)")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from fakes.runs import PYTHON, StartRun, enqueue, events, when
 
-from gateway.client import Client
-from gateway.model import Attempt, AttemptStatus, Outcome, Reward, RolloutStatus
-from gateway.work import ClaimRequest, FinishRequest
-from sidecar.attempt import Result
-from sidecar.breaker import EQUAL, Breaker
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import ClaimRequest, FinishRequest
+from penstock.gateway.model.span import Attempt, AttemptStatus, Outcome, Reward, RolloutStatus
+from penstock.sidecar.attempt import Result
+from penstock.sidecar.breaker import EQUAL, Breaker
 
 LACKS = (PYTHON, "-c", "import nowhere_to_be_found")
 """What a wrong environment looks like."""

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
-from gateway.strict import ConfigError
-from trainer.config import Config, load
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import Config, load
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "training.md"

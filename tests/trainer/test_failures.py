@@ -34,8 +34,8 @@ from fakes.vllm_process import install
 
 from bench.procfs import tree
 from examples.lookup_model import write_model, write_tokenizer
-from gateway.client import Client
-from trainer.upkeep import MOST_DEATHS
+from penstock.gateway.client.client import Client
+from penstock.trainer.serving.restart import MOST_DEATHS
 
 ROOT = Path(__file__).parents[2]
 VLLM = ROOT / ".venv-vllm" / "bin" / "python"

@@ -18,12 +18,12 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 from fakes.tiny_model import make_tokenizer
 from fakes.tokens import Talk
 
-from adapters.chat import Conversation, conversations
 from bench.trajectories import DATA, calls_of, wire_answer
-from trainer.chats import tokenise
-from trainer.config import Config
-from trainer.examples import Example
-from trainer.lessons import Maker, told
+from penstock.adapters.chat import Conversation, conversations
+from penstock.trainer.config import Config
+from penstock.trainer.data.chat_template import tokenise
+from penstock.trainer.data.lessons import Maker, told
+from penstock.trainer.mathematics.examples import Example
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA.name} is not here")
 TASKS = 12

@@ -26,15 +26,15 @@ from fakes.tiny_model import config, make_model
 from fakes.vllm_process import TOKENS, answered, numbers
 from pydantic import ValidationError
 
-from adapters.samples import Options
-from gateway.client import Client
-from gateway.model import Judgement
-from gateway.work import Claim, ClaimRequest, FinishRequest
-from trainer.collect import Collector
-from trainer.engine import Engine
-from trainer.learn import learn
-from trainer.publish import Publisher
-from trainer.tasks import Task
+from penstock.adapters.samples import Options
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest
+from penstock.gateway.model.span import Judgement
+from penstock.trainer.data.collect import Collector
+from penstock.trainer.data.tasks import Task
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.mathematics.update import learn
+from penstock.trainer.serving.publish import Publisher
 
 GATEWAY = """
 [[upstream]]

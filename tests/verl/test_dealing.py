@@ -9,8 +9,8 @@ pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or 
 import numpy as np
 from fakes.training import example, random_examples
 
-from trainer.batch import MicroBatch, micro_batches
-from trainer.dealing import collected, deal, is_filler
+from penstock.trainer.mathematics.batch import MicroBatch, micro_batches
+from penstock.trainer.mathematics.shares import collected, deal, is_filler
 
 Token = tuple[tuple[int, ...], float, float, float]
 

@@ -27,16 +27,17 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from gateway.strict import ConfigError
-from trainer import dpo, engines
-from trainer.batch import MicroBatch, micro_batches
-from trainer.checkpoint import Checkpoints, State
-from trainer.config import Config, Loss
-from trainer.engine import Engine, Objective
-from trainer.engines import EngineError, make_engine
-from trainer.examples import Example
-from trainer.learn import learn
-from trainer.loss import cross_entropy, policy_loss
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import Config, Loss
+from penstock.trainer.engines import choose
+from penstock.trainer.engines.checkpoint import Checkpoints, State
+from penstock.trainer.engines.choose import EngineError, make_engine
+from penstock.trainer.engines.local import Engine, Objective
+from penstock.trainer.mathematics import dpo
+from penstock.trainer.mathematics.batch import MicroBatch, micro_batches
+from penstock.trainer.mathematics.examples import Example
+from penstock.trainer.mathematics.loss import cross_entropy, policy_loss
+from penstock.trainer.mathematics.update import learn
 
 # What others say of each other's versions when they are imported.
 pytestmark = [
@@ -339,11 +340,11 @@ def test_all_weights_have_no_reference(path: Path) -> None:
 
 
 def test_where_verl_is_not_installed_it_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: Callable[[str], object] = engines.distribution
+    found: Callable[[str], object] = choose.distribution
 
     def without(name: str) -> object:
         return found("no-such-thing" if name == "verl" else name)
 
-    monkeypatch.setattr(engines, "distribution", without)
+    monkeypatch.setattr(choose, "distribution", without)
     with pytest.raises(ConfigError, match=r"engine.kind: \"verl\" needs verl here: pip install 'penstock\[verl\]'"):
         make_engine(settings(path, 2))

@@ -23,7 +23,7 @@ from fakes.process import running
 from fakes.tiny_model import make_model
 from fakes.vllm_process import install
 
-from gateway.client import Client
+from penstock.gateway.client.client import Client
 
 pytestmark = pytest.mark.timeout(900)
 

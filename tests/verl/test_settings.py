@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-verl`")
 
-from gateway.strict import ConfigError
-from trainer.config import load
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import load
 
 MODEL, VERL = '[model]\npath = "model"\n', '[engine]\nkind = "verl"\n'
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway.releases.serving import Engine
+from penstock.gateway.releases.adapter_server import Engine
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"

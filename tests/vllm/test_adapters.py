@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from fakes.process import Gateway, running, upstream
 
-from gateway.releases.serving import Engine, ServingError, settle
-from gateway.releases.weights import ModelVersion, Residency
+from penstock.gateway.model.weights import ModelVersion, Residency
+from penstock.gateway.releases.adapter_server import Engine, ServingError, settle
 
 from .conftest import SLOTS, Vllm
 

@@ -15,8 +15,8 @@ import pytest_asyncio
 from fakes.process import Gateway, running, upstream
 from fakes.tape import Tape
 
-from gateway.model import SpanStatus
-from gateway.tokens import read_tokens
+from penstock.gateway.dialects.token_ids import read_tokens
+from penstock.gateway.model.span import SpanStatus
 
 from .conftest import Vllm
 

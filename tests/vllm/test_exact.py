@@ -15,12 +15,12 @@ from fakes.many_turns import Agent, told
 from fakes.process import Gateway, running, upstream
 from fakes.tape import Tape
 
-from adapters.samples import Options, Sample, samples
-from adapters.source import load
-from gateway.client import Client
-from gateway.model import Judgement, Span
-from gateway.releases.serving import Engine, settle
-from gateway.views import Diagnosis
+from penstock.adapters.samples import Options, Sample, samples
+from penstock.adapters.source import load
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.answers import Diagnosis
+from penstock.gateway.model.span import Judgement, Span
+from penstock.gateway.releases.adapter_server import Engine, settle
 
 from .conftest import Vllm
 from .test_adapters import published

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from fakes.rig import inside
 
-from gateway.releases.serving import Engine, ServingError, settle
+from penstock.gateway.releases.adapter_server import Engine, ServingError, settle
 
 from .conftest import Vllm
 from .test_adapters import PROMPTS, ask, published

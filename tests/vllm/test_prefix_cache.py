@@ -9,7 +9,7 @@ from uuid import uuid4
 import aiohttp
 import pytest
 
-from gateway.releases.serving import Engine, settle
+from penstock.gateway.releases.adapter_server import Engine, settle
 
 from .conftest import Vllm
 from .test_adapters import body, published

@@ -16,7 +16,7 @@ from fakes import process
 from fakes.process import Gateway, running, upstream
 from fakes.tape import Tape
 
-from gateway.tokens import read_tokens
+from penstock.gateway.dialects.token_ids import read_tokens
 
 from .conftest import Vllm
 

@@ -24,8 +24,8 @@ from e2e.chaos.provider import serving
 from e2e.chaos.verdict import Verdict, judge
 from fakes.process import ROOT, Gateway, running, upstreams
 
-from gateway.client import Client, ClientError
-from gateway.store import check
+from penstock.gateway.cli import check
+from penstock.gateway.client.client import Client, ClientError
 
 AGENT = Path(__file__).with_name("agent.py")
 CONFIG = '[tape]\nrecord = "strict"\n\n'

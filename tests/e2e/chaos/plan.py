@@ -9,8 +9,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.model import RolloutConfig
-from gateway.work import RolloutSpec
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.span import RolloutConfig
 
 KINDS = {
     "plain": 70,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from e2e.chaos.plan import Plan
 
-from gateway.client import Client
-from gateway.lifecycle import LIVE
-from gateway.model import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary, Span, SpanStatus
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.lifecycle import LIVE
+from penstock.gateway.model.span import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary, Span, SpanStatus
 
 Name = tuple[str, str]
 ENDS = {"broken": {RolloutStatus.FAILED}, "unwanted": {RolloutStatus.CANCELLED, RolloutStatus.SUCCEEDED}}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects import by_name
-from gateway.dialects.base import Facts
-from gateway.dialects.ending import Failed
-from gateway.model import Turn
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.ending import Failed
+from penstock.gateway.model.span import Turn
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.dialects import by_name
-from gateway.dialects.base import Facts
-from gateway.model import Part, Turn, Usage
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.model.span import Part, Turn, Usage
 
 CHAT = by_name("chat")
 Json = dict[str, Any]

@@ -12,9 +12,9 @@ from fakes.formats import completion_events, response_events
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.demo_model import Answer, Call, Json, chat_events, message_events
-from gateway.dialects import by_name
-from gateway.dialects.ending import Failed
+from penstock.gateway.demo.model import Answer, Call, Json, chat_events, message_events
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.ending import Failed
 
 NASTY = [
     "data: [DONE]",

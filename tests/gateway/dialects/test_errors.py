@@ -9,7 +9,7 @@ import httpx2
 import openai
 import pytest
 
-from gateway.dialects.errors import error_body
+from penstock.gateway.dialects.errors import error_body
 
 
 def transport(family: str, status: int) -> httpx2.Client:

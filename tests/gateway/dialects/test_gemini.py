@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects import by_name, find
-from gateway.dialects.base import Facts
-from gateway.dialects.errors import error_body
-from gateway.dialects.reading import read_exchange
-from gateway.model import Exchange, Message, Part, Span, Tool, Turn, Usage
+from penstock.gateway.calls.turns import read_exchange
+from penstock.gateway.dialects import by_name, find
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.errors import error_body
+from penstock.gateway.model.span import Exchange, Message, Part, Span, Tool, Turn, Usage
 
 Check = Callable[[str, bytes, bytes, bool], Facts]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects import by_name, items
-from gateway.dialects.items import skim
+from penstock.gateway.dialects import by_name, items
+from penstock.gateway.dialects.items import skim
 
 CHAT = by_name("chat")
 JSON: st.SearchStrategy[Any] = st.recursive(

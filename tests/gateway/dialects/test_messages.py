@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from gateway.dialects import by_name
-from gateway.dialects.base import Facts
-from gateway.model import Part, Turn, Usage
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.model.span import Part, Turn, Usage
 
 MESSAGES = by_name("messages")
 Json = dict[str, Any]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects import DIALECTS, by_name
-from gateway.dialects.base import Dialect, Facts
-from gateway.dialects.items import LARGE
-from gateway.dialects.wire import arr, obj
-from gateway.model import Turn
+from penstock.gateway.dialects import DIALECTS, by_name
+from penstock.gateway.dialects.base import Dialect, Facts
+from penstock.gateway.dialects.items import LARGE
+from penstock.gateway.dialects.loose_json import arr, obj
+from penstock.gateway.model.span import Turn
 
 KEYS = """
 id model usage choices message messages delta content text type role tool_calls function_call index finish_reason n

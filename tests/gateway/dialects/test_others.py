@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from openai.types import Completion, CreateEmbeddingResponse
 
-from gateway.dialects import DIALECTS, by_name, find
-from gateway.dialects.base import Facts
-from gateway.model import Part, Turn, Usage
+from penstock.gateway.dialects import DIALECTS, by_name, find
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.model.span import Part, Turn, Usage
 
 Stream = Callable[..., bytes]
 Agreed = Callable[[str, bytes, bytes, bool], Facts]

@@ -11,9 +11,9 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.dialects import by_name
-from gateway.dialects.base import Facts
-from gateway.model import Part, Turn, Usage
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.model.span import Part, Turn, Usage
 
 RESPONSES = by_name("responses")
 Json = dict[str, Any]

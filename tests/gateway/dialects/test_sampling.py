@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects import by_name
-from gateway.dialects.sampling import forced, sampled, skewed
-from gateway.model import Sampling, Turn
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.sampling import forced, sampled, skewed
+from penstock.gateway.model.span import Sampling, Turn
 
 Json = dict[str, Any]
 

@@ -14,12 +14,12 @@ from fakes.exporting import T0, Figures, call, exporting
 from fakes.otlp import Inlet, Made, inlet_at, request
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from gateway.model import Judgement, Outcome, Usage
-from gateway.otlp import making, pieces
-from gateway.otlp.exporter import NOTE
-from gateway.store import Entry
-from gateway.trace import span_id, trace_id
-from gateway.work import ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.model.span import Judgement, Outcome, Usage
+from penstock.gateway.model.trace import span_id, trace_id
+from penstock.gateway.otlp import batches, fill_request
+from penstock.gateway.otlp.exporter import NOTE
+from penstock.gateway.store import Entry
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ async def test_no_content_without_being_asked(inlet: Inlet, collector: Collector
 async def test_too_much_content_is_left_out(
     inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(making, "MOST_CONTENT", 1500)
+    monkeypatch.setattr(fill_request, "MOST_CONTENT", 1500)
     large = REQUEST.replace("be brief", "x" * 2000)
     (found,) = await exported(
         inlet, collector, call(body=body(large.encode(), RESPONSE.encode())), capture_content=True
@@ -279,7 +279,7 @@ async def test_it_goes_in_batches(inlet: Inlet, collector: Collector) -> None:
 async def test_a_large_batch_is_cut_by_its_size(
     inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "LARGEST_REQUEST", 1000)
+    monkeypatch.setattr(batches, "LARGEST_REQUEST", 1000)
     await exported(inlet, collector, *[call(number) for number in range(12)])
     assert len(collector.ids) == len(set(collector.ids)) == 12
     assert len(collector.requests) >= 4
@@ -409,14 +409,14 @@ async def test_headers_come_from_the_environment(
 async def test_one_span_that_cannot_be_sent_keeps_nothing_back(
     inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    figures, whole = Figures(), making.outgoing.of_call
+    figures, whole = Figures(), fill_request.outgoing.of_call
 
     def broken(span: Any, *rest: Any) -> Span:
         if span.sequence == 2:
             raise RuntimeError("strange")
         return whole(span, *rest)
 
-    monkeypatch.setattr(making.outgoing, "of_call", broken)
+    monkeypatch.setattr(fill_request.outgoing, "of_call", broken)
     async with exporting(inlet, collector, figures):
         await inlet.desk.add([call(1), call(2), call(3)])
         await collector.until(spans=2)

@@ -14,15 +14,15 @@ from fakes.otlp import Inlet, Made, request
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from gateway import model
-from gateway.config import Otlp
-from gateway.model import Attempt, Change, Judgement
-from gateway.otlp.pieces import Piece, Reader
-from gateway.otlp.placing import root_id
-from gateway.otlp.selection import Selection
-from gateway.store import TapeError
-from gateway.trace import trace_id
-from gateway.work import ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.config import Otlp
+from penstock.gateway.model import span as model
+from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.model.span import Attempt, Change, Judgement
+from penstock.gateway.model.trace import trace_id
+from penstock.gateway.otlp.batches import Piece, Reader
+from penstock.gateway.otlp.placement import root_id
+from penstock.gateway.otlp.selection import Selection
+from penstock.gateway.store import TapeError
 
 S = 10**9
 TRACE, ROOT = trace_id("q1", "a1"), root_id("q1", "a1")

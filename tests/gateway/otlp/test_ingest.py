@@ -17,10 +17,10 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from gateway.otlp.wire import JSON, PROTOBUF
-from gateway.store import Entry, TapeError
-from gateway.trace import span_id, trace_id
-from gateway.work import ClaimRequest, RolloutSpec
+from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
+from penstock.gateway.model.trace import span_id, trace_id
+from penstock.gateway.otlp.wire import JSON, PROTOBUF
+from penstock.gateway.store import Entry, TapeError
 
 R1 = {"penstock.rollout_id": "r1", "penstock.attempt_id": "a2"}
 SCOPED = "/agent/token/r1/a1/v1/traces"

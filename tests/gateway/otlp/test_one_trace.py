@@ -27,8 +27,8 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway.client import Client
-from gateway.trace import trace_id
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.trace import trace_id
 
 STOCK = Path(__file__).with_name("stock.py")
 AGENTS_OWN = {

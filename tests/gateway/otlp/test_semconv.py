@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.otlp import semconv
-from gateway.otlp.semconv import Row
+from penstock.gateway.otlp import semconv
+from penstock.gateway.otlp.semconv import Row
 
 DOCS = (Path(__file__).parents[3] / "docs" / "opentelemetry.md").read_text(encoding="utf-8")
 TABLES: dict[str, tuple[Row, ...]] = {

@@ -14,9 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import KeyValueList
 
-from gateway.otlp import otlpjson, outgoing, values
-from gateway.otlp.spans import entry_of
-from gateway.otlp.values import DEEPEST, LONGEST_KEY, LONGEST_TEXT, MOST_ATTRIBUTES, MOST_CHARACTERS, MOST_ITEMS, Bounds
+from penstock.gateway.otlp import json_encoding, span_out, values
+from penstock.gateway.otlp.span_in import entry_of
+from penstock.gateway.otlp.values import (
+    DEEPEST,
+    LONGEST_KEY,
+    LONGEST_TEXT,
+    MOST_ATTRIBUTES,
+    MOST_CHARACTERS,
+    MOST_ITEMS,
+    Bounds,
+)
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
 SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=20)
@@ -46,7 +54,7 @@ def official(attributes: dict[str, Any]) -> KeyValueList:
 def sent(attributes: dict[str, Any]) -> dict[str, Any]:
     """As a collector gets them from us."""
     made = KeyValueList()
-    outgoing.fill(made.values, attributes)
+    span_out.fill(made.values, attributes)
     return plain(KeyValueList.FromString(made.SerializeToString()).values)
 
 
@@ -62,7 +70,7 @@ def test_values_come_in_as_they_were_sent(attributes: dict[str, Any]) -> None:
 def test_both_encodings_are_read_alike(attributes: dict[str, Any]) -> None:
     as_json = json_format.MessageToJson(official(attributes))
     pairs = json.dumps({"resourceSpans": [{"resource": {"attributes": json.loads(as_json).get("values", [])}}]})
-    groups = otlpjson.decode(pairs.encode()).resource_spans
+    groups = json_encoding.decode(pairs.encode()).resource_spans
     assert groups is not None
     group = groups[0]
     assert group.resource is not None

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from bench import trajectories
 from bench.families import FAMILIES, WORDS, Maker
-from gateway.prompts.align import aligned, tokens
-from gateway.prompts.induce import Proposal, Sample, propose
-from gateway.prompts.recognise import Known, Recognised, Recogniser
-from gateway.prompts.template import Template
+from penstock.gateway.model.template import Template
+from penstock.gateway.prompts.align import aligned, tokens
+from penstock.gateway.prompts.induce import Proposal, Sample, propose
+from penstock.gateway.prompts.recognise import Known, Recognised, Recogniser
 
 
 def recogniser(found: list[Proposal]) -> Recogniser:

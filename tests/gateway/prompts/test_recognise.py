@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.families import filled, similar
-from gateway.prompts.recognise import KEPT_BYTES, Known, Recognised, Recogniser, sha256
-from gateway.prompts.scan import match
-from gateway.prompts.template import Template
+from penstock.gateway.model.template import Template
+from penstock.gateway.prompts.match import match
+from penstock.gateway.prompts.recognise import KEPT_BYTES, Known, Recognised, Recogniser, sha256
 
 SHORT = st.text("ab", max_size=3)
 TEMPLATES = st.integers(0, 2).flatmap(

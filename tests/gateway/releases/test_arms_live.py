@@ -13,10 +13,10 @@ from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.process import Gateway
 from fakes.provider import Provider
 
-from gateway.client import Client
-from gateway.connection import ClientError
-from gateway.releases.model import Audience, Decision, Entry, NewRelease
-from gateway.releases.policy import Stage
+from penstock.gateway.client.client import Client
+from penstock.gateway.client.connection import ClientError
+from penstock.gateway.model.policy import Stage
+from penstock.gateway.model.release import Audience, Decision, Entry, NewRelease
 
 AGENTS = ("planner", "critic")
 ANN = Decision(who="ann")
@@ -51,7 +51,7 @@ def day(rollout: str) -> str:
 
 
 async def verified(client: Client, release: str) -> bool:
-    from gateway.commands.checking import checked
+    from penstock.gateway.cli.verify import checked
 
     return not (await checked(client, release)).problems
 

@@ -16,14 +16,14 @@ from fakes.process import Gateway, upstreams
 from fakes.provider import Provider
 from fakes.tape import Tape
 
-from gateway.client import Client
-from gateway.connection import ClientError
-from gateway.model import Judgement
-from gateway.releases.model import Assignment, Decision, NewRelease, NewVersion, Pin, Seen
-from gateway.releases.policy import Stage
-from gateway.releases.trail import verify
-from gateway.store import check
-from gateway.work import Event
+from penstock.gateway.canary.verify import verify
+from penstock.gateway.cli import check
+from penstock.gateway.client.client import Client
+from penstock.gateway.client.connection import ClientError
+from penstock.gateway.model.policy import Stage
+from penstock.gateway.model.queue import Event
+from penstock.gateway.model.release import Assignment, Decision, NewRelease, NewVersion, Pin, Seen
+from penstock.gateway.model.span import Judgement
 
 
 @pytest.fixture

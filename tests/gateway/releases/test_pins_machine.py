@@ -13,11 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.releases.assignment import Asker, share
-from gateway.releases.model import Audience, Entry, Pin, Release
-from gateway.releases.stages import NEXT
-from gateway.store import Refused, Store, Task, Work
-from gateway.store.releasing import Wanted
+from penstock.gateway.canary.assignment import Asker, share
+from penstock.gateway.canary.stages import NEXT
+from penstock.gateway.model.release import Audience, Entry, Pin, Release
+from penstock.gateway.releases.operations import Wanted
+from penstock.gateway.store import Refused, Store, Task, Work
 
 T = TypeVar("T")
 RESOURCES = ("travel", "hotel")

@@ -14,12 +14,12 @@ from fakes.experiment import PATIENCE, Traffic, policy
 from fakes.process import Gateway
 from fakes.tape import Tape
 
-from gateway.client import Client
-from gateway.connection import ClientError
-from gateway.holding import HoldRequest, UpstreamView
-from gateway.model import Judgement
-from gateway.releases.model import Decision, NewRelease, NewVersion
-from gateway.work import ClaimRequest, Empty, FinishRequest, RolloutSpec
+from penstock.gateway.api.upstreams import HoldRequest, UpstreamView
+from penstock.gateway.client.client import Client
+from penstock.gateway.client.connection import ClientError
+from penstock.gateway.model.queue import ClaimRequest, Empty, FinishRequest, RolloutSpec
+from penstock.gateway.model.release import Decision, NewRelease, NewVersion
+from penstock.gateway.model.span import Judgement
 
 
 @pytest.fixture

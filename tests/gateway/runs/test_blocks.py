@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec import UNREADABLE
-from gateway.runs.blocks import Block, Row, bounds, merged, record
-from gateway.runs.curves import Series, curve, series
+from penstock.gateway.runs.blocks import Block, Row, bounds, merged, record
+from penstock.gateway.runs.curves import Series, curve, series
+from penstock.gateway.store.codec import UNREADABLE
 
 NAMES = st.sampled_from(["reward", "loss/kl", "clip.high", "tokens:s"])
 STEPS = st.integers(0, 2**53 - 1) | st.integers(0, 40)

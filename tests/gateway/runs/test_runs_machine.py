@@ -15,10 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway import keys
-from gateway.runs.model import NewRun, Point, PointsRequest, RunEnd, RunEvent
-from gateway.store import Refused, Store, Task, Work, reporting
-from gateway.store.environment import DATABASES
+from penstock.gateway.model.run import NewRun, Point, PointsRequest, RunEnd, RunEvent
+from penstock.gateway.runs import operations
+from penstock.gateway.store import Refused, Store, Task, Work, keys
+from penstock.gateway.store.environment import DATABASES
 
 T = TypeVar("T")
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -51,8 +51,8 @@ class RunMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fold = reporting.FOLD
-        reporting.FOLD = 7
+        self.fold = operations.FOLD
+        operations.FOLD = 7
         self.folder = Path(mkdtemp(prefix="penstock-test-", dir=MEMORY))
         self.store = Store(self.folder)
         self.known: dict[int, dict[str, float | None]] = {}
@@ -65,7 +65,7 @@ class RunMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.store.close()
         shutil.rmtree(self.folder)
-        reporting.FOLD = self.fold
+        operations.FOLD = self.fold
 
     @initialize()
     def start(self) -> None:

@@ -6,8 +6,8 @@ import asyncio
 import os
 from typing import Any
 
-from gateway.model import Judgement
-from sidecar.transcript import Transcript
+from penstock.gateway.model.span import Judgement
+from penstock.sidecar.transcript import Transcript
 
 
 def double(task: Any) -> dict[str, Any]:

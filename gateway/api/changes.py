@@ -1,0 +1,109 @@
+"""The change feed over HTTP: server-sent events that resume exactly, or a finite page.
+
+Every event carries the feed's cursor as its id, so that a follower that comes back with `Last-Event-ID` (browsers do so
+by themselves) misses nothing and gets nothing twice. A follower that reads slowly slows only itself: the next changes
+are read from the tape when the last ones are on their way. Followers end when the application shuts down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from pydantic import Field
+
+from penstock.gateway.api import guard
+from penstock.gateway.api.context import CONTROL, Control
+from penstock.gateway.api.guard import ApiError, answer, query_of
+from penstock.gateway.api.openapi import EVENTS
+from penstock.gateway.model.answers import ChangePage
+from penstock.gateway.model.span import Change, Noun
+
+BATCH = 256
+"""Changes read from the tape at a time."""
+
+
+class ChangesQuery(Noun):
+    """Parameters of the change feed."""
+
+    since: int = Field(default=0, ge=0)
+    """Give what comes after this cursor; 0 is everything. A `Last-Event-ID` header goes before it."""
+    follow: bool = True
+    """Keep the stream open and send what comes. `false` answers with one finite JSON page."""
+    limit: int | None = Field(default=None, ge=1, le=10_000)
+    """Entries of a page (1000 unless given); only with `follow=false`."""
+
+
+async def get_changes(request: web.Request) -> web.StreamResponse:
+    """The change feed as server-sent events: `id` is the cursor to go on from, `event` the kind of what changed, `data`
+    a Change as JSON. Comments keep the connection alive. With `follow=false` it is one page of JSON instead."""
+    control, asked = request.app[CONTROL], query_of(request, ChangesQuery)
+    since = _since(request, asked, control.tape.cursor())
+    if not asked.follow:
+        changes, cursor = control.tape.changes(since, asked.limit or 1000)
+        return answer(ChangePage(changes=changes, next=cursor))
+    if asked.limit is not None:
+        raise ApiError(400, "limit goes with follow=false only", "limit", str(asked.limit))
+    return await _follow(request, control, since)
+
+
+def _since(request: web.Request, asked: ChangesQuery, end: int) -> int:
+    last = request.headers.get("Last-Event-ID")
+    field, value = ("since", str(asked.since)) if last is None else ("Last-Event-ID", last)
+    if not value.isascii() or not value.isdigit() or int(value) > end:
+        raise ApiError(
+            400, f"{field} must be a cursor of this feed, which ends at {end}", field, value, (f"0 to {end}",)
+        )
+    return int(value)
+
+
+async def _follow(request: web.Request, control: Control, since: int) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": EVENTS, "X-Accel-Buffering": "no"})
+    await response.prepare(request)
+    async with _following(control):
+        try:
+            await _send_changes(response, control, since)
+        except ConnectionError:
+            pass  # the follower went away
+        except Exception:
+            guard.log.exception("the change feed failed at %d", since)  # the head is sent: all we can do is end
+    return response
+
+
+@asynccontextmanager
+async def _following(control: Control) -> AsyncGenerator[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    control.followers.add(task)
+    try:
+        yield
+    finally:
+        control.followers.discard(task)
+
+
+async def _send_changes(response: web.StreamResponse, control: Control, cursor: int) -> None:
+    await response.write(b": penstock changes\n\n")
+    while True:
+        changes, after = control.tape.changes(cursor, BATCH)
+        if changes:
+            await response.write(b"".join(map(_event, changes)))
+        if after > cursor:
+            cursor = after
+            continue
+        try:
+            async with asyncio.timeout(control.keep_alive_s):
+                await control.feed.wait(cursor)
+        except TimeoutError:
+            await response.write(b": keep-alive\n\n")
+
+
+def _event(change: Change) -> bytes:
+    return f"id: {change.cursor}\nevent: {change.kind}\ndata: {change.model_dump_json(exclude_none=True)}\n\n".encode()
+
+
+async def end_followers(app: web.Application) -> None:
+    """Signal handler: a stopping gateway does not wait for streams that never end."""
+    for task in list(app[CONTROL].followers):
+        task.cancel()

@@ -1,0 +1,56 @@
+"""What the control API's handlers work with: small protocols (tests bring their own) and one application key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aiohttp import web
+
+from penstock.gateway.api.pages import Tape
+from penstock.gateway.calls.auth import Auth
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.releases.driver import Driver
+from penstock.gateway.runs.service import Runs
+from penstock.gateway.upstreams.pool import Pool
+
+
+class Feed(Protocol):
+    """The slice of the change feed that is used here."""
+
+    async def wait(self, since: int) -> int:
+        """Return the cursor once it is beyond `since`."""
+        ...
+
+
+class State(Protocol):
+    """What the gateway says of itself."""
+
+    @property
+    def not_ready(self) -> str | None: ...
+    @property
+    def gaps(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What handlers work with."""
+
+    tape: Tape
+    desk: Desk
+    releases: Driver
+    runs: Runs
+    feed: Feed
+    upstreams: Mapping[str, Pool]
+    auth: Auth
+    metrics: Metrics
+    state: State
+    keep_alive_s: float = 15.0
+    """How often a follower that hears nothing is told that the gateway lives."""
+    followers: set[asyncio.Task[object]] = field(default_factory=set[asyncio.Task[object]])
+
+
+CONTROL = web.AppKey("control", Control)

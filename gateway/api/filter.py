@@ -1,0 +1,182 @@
+"""The filter language of the API and the CLI: `status:failed model:qwen* latency>2s text~"timeout"`.
+
+A filter is a list of terms, all of which must hold. A term is `field operator value`, negated by a leading `-` or
+`not`; a value may list alternatives with commas (`status:error,cancelled`) and is quoted when it holds spaces, commas
+or quotes. `:` compares text as a pattern (`*` any run, `?` any character, case ignored), `=` compares exactly, `~` asks
+for a part of the text. A field that a span does not have matches nothing, so its negation matches.
+
+The same text is parsed for one of two targets. For `spans` a term speaks of the span, its attempt or its rollout. For
+`rollouts` the terms that can speak of the rollout (status, mode, group, reward, worker ...) speak of it and its
+attempts, and one span of it must satisfy all the others together. `parse` refuses what it does not understand with a
+`QueryError` that says what is allowed. `gateway.api.filter_fields` is the table of the fields.
+
+Pure: a parsed `Query` is a predicate, and says what it needs: a rollout alone, one with its attempts, bodies. Bodies,
+the most expensive part, come from a callable, and are asked for last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.gateway.api import filter_fields
+from penstock.gateway.api.filter_fields import FIELDS, Field, Target
+from penstock.gateway.api.filter_matchers import Matcher, Refused
+from penstock.gateway.model.span import Rollout, Span
+
+__all__ = ["FIELDS", "Query", "QueryError", "Target", "Term", "parse", "quote"]
+
+Bodies = Callable[[Span], str]
+"""Gives the searchable text of a span's request and response."""
+Test = Callable[[Rollout | None, Span | None], bool]
+TextTest = Callable[[str], bool]
+
+ITEM = r'"(?:[^"\\]|\\.)*"|[^\s",]+'
+VALUE = re.compile(rf"(?:{ITEM})(?:,(?:{ITEM}))*(?=\s|$)", re.DOTALL)
+HEAD = re.compile(r"(?P<no>-\s*|not\s+)?(?P<field>[A-Za-z_][\w.-]*)(?P<op>!=|>=|<=|[:=<>~])")
+
+
+class QueryError(ValueError):
+    """A filter that cannot be understood: the term, what is wrong with it, the nearest right name, what is allowed."""
+
+    def __init__(self, term: str, problem: str, allowed: Sequence[str] = (), nearest: str | None = None) -> None:
+        self.term, self.problem, self.allowed, self.nearest = term, problem, tuple(allowed), nearest
+        hint = f"; did you mean {nearest!r}?" if nearest else ""
+        rest = f"; allowed: {' '.join(self.allowed)}" if self.allowed else ""
+        super().__init__(f"filter term {term!r}: {problem}{hint}{rest}")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition, as it was written; `str` gives text that parses to the same term."""
+
+    field: str
+    operator: str
+    values: tuple[str, ...]
+    negated: bool = False
+
+    def __str__(self) -> str:
+        return f"{'-' * self.negated}{self.field}{self.operator}{','.join(map(quote, self.values))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A parsed filter. An empty one matches everything."""
+
+    terms: tuple[Term, ...]
+    on_rollout: tuple[Test, ...]
+    """Tests of the rollout alone; filled when the target is rollouts."""
+    on_span: tuple[Test, ...]
+    on_bodies: tuple[TextTest, ...]
+    target: Target
+    needs: frozenset[str]
+    """What its fields need."""
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.terms))
+
+    @property
+    def needs_bodies(self) -> bool:
+        """True when `matches` reads bodies: worth scanning in smaller steps."""
+        return bool(self.on_bodies)
+
+    @property
+    def needs_spans(self) -> bool:
+        """True when the rollout alone does not decide."""
+        return bool(self.on_span or self.on_bodies)
+
+    @property
+    def needs_rollout(self) -> bool:
+        """True when a span's rollout must be looked up to decide."""
+        return bool(self.needs & {"rollout", "attempts"})
+
+    @property
+    def needs_attempts(self) -> bool:
+        """True when a rollout must be given as a `RolloutSummary`."""
+        return "attempts" in self.needs
+
+    def matches_rollout(self, rollout: Rollout) -> bool:
+        """The terms that speak of the rollout itself."""
+        return all(test(rollout, None) for test in self.on_rollout)
+
+    def matches(self, rollout: Rollout | None, span: Span, bodies: Bodies) -> bool:
+        """The terms that speak of a span; `bodies` is called at most once and only if all else holds."""
+        if not all(test(rollout, span) for test in self.on_span):
+            return False
+        return not self.on_bodies or self._matches_text(bodies(span))
+
+    def _matches_text(self, text: str) -> bool:
+        folded = text.casefold()
+        return all(test(folded) for test in self.on_bodies)
+
+
+def quote(value: str) -> str:
+    """A value as it must be written in a filter."""
+    plain = value and not re.search(r'[\s",=\\]', value)
+    return value if plain else '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+
+
+def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
+    """Understand a filter. `now_ns` is what `started>2h` counts back from."""
+    terms = tuple(_terms(text))
+    groups: dict[str, list[Any]] = {"rollout": [], "span": [], "bodies": []}
+    for term in terms:
+        try:
+            group, test = _compile(term, target, now_ns)
+        except Refused as e:
+            raise QueryError(str(term), e.problem, e.allowed, e.nearest) from None
+        groups[group].append(test)
+    needs = frozenset(filter_fields.field(term.field, target).needs for term in terms)
+    return Query(terms, tuple(groups["rollout"]), tuple(groups["span"]), tuple(groups["bodies"]), target, needs)
+
+
+def _terms(text: str) -> Iterator[Term]:
+    at = _skip(text, 0)
+    while at < len(text):
+        head = HEAD.match(text, at)
+        if head is None:
+            raise QueryError(_word(text, at), "is not `field:value`", ("model:qwen*", "latency>2s", 'text~"two words"'))
+        value = VALUE.match(text, head.end())
+        if value is None:
+            raise QueryError(_word(text, at), "its value is missing, or a quote or comma in it is misplaced")
+        yield Term(head["field"], head["op"], tuple(_items(value[0])), head["no"] is not None)
+        at = _skip(text, value.end())
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _word(text: str, at: int) -> str:
+    return text[at:].split(maxsplit=1)[0]
+
+
+def _items(value: str) -> Iterator[str]:
+    for item in re.findall(ITEM, value, re.DOTALL):
+        yield re.sub(r"\\(.)", r"\1", item[1:-1], flags=re.DOTALL) if item.startswith('"') else item
+
+
+def _compile(term: Term, target: Target, now_ns: int) -> tuple[str, Test | TextTest]:
+    """The test that a term stands for and the group it belongs to."""
+    field = filter_fields.field(term.field, target)
+    if term.operator not in field.operators:
+        raise Refused(f"{term.field!r} does not know the operator {term.operator!r}", field.operators)
+    operator = "=" if term.operator == "!=" else term.operator
+    matchers = [field.matcher(operator, value, now_ns) for value in term.values]
+    wanted = term.negated == (term.operator == "!=")
+    if field.about == "bodies":
+        return "bodies", _test_text(matchers, wanted)
+    return ("rollout" if field.about == "both" and target == "rollouts" else "span"), _test(field, matchers, wanted)
+
+
+def _test(field: Field, matchers: list[Matcher], wanted: bool) -> Test:
+    read = field.read
+    return lambda rollout, span: any(m(v) for v in read(rollout, span) for m in matchers) == wanted
+
+
+def _test_text(matchers: list[Matcher], wanted: bool) -> TextTest:
+    return lambda text: any(m(text) for m in matchers) == wanted

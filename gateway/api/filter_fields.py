@@ -1,0 +1,269 @@
+"""The fields of the filter language: for each its name, its operators, where its values are, how they are compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, cast, get_args
+
+from penstock.gateway.api import filter_matchers
+from penstock.gateway.api.filter_matchers import MakeMatcher, Refused
+from penstock.gateway.model.lifecycle import FINAL, WAITING, claimed
+from penstock.gateway.model.span import (
+    AMBIGUOUS,
+    Attempt,
+    AttemptStatus,
+    Kind,
+    Mode,
+    Origin,
+    Reward,
+    RewardSource,
+    Rollout,
+    RolloutStatus,
+    RolloutSummary,
+    Span,
+    SpanStatus,
+)
+
+Target = Literal["spans", "rollouts"]
+Read = Callable[[Rollout | None, Span | None], Sequence[Any]]
+"""Gives the values of a field, none where there is nothing to compare."""
+
+FAILED = (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
+ORDER = (">", ">=", "<", "<=")
+TEXT, NUMBER, CHOICE = (":", "=", "!=", "~"), (":", "=", "!=", *ORDER), (":", "=", "!=")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A name that a term may use."""
+
+    help: str
+    """What it is, for the documentation."""
+    operators: tuple[str, ...]
+    read: Read
+    """Its values."""
+    matcher: MakeMatcher
+    """(operator, value, now in ns) -> matcher; raises Refused."""
+    about: Literal["span", "both", "bodies"] = "span"
+    """`both`: when rollouts are listed, it speaks of the rollout itself."""
+    needs: Literal["span", "rollout", "attempts"] = "span"
+    """What must be looked up to read it of a span: its rollout, or that with its attempts."""
+
+
+def field(name: str, target: Target) -> Field:
+    """The field of this name; raises `Refused` with the nearest."""
+    if name.startswith("metadata.") and len(name) > len("metadata."):
+        return _metadata(name.removeprefix("metadata."))
+    fields = FIELDS[target]
+    if name in fields:
+        return fields[name]
+    near = get_close_matches(name, fields, n=1)
+    raise Refused(f"unknown field {name!r}", (*fields, "metadata.KEY"), near[0] if near else None)
+
+
+def _of_span(read: Callable[[Span], Any]) -> Read:
+    """Reader of a value of the span that may be None."""
+
+    def values(rollout: Rollout | None, span: Span | None) -> Sequence[Any]:
+        value = None if span is None else read(span)
+        return () if value is None else (value,)
+
+    return values
+
+
+def _of_rollout(read: Callable[[Rollout], Any]) -> Read:
+    """Reader of a value of the rollout that may be None."""
+
+    def values(rollout: Rollout | None, span: Span | None) -> Sequence[Any]:
+        value = None if rollout is None else read(rollout)
+        return () if value is None else (value,)
+
+    return values
+
+
+def _of_attempts(read: Callable[[Attempt], Any]) -> Read:
+    """Reader of a value of the span's attempt, or of all attempts of the rollout."""
+
+    def values(rollout: Rollout | None, span: Span | None) -> Sequence[Any]:
+        found = rollout.attempts if isinstance(rollout, RolloutSummary) else ()
+        read_of = (read(attempt) for attempt in found if span is None or attempt.id == span.attempt)
+        return [value for value in read_of if value is not None]
+
+    return values
+
+
+def _reward(rollout: Rollout | None, span: Span | None) -> Sequence[float]:
+    """A reward's own value; of another span the reward of its attempt; of a rollout its own."""
+    if span is None:
+        found = rollout.reward if isinstance(rollout, RolloutSummary) else None
+    elif span.kind == "reward":
+        found = Reward.of(span).value
+    else:
+        return _of_attempts(lambda attempt: attempt.reward)(rollout, span)
+    return () if found is None else (found,)
+
+
+def _statuses(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    """Where a rollout stands, and `claimed` when it is in a worker's hands."""
+    if rollout is None:
+        return ()
+    return (rollout.status, "claimed") if claimed(rollout.origin, rollout.status) else (rollout.status,)
+
+
+def _rollout_id(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    return (span.rollout,) if span else (rollout.id,) if rollout else ()
+
+
+def _started_ns(rollout: Rollout | None, span: Span | None) -> Sequence[int]:
+    return (span.start_ns,) if span else (rollout.created_ns,) if rollout else ()
+
+
+def _models(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    return [name for name in (span.model, span.model_served) if name] if span else ()
+
+
+def _ambiguous(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    """Of a call whether it could be another rollout's; of a rollout whether a call of it could."""
+    if span is not None:
+        return (str(AMBIGUOUS in (span.attributes or {})).lower(),)
+    return (str(rollout.totals.ambiguous > 0).lower(),) if isinstance(rollout, RolloutSummary) else ()
+
+
+def _tokens(span: Span) -> int | None:
+    if span.usage is None:
+        return None
+    counts = [n for n in (span.usage.input_tokens, span.usage.output_tokens) if n is not None]
+    return sum(counts) if counts else None
+
+
+def _metadata(key: str) -> Field:
+    def values(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+        found = None if rollout is None else _lookup(rollout.metadata or {}, key)
+        return () if found is None else (found if isinstance(found, str) else json.dumps(found),)
+
+    return Field("a key of the rollout's metadata", TEXT, values, filter_matchers.pattern, "both", "rollout")
+
+
+def _source(span: Span) -> str | None:
+    return Reward.of(span).source if span.kind == "reward" else None
+
+
+def _task(rollout: Rollout) -> str | None:
+    return None if rollout.input is None else json.dumps(rollout.input, ensure_ascii=False).casefold()
+
+
+def _lookup(metadata: dict[str, Any], key: str) -> Any:
+    """The key itself, else a dotted path into nested objects."""
+    if key in metadata:
+        return metadata[key]
+    head, _, rest = key.partition(".")
+    inner = metadata.get(head)
+    return _lookup(cast(dict[str, Any], inner), rest) if rest and isinstance(inner, dict) else None
+
+
+def _about_rollout(
+    help: str, operators: tuple[str, ...], read: Callable[[Rollout], Any], matcher: MakeMatcher
+) -> Field:
+    return Field(help, operators, _of_rollout(read), matcher, "both", "rollout")
+
+
+def _about_attempts(help: str, operators: tuple[str, ...], read: Read, matcher: MakeMatcher) -> Field:
+    return Field(help, operators, read, matcher, "both", "attempts")
+
+
+_BOTH: dict[str, Field] = {
+    "rollout": Field("its rollout", TEXT, _rollout_id, filter_matchers.pattern, "both"),
+    "mode": _about_rollout(
+        "what the rollout is for", CHOICE, lambda r: r.mode, filter_matchers.choice(*get_args(Mode))
+    ),
+    "origin": _about_rollout(
+        "how the rollout came to be", CHOICE, lambda r: r.origin, filter_matchers.choice(*get_args(Origin))
+    ),
+    "group": _about_rollout("the task that the rollout repeats", TEXT, lambda r: r.group, filter_matchers.pattern),
+    "priority": _about_rollout(
+        "the rollout's priority in the queue", NUMBER, lambda r: r.priority, filter_matchers.whole
+    ),
+    "tries": _about_rollout("attempts that the queue has handed out", NUMBER, lambda r: r.tries, filter_matchers.count),
+    "input": _about_rollout("part of the task", ("~",), _task, filter_matchers.part),
+    "reward": _about_attempts(
+        "a reward's own value; of other spans the reward of their attempt; of a rollout its own",
+        NUMBER,
+        _reward,
+        filter_matchers.decimal,
+    ),
+    "worker": _about_attempts(
+        "name of the attempt's worker", TEXT, _of_attempts(lambda a: a.worker), filter_matchers.pattern
+    ),
+    "attempt_status": _about_attempts(
+        "where the attempt stands", CHOICE, _of_attempts(lambda a: a.status), filter_matchers.choice(*AttemptStatus)
+    ),
+    "ambiguous": Field(
+        "could a call without an address be another rollout's",
+        CHOICE,
+        _ambiguous,
+        filter_matchers.choice("true", "false"),
+        "both",
+        "attempts",
+    ),
+    "started": Field(
+        "when it began: an ISO time, or how long ago (2h)", ORDER, _started_ns, filter_matchers.instant, "both"
+    ),
+    "attempt": Field("its attempt", TEXT, _of_span(lambda s: s.attempt), filter_matchers.pattern),
+    "model": Field("model asked for or served", TEXT, _models, filter_matchers.pattern),
+    "dialect": Field("wire format", TEXT, _of_span(lambda s: s.dialect), filter_matchers.pattern),
+    "kind": Field("what happened", CHOICE, _of_span(lambda s: s.kind), filter_matchers.choice(*get_args(Kind))),
+    "name": Field(
+        "name of what is no call: reward, stdout ...", TEXT, _of_span(lambda s: s.name), filter_matchers.pattern
+    ),
+    "source": Field("who gave the reward", CHOICE, _of_span(_source), filter_matchers.choice(*get_args(RewardSource))),
+    "agent": Field("name of the agent", TEXT, _of_span(lambda s: s.agent), filter_matchers.pattern),
+    "upstream": Field("name of the upstream", TEXT, _of_span(lambda s: s.upstream), filter_matchers.pattern),
+    "error": Field("reason of a failure, such as http_429", TEXT, _of_span(lambda s: s.error), filter_matchers.pattern),
+    "finish": Field("finish reason", TEXT, _of_span(lambda s: s.finish), filter_matchers.pattern),
+    "stream": Field(
+        "was it streamed", CHOICE, _of_span(lambda s: str(s.stream).lower()), filter_matchers.choice("true", "false")
+    ),
+    "latency": Field(
+        "length of the call, with a unit: 250ms, 2s", NUMBER, _of_span(lambda s: s.duration_ns), filter_matchers.latency
+    ),
+    "tokens": Field("input and output tokens", NUMBER, _of_span(_tokens), filter_matchers.count),
+    "input_tokens": Field(
+        "prompt tokens", NUMBER, _of_span(lambda s: s.usage and s.usage.input_tokens), filter_matchers.count
+    ),
+    "output_tokens": Field(
+        "generated tokens", NUMBER, _of_span(lambda s: s.usage and s.usage.output_tokens), filter_matchers.count
+    ),
+    "tool_calls": Field("tool calls asked for", NUMBER, _of_span(lambda s: s.tool_calls), filter_matchers.count),
+    "bytes": Field(
+        "size of both bodies", NUMBER, _of_span(lambda s: s.request_bytes + s.response_bytes), filter_matchers.count
+    ),
+    "http": Field("HTTP status", NUMBER, _of_span(lambda s: s.http_status), filter_matchers.count),
+    "text": Field(
+        "part of the request or response body", ("~",), lambda rollout, span: (), filter_matchers.part, "bodies"
+    ),
+}
+
+FIELDS: dict[Target, dict[str, Field]] = {
+    "spans": {
+        "status": Field(
+            "how it ended; failed is error or interrupted",
+            CHOICE,
+            _of_span(lambda s: s.status),
+            filter_matchers.choice(*SpanStatus, failed=FAILED),
+        ),
+        **_BOTH,
+    },
+    "rollouts": {
+        "status": Field(
+            "where the rollout stands; waiting and ended are several at once, claimed is in a worker's hands",
+            CHOICE,
+            _statuses,
+            filter_matchers.choice(*RolloutStatus, waiting=[*WAITING], claimed=["claimed"], ended=[*FINAL]),
+            "both",
+        ),
+        **_BOTH,
+    },
+}

@@ -1,0 +1,115 @@
+"""What a value in a filter stands for: (operator, value as written, now in ns) -> a predicate over a field's values.
+
+A matcher raises `Refused` for a value that it does not understand, and says what it would.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from fnmatch import translate
+from typing import Any
+
+from penstock.gateway.model.times import UNITS, nanoseconds
+
+Matcher = Callable[[Any], bool]
+"""Says of one value of a field whether it is asked for."""
+MakeMatcher = Callable[[str, str, int], Matcher]
+
+
+class Refused(ValueError):
+    """Raised where the term is not known; `parse` adds it."""
+
+    def __init__(self, problem: str, allowed: Sequence[str] = (), nearest: str | None = None) -> None:
+        super().__init__(problem)
+        self.problem, self.allowed, self.nearest = problem, allowed, nearest
+
+
+def pattern(operator: str, value: str, now_ns: int) -> Matcher:
+    """A pattern, the exact text, or a part of it."""
+    if operator == "=":
+        return lambda v: v == value
+    if operator == "~":
+        part = value.casefold()
+        return lambda v: part in v.casefold()
+    wanted = re.compile(translate(value.replace("[", "[[]")), re.IGNORECASE)
+    return lambda v: wanted.match(v) is not None
+
+
+def part(operator: str, value: str, now_ns: int) -> Matcher:
+    """A part of casefolded JSON: the text may stand there as it is, or escaped in either of the two usual ways."""
+    forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+    parts = [form.casefold() for form in forms]
+    return lambda text: any(part in text for part in parts)
+
+
+def count(operator: str, value: str, now_ns: int) -> Matcher:
+    """A count."""
+    if not re.fullmatch(r"[0-9]{1,18}", value):
+        raise Refused(f"{value!r} is not a whole number", ("0", "1", "2", "..."))
+    return _compare(operator, int(value))
+
+
+def whole(operator: str, value: str, now_ns: int) -> Matcher:
+    """A whole number, which may be negative."""
+    if not re.fullmatch(r"-?[0-9]{1,18}", value):
+        raise Refused(f"{value!r} is not a whole number", ("-1", "0", "1", "..."))
+    return _compare(operator, int(value))
+
+
+def decimal(operator: str, value: str, now_ns: int) -> Matcher:
+    """A number."""
+    if not re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", value):
+        raise Refused(f"{value!r} is not a number", ("-1", "0.5", "1", "..."))
+    return _compare(operator, float(value))
+
+
+def latency(operator: str, value: str, now_ns: int) -> Matcher:
+    """A duration with its unit."""
+    ns = nanoseconds(value)
+    if ns is None:
+        raise Refused(f"{value!r} is not a number with a unit, such as 250ms", tuple(UNITS))
+    return _compare(operator, ns)
+
+
+def instant(operator: str, value: str, now_ns: int) -> Matcher:
+    """An instant, or how long ago."""
+    ago = nanoseconds(value)
+    return _compare(operator, now_ns - ago if ago is not None else _instant(value))
+
+
+def _instant(value: str) -> int:
+    try:
+        when = datetime.fromisoformat(value)
+        seconds = when.timestamp() if when.tzinfo else when.replace(tzinfo=UTC).timestamp()
+    except (ValueError, OverflowError):
+        forms = ("2026-08-01", "2026-08-01T12:30:00Z", "2h", "30m")
+        raise Refused(f"{value!r} is neither an ISO time (UTC unless it says) nor a time ago", forms) from None
+    return int(seconds * 1e9)
+
+
+def _compare(operator: str, limit: float) -> Matcher:
+    comparisons: dict[str, Matcher] = {
+        ">": lambda v: v > limit,
+        ">=": lambda v: v >= limit,
+        "<": lambda v: v < limit,
+        "<=": lambda v: v <= limit,
+    }
+    return comparisons.get(operator, lambda v: v == limit)
+
+
+def choice(*allowed: str, **groups: Sequence[str]) -> MakeMatcher:
+    """One of a few words; a group is a word that stands for several of them."""
+
+    def matcher(operator: str, value: str, now_ns: int) -> Matcher:
+        words = (*map(str, allowed), *(group for group in groups if group not in allowed))
+        if value not in words:
+            near = get_close_matches(value, words, n=1)
+            raise Refused(f"{value!r} is not one of its values", words, near[0] if near else None)
+        wanted = groups.get(value, (value,))
+        return lambda v: v in wanted
+
+    return matcher

@@ -1,0 +1,229 @@
+"""What every request to the control API passes before and after its handler.
+
+Before: without an admin key the gateway trusts whoever reaches its loopback port, so the Host header must name the
+loopback (a web page that rebinds its own name to 127.0.0.1 is thereby refused); then the key; agent tokens never pass.
+After: whatever went wrong becomes one shape of JSON, and every answer carries the headers that keep browsers from
+guessing, framing or caching it. Also here: reading parameters and bodies through pydantic, for the same errors.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from difflib import get_close_matches
+from http import HTTPStatus
+from typing import Any, Literal, TypeVar
+
+from aiohttp import web
+from multidict import CIMultiDict
+from pydantic import BaseModel, ValidationError
+
+from penstock.gateway.api.filter import QueryError
+from penstock.gateway.api.pages import CursorError
+from penstock.gateway.calls.auth import Auth, credentials, is_token
+from penstock.gateway.model.answers import ErrorAnswer, Problem
+from penstock.gateway.model.span import ID_PATTERN
+from penstock.gateway.model.wording import sentence
+from penstock.gateway.store import Refused, TapeError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+M = TypeVar("M", bound=BaseModel)
+Fault = Literal["invalid_request", "unauthorized", "forbidden", "not_found", "conflict", "unavailable", "internal"]
+
+AGENT = "/agent/"
+LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+FAULTS: dict[int, Fault] = {
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    409: "conflict",
+    503: "unavailable",
+}
+REFUSALS = {"not_found": 404, "conflict": 409, "invalid": 400}
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+}
+JSON = CIMultiDict(HEADERS | {"Content-Type": "application/json; charset=utf-8"})
+_ID = re.compile(ID_PATTERN)
+_KEY_COMES_FROM = (
+    "`penstock` commands take it from the variable PENSTOCK_ADMIN_KEY, "
+    "requests carry it as `Authorization: Bearer KEY` or `x-api-key`"
+)
+log = logging.getLogger("penstock.control")
+
+
+class ApiError(Exception):
+    """A request that is refused."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        field: str | None = None,
+        value: str | None = None,
+        allowed: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        kind = FAULTS.get(status, "internal" if status >= 500 else "invalid_request")
+        self.problem = Problem(
+            message=message, type=kind, field=field, value=value, allowed=list(allowed) if allowed else None
+        )
+
+
+def middleware(auth: Auth, public: frozenset[str]) -> Any:
+    """The guard of an application; `public` are the paths that need no key.
+
+    What is below `/agent` cannot be reached from outside: the data plane has checked it and sends it there.
+    """
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if not request.path.startswith(AGENT):
+                check(request.headers, request.path, auth, public)
+            return await handler(request)
+        except Exception as error:
+            status, reason, headers, body = refusal(classify(error, request.method, request.path))
+            return web.Response(
+                status=status, reason=reason, body=body, headers=headers | {"Content-Type": "application/json"}
+            )
+
+    return guard
+
+
+def check(headers: Mapping[str, str], path: str, auth: Auth, public: frozenset[str] = frozenset()) -> None:
+    """Raises `ApiError` when a request may not pass."""
+    _check_host(headers.get("Host", ""), auth)
+    _check_key(list(credentials(headers)), path, auth, path in public)
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler: runs before any response is sent, streams included."""
+    if "Cache-Control" not in response.headers:
+        response.headers.update(HEADERS)
+
+
+def answer(model: BaseModel) -> web.Response:
+    """A model as JSON."""
+    return web.Response(body=model.model_dump_json().encode(), headers=JSON)
+
+
+def query_of(request: web.Request, model: type[M]) -> M:
+    """The query parameters, checked."""
+    doubled = [name for name in request.query if len(request.query.getall(name)) > 1]
+    if doubled:
+        raise ApiError(400, f"the parameter {doubled[0]!r} is given more than once", field=doubled[0])
+    return _validated(model, lambda: model.model_validate(dict(request.query)))
+
+
+def body_of(content_type: str, body: bytes, model: type[M]) -> M:
+    """The JSON body, checked. Other content types are refused: a foreign web page can send those without asking."""
+    media = content_type.partition(";")[0].strip().lower()
+    if media != "application/json":
+        raise ApiError(415, "the body must be JSON", "Content-Type", media, ("application/json",))
+    return _validated(model, lambda: model.model_validate_json(body))
+
+
+def id_of(request: web.Request, name: str) -> str:
+    """An id from the path."""
+    return check_id(name, request.match_info[name])
+
+
+def check_id(name: str, value: str) -> str:
+    """The id; raises `ApiError` when it is none."""
+    if not _ID.fullmatch(value):
+        raise ApiError(
+            400, f"{name}: {value[:40]!r} is not an id: up to 128 letters, digits and . _ -", name, value, (ID_PATTERN,)
+        )
+    return value
+
+
+def sequence_of(request: web.Request) -> int:
+    """A span's number from the path."""
+    value = request.match_info["sequence"]
+    if not re.fullmatch(r"[0-9]{1,9}", value) or int(value) == 0:
+        raise ApiError(400, "sequence is a whole number from 1", "sequence", value, ("1", "2", "..."))
+    return int(value)
+
+
+def _check_host(host: str, auth: Auth) -> None:
+    if auth.admin_key is None and not LOOPBACK.fullmatch(host):
+        allowed = ("localhost", "127.0.0.1", "[::1]")
+        raise ApiError(403, "without an admin key the control API answers to local names only", "Host", host, allowed)
+
+
+def _check_key(presented: Sequence[str], path: str, auth: Auth, public: bool) -> None:
+    if any(map(is_token, presented)) and path.startswith(("/api", "/metrics")):
+        raise ApiError(403, "an agent token opens the data plane for its own rollout only, never the control API")
+    if public or auth.opens_control(presented):
+        return
+    if presented:
+        raise ApiError(401, f"this is not the gateway's admin key; {_KEY_COMES_FROM}", "Authorization")
+    raise ApiError(401, f"the admin key is missing; {_KEY_COMES_FROM}", "Authorization")
+
+
+def classify(error: Exception, method: str, path: str) -> ApiError:
+    """Every error by its kind; what is not known is ours, and logged."""
+    match error:
+        case ApiError():
+            return error
+        case Refused():
+            return ApiError(REFUSALS[error.kind], str(error), error.field, error.value)
+        case TapeError():
+            return ApiError(503, f"the tape does not take it: {error}")
+        case QueryError():
+            return ApiError(400, str(error), "filter", error.term, error.allowed)
+        case CursorError():
+            return ApiError(400, f"cursor {error}", "cursor", error.given)
+        case web.HTTPNotFound():
+            return ApiError(404, f"there is nothing at {path}; GET /api/docs lists what there is")
+        case web.HTTPMethodNotAllowed():
+            return ApiError(405, f"{path} does not know {method}", "method", method, list(error.allowed_methods))
+        case web.HTTPException():
+            return ApiError(error.status, error.reason)
+        case _:
+            log.error("%s %s failed", method, path, exc_info=error)
+            return ApiError(500, "the gateway failed; its log says why")
+
+
+def refusal(error: ApiError) -> tuple[int, str, dict[str, str], bytes]:
+    """(status, reason, headers of its own, body)."""
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    if error.status == 405:
+        headers["Allow"] = ", ".join(error.problem.allowed or ())
+    body = ErrorAnswer(error=error.problem).model_dump_json(exclude_none=True)
+    return error.status, HTTPStatus(error.status).phrase, headers, body.encode()
+
+
+def _validated(model: type[M], validate: Callable[[], M]) -> M:
+    try:
+        return validate()
+    except ValidationError as e:
+        first: Mapping[str, Any] = e.errors(include_url=False)[0]
+        raise _refused(model, first) from None
+
+
+def _refused(model: type[BaseModel], error: Mapping[str, Any]) -> ApiError:
+    field = ".".join(map(str, error["loc"])) or None
+    if error["type"] == "extra_forbidden" and field:
+        near = get_close_matches(field, model.model_fields, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return ApiError(400, f"{field!r} is not known here{hint}", field, allowed=list(model.model_fields))
+    value = None if error["type"] in ("missing", "json_invalid") else str(error["input"])[:200]
+    return ApiError(400, f"{field or 'the body'}: {sentence(error)}", field, value, _allowed(model, field))
+
+
+def _allowed(model: type[BaseModel], field: str | None) -> list[str] | None:
+    """The range or pattern of a field, from its schema."""
+    schema = model.model_json_schema()["properties"].get(field, {})
+    schema = next((s for s in schema.get("anyOf", ()) if "minimum" in s), schema)
+    if "minimum" in schema:
+        return [f"{schema['minimum']} to {schema.get('maximum', 'any')}"]
+    return [schema["pattern"]] if "pattern" in schema else None

@@ -1,0 +1,212 @@
+"""The control API's description of itself as OpenAPI 3.1, made from the table that serves it.
+
+A `Route` says everything about an endpoint, its handler included; `gateway.api.routes` registers handlers from the same
+rows that are described here, so that no endpoint can exist undescribed. Query parameters are the fields of a pydantic
+model, which also checks them. Descriptions are the docstrings that stand below the fields in the source: they are read
+from there when the document is asked for, so that importing the nouns stays cheap.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from penstock.gateway.api.filter import FIELDS
+from penstock.gateway.model.answers import ErrorAnswer
+
+REF = "#/components/schemas/{model}"
+OCTETS, EVENTS, HTML, TEXT = "application/octet-stream", "text/event-stream", "text/html", "text/plain"
+PATH_HELP = {
+    "rid": "Id of a rollout.",
+    "aid": "Id of an attempt of the rollout.",
+    "wid": "Name of a worker.",
+    "resource": "Name of a resource.",
+    "release": "Name of a release.",
+    "run": "Id of a training run.",
+    "upstream": "Name of an upstream of the configuration.",
+    "sequence": "Number of a span within its attempt, from 1.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One endpoint."""
+
+    method: str
+    path: str
+    name: str
+    """Operation id."""
+    summary: str
+    answer: type[BaseModel] | str
+    """Model of the answer, or its media type when it is not JSON."""
+    handler: Callable[..., Any]
+    """Its docstring is the endpoint's description. With a body it is an operation, else a handler of aiohttp's."""
+    query: type[BaseModel] | None = None
+    """Model whose fields are the query parameters."""
+    body: type[BaseModel] | None = None
+    """Model of the request body."""
+    also: type[BaseModel] | None = None
+    """Model of the JSON that it may answer with instead of `answer`."""
+    errors: tuple[int, ...] = ()
+    """Statuses of its errors, besides those that every endpoint has."""
+    public: bool = False
+    """True when no key is needed."""
+
+    @property
+    def description(self) -> str:
+        """What it does, in a paragraph."""
+        return " ".join((inspect.getdoc(self.handler) or "").split())
+
+    @property
+    def path_parameters(self) -> list[str]:
+        """Names in braces."""
+        return re.findall(r"\{(\w+)", self.path)
+
+
+def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
+    """The OpenAPI document."""
+    paths: dict[str, Any] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    key = {"description": "The admin key, when one is configured."}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Penstock control API", "version": version, "description": _introduction()},
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(routes),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", **key},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key", **key},
+            },
+        },
+        "security": [{"bearer": []}, {"header": []}, {}],
+    }
+
+
+def _introduction() -> str:
+    fields = ", ".join(f"`{name}` ({field.help})" for name, field in FIELDS["spans"].items())
+    return (
+        "Reads the tape of a Penstock gateway. Lists are paged: hand a page's `next` back as `cursor`; a page may be "
+        "short, even empty, and still have a `next`, because a selective filter stops after a bounded number of spans."
+        '\n\nA `filter` is a list of terms such as `status:failed model:qwen* latency>2s text~"timeout"`, all of which '
+        "must hold. `:` compares with `*` and `?` as wildcards, `=` and `!=` exactly, `~` asks for a part of the text, "
+        "`>`, `>=`, `<` and `<=` compare numbers, latencies (us ms s m h d) and times. A leading `-` or `not` negates, "
+        f"commas list alternatives. Fields: {fields}, `metadata.KEY` (a key of the rollout's metadata)."
+    )
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "description": route.description,
+        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "responses": {"200": _answer(route), **{str(status): _error(status) for status in error_statuses(route)}},
+    }
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": _json(route.body)}
+    if route.public:
+        operation["security"] = [{}]
+    return operation
+
+
+def error_statuses(route: Route) -> list[int]:
+    """Every status of 400 and above that an endpoint may answer with."""
+    checked = (400,) if route.query or route.body or route.path_parameters else ()
+    found = (404,) if route.path_parameters else ()
+    keyed = () if route.public else (401,)
+    return sorted({*checked, *found, *keyed, 403, *route.errors})
+
+
+def _path_parameters(route: Route) -> Iterator[dict[str, Any]]:
+    for name in route.path_parameters:
+        schema = {"type": "integer", "minimum": 1} if name == "sequence" else {"type": "string"}
+        yield {"name": name, "in": "path", "required": True, "description": PATH_HELP[name], "schema": schema}
+
+
+def _query_parameters(route: Route) -> Iterator[dict[str, Any]]:
+    if route.query is None:
+        return
+    schema = route.query.model_json_schema(ref_template=REF)
+    docs = field_docs(route.query)
+    for name, about in schema.get("properties", {}).items():
+        about.pop("title", None)
+        required = name in schema.get("required", ())
+        yield {"name": name, "in": "query", "required": required, "description": docs.get(name, ""), "schema": about}
+
+
+def _answer(route: Route) -> dict[str, Any]:
+    text = {"schema": {"type": "string"}}
+    content = {route.answer: text} if isinstance(route.answer, str) else _json(route.answer)
+    return {"description": route.summary, "content": content | (_json(route.also) if route.also else {})}
+
+
+def _error(status: int) -> dict[str, Any]:
+    return {"description": HTTPStatus(status).phrase, "content": _json(ErrorAnswer)}
+
+
+def _json(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}}
+
+
+def _schemas(routes: Sequence[Route]) -> dict[str, Any]:
+    """Schemas of all models that occur, with the docstrings of their fields as descriptions."""
+    answers = [m for route in routes for m in (route.answer, route.also) if isinstance(m, type)]
+    bodies = [route.body for route in routes if route.body is not None]
+    wanted = [(m, "serialization") for m in (*answers, ErrorAnswer)] + [(m, "validation") for m in bodies]
+    _, top = models_json_schema(list(dict.fromkeys(wanted)), ref_template=REF)  # pyright: ignore[reportArgumentType]
+    schemas: dict[str, Any] = top["$defs"]
+    for model in models_within([m for m, _ in wanted]):
+        _describe(schemas.get(model.__name__, {}), field_docs(model))
+    return schemas
+
+
+def _describe(schema: dict[str, Any], docs: dict[str, str]) -> None:
+    for name, about in schema.get("properties", {}).items():
+        about.pop("title", None)
+        if name in docs:
+            about["description"] = docs[name]
+
+
+def models_within(models: Sequence[type[BaseModel]]) -> set[type[BaseModel]]:
+    """These models and those that their fields are made of."""
+    found: set[type[BaseModel]] = set()
+    waiting: list[Any] = list(models)
+    while waiting:
+        annotation = waiting.pop()
+        if not (inspect.isclass(annotation) and issubclass(annotation, BaseModel)):
+            waiting.extend(get_args(annotation))
+        elif annotation not in found:
+            found.add(annotation)
+            waiting.extend(field.annotation for field in annotation.model_fields.values())
+    return found
+
+
+def field_docs(model: type[BaseModel]) -> dict[str, str]:
+    """What stands in the source below each field of a model and of the models it extends."""
+    docs: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        if issubclass(cls, BaseModel) and cls is not BaseModel:
+            docs.update(_own_field_docs(cls))
+    return docs
+
+
+def _own_field_docs(cls: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(definition, ast.ClassDef)
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                yield name, " ".join(doc.split())
+            case _:
+                pass

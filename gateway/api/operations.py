@@ -1,0 +1,118 @@
+"""What changes something, answered where its request was parsed.
+
+An operation is a plain function: the ids of its path and its body, both checked, to the model of its answer. Workers
+claim, finish and beat all the time; a second server between them and the desk would cost more than the work itself, so
+these requests do not pass aiohttp, as those that read do (`gateway.server.bridge`). The table is the same (`Route`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from multidict import CIMultiDict
+from pydantic import BaseModel
+
+from penstock.gateway.api import guard
+from penstock.gateway.api.context import Control
+from penstock.gateway.api.openapi import Route
+from penstock.gateway.http.client_connection import Front
+from penstock.gateway.http.request import Request
+from penstock.gateway.model.queue import Empty
+
+Ids = Mapping[str, str]
+"""Ids of a path by their names there, checked."""
+Operation = Callable[[Control, Ids, Any], Awaitable[BaseModel]]
+
+_UNTYPED = ("", "application/octet-stream")
+"""Content types of those who say nothing about a body."""
+_HEADERS = "".join(f"{name}: {value}\r\n" for name, value in guard.JSON.items()).encode()
+
+
+class Operations:
+    """The operations of the control API."""
+
+    def __init__(self, control: Control, routes: Iterable[Route]) -> None:
+        """`routes` are those with a body."""
+        self._control = control
+        self._routes: dict[int, list[tuple[Route, list[str]]]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        for route in routes:
+            segments = route.path.split("/")
+            self._routes.setdefault(len(segments), []).append((route, segments))
+
+    def find(self, method: str, target: bytes) -> tuple[Route, dict[str, str]] | None:
+        """The operation that a request asks for, and the ids in its path as they stand there."""
+        if method != "POST":
+            return None
+        path = target.partition(b"?")[0].decode("latin-1").split("/")
+        for route, segments in self._routes.get(len(path), ()):
+            ids: dict[str, str] = {}
+            for wanted, given in zip(segments, path, strict=True):
+                if wanted[:1] == "{":
+                    ids[wanted[1:-1]] = given
+                elif wanted != given:
+                    break
+            else:
+                return route, ids
+        return None
+
+    def serve(self, front: Front, request: Request, route: Route, ids: dict[str, str], trusted: bool) -> None:
+        """Begins an operation; `trusted`: the data plane has checked who asks."""
+        running = asyncio.ensure_future(self._answer(front, request, route, ids, trusted))
+        front.served = _Running(running)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+
+    async def finish(self, seconds: float) -> None:
+        """Waits for those that run, but not for long."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=seconds)
+
+    async def _answer(self, front: Front, request: Request, route: Route, ids: dict[str, str], trusted: bool) -> None:
+        headers = CIMultiDict[str]((name.decode(), value.decode("latin-1")) for name, _, value in request.headers)
+        try:
+            if not trusted:
+                guard.check(headers, route.path, self._control.auth)
+            content_type, body = headers.get("Content-Type", ""), request.body()
+            if route.body is Empty and not body and content_type in _UNTYPED and "Origin" not in headers:
+                # Nothing to say, and no web page says it: a page's request names its origin.
+                content_type, body = "application/json", b"{}"
+            found = await operate(self._control, route, ids, content_type, body)
+            head, body = b"HTTP/1.1 200 OK\r\n" + _HEADERS, found.model_dump_json().encode()
+        except Exception as error:
+            status, reason, more, body = guard.refusal(guard.classify(error, request.method, route.path))
+            lines = "".join(f"{name}: {value}\r\n" for name, value in more.items())
+            head = b"HTTP/1.1 %d %b\r\n%b%b" % (status, reason.encode(), _HEADERS, lines.encode())
+        close = b"" if request.keep_alive else b"Connection: close\r\n"
+        front.transport.write(b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), close, body))
+        front.finish(request.keep_alive)
+
+
+class _Running:
+    """An operation, as its connection sees it."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def on_client_gone(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._task.cancel()
+
+    def hold(self) -> None:
+        """The answer is one write."""
+
+    def go_on(self) -> None:
+        """See `hold`."""
+
+
+async def operate(control: Control, route: Route, ids: Ids, content_type: str, body: bytes) -> BaseModel:
+    """Checks what was asked and does it; raises `ApiError`, `Refused` or `TapeError`."""
+    assert route.body is not None
+    asked = guard.body_of(content_type, body, route.body)
+    for name, value in ids.items():
+        guard.check_id(name, value)
+    return await route.handler(control, ids, asked)

@@ -1,0 +1,266 @@
+"""Reading the tape page by page, off the event loop, with a bound on the work that one page may cost.
+
+A list is a *walk*: a generator that looks at one span or rollout after another and yields for each a *mark*, from which
+a later walk goes on, and the row it gives, or None when the filter does not want it. `page` drives a walk in slices,
+each in a worker thread and each a fresh generator, so that no generator (nor a read transaction in it) lives longer
+than a slice. A page ends when it is full, when the walk ends, or when enough has been looked at: then its cursor lets
+the caller go on. The cursor is the mark and the name of the list it belongs to, opaque to clients and checked when it
+comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial, reduce
+from typing import Any, Generic, Protocol, TypeVar
+
+from penstock.gateway.api.filter import Query
+from penstock.gateway.calls.turns import decode_body, encoding, read_exchange
+from penstock.gateway.model.queue import QueueState, QueueStatus
+from penstock.gateway.model.span import (
+    ID_PATTERN,
+    Attempt,
+    Change,
+    Exchange,
+    Message,
+    Mode,
+    Rollout,
+    RolloutSummary,
+    Span,
+    Totals,
+    Turn,
+    Worker,
+)
+
+SCAN = 20_000
+"""Heads looked at for one page."""
+SCAN_BODIES = 1_000
+"""The same when bodies must be read as well."""
+SLICE = 500
+"""Heads looked at between two turns of the event loop."""
+
+Mark = tuple[int | str, ...]
+MARKS: dict[str, tuple[tuple[type, ...], ...]] = {
+    "rollouts": ((int,), (int, str, int)),
+    "spans": ((str, int),),
+    "recent": ((int,),),
+    "runs": ((int,),),
+    "run_events": ((int, int),),
+}
+"""The shapes of mark that each list has."""
+
+
+class Tape(Protocol):
+    """The slice of the store that the control API reads."""
+
+    def rollout(self, rid: str, /) -> Rollout | None: ...
+    def attempts(self, rid: str, /) -> list[Attempt]: ...
+    def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]: ...
+    def spans(self, rid: str, aid: str | None = None, after: tuple[str, int] | None = None, /) -> Iterator[Span]: ...
+    def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
+    def recent(self, before: int | None = None) -> Iterator[tuple[int, Span]]: ...
+    def exchange(self, span: Span) -> Exchange | None: ...
+    def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]: ...
+    def changes(self, since: int, limit: int) -> tuple[list[Change], int]: ...
+    def cursor(self) -> int: ...
+    def figures(self) -> dict[str, int]: ...
+    def queue_state(self) -> tuple[QueueState, dict[Mode, int]]: ...
+    def queue(self) -> QueueStatus: ...
+    def workers(self) -> list[Worker]: ...
+    def find_response(self, response_id: str, /) -> Span | None: ...
+
+
+class CursorError(ValueError):
+    """A paging cursor that is not one of this list's."""
+
+    def __init__(self, message: str, given: str) -> None:
+        super().__init__(message)
+        self.given = given
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Rows(Generic[T]):
+    """What a page, or a slice of one, found."""
+
+    rows: list[T]
+    mark: Mark | None
+    """Where to go on; None when the walk ended."""
+    scanned: int = 0
+
+
+Walk = Callable[[Mark | None], Iterator[tuple[Mark, T | None]]]
+
+
+async def page(walk: Walk[T], mark: Mark | None, limit: int, most: int = SCAN) -> Rows[T]:
+    """Up to `limit` rows from `mark` on, looking at no more than `most` items."""
+    found: Rows[T] = Rows([], mark)
+    while True:
+        wanted, budget = limit - len(found.rows), most - found.scanned
+        piece = await asyncio.to_thread(take, walk, found.mark, wanted, min(SLICE, budget))
+        found.rows += piece.rows
+        found.mark, found.scanned = piece.mark, found.scanned + piece.scanned
+        if piece.mark is None or len(found.rows) >= limit or found.scanned >= most:
+            return found
+
+
+def take(walk: Walk[T], mark: Mark | None, limit: int, most: int) -> Rows[T]:
+    """One slice of a page, in one go."""
+    found: Rows[T] = Rows([], mark)
+    for found.mark, row in walk(mark):
+        found.scanned += 1
+        if row is not None:
+            found.rows.append(row)
+        if len(found.rows) >= limit or found.scanned >= most:
+            return found
+    found.mark = None
+    return found
+
+
+def recent_walk(tape: Tape, query: Query) -> Walk[Span]:
+    """Spans of all rollouts, newest change first."""
+
+    def walk(mark: Mark | None) -> Iterator[tuple[Mark, Span | None]]:
+        wanted = span_filter(tape, query)
+        for position, span in tape.recent(int(mark[0]) if mark else None):
+            yield (position,), span if wanted(span) else None
+
+    return walk
+
+
+def spans_walk(tape: Tape, query: Query, rid: str, aid: str | None) -> Walk[Span]:
+    """Spans of a rollout or of one attempt, in order."""
+
+    def walk(mark: Mark | None) -> Iterator[tuple[Mark, Span | None]]:
+        wanted = span_filter(tape, query)
+        for span in tape.spans(rid, aid, (str(mark[0]), int(mark[1])) if mark else None):
+            yield (span.attempt, span.sequence), span if wanted(span) else None
+
+    return walk
+
+
+def rollouts_walk(tape: Tape, query: Query) -> Walk[RolloutSummary]:
+    """Rollouts, newest first. A term about spans makes the walk go through the spans of each, and so the mark may
+    stand in the middle of a rollout."""
+
+    def walk(mark: Mark | None) -> Iterator[tuple[Mark, RolloutSummary | None]]:
+        wanted = span_filter(tape, query)
+        before, after = _resume(mark)
+        for position, rollout in tape.rollouts(before):
+            if not query.matches_rollout(summary(tape, rollout) if query.needs_attempts else rollout):
+                yield (position,), None
+            elif not query.needs_spans:
+                yield (position,), summary(tape, rollout)
+            else:
+                yield from _through_spans(tape, rollout, position, after, wanted)
+            after = None
+
+    return walk
+
+
+def _resume(mark: Mark | None) -> tuple[int | None, tuple[str, int] | None]:
+    """Where to go on: below which rollout, and after which of the first one's spans."""
+    if mark is None:
+        return None, None
+    position = int(mark[0])
+    return (position, None) if len(mark) == 1 else (position + 1, (str(mark[1]), int(mark[2])))
+
+
+def _through_spans(
+    tape: Tape, rollout: Rollout, position: int, after: tuple[str, int] | None, wanted: Callable[[Span], bool]
+) -> Iterator[tuple[Mark, RolloutSummary | None]]:
+    for span in tape.spans(rollout.id, None, after):
+        if wanted(span):
+            yield (position,), summary(tape, rollout)
+            return
+        yield (position, span.attempt, span.sequence), None
+    yield (position,), None
+
+
+def span_filter(tape: Tape, query: Query) -> Callable[[Span], bool]:
+    """The filter as a predicate over a span alone; rollouts are looked up once each, and only if it asks for them."""
+
+    @lru_cache(maxsize=256)
+    def rollout(rid: str) -> Rollout | None:
+        found = tape.rollout(rid) if query.needs_rollout else None
+        return summary(tape, found) if found and query.needs_attempts else found
+
+    bodies = partial(searchable, tape)
+    return lambda span: query.matches(rollout(span.rollout), span, bodies)
+
+
+def searchable(tape: Tape, span: Span) -> str:
+    """The text of both bodies. What was streamed comes in pieces, so it is added as it reads."""
+    exchange = tape.exchange(span)
+    if exchange is None:
+        return ""
+    texts = [
+        _text(exchange.request_body, exchange.request_headers),
+        _text(exchange.response_body, exchange.response_headers),
+    ]
+    if span.stream:
+        texts.extend(spoken(read_exchange(span.dialect, exchange, span)))
+    return "\n".join(texts)
+
+
+def _text(body: bytes, headers: list[tuple[str, str]]) -> str:
+    return decode_body(body, encoding(headers))[0].decode(errors="replace")
+
+
+def spoken(turn: Turn) -> Iterator[str]:
+    """Everything said in a turn."""
+    messages: Iterable[Message] = [*turn.messages, *(choice.message for choice in turn.choices)]
+    for part in (part for message in messages for part in message.parts):
+        yield from filter(None, (part.text, part.name, part.arguments))
+
+
+def summary(tape: Tape, rollout: Rollout) -> RolloutSummary:
+    """A rollout with its attempts and their sums."""
+    attempts = tape.attempts(rollout.id)
+    return RolloutSummary(
+        **dict(rollout),
+        attempts=attempts,
+        totals=reduce(add_totals, (attempt.totals for attempt in attempts), Totals()),
+        last_seen_ns=max((attempt.last_seen_ns for attempt in attempts), default=rollout.created_ns),
+        reward=next((attempt.reward for attempt in reversed(attempts) if attempt.reward is not None), None),
+    )
+
+
+def add_totals(a: Totals, b: Totals) -> Totals:
+    """The sum, field by field."""
+    return Totals(**{name: (getattr(a, name) or 0) + (getattr(b, name) or 0) for name in Totals.model_fields})
+
+
+def encode_cursor(name: str, mark: Mark | None) -> str | None:
+    """A mark as clients see it."""
+    if mark is None:
+        return None
+    return base64.urlsafe_b64encode(json.dumps([name, *mark]).encode()).decode().rstrip("=")
+
+
+def decode_cursor(name: str, cursor: str | None) -> Mark | None:
+    """The mark back; raises CursorError when it is not a cursor of the list of this name."""
+    if cursor is None:
+        return None
+    try:
+        blob = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        kind, *mark = json.loads(blob)
+    except (ValueError, TypeError):
+        raise CursorError("is not a cursor that this gateway gave", cursor) from None
+    if kind != name or not any(_fits(mark, shape) for shape in MARKS[name]):
+        raise CursorError("is a cursor of another list", cursor)
+    return tuple(mark)
+
+
+def _fits(mark: list[Any], shape: tuple[type, ...]) -> bool:
+    return len(mark) == len(shape) and all(
+        type(value) is kind and (0 <= value < 2**62 if kind is int else re.fullmatch(ID_PATTERN, value) is not None)
+        for value, kind in zip(mark, shape, strict=True)
+    )

@@ -1,0 +1,155 @@
+"""The half of the control API that changes things: giving work, doing it, judging it.
+
+Each is an operation (`gateway.api.operations`): it gets the ids of its path and its body, both checked, hands them to the
+desk (`gateway.queue.dispatcher`) and answers when it is durable. What the tape refuses becomes an `ApiError` in the guard. An
+agent's own requests come through the data plane, which has checked whose they are (`gateway.server.dispatch`); they arrive below
+`/agent` with their scope in the path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from penstock.gateway.api.context import Control
+from penstock.gateway.api.guard import ApiError
+from penstock.gateway.api.operations import Ids
+from penstock.gateway.calls.address import Address, path_of
+from penstock.gateway.canary.outcomes import is_hard
+from penstock.gateway.model.queue import (
+    Claim,
+    ClaimAnswer,
+    ClaimRequest,
+    Empty,
+    EnqueueAnswer,
+    EnqueueRequest,
+    Event,
+    EventsAnswer,
+    EventsRequest,
+    FeedbackAnswer,
+    FeedbackRequest,
+    FinishAnswer,
+    FinishRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    QueueRequest,
+    QueueStatus,
+    RewardAnswer,
+)
+from penstock.gateway.model.span import Judgement, Rollout
+from penstock.gateway.store import Claimed, Entry
+
+TOKEN_S: Final = 7 * 86400
+"""How long the token of a claim is valid."""
+
+
+async def enqueue(control: Control, ids: Ids, asked: EnqueueRequest) -> EnqueueAnswer:
+    """Queue tasks: all of them, or none when one cannot be. Sending the same again queues nothing twice: a name that is
+    queued already is answered with `created: false`, and with 409 when anything else about it differs."""
+    return EnqueueAnswer(rollouts=await control.desk.enqueue(asked.rollouts))
+
+
+async def cancel(control: Control, ids: Ids, asked: Empty) -> Rollout:
+    """Cancel a rollout that waits or runs. A worker that holds it hears of it with its next heartbeat and kills the
+    agent."""
+    return await control.desk.cancel(ids["rid"])
+
+
+async def requeue(control: Control, ids: Ids, asked: Empty) -> Rollout:
+    """Queue a rollout again that has ended, whatever its number of attempts."""
+    return await control.desk.requeue(ids["rid"])
+
+
+async def claim(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnswer:
+    """Take work. When there is none the answer waits up to `wait_s` for it. Each claim comes with the address and the
+    token that the agent is to use; it is lost unless the worker is heard of within `lease_s`."""
+    claimed = await control.desk.claim(asked)
+    state, waiting = control.tape.queue_state()
+    claims = [handed(control, one) for one in claimed]
+    return ClaimAnswer(claims=claims, queue=state, waiting=sum(waiting.values()))
+
+
+def handed(control: Control, claimed: Claimed) -> Claim:
+    """What a worker is told of an attempt that was handed out."""
+    rollout, attempt = claimed.rollout, claimed.attempt
+    return Claim(
+        rollout=rollout,
+        attempt=attempt,
+        address=path_of(Address(rollout.id, attempt.id, mode=rollout.mode)),
+        token=control.auth.mint(rollout.id, TOKEN_S, int(time.time())),
+    )
+
+
+async def heartbeat(control: Control, ids: Ids, asked: HeartbeatRequest) -> HeartbeatAnswer:
+    """Say that a worker is alive: its leases begin anew. The answer tells which attempts it has lost; what they run is
+    to be killed."""
+    held = await control.desk.heartbeat(ids["wid"], asked)
+    return HeartbeatAnswer(attempts=held, queue=control.tape.queue_state()[0])
+
+
+async def finish(control: Control, ids: Ids, asked: FinishRequest) -> FinishAnswer:
+    """End an attempt, together with its rewards. When this is answered every earlier call of the attempt is durable and
+    visible. The same end may be sent again; another one, or that of a worker that has lost the attempt, is refused."""
+    done = await control.desk.finish(ids["rid"], ids["aid"], asked)
+    return FinishAnswer(rollout=done.rollout, attempt=done.attempt)
+
+
+async def reward(control: Control, ids: Ids, asked: Judgement) -> RewardAnswer:
+    """Say how well an attempt went. The newest trusted reward is the attempt's; one that comes after its end counts too
+    and is marked `late`."""
+    return await control.desk.reward(ids["rid"], ids["aid"], asked)
+
+
+async def add_events(control: Control, ids: Ids, asked: EventsRequest) -> EventsAnswer:
+    """Add events to an attempt, such as lines of output."""
+    return await _add(control, ids, asked, known=True)
+
+
+async def feedback(control: Control, ids: Ids, asked: FeedbackRequest) -> FeedbackAnswer:
+    """Say how good a response was, by the id that the provider gave it: for traffic whose rollouts nobody has named."""
+    span = await asyncio.to_thread(control.tape.find_response, asked.response_id)
+    if span is None:
+        message = f"no recorded response has the id {asked.response_id!r}"
+        raise ApiError(404, message, "response_id", asked.response_id)
+    said = Judgement(**asked.model_dump(exclude={"response_id", "span"}), span=span.sequence)
+    kept = await control.desk.reward(span.rollout, span.attempt, said)
+    return FeedbackAnswer(**kept.model_dump(), rollout=span.rollout, attempt=span.attempt)
+
+
+async def set_queue(control: Control, ids: Ids, asked: QueueRequest) -> QueueStatus:
+    """Open, pause or drain the queue. It stays so over a restart."""
+    await control.desk.set_state(asked.state)
+    return await asyncio.to_thread(control.tape.queue)
+
+
+# -- what agents say of themselves -----------------------------------------------------------------------------------
+
+
+async def agent_reward(control: Control, ids: Ids, asked: Judgement) -> RewardAnswer:
+    """An agent judges its own attempt. It is kept with the source `agent` and not trained on, unless the configuration
+    trusts agents (`rewards.trust_agent`)."""
+    said = asked.model_copy(update={"source": "agent"})
+    return await control.desk.reward(ids["rid"], ids["aid"], said)
+
+
+async def agent_events(control: Control, ids: Ids, asked: EventsRequest) -> EventsAnswer:
+    """An agent adds events to its own attempt, which may be as new as a call's."""
+    return await _add(control, ids, asked, known=False)
+
+
+async def _add(control: Control, ids: Ids, asked: EventsRequest, known: bool) -> EventsAnswer:
+    desk, rollout, attempt = control.desk, ids["rid"], ids["aid"]
+    now = desk.now_ns()
+    entries = [_entry(rollout, attempt, event, now) for event in asked.events]
+    added = EventsAnswer(sequences=await desk.add(entries, known))
+    if any(is_hard(entry.kind, entry.name, entry.attributes) for entry in entries):
+        await control.releases.violated(rollout)
+    return added
+
+
+def _entry(rollout: str, attempt: str, event: Event, now: int) -> Entry:
+    at = now if event.time_ns is None else event.time_ns
+    entry = Entry(rollout, attempt, kind="event", name=event.name, method="", status="ok", start_ns=at, end_ns=at)
+    entry.attributes = dict(event.attributes) or None
+    return entry

@@ -1,0 +1,251 @@
+"""Reading the tape over HTTP: lists with filters and pages, single rollouts and spans, the exact bytes of a call, the
+queue and who works."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Final, Literal
+
+from aiohttp import web
+from pydantic import Field
+
+from penstock.gateway.api.context import CONTROL, Control
+from penstock.gateway.api.filter import Query, Target, parse
+from penstock.gateway.api.guard import ApiError, answer, id_of, query_of, sequence_of
+from penstock.gateway.api.openapi import OCTETS
+from penstock.gateway.api.pages import (
+    SCAN,
+    SCAN_BODIES,
+    Rows,
+    T,
+    Tape,
+    Walk,
+    decode_cursor,
+    encode_cursor,
+    page,
+    recent_walk,
+    rollouts_walk,
+    spans_walk,
+    summary,
+)
+from penstock.gateway.calls.turns import plain_bodies, read_exchange
+from penstock.gateway.client.exchanges import Recorded, pack
+from penstock.gateway.diagnosis.diagnosis import diagnose
+from penstock.gateway.model.answers import AttemptList, Diagnosis, ExchangeView, RolloutPage, SpanDetail, SpanPage
+from penstock.gateway.model.queue import WorkerList
+from penstock.gateway.model.span import Exchange, Noun, Rollout, Side, Span, Worker
+
+BLOCK: Final = 1 << 20
+"""Bytes of calls that are read before they are sent."""
+SHOWN_NS: Final = 15 * 60 * 10**9
+"""How long a worker that is not heard of is still listed."""
+
+
+class PageQuery(Noun):
+    """Parameters of a list."""
+
+    filter: str = Field(default="", max_length=4096)
+    """Terms that all must hold, such as `status:failed model:qwen* latency>2s`."""
+    limit: int = Field(default=100, ge=1, le=1000)
+    """How many rows at most."""
+    cursor: str | None = None
+    """The `next` of the page before."""
+
+
+async def get_rollouts(request: web.Request) -> web.Response:
+    """Rollouts with their attempts and sums, newest first. In the filter the terms rollout, status, mode, origin,
+    group, priority, tries, input, reward, worker, attempt_status, started and metadata speak of the rollout and its
+    attempts; one span of it must satisfy all the others together."""
+    control, asked, query = _asked(request, "rollouts")
+    found = await _page(rollouts_walk(control.tape, query), "rollouts", asked, query)
+    return answer(RolloutPage(rollouts=found.rows, next=encode_cursor("rollouts", found.mark), scanned=found.scanned))
+
+
+async def get_rollout_spans(request: web.Request) -> web.Response:
+    """Heads of the spans of a rollout, or of one attempt, in the order in which they started."""
+    control, asked, query = _asked(request, "spans")
+    rollout = _rollout(request)
+    aid = _attempt(request, rollout) if "aid" in request.match_info else None
+    return await _spans(spans_walk(control.tape, query, rollout.id, aid), "spans", asked, query)
+
+
+async def get_recent_spans(request: web.Request) -> web.Response:
+    """Heads of the spans of all rollouts, newest change first."""
+    control, asked, query = _asked(request, "spans")
+    return await _spans(recent_walk(control.tape, query), "recent", asked, query)
+
+
+def _asked(request: web.Request, target: Target) -> tuple[Control, PageQuery, Query]:
+    asked = query_of(request, PageQuery)
+    return request.app[CONTROL], asked, parse(asked.filter, target, time.time_ns())
+
+
+async def _page(walk: Walk[T], name: str, asked: PageQuery, query: Query) -> Rows[T]:
+    most = SCAN_BODIES if query.needs_bodies else SCAN
+    return await page(walk, decode_cursor(name, asked.cursor), asked.limit, most)
+
+
+async def _spans(walk: Walk[Span], name: str, asked: PageQuery, query: Query) -> web.Response:
+    found = await _page(walk, name, asked, query)
+    return answer(SpanPage(spans=found.rows, next=encode_cursor(name, found.mark), scanned=found.scanned))
+
+
+# --- single things ---
+
+
+async def get_rollout(request: web.Request) -> web.Response:
+    """A rollout with its attempts and sums."""
+    return answer(summary(request.app[CONTROL].tape, _rollout(request)))
+
+
+class DiagnosisQuery(Noun):
+    """Parameters of a diagnosis."""
+
+    model: str | None = Field(default=None, max_length=256)
+    """The model that is trained; the one that most calls asked for when not given."""
+
+
+async def get_diagnosis(request: web.Request) -> web.Response:
+    """Whether a rollout can be trained on, call by call, and if not why, with what mends it. Reads the bytes of its
+    calls, of 2,000 at most."""
+    tape, asked, rollout = request.app[CONTROL].tape, query_of(request, DiagnosisQuery), _rollout(request)
+
+    def judge() -> Diagnosis:
+        return diagnose(summary(tape, rollout), tape.spans(rollout.id), tape.exchange, asked.model)
+
+    return answer(await asyncio.to_thread(judge))
+
+
+async def get_attempts(request: web.Request) -> web.Response:
+    """The attempts of a rollout, oldest first."""
+    return answer(AttemptList(attempts=request.app[CONTROL].tape.attempts(_rollout(request).id)))
+
+
+async def get_span(request: web.Request) -> web.Response:
+    """A whole span: its head, the exchange read as messages, tool calls and usage, and the recorded headers, bodies
+    and arrival times. Bodies are text where they are UTF-8, else base64."""
+    detail = await asyncio.to_thread(detail_of, request.app[CONTROL].tape, _span(request))
+    return answer(detail)
+
+
+class BodyQuery(Noun):
+    """Parameters of a body."""
+
+    side: Literal["agent", "engine"] | None = None
+    """A party that was spoken with in another wire format, instead of the exchange itself."""
+
+
+async def get_request_body(request: web.Request) -> web.Response:
+    """The exact bytes of the request body, as they went upstream."""
+    return _bytes(request, "request", _said(request).request_body)
+
+
+async def get_response_body(request: web.Request) -> web.Response:
+    """The exact bytes of the response body as they were received, content encoding kept."""
+    return _bytes(request, "response", _said(request).response_body)
+
+
+async def get_exchanges(request: web.Request) -> web.StreamResponse:
+    """The bytes of all calls of a rollout that are kept, content encodings removed, in their order. Of each call a
+    length (4 bytes, big endian) and a MessagePack array of attempt, sequence, request body and response body."""
+    records = _records(request.app[CONTROL].tape, _rollout(request).id)
+    response = web.StreamResponse(headers={"Content-Type": OCTETS})
+    await response.prepare(request)
+    while block := await asyncio.to_thread(_block, records):
+        await response.write(block)
+    return response
+
+
+def _records(tape: Tape, rollout: str) -> Iterator[bytes]:
+    calls = (span for span in tape.spans(rollout) if span.kind == "llm")
+    for span, exchange in tape.exchanges(calls):
+        if exchange is not None:
+            yield pack(Recorded(span.attempt, span.sequence, *plain_bodies(exchange)))
+
+
+def _block(records: Iterator[bytes]) -> bytes:
+    """The next megabyte or so; empty at the end."""
+    block = bytearray()
+    while len(block) < BLOCK and (record := next(records, b"")):
+        block += record
+    return bytes(block)
+
+
+async def get_queue(request: web.Request) -> web.Response:
+    """How much work there is."""
+    return answer(await asyncio.to_thread(request.app[CONTROL].tape.queue))
+
+
+async def get_workers(request: web.Request) -> web.Response:
+    """The workers that were heard of in the last quarter of an hour."""
+    control = request.app[CONTROL]
+    return answer(WorkerList(workers=await asyncio.to_thread(recent_workers, control.tape, control.desk.now_ns())))
+
+
+def recent_workers(tape: Tape, now_ns: int) -> list[Worker]:
+    """Those who were heard of lately, by name."""
+    return [worker for worker in tape.workers() if worker.last_seen_ns >= now_ns - SHOWN_NS]
+
+
+def _rollout(request: web.Request) -> Rollout:
+    rid = id_of(request, "rid")
+    rollout = request.app[CONTROL].tape.rollout(rid)
+    if rollout is None:
+        raise ApiError(404, f"there is no rollout {rid!r}; `penstock rollouts` lists them", "rid", rid)
+    return rollout
+
+
+def _attempt(request: web.Request, rollout: Rollout) -> str:
+    aid = id_of(request, "aid")
+    known = [attempt.id for attempt in request.app[CONTROL].tape.attempts(rollout.id)]
+    if aid not in known:
+        hint = f"`penstock show {rollout.id}` shows them"
+        raise ApiError(404, f"rollout {rollout.id!r} has no attempt {aid!r}; {hint}", "aid", aid, known[-20:])
+    return aid
+
+
+def _span(request: web.Request) -> Span:
+    rollout = _rollout(request)
+    aid, sequence = _attempt(request, rollout), sequence_of(request)
+    span = request.app[CONTROL].tape.span(rollout.id, aid, sequence)
+    if span is None:
+        hint = f"`penstock spans {rollout.id}/{aid}` lists them"
+        raise ApiError(404, f"attempt {aid!r} has no span {sequence}; {hint}", "sequence", str(sequence))
+    return span
+
+
+def _exchange(request: web.Request) -> Exchange:
+    span = _span(request)
+    exchange = request.app[CONTROL].tape.exchange(span)
+    if exchange is None:
+        raise ApiError(404, f"no bytes of span {span.sequence} are stored: it is {span.status} and of kind {span.kind}")
+    return exchange
+
+
+def _said(request: web.Request) -> Exchange | Side:
+    """The exchange, or the side of it that is asked for."""
+    wanted, exchange = query_of(request, BodyQuery).side, _exchange(request)
+    if wanted is None:
+        return exchange
+    found = next((side for side in exchange.sides if side.who == wanted), None)
+    if found is None:
+        there = [side.who for side in exchange.sides]
+        hint = "leave it out for the exchange itself"
+        raise ApiError(404, f"the {wanted} was spoken with in the exchange's own format; {hint}", "side", wanted, there)
+    return found
+
+
+def detail_of(tape: Tape, span: Span) -> SpanDetail:
+    """A span with its exchange, read."""
+    exchange = tape.exchange(span)
+    if exchange is None:
+        return SpanDetail(span=span)
+    return SpanDetail(span=span, turn=read_exchange(span.dialect, exchange, span), exchange=ExchangeView.of(exchange))
+
+
+def _bytes(request: web.Request, side: str, body: bytes) -> web.Response:
+    name = "-".join((*(request.match_info[key] for key in ("rid", "aid", "sequence")), side))
+    headers = {"Content-Disposition": f'attachment; filename="{name}.bin"'}
+    return web.Response(body=body, content_type=OCTETS, headers=headers)

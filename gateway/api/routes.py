@@ -1,0 +1,269 @@
+"""The control API: what tools and people read of the tape, the queue, and the tokens they hand to agents.
+
+`ROUTES` is the API: handlers are registered from it and `gateway.api.openapi` describes it, so that no endpoint can be
+served undescribed. Handlers are thin: they check parameters (`gateway.api.guard`), read the tape page by page off the event
+loop (`gateway.api.reading`, `gateway.api.pages`), change it (`gateway.api.queue`) or follow the change feed (`gateway.api.changes`);
+answers are `gateway.model.answers` and `gateway.model.queue`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import cache
+from importlib.metadata import version
+from typing import get_args
+
+from aiohttp import web
+from pydantic import Field
+
+from penstock.gateway import metrics
+from penstock.gateway.api import changes, guard, html_docs, openapi, reading, releases, stats, upstreams
+from penstock.gateway.api import queue as writes
+from penstock.gateway.api import runs as run_handlers
+from penstock.gateway.api.context import CONTROL, Control
+from penstock.gateway.api.guard import ApiError, answer, query_of
+from penstock.gateway.api.openapi import EVENTS, HTML, OCTETS, TEXT, Route
+from penstock.gateway.api.operations import Ids, operate
+from penstock.gateway.model.answers import (
+    AttemptList,
+    ChangePage,
+    Diagnosis,
+    Health,
+    RolloutPage,
+    SpanDetail,
+    SpanPage,
+    Stats,
+    Token,
+    TokenRequest,
+)
+from penstock.gateway.model.queue import (
+    ClaimAnswer,
+    ClaimRequest,
+    Empty,
+    EnqueueAnswer,
+    EnqueueRequest,
+    EventsAnswer,
+    EventsRequest,
+    FeedbackAnswer,
+    FeedbackRequest,
+    FinishAnswer,
+    FinishRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    QueueRequest,
+    QueueStatus,
+    RewardAnswer,
+    WorkerList,
+)
+from penstock.gateway.model.release import ENDED, Stage
+from penstock.gateway.model.span import Judgement, Mode, Noun, Rollout, RolloutSummary
+from penstock.gateway.otlp.ingest import post_traces
+
+
+class StatsQuery(Noun):
+    """Parameters of the figures."""
+
+    spans: int = Field(default=10_000, ge=0, le=100_000)
+    """How many of the newest spans to sum over."""
+
+
+async def get_stats(request: web.Request) -> web.Response:
+    """Sums over the newest spans, by model and by status, and the figures of the tape. `counted_spans` says how many
+    spans the sums are over and `complete` whether these are all."""
+    control, asked = request.app[CONTROL], query_of(request, StatsQuery)
+    return answer(await stats.gather(control.tape, asked.spans, control.state.gaps))
+
+
+async def make_token(control: Control, ids: Ids, asked: TokenRequest) -> Token:
+    """Make an agent token: the API key of an agent that may speak for one rollout and for nothing else. The rollout
+    need not exist yet. Tokens are not stored: a lost one is made again, a leaked one is good until it expires."""
+    now = int(time.time())
+    token = control.auth.mint(asked.rollout, asked.expires_s, now)
+    expires_ns = None if asked.expires_s is None else (now + asked.expires_s) * 10**9
+    return Token(token=token, rollout=asked.rollout, expires_ns=expires_ns)
+
+
+async def get_openapi(request: web.Request) -> web.Response:
+    """This API as an OpenAPI 3.1 document."""
+    return web.json_response(_document())
+
+
+async def get_docs(request: web.Request) -> web.Response:
+    """This API as a readable page."""
+    return web.Response(text=_docs_page(), content_type=HTML)
+
+
+async def get_health(request: web.Request) -> web.Response:
+    """Alive: the process answers."""
+    return answer(Health(status="ok"))
+
+
+async def get_ready(request: web.Request) -> web.Response:
+    """Ready for calls: 503 while the gateway starts or drains, and while calls cannot be recorded."""
+    problem = request.app[CONTROL].state.not_ready
+    if problem is not None:
+        raise ApiError(503, problem)
+    return answer(Health(status="ok"))
+
+
+async def get_metrics(request: web.Request) -> web.Response:
+    """Figures for Prometheus."""
+    control = request.app[CONTROL]
+    await asyncio.to_thread(_look_at_tape, control)
+    return web.Response(body=metrics.render(control.metrics), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+def _look_at_tape(control: Control) -> None:
+    """Sets what is counted when it is asked for."""
+    figures, queue, now = control.metrics, control.tape.queue(), time.time_ns()
+    figures.tape_bytes = control.tape.figures()["used_bytes"]
+    figures.queue_rollouts = {(mode,): queue.waiting.get(mode, 0) for mode in get_args(Mode)}
+    figures.queue_oldest_seconds = 0.0 if queue.oldest_ns is None else max(0.0, (now - queue.oldest_ns) / 1e9)
+    figures.queue_claimed = queue.claimed
+    live = Counter(release.stage for release in control.releases.tape.releases() if release.live)
+    figures.releases = {(stage,): live[stage] for stage in get_args(Stage) if stage not in ENDED}
+    figures.workers = len(reading.recent_workers(control.tape, now))
+
+
+@cache
+def _document() -> dict[str, object]:
+    return openapi.document(ROUTES, version("penstock"))
+
+
+@cache
+def _docs_page() -> str:
+    return html_docs.page(ROUTES, version("penstock"))
+
+
+_ATTEMPT = "/api/rollouts/{rid}/attempts/{aid}"
+_SPAN = f"{_ATTEMPT}/spans/{{sequence}}"
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/api/rollouts", "rollouts", "List rollouts", RolloutPage, reading.get_rollouts, query=reading.PageQuery),
+    Route("GET", "/api/rollouts/{rid}", "rollout", "One rollout", RolloutSummary, reading.get_rollout),
+    Route(
+        "GET", "/api/rollouts/{rid}/diagnosis", "diagnosis", "Can it be trained on?",
+        Diagnosis, reading.get_diagnosis, query=reading.DiagnosisQuery,
+    ),
+    Route("GET", "/api/rollouts/{rid}/attempts", "attempts", "Attempts of a rollout", AttemptList, reading.get_attempts),
+    Route(
+        "GET", "/api/rollouts/{rid}/spans", "rollout_spans", "Spans of a rollout",
+        SpanPage, reading.get_rollout_spans, query=reading.PageQuery,
+    ),
+    Route(
+        "GET", "/api/rollouts/{rid}/attempts/{aid}/spans", "attempt_spans", "Spans of an attempt",
+        SpanPage, reading.get_rollout_spans, query=reading.PageQuery,
+    ),
+    Route("GET", _SPAN, "span", "One span, whole", SpanDetail, reading.get_span),
+    Route(
+        "GET", f"{_SPAN}/request", "request_body", "Request body, exact bytes",
+        OCTETS, reading.get_request_body, query=reading.BodyQuery,
+    ),
+    Route(
+        "GET", f"{_SPAN}/response", "response_body", "Response body, exact bytes",
+        OCTETS, reading.get_response_body, query=reading.BodyQuery,
+    ),
+    Route("GET", "/api/rollouts/{rid}/exchanges", "exchanges", "Bytes of all its calls", OCTETS, reading.get_exchanges),
+    Route(
+        "GET", "/api/spans", "recent_spans", "Spans of all rollouts",
+        SpanPage, reading.get_recent_spans, query=reading.PageQuery,
+    ),
+    Route(
+        "GET", "/api/changes", "changes", "Follow what changes",
+        EVENTS, changes.get_changes, query=changes.ChangesQuery, also=ChangePage,
+    ),
+    Route(
+        "POST", "/api/rollouts", "enqueue", "Queue tasks",
+        EnqueueAnswer, writes.enqueue, body=EnqueueRequest, errors=(409, 415),
+    ),
+    Route(
+        "POST", "/api/rollouts/{rid}/cancel", "cancel", "Cancel a rollout",
+        Rollout, writes.cancel, body=Empty, errors=(409, 415),
+    ),
+    Route(
+        "POST", "/api/rollouts/{rid}/requeue", "requeue", "Queue a rollout again",
+        Rollout, writes.requeue, body=Empty, errors=(409, 415),
+    ),
+    Route(
+        "POST", "/api/claims", "claim", "Take work", ClaimAnswer, writes.claim, body=ClaimRequest, errors=(415,)
+    ),
+    Route(
+        "POST", "/api/workers/{wid}/heartbeat", "heartbeat", "Keep what was claimed",
+        HeartbeatAnswer, writes.heartbeat, body=HeartbeatRequest, errors=(415,),
+    ),
+    Route(
+        "POST", f"{_ATTEMPT}/finish", "finish", "End an attempt",
+        FinishAnswer, writes.finish, body=FinishRequest, errors=(409, 415),
+    ),
+    Route(
+        "POST", f"{_ATTEMPT}/rewards", "reward", "Reward an attempt",
+        RewardAnswer, writes.reward, body=Judgement, errors=(415,),
+    ),
+    Route(
+        "POST", f"{_ATTEMPT}/events", "events", "Add events to an attempt",
+        EventsAnswer, writes.add_events, body=EventsRequest, errors=(415,),
+    ),
+    Route(
+        "POST", "/api/feedback", "feedback", "Reward a response",
+        FeedbackAnswer, writes.feedback, body=FeedbackRequest, errors=(404, 415),
+    ),
+    Route("GET", "/api/queue", "queue", "How much work there is", QueueStatus, reading.get_queue),
+    Route(
+        "POST", "/api/queue", "set_queue", "Open, pause or drain the queue",
+        QueueStatus, writes.set_queue, body=QueueRequest, errors=(415,),
+    ),
+    Route("GET", "/api/workers", "workers", "Who works", WorkerList, reading.get_workers),
+    *releases.ROUTES,
+    *upstreams.ROUTES,
+    *run_handlers.ROUTES,
+    Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
+    Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest, errors=(415,)),
+    Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),
+    Route("GET", "/api/docs", "docs", "Readable documentation", HTML, get_docs, public=True),
+    Route("GET", "/healthz", "healthz", "Alive?", Health, get_health, public=True),
+    Route("GET", "/readyz", "readyz", "Ready for calls?", Health, get_ready, public=True, errors=(503,)),
+    Route("GET", "/metrics", "metrics", "Prometheus metrics", TEXT, get_metrics),
+)  # fmt: skip
+"""The API."""
+
+
+_AGENT = guard.AGENT + "{kind}/{rid}/{aid}"
+
+AGENT_ROUTES: tuple[Route, ...] = (
+    Route("POST", f"{_AGENT}/rewards", "", "", RewardAnswer, writes.agent_reward, body=Judgement),
+    Route("POST", f"{_AGENT}/events", "", "", EventsAnswer, writes.agent_events, body=EventsRequest),
+)
+"""What an agent may say below its own address, on the data plane: no part of the API."""
+
+
+OPERATIONS = [*(route for route in ROUTES if route.body is not None), *AGENT_ROUTES]
+"""What changes something."""
+
+
+def make_control(control: Control) -> web.Application:
+    """The application that serves what reads, and says of what changes something which methods it knows. Its `shutdown`
+    must be called when the gateway stops: it ends the followers."""
+    public = frozenset(route.path for route in ROUTES if route.public)
+    # How large a body may be is decided where it comes in.
+    app = web.Application(middlewares=[guard.middleware(control.auth, public)], client_max_size=0)
+    app[CONTROL] = control
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, route.handler if route.body is None else _operated(route))
+    for scope in ("none", "{kind}/{rid}/{aid}"):
+        app.router.add_post(f"{guard.AGENT}{scope}/v1/traces", post_traces)
+    app.on_response_prepare.append(guard.add_headers)
+    app.on_shutdown.append(changes.end_followers)
+    return app
+
+
+def _operated(route: Route) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """An operation as a handler, for paths that are written in escapes: the data plane does not find those."""
+
+    async def handle(request: web.Request) -> web.Response:
+        body = await request.read()
+        return answer(await operate(request.app[CONTROL], route, request.match_info, request.content_type, body))
+
+    return handle

@@ -1,0 +1,110 @@
+"""Sums over the newest spans: what `/api/stats` answers. Counting runs in slices in a worker thread.
+
+What was asked for to try a release is counted as spans and in no sum: neither agents nor their rewards are in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import islice
+
+from penstock.gateway.api.pages import SLICE, Tape
+from penstock.gateway.dialects.token_estimate import uncounted
+from penstock.gateway.model.answers import ModelStats, RewardStats, Stats
+from penstock.gateway.model.attributes import own
+from penstock.gateway.model.span import Kind, Reward, RewardSource, Span, SpanStatus, Totals
+
+CALLS: tuple[Kind, ...] = ("llm", "tool")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums that grow span by span."""
+
+    spans: int = 0
+    since_ns: int | None = None
+    totals: Totals = field(default_factory=Totals)
+    by_status: Counter[str] = field(default_factory=Counter[str])
+    by_kind: Counter[Kind] = field(default_factory=Counter[Kind])
+    rewards: list[Reward] = field(default_factory=list[Reward])
+    by_model: defaultdict[str, ModelStats] = field(default_factory=lambda: defaultdict(ModelStats))
+    durations: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, span: Span) -> None:
+        """Count a span."""
+        self.spans += 1
+        self.since_ns = span.start_ns if self.since_ns is None else min(self.since_ns, span.start_ns)
+        self.by_kind[span.kind] += 1
+        if own(span):
+            return
+        self.by_status.update([span.status.value] if span.kind in CALLS else [])
+        self.rewards += [Reward.of(span)] if span.kind == "reward" else []
+        if span.kind == "llm" and span.duration_ns is not None:
+            model = span.model or "unknown"
+            self.durations[model].append(span.duration_ns)
+            for totals in (self.totals, self.by_model[model]):
+                _count(totals, span)
+
+    def models(self) -> dict[str, ModelStats]:
+        """Sums by model, the busiest first, with their latencies."""
+        busiest = sorted(self.by_model.items(), key=lambda item: -item[1].calls)
+        return {name: ModelStats(**(dict(stats) | _latencies(self.durations[name]))) for name, stats in busiest}
+
+
+def _rewards(given: list[Reward]) -> RewardStats:
+    values = [reward.value for reward in given if reward.trusted and reward.value is not None]
+    sources: Counter[RewardSource] = Counter(reward.source for reward in given)
+    return RewardStats(
+        count=len(given),
+        untrusted=sum(not reward.trusted for reward in given),
+        mean=sum(values) / len(values) if values else None,
+        by_source=dict(sources),
+    )
+
+
+def _count(totals: Totals, span: Span) -> None:
+    totals.calls += 1
+    totals.errors += span.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
+    totals.cancelled += span.status == SpanStatus.CANCELLED
+    totals.tool_calls += span.tool_calls
+    if span.usage is not None:
+        totals.input_tokens = (totals.input_tokens or 0) + (span.usage.input_tokens or 0)
+        totals.output_tokens = (totals.output_tokens or 0) + (span.usage.output_tokens or 0)
+    totals.uncounted += uncounted(span)
+
+
+def _latencies(durations: list[int]) -> dict[str, int]:
+    """Nearest-rank quantiles."""
+    ordered = sorted(durations)
+    return {name: ordered[-(-len(ordered) * q // 100) - 1] for name, q in (("median_ns", 50), ("p95_ns", 95))}
+
+
+async def gather(tape: Tape, most: int, gaps: int) -> Stats:
+    """Figures over the `most` newest spans."""
+    tally, before, complete = Tally(), None, False
+    while not complete and tally.spans < most:
+        wanted = min(SLICE, most - tally.spans)
+        before, complete = await asyncio.to_thread(_count_slice, tape, tally, before, wanted)
+    return Stats(
+        counted_spans=tally.spans,
+        complete=complete,
+        since_ns=tally.since_ns,
+        totals=Totals(**dict(tally.totals)),
+        by_model=tally.models(),
+        by_status=dict(tally.by_status),
+        by_kind=dict(tally.by_kind),
+        rewards=_rewards(tally.rewards),
+        tape=tape.figures(),
+        cursor=tape.cursor(),
+        gaps=gaps,
+    )
+
+
+def _count_slice(tape: Tape, tally: Tally, before: int | None, wanted: int) -> tuple[int | None, bool]:
+    """Count up to `wanted` spans; says where to go on and whether the tape ended."""
+    rows = list(islice(tape.recent(before), wanted))
+    for _, span in rows:
+        tally.add(span)
+    return (rows[-1][0] if rows else before), len(rows) < wanted

@@ -1,0 +1,115 @@
+"""Holding an upstream: while its weights are changed in place, calls wait at the socket and are then served.
+
+Whoever changes them holds it, waits until nothing runs there any more, changes them, and opens it. A hold is a lease in
+this process: it is renewed by holding again, and a gateway that restarts has forgotten it (`gateway.upstreams.gate`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+from aiohttp import web
+from pydantic import Field
+
+from penstock.gateway.api.context import CONTROL, Control
+from penstock.gateway.api.guard import ApiError, answer
+from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.operations import Ids
+from penstock.gateway.model.queue import Empty
+from penstock.gateway.model.span import Noun
+from penstock.gateway.upstreams.gate import LONGEST_S
+from penstock.gateway.upstreams.pool import Pool
+
+
+class HoldRequest(Noun):
+    """How long calls may wait."""
+
+    bound_s: float = Field(default=60.0, gt=0, le=LONGEST_S)
+    """Seconds from now after which calls are refused unless it was opened or held again."""
+
+
+class UpstreamView(Noun):
+    """An upstream, as calls meet it."""
+
+    name: str
+    """Its name in the configuration."""
+    held: bool
+    """Whether calls to it wait."""
+    held_s: float | None
+    """Seconds since it was first held; None while it is open."""
+    bound_s: float | None
+    """Seconds that the last hold allows; None while it is open."""
+    waiting: int
+    """Calls that wait."""
+    running: int
+    """Connections with a call on them: none is left when the weights may be changed."""
+    waited: int
+    """Calls that have waited since the gateway started."""
+    refused: int
+    """Those of them that were refused."""
+
+
+class UpstreamList(Noun):
+    """All upstreams."""
+
+    upstreams: list[UpstreamView]
+    """One each, by name."""
+
+
+async def get_upstreams(request: web.Request) -> web.Response:
+    """Upstreams, whether they are held, and how many calls run there or wait."""
+    pools = request.app[CONTROL].upstreams
+    return answer(UpstreamList(upstreams=[_view(pool) for _, pool in sorted(pools.items())]))
+
+
+async def hold(control: Control, ids: Ids, asked: HoldRequest) -> UpstreamView:
+    """Let calls to an upstream wait while its weights are changed. Calls that run there go on; wait until none is left.
+    Past the bound calls are refused with 504, until it is opened or held again."""
+    pool = _pool(control, ids)
+    pool.gate.hold(asked.bound_s)
+    return _view(pool)
+
+
+async def open_again(control: Control, ids: Ids, asked: Empty) -> UpstreamView:
+    """Serve what waits for an upstream, in the order in which it came, and everything from then on."""
+    pool = _pool(control, ids)
+    pool.gate.open()
+    # Those that waited go in this turn of the loop.
+    await asyncio.sleep(0)
+    return _view(pool)
+
+
+def _pool(control: Control, ids: Ids) -> Pool:
+    name = ids["upstream"]
+    if name not in control.upstreams:
+        raise ApiError(404, f"there is no upstream {name!r}", "upstream", name, sorted(control.upstreams))
+    return control.upstreams[name]
+
+
+def _view(pool: Pool) -> UpstreamView:
+    gate = pool.gate
+    return UpstreamView(
+        name=pool.name,
+        held=gate.held,
+        held_s=None if gate.held_since is None else monotonic() - gate.held_since,
+        bound_s=gate.bound_s if gate.held else None,
+        waiting=gate.waiting,
+        running=pool.connections - pool.idle,
+        waited=gate.figures.calls,
+        refused=gate.figures.refused,
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/api/upstreams", "upstreams", "Where calls go", UpstreamList, get_upstreams),
+    Route(
+        "POST", "/api/upstreams/{upstream}/hold", "hold_upstream", "Let calls wait",
+        UpstreamView, hold, body=HoldRequest, errors=(415,),
+    ),
+    Route(
+        "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go",
+        UpstreamView, open_again, body=Empty, errors=(415,),
+    ),
+)  # fmt: skip
+"""This part of the API."""

@@ -1,0 +1,165 @@
+"""Where a call belongs: URL, headers or baggage <-> (rollout, attempt, agent). Pure; only here is the grammar known.
+
+    /rollout/{rollout}[/attempt/{attempt}][/agent/{agent}][/prompt/{prompt}]/v1/...
+    /proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/...       Agent Lightning 1.0
+    x-rollout-id, x-attempt-id, x-agent-id
+    baggage: penstock.rollout_id=...,penstock.attempt_id=...,penstock.agent_id=...
+    session headers that coding agents send by themselves
+
+The first that names a rollout wins. None of them: `gateway.calls.conversations` follows the conversation.
+Agent Lightning 0.3 writes the first form too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast, get_args
+from urllib.parse import unquote
+
+from penstock.gateway.http.redact import looks_secret
+from penstock.gateway.model.span import ID_PATTERN, Mode, Origin
+
+FIRST_ATTEMPT = "a1"
+SESSION_HEADERS = {
+    b"x-claude-code-session-id": "claude",
+    b"session-id": "session",
+    b"session_id": "session",
+    b"x-session-id": "session",
+    b"thread-id": "thread",
+}
+"""Headers that name a session: Claude Code; Codex and opencode; opencode; Codex."""
+
+ADDRESS_HEADERS = frozenset({b"x-rollout-id", b"x-attempt-id", b"x-agent-id", b"baggage", *SESSION_HEADERS})
+
+_ID = re.compile(ID_PATTERN)
+_SEGMENTS = ("rollout", "attempt", "agent", "mode", "prompt")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_REMEMBERED_LENGTH = 1024
+
+
+class AddressError(ValueError):
+    """An id that may not be one; names the part, the value and what is allowed."""
+
+    def __init__(
+        self, part: str, value: str, allowed: str = f"1 to 128 of A-Z a-z 0-9 . _ - ({ID_PATTERN}), not . or .."
+    ) -> None:
+        self.part, self.value = part, value
+        super().__init__(f"{part} {value[:140]!r} is not valid: use {allowed}")
+
+
+@dataclass(slots=True, frozen=True)
+class Address:
+    """Whose call it is."""
+
+    rollout: str
+    attempt: str = FIRST_ATTEMPT
+    agent: str | None = None
+    mode: Mode = "online"
+    origin: Origin = "header"
+    prompt: str | None = None
+    """The registered prompt that the first system text is said to be."""
+    ambiguous: bool = False
+    """Whether the call could be another implicit rollout's as well (`gateway.calls.conversations`)."""
+
+
+def check_id(part: str, value: str) -> str:
+    """The value, if it is a valid id; else raises `AddressError`."""
+    if value in (".", "..") or not _ID.fullmatch(value):
+        raise AddressError(part, value)
+    return value
+
+
+def from_path(path: str) -> tuple[Address | None, str]:
+    """(address, path below it); (None, path) when the path names no rollout. Raises `AddressError`."""
+    # An attempt asks for the same path again and again; what is too long to be one of those is not worth the memory.
+    return _remembered(path) if len(path) <= _REMEMBERED_LENGTH else _parse(path)
+
+
+def _parse(path: str) -> tuple[Address | None, str]:
+    lightning = path.startswith("/proxy/rollout/")
+    if not lightning and not path.startswith("/rollout/"):
+        return None, path
+    rest = path[6:] if lightning else path
+    found: dict[str, str] = {}
+    for name in _SEGMENTS:
+        value, tail = _segment(rest, name)
+        if value is not None:
+            found[name], rest = check_id(name, value), tail
+    mode = found.get("mode", "online")
+    if mode not in get_args(Mode):
+        raise AddressError("mode", mode, "train, val, test or online")
+    if lightning and rest.startswith("/openai/"):
+        rest = rest[7:]
+    attempt = found.get("attempt", FIRST_ATTEMPT)
+    address = Address(found["rollout"], attempt, found.get("agent"), cast(Mode, mode), prompt=found.get("prompt"))
+    return address, rest or "/"
+
+
+_remembered = lru_cache(maxsize=8192)(_parse)
+
+
+def _segment(path: str, name: str) -> tuple[str | None, str]:
+    head = f"/{name}/"
+    if not path.startswith(head):
+        return None, path
+    value, slash, tail = path[len(head) :].partition("/")
+    return value, slash + tail
+
+
+def from_headers(headers: Mapping[bytes, bytes]) -> Address | None:
+    """The address in a request's headers (names in lower case); None when they name no rollout."""
+    if not ADDRESS_HEADERS & headers.keys():
+        return None
+    named = _named(headers)
+    if "rollout" in named:
+        return Address(
+            check_id("x-rollout-id", named["rollout"]),
+            check_id("x-attempt-id", named.get("attempt", FIRST_ATTEMPT)),
+            _agent(named),
+        )
+    for header, kind in SESSION_HEADERS.items():
+        if session := headers.get(header):
+            name = _UNSAFE.sub("-", _unkeyed(session.decode("latin-1")))[:100]
+            return Address(f"{kind}-{name}", agent=_agent(named), origin="implicit")
+    return None
+
+
+def _unkeyed(session: str) -> str:
+    """A session as it may be shown: one that looks like a key is told by its hash."""
+    return hashlib.sha256(session.encode()).hexdigest()[:32] if looks_secret(session) else session
+
+
+def _agent(named: Mapping[str, str]) -> str | None:
+    agent = named.get("agent")
+    return None if agent is None else check_id("x-agent-id", agent)
+
+
+def _named(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    found = _baggage(headers.get(b"baggage", b"").decode("latin-1"))
+    for name in ("rollout", "attempt", "agent"):
+        if (value := headers.get(b"x-%s-id" % name.encode())) is not None:
+            found[name] = value.decode("latin-1")
+    return found
+
+
+def _baggage(header: str) -> dict[str, str]:
+    """The members that are ours (W3C Baggage §3.3: comma-separated, properties after a semicolon)."""
+    found: dict[str, str] = {}
+    for member in header.split(","):
+        key, _, value = member.partition(";")[0].partition("=")
+        key = key.strip()
+        if key.startswith("penstock.") and key.endswith("_id"):
+            found[key[9:-3]] = unquote(value.strip())
+    return found
+
+
+def path_of(address: Address) -> str:
+    """The path prefix that an agent's base URL gets; the inverse of `from_path`."""
+    agent = "" if address.agent is None else f"/agent/{address.agent}"
+    mode = "" if address.mode == "online" else f"/mode/{address.mode}"
+    prompt = "" if address.prompt is None else f"/prompt/{address.prompt}"
+    return f"/rollout/{address.rollout}/attempt/{address.attempt}{agent}{mode}{prompt}"

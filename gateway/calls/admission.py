@@ -1,0 +1,274 @@
+"""Whose call is it, and may it pass? The first two steps in the life of a call; nothing here touches a socket.
+
+An address in the path, the headers or the baggage comes first, then an agent token, then the conversation that the
+request continues, or the connection it comes on. What would hold others up is done by a thread of its own, and only the
+call that needs it waits: a large conversation is read there, and so are answers, where there are equal conversations
+that only their answers tell apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote
+
+from penstock.gateway.calls.address import Address, AddressError, from_headers, from_path
+from penstock.gateway.calls.auth import Auth, AuthError
+from penstock.gateway.calls.conversations import Answer, Conversations, Ended, Found, Way, new_rollout
+from penstock.gateway.calls.fingerprints import EMPTY, Fingerprints, Read, Story
+from penstock.gateway.calls.turns import decode_body
+from penstock.gateway.dialects import find
+from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.items import LARGE
+from penstock.gateway.dialects.loose_json import Peek
+from penstock.gateway.http.errors import ClientFault
+from penstock.gateway.http.headers import CREDENTIALS
+from penstock.gateway.http.redact import url as redact_url
+from penstock.gateway.http.request import Request
+
+UNPACKED: Final = 32 << 20
+"""Bytes of a request without its content encoding, beyond which it is not read: the loop waits for it."""
+_log = logging.getLogger("penstock.proxy")
+_UNREAD: Final = "\0"
+"""No model is called that."""
+
+
+@dataclass(slots=True)
+class Admitted:
+    """A call that may pass."""
+
+    address: Address
+    dialect: Dialect
+    path: str
+    """Path and query below the address."""
+    body: bytes
+    """The request's; without its content encoding where it has one that can be undone."""
+    token: bool = False
+    """Whether it came with the agent token of its rollout."""
+    packed: bytes | None = None
+    """The request's as it came, where that had a content encoding."""
+    waits: bool = field(default=False, init=False)
+    """Whether it must be followed (`Admission.follow`) before it is known whose it is."""
+    story: Story | None = field(default=None, init=False)
+    """Its conversation, where that tells whose it is; None where something else does, or while it has not been read."""
+    previous: str | None = field(default=None, init=False)
+    """The response that it says it goes on from."""
+    found: Found = field(default_factory=Found, init=False)
+    """What that told."""
+    asked: Peek | None = field(default=None, init=False)
+    """What was read of its body on the way: nobody has to read that again."""
+    _model: str | None = field(default=_UNREAD, init=False)
+
+    def is_read(self, read: Read) -> None:
+        """Its conversation was."""
+        self.asked, self.story, self.previous = read.items.asked, read.story, read.items.previous
+
+    @property
+    def model(self) -> str | None:
+        """The model that it asks for. Read once, by whoever asks first: routes, releases, or the recorder."""
+        if self._model is _UNREAD:
+            self.asked = self.asked or self.dialect.peek(self.body)
+            self._model = self.dialect.model(self.body, self.path, self.asked)
+        return self._model
+
+
+class Admission:
+    """Knows the keys and the conversations."""
+
+    def __init__(self, auth: Auth, conversations: Conversations, token_required: bool) -> None:
+        self._auth = auth
+        self._conversations = conversations
+        self._fingerprints = Fingerprints()
+        self._token_required = token_required
+        self._ended: list[tuple[Admitted, Way, Answer | None]] = []
+        """Calls that have ended in this turn of the loop."""
+        self._thread = ThreadPoolExecutor(1, "penstock-reader")
+        """One thread: what it was asked first is done when it comes to what was asked later."""
+
+    def admit(self, request: Request, way: Way) -> Admitted:
+        """Finds the address; raises `ClientFault`. `way`: the connection it came on."""
+        target = request.target.decode("latin-1")
+        _check_target(target)
+        path, mark, query = target.partition("?")
+        headers = {low: value for low, _, value in request.headers}
+        try:
+            address, below = from_path(path)
+            address = address or from_headers(headers)
+        except AddressError as error:
+            raise ClientFault(400, "address", str(error), error.part) from None
+        admitted = Admitted(_NOWHERE, find(request.method, below), below + mark + query, request.body())
+        if admitted.dialect.name == "opaque":
+            _check_path(below)
+        elif b"content-encoding" in headers:
+            _unpack(admitted, request)
+        token = self._authorize(headers)
+        if address is None:
+            address = Address(token) if token is not None else self._implicit(admitted, way)
+        elif token is not None and token != address.rollout:
+            message = f"the agent token is for another rollout than {address.rollout!r}"
+            raise ClientFault(403, "token", message, "authorization")
+        elif address.origin == "implicit":
+            way.last = address.rollout
+        admitted.address, admitted.token = address, token is not None
+        return admitted
+
+    def _authorize(self, headers: Mapping[bytes, bytes]) -> str | None:
+        """The rollout that a token names; None without one, if none is needed."""
+        token = _agent_token(headers)
+        try:
+            if token is not None:
+                return self._auth.rollout_of(token, time.time())
+        except AuthError as error:
+            raise ClientFault(401, "token", f"{error}; make a new one with `penstock token`", "authorization") from None
+        if self._token_required and not self._auth.is_admin(_text(headers)):
+            message = "an agent token is needed: `penstock token ROLLOUT` makes one, give it as the API key"
+            raise ClientFault(401, "token", message, "authorization")
+        return None
+
+    def _implicit(self, call: Admitted, way: Way) -> Address:
+        """The implicit rollout of a call that names none; a new one for now where it takes longer to tell."""
+        read = self._fingerprints.follow(call.dialect, call.body)
+        if read is None:
+            if len(call.body) > LARGE:
+                call.waits = True
+                return Address(new_rollout(), origin="implicit")
+            read = self._fingerprints.read(call.dialect, call.body)
+            self._fingerprints.keep(call.dialect, call.body, read)
+        call.is_read(read)
+        return self._given(call, way)
+
+    def follow(self, call: Admitted, way: Way, then: Callable[[], None]) -> None:
+        """Has done what a call waits for, and goes on when it is known whose it is."""
+        done = asyncio.get_running_loop().run_in_executor(self._thread, self._catch_up, call)
+        done.add_done_callback(lambda done: self._caught_up(call, done.result(), way, then))
+
+    def _caught_up(self, call: Admitted, read: Read | None, way: Way, then: Callable[[], None]) -> None:
+        if read is not None:
+            call.is_read(read)
+            self._fingerprints.keep(call.dialect, call.body, read)
+        call.address = self._given(call, way)
+        if call.waits:
+            self.follow(call, way, then)
+        else:
+            then()
+
+    def _catch_up(self, call: Admitted) -> Read | None:
+        """On the thread."""
+        read = None
+        try:
+            if call.story is None:
+                read = self._fingerprints.read(call.dialect, call.body)
+        except Exception:
+            _log.exception("a conversation could not be read: it opens a new rollout")
+        _settle(call.found.unread)
+        return read
+
+    def _given(self, call: Admitted, way: Way) -> Address:
+        """The rollout that the conversation continues, that of the connection where there is none, else a new one."""
+        story = call.story or EMPTY
+        if call.previous is not None:
+            # What it sends is only what is new.
+            call.story = story = EMPTY
+            rollout = self._conversations.find_response(call.previous)
+        else:
+            call.found = self._conversations.find(story, way)
+            rollout = call.found.rollout or (None if story.items else way.last)
+        call.waits = bool(call.found.unread)
+        rollout = rollout or new_rollout()
+        if not call.waits and (call.dialect.answers or not story.items):
+            self._conversations.follow(call.found, story, way, rollout)
+        return Address(rollout, origin="implicit", ambiguous=call.found.ambiguous)
+
+    def remember_soon(self, call: Admitted, way: Way, answer: Answer | None) -> None:
+        """The same, when what was written in this turn of the loop has gone out, before anything can answer it."""
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._remember_all)
+        self._ended.append((call, way, answer))
+
+    def _remember_all(self) -> None:
+        ended, self._ended = self._ended, []
+        for call, way, answer in ended:
+            try:
+                self.remember(call, way, answer)
+            except Exception:
+                _log.exception("the end of a call of %s could not be remembered", call.address.rollout)
+
+    def remember(self, call: Admitted, way: Way, answer: Answer | None) -> None:
+        """What a later request would continue. `answer`: None when the call came to nothing."""
+        story, dialect = call.story, call.dialect
+        if story is None or call.waits or not dialect.answers:
+            return
+        if answer is None:
+            self._conversations.undo(call.found, story)
+            return
+        if story.items:
+            ended = self._conversations.remember(story, call.found, way, call.address.rollout, answer)
+            if ended:
+                asyncio.get_running_loop().run_in_executor(self._thread, _settle, ended)
+        made = dialect.response_id(answer.body(), answer.stream) if dialect.name == "responses" else None
+        if made is not None:
+            self._conversations.remember_response(made, call.address.rollout)
+
+
+def _settle(some: Iterable[Ended]) -> None:
+    """On the thread: reads answers."""
+    for ended in some:
+        try:
+            ended.settle()
+        except Exception:
+            _log.exception("an answer of %s could not be read", ended.rollout)
+            ended.answer = None
+
+
+_NOWHERE = Address("nowhere")
+
+
+def _unpack(call: Admitted, request: Request) -> None:
+    """Undoes the content encoding of a request. What cannot be undone passes as it came, unread."""
+    names = b",".join(value for low, _, value in request.headers if low == b"content-encoding")
+    body, problem = decode_body(call.body, names.decode("latin-1"), UNPACKED)
+    if problem is None and body is not call.body:
+        call.body, call.packed = body, call.body
+
+
+def _check_target(target: str) -> None:
+    if not target.startswith("/"):
+        shown = redact_url(target[:80])
+        raise ClientFault(400, "target", f"the request target {shown!r} must be a path, starting with /", "target")
+    if "/." in target or "%2" in target:
+        path = target.partition("?")[0].lower().replace("%2e", ".").replace("%2f", "/")
+        if {".", ".."} & set(path.split("/")):
+            raise ClientFault(400, "target", "the path may not hold the segments . and ..", "target")
+
+
+_OPERATION = re.compile(
+    r"/+((inference/)?v1/)?(load_lora_adapter|unload_lora_adapter|adapters|pause|resume|sleep|wake_up|abort_requests|"
+    r"collective_rpc|init_weight_transfer_engine|start_weight_update|update_weights|finish_weight_update|"
+    r"update_weight_version|weight_checker|release_kv_cache_memory|reset_[a-z]+_cache|scale_elastic_ep)(/.*)?"
+)
+"""What operates a vLLM server: some of it asks for no key, and for the rest the gateway would give its own."""
+
+
+def _check_path(path: str) -> None:
+    """An agent may ask a model, not change the server that all ask."""
+    if _OPERATION.fullmatch(unquote(path)):
+        message = f"the path {redact_url(path[:80])!r} operates the model server; agents may not do that"
+        raise ClientFault(403, "path", message, "path")
+
+
+def _agent_token(headers: Mapping[bytes, bytes]) -> str | None:
+    for name in CREDENTIALS:
+        value = headers.get(name)
+        if value is not None and b"pst_" in value:
+            return value[value.index(b"pst_") :].decode("latin-1").strip()
+    return None
+
+
+def _text(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}

@@ -1,0 +1,208 @@
+"""The gateway's own keys are taken out of error answers on their way to the agent. Sans-I/O.
+
+Providers repeat a key that they refuse. The agent must not learn the gateway's: in the head and the body of an answer
+of 300 and above it becomes as many asterisks, and lengths, chunks and their boundaries stay. What a read ends with is
+held back only where it may be the beginning of a key. An encoded answer is held until it is whole, and goes without its
+encoding where a key was found in it; one that cannot be decoded, or is too large, passes as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from penstock.gateway.calls.capture.framing import LENGTH, Passing, framed
+from penstock.gateway.calls.turns import decode_body
+from penstock.gateway.http.headers import client_head
+from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.model.known_secrets import Secrets
+
+HELD: Final = 256 << 10
+"""Bytes of an encoded answer that are held at most."""
+_DECODED: Final = 4 << 20
+"""Bytes that are looked at of what it decodes to."""
+_ENCODING: Final = frozenset({b"content-encoding"})
+_IDENTITY: Final = (None, b"identity")
+
+
+def hiding(own: Secrets, link: Link, chunked: bool) -> Passing:
+    """The way of an error answer. `chunked`: whether the client gets it in chunks."""
+    return Plain(own, chunked) if link.encoding in _IDENTITY else Encoded(own, chunked)
+
+
+class Plain:
+    """An answer that can be looked into as it comes."""
+
+    ids = False
+
+    def __init__(self, own: Secrets, chunked: bool) -> None:
+        self._own = own
+        self._chunks = Chunks() if chunked else None
+        self._raw = bytearray()
+        """What is held back, framing included."""
+        self._places: list[tuple[int, int]] = []
+        """Where the payload stands in it."""
+
+    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+        """The head at once."""
+        return self._own.hide(head) + self.go_on(link, raw)
+
+    def go_on(self, link: Link, raw: bytes) -> bytes:
+        """All but what may be the beginning of a key."""
+        raw = _passed(link, raw, self._chunks is not None)
+        before = len(self._raw)
+        places = [(0, len(raw))] if self._chunks is None else self._chunks.payload(raw)
+        self._places += [(before + start, before + end) for start, end in places]
+        self._raw += raw
+        return self._let_go(link.done)
+
+    def broken(self) -> bytes:
+        """What was held back."""
+        return self._let_go(True)
+
+    def _let_go(self, ended: bool) -> bytes:
+        raw, payload = self._raw, b"".join([self._raw[start:end] for start, end in self._places])
+        hidden = self._own.hide(payload, ended)
+        at = 0
+        for start, end in self._places if hidden is not payload else ():
+            raw[start:end] = hidden[at : at + end - start]
+            at += end - start
+        cut = self._cut(0 if ended else self._own.begun(payload))
+        after = self._places[-1][1] if self._places else 0
+        if ended:
+            raw[after:] = self._own.hide(bytes(raw[after:]))
+        elif self._chunks is not None and self._chunks.over:
+            # Trailers wait for the end.
+            cut = min(cut, after)
+        self._raw = raw[cut:]
+        self._places = [(max(start - cut, 0), end - cut) for start, end in self._places if end > cut]
+        return bytes(raw[:cut])
+
+    def _cut(self, kept: int) -> int:
+        """Where the last bytes of the payload begin."""
+        for start, end in reversed(self._places if kept else ()):
+            if kept <= end - start:
+                return end - kept
+            kept -= end - start
+        return len(self._raw)
+
+
+class Encoded:
+    """An answer that can only be looked into as a whole."""
+
+    ids = False
+
+    def __init__(self, own: Secrets, chunked: bool) -> None:
+        self._own = own
+        self._chunked = chunked
+        self._head = b""
+        self._raw: list[bytes] = []
+        self._pieces: list[bytes] = []
+        self._held = True
+
+    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+        """The head waits for the length."""
+        self._head = self._own.hide(head)
+        return self.go_on(link, raw)
+
+    def go_on(self, link: Link, raw: bytes) -> bytes:
+        """Everything, once it is whole or too large."""
+        passed = _passed(link, raw, self._chunked)
+        if not self._held:
+            return passed
+        self._raw.append(passed)
+        self._pieces += link.pieces
+        if link.done:
+            return self._whole(link)
+        return self.broken() + b"".join(self._raw) if sum(map(len, self._raw)) > HELD else b""
+
+    def broken(self) -> bytes:
+        """The head, of which the client sees that something is missing."""
+        held, self._held = self._held, False
+        return self._head if held else b""
+
+    def _whole(self, link: Link) -> bytes:
+        self._held = False
+        kept = keep(self._own, b"".join(self._pieces), (link.encoding or b"").decode("latin-1"), _DECODED)
+        if not kept.bare:
+            return self._head + b"".join(self._raw)
+        head = LENGTH.sub(rb"\g<1>%d" % len(kept.body), client_head(self._head, _ENCODING, close=False))
+        return head + (framed(link, kept.body) if self._chunked else kept.body)
+
+
+class Chunks:
+    """Finds the payload in a chunked body that comes in reads."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        """Bytes of the chunk that are still to come."""
+        self._line = b""
+        self.over = False
+        """Whether only trailers can follow."""
+
+    def payload(self, raw: bytes) -> list[tuple[int, int]]:
+        """Where the payload stands in a read."""
+        places: list[tuple[int, int]] = []
+        at = 0
+        while at < len(raw) and not self.over:
+            if self._left:
+                end = min(at + self._left, len(raw))
+                places.append((at, end))
+                self._left -= end - at
+            else:
+                end = raw.find(b"\n", at) + 1 or len(raw)
+                self._size(raw[at:end])
+            at = end
+        return places
+
+    def _size(self, part: bytes) -> None:
+        """Of the line that says how long a chunk is; an empty one ends the chunk before."""
+        self._line += part
+        if self._line.endswith(b"\n"):
+            line, self._line = self._line.partition(b";")[0].strip(), b""
+            if line:
+                self._left = int(line, 16)
+                self.over = not self._left
+
+
+def _passed(link: Link, raw: bytes, chunked: bool) -> bytes:
+    """What the client gets of a read."""
+    return raw if chunked or not link.chunked else b"".join(link.pieces)
+
+
+class Kept(NamedTuple):
+    """A body without the secrets that were in it."""
+
+    body: bytes
+    """The same object where none was."""
+    plain: bytes
+    """Without its content encoding, as far as it could be undone."""
+    bare: bool
+    """Whether the body had to be taken out of its encoding."""
+    problem: str | None = None
+    """Why its encoding could not be undone completely."""
+
+
+def keep(secrets: Secrets, body: bytes, encoding: str | None, limit: int | None = None) -> Kept:
+    """What may be kept of a body. `limit`: bytes that are looked at of what it decodes to."""
+    if not encoding or encoding == "identity":
+        hidden = secrets.hide(body)
+        return Kept(hidden, hidden, False)
+    plain, problem = decode_body(body, encoding) if limit is None else decode_body(body, encoding, limit)
+    hidden = secrets.hide(plain)
+    return Kept(body, plain, False, problem) if hidden is plain else Kept(hidden, hidden, True, problem)
+
+
+def unencoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers of a body that was taken out of its encoding."""
+    return [(name, b"identity" if name.lower() in _ENCODING else value) for name, value in headers]
+
+
+def rescaled(marks: list[int], size: int) -> list[int]:
+    """The arrivals of a body (time, size, in turn) whose size is another now."""
+    made, before = marks.copy(), sum(marks[1::2])
+    ended = done = 0
+    for at in range(1, len(marks), 2):
+        ended += marks[at]
+        made[at], done = ended * size // before - done, ended * size // before
+    return made

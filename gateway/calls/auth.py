@@ -1,0 +1,110 @@
+"""Who may do what: one admin key for the control API, and agent tokens that open the data plane for one rollout.
+
+A token is stateless: `pst_` and the base64 of expiry, rollout and their HMAC-SHA256 under the gateway's secret. It
+needs no storage and cannot be revoked singly; a new secret ends them all. Without an admin key everybody who reaches
+the port is admin (the gateway then listens on loopback only), except a request that carries an agent token: an agent's
+token opens nothing but its rollout, whatever else the gateway allows. Pure: the caller brings headers and the clock.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from penstock.gateway.model.span import ID_PATTERN
+
+PREFIX = "pst_"
+PURPOSE = b"penstock agent token 1\0"
+_KEY_HEADERS = ("authorization", "x-api-key")
+_KEY_LENGTHS = frozenset(map(len, _KEY_HEADERS))
+EXPIRY = struct.Struct(">Q")
+"""Seconds since the epoch; 0 is never."""
+
+
+class AuthError(Exception):
+    """A token that does not open anything; the text says why."""
+
+
+class Auth:
+    """The gateway's keys."""
+
+    def __init__(self, admin_key: str | None, secret: bytes) -> None:
+        if admin_key is not None and (not admin_key or admin_key.startswith(PREFIX)):
+            raise ValueError(f"the admin key must not be empty nor start with {PREFIX!r}, which marks agent tokens")
+        if len(secret) < 16:
+            raise ValueError("the token secret must have at least 16 bytes")
+        self.admin_key = admin_key
+        # Prepared once: keying it costs more than signing a name.
+        self._mac = hmac.new(secret, PURPOSE, hashlib.sha256)
+
+    def mint(self, rollout: str, expires_s: int | None = None, now: float | None = None) -> str:
+        """A token for one rollout, valid for `expires_s` seconds or for ever."""
+        if not re.fullmatch(ID_PATTERN, rollout):
+            raise ValueError(f"not a rollout id: {rollout!r}")
+        if expires_s is not None and expires_s <= 0:
+            raise ValueError("expires_s must be positive")
+        expiry = 0 if expires_s is None else int(time.time() if now is None else now) + expires_s
+        payload = EXPIRY.pack(expiry) + rollout.encode()
+        return PREFIX + base64.urlsafe_b64encode(payload + self._sign(payload)).decode().rstrip("=")
+
+    def rollout_of(self, token: str, now: float) -> str:
+        """The rollout that a token opens; raises AuthError. `now` is in seconds since the epoch."""
+        blob = _decode(token)
+        payload, signature = blob[:-32], blob[-32:]
+        if len(payload) <= EXPIRY.size or not hmac.compare_digest(signature, self._sign(payload)):
+            raise AuthError("the agent token is not one of this gateway's")
+        (expiry,) = EXPIRY.unpack(payload[: EXPIRY.size])
+        if expiry and now >= expiry:
+            raise AuthError(f"the agent token expired {int(now) - expiry} s ago")
+        return payload[EXPIRY.size :].decode()
+
+    def is_admin(self, headers: Mapping[str, str]) -> bool:
+        """True when the request may use the control API."""
+        return self.opens_control(list(credentials(headers)))
+
+    def opens_control(self, presented: Sequence[str]) -> bool:
+        """True when these keys, all that a request presents, open the control API."""
+        if any(map(is_token, presented)):
+            return False
+        if self.admin_key is None:
+            return True
+        wanted = self.admin_key.encode()
+        return any([hmac.compare_digest(key.encode(errors="replace"), wanted) for key in presented])
+
+    def _sign(self, payload: bytes) -> bytes:
+        mac = self._mac.copy()
+        mac.update(payload)
+        return mac.digest()
+
+
+def credentials(headers: Mapping[str, str]) -> Iterator[str]:
+    """Every key that a request presents, where the SDKs put them: `Authorization: Bearer` and `x-api-key`."""
+    for name, value in headers.items():
+        # Most headers are told by their length.
+        if len(name) in _KEY_LENGTHS and (low := name.lower()) in _KEY_HEADERS:
+            scheme, _, rest = value.strip().partition(" ")
+            if low == "x-api-key":
+                yield value.strip()
+            elif scheme.lower() == "bearer":
+                yield rest.strip()
+
+
+def is_token(credential: str) -> bool:
+    """True for what claims to be an agent token, good or bad."""
+    return credential.startswith(PREFIX)
+
+
+def _decode(token: str) -> bytes:
+    if not is_token(token):
+        raise AuthError(f"an agent token starts with {PREFIX}")
+    text = token.removeprefix(PREFIX)
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise AuthError("the agent token is cut off or garbled") from None

@@ -1,0 +1,133 @@
+"""An answer -> the answer without what was asked for in the client's name: a document, or a stream by its events. Pure.
+
+What is taken out becomes `null`, which is what vLLM writes where nothing was asked for, and what OpenAI's API has for
+log-probabilities: in a choice `token_ids`, `prompt_token_ids` and `logprobs`, and above the choices `prompt_token_ids`.
+Asked for ids or log-probabilities, vLLM also streams tokens that have no text of their own, such as the frame of a tool
+call, as events with an empty `delta`; unasked it does not, so these events are left out.
+
+What cannot be understood is not changed. In a stream only what is not whole yet is held back.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.gateway.calls.capture.json_ranges import LEAF, Range, Tree, find, spliced
+from penstock.gateway.calls.capture.request import IDS, LOGPROBS, Asked
+from penstock.gateway.dialects.loose_json import UNREADABLE
+
+_PROMPT, _CHOICES, _TOKENS = "prompt_token_ids", "choices", "token_ids"
+_DELTA, _FINISH = (_CHOICES, "delta"), (_CHOICES, "finish_reason")
+_BROUGHT: Final = {IDS: {(_PROMPT,), (_CHOICES, _PROMPT), (_CHOICES, _TOKENS)}, LOGPROBS: {(_CHOICES, LOGPROBS)}}
+"""Paths to what a field of the request brings into the answer."""
+_WATCHED: Final[Tree] = {
+    _PROMPT: LEAF,
+    _CHOICES: dict.fromkeys((_PROMPT, _TOKENS, LOGPROBS, "delta", "finish_reason"), LEAF),
+}
+_DATA: Final = b"data:"
+_ENDS: Final = (b"\n", b"\r")
+
+
+class Cleaner:
+    """Cleans the JSON of one answer."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.ids = False
+        """True once there were token ids of an answer."""
+        self._ours = {path for name in asked.added for path in _BROUGHT[name]}
+        self._fillers = asked.fillers
+
+    def document(self, body: bytes) -> bytes:
+        """A plain answer, the same object when it stays as it is."""
+        return self._clean(body) or body
+
+    def event(self, data: bytes) -> bytes:
+        """The data of an event, the same object when it stays as it is; nothing when it was only there for tokens."""
+        cleaned = self._clean(data, self._fillers)
+        return data if cleaned is None else cleaned
+
+    def _clean(self, body: bytes, fillers: bool = False) -> bytes | None:
+        """None where nothing is to be taken out."""
+        try:
+            found = find(body, _WATCHED)
+        except UNREADABLE:
+            return None
+        self.ids = self.ids or any(one.path == (_CHOICES, _TOKENS) and one.value for one in found)
+        ours = [one for one in found if one.path in self._ours and one.value is not None]
+        if not ours:
+            return None
+        return b"" if fillers and _fills(found, ours) else spliced(body, ours, b"null")
+
+
+def _fills(found: list[Range], ours: list[Range]) -> bool:
+    """Whether an event only brings tokens: it has choices, and none says or ends anything."""
+    deltas = [one.value for one in found if one.path == _DELTA]
+    ends = [one.value for one in found if one.path == _FINISH]
+    bare = all(delta == {} for delta in deltas) and all(end is None for end in ends)
+    return bool(deltas) and bare and all(one.path != (_PROMPT,) for one in ours)
+
+
+class Events:
+    """Cleans a stream of events. Feeds on pieces of any size and gives whole events, as soon as they are whole."""
+
+    def __init__(self, cleaner: Cleaner, limit: int) -> None:
+        """`limit`: the largest event that is looked into; bytes. With a larger one the rest passes as it comes."""
+        self._cleaner = cleaner
+        self._limit = limit
+        self._lines: list[bytes] = []
+        self._part: list[bytes] = []
+        self._held = 0
+        self._after_cr = self._dropped = False
+
+    def feed(self, data: bytes) -> bytes:
+        """What ends within this piece."""
+        if self._held > self._limit:
+            return data
+        out: list[bytes] = []
+        # A CR ends its line at once, so that its event is not held back; an LF that follows belongs to it.
+        if self._after_cr and data.startswith(b"\n"):
+            data = data[1:]
+            if self._lines:
+                self._lines[-1] += b"\n"
+            elif not self._dropped:
+                out.append(b"\n")
+        self._after_cr = data.endswith(b"\r")
+        for line in data.splitlines(keepends=True):
+            self._held += len(line)
+            self._part.append(line)
+            if line.endswith(_ENDS):
+                out += self._line()
+        return b"".join(out if self._held <= self._limit else [*out, *self._lines, *self._part])
+
+    def rest(self) -> bytes:
+        """What is left of a stream that is over, cleaned as if its event had ended."""
+        if self._held > self._limit:
+            return b""
+        self._lines.append(b"".join(self._part))
+        return self._event()
+
+    def _line(self) -> list[bytes]:
+        """A line is whole: its event, if it ends there."""
+        line = b"".join(self._part)
+        self._part.clear()
+        self._lines.append(line)
+        return [self._event()] if line.strip(b"\r\n") == b"" else []
+
+    def _event(self) -> bytes:
+        lines, self._lines, self._held = self._lines, list[bytes](), 0
+        made = self._cleaned(lines)
+        self._dropped = not made
+        return made
+
+    def _cleaned(self, lines: list[bytes]) -> bytes:
+        """An event's lines; without those of data, or not at all, when its data was only there for tokens."""
+        datas = [line for line in lines if line.startswith(_DATA)]
+        data = b"\n".join([line[len(_DATA) :].rstrip(b"\r\n") for line in datas])
+        cleaned = self._cleaner.event(data) if datas else data
+        if cleaned is data:
+            return b"".join(lines)
+        end = datas[0][len(datas[0].rstrip(b"\r\n")) :]
+        written = [_DATA + line + end for line in cleaned.split(b"\n")] if cleaned else []
+        at = lines.index(datas[0])
+        kept = [*lines[:at], *written, *(line for line in lines[at:] if not line.startswith(_DATA))]
+        return b"".join(kept) if any(line.strip(b"\r\n") for line in kept) else b""

@@ -1,0 +1,91 @@
+"""A request of a model that is trained -> the request that asks the engine for token ids and log-probabilities. Pure.
+
+The fields are written behind the opening brace; every other byte stays. A field that the client has set stays the
+client's, whatever its value. With vLLM 0.32 this is the least that brings both: `top_logprobs` need not be set for
+chat, and 0 is enough for completions.
+
+Some requests are left alone. Log-probabilities are not added where the request has another field about them, since that
+could make an answer of what is an error. Nothing is added with `echo`: vLLM then leaves the prompt's text out. A body
+that is no JSON object, or is compressed, passes as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.gateway.calls.capture.json_ranges import LEAF, Tree, find
+from penstock.gateway.dialects.loose_json import UNREADABLE
+from penstock.gateway.http.request import Headers
+
+IDS: Final = "return_token_ids"
+LOGPROBS: Final = "logprobs"
+ATTRIBUTE: Final = "penstock.captured"
+"""Attribute of a call: the names of the fields that were added to its request."""
+
+_FIELDS: Final = {"chat": {IDS: b"true", LOGPROBS: b"true"}, "completions": {IDS: b"true", LOGPROBS: b"0"}}
+"""What is added, by dialect."""
+_ABOUT_LOGPROBS: Final = frozenset({LOGPROBS, "top_logprobs", "logprob_token_ids"})
+_WATCHED: Final[Tree] = dict.fromkeys((IDS, "echo", *_ABOUT_LOGPROBS), LEAF)
+_ENCODING: Final = b"accept-encoding"
+_EMPTY = re.compile(rb"[ \t\n\r]*\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that asks for more than its client did."""
+
+    body: bytes
+    """As it goes upstream."""
+    added: tuple[str, ...]
+    """Names of the fields that are not the client's."""
+    fillers: bool
+    """True when events that bring nothing but tokens are there because of these fields."""
+
+
+def ask(dialect: str, body: bytes) -> Asked | None:
+    """The request with what is missing; None when nothing is, or nothing can be added."""
+    fields = _FIELDS.get(dialect)
+    if fields is None:
+        return None
+    try:
+        said = {one.path[0]: one.value for one in find(body, _WATCHED)}
+    except UNREADABLE:
+        return None
+    taken = said.keys() | (_ABOUT_LOGPROBS if _ABOUT_LOGPROBS & said.keys() else set[str]())
+    added = {name: value for name, value in fields.items() if name not in taken}
+    if not added or said.get("echo"):
+        return None
+    return Asked(_with(body, added), tuple(added), dialect == "chat" and not (said.get(IDS) or said.get(LOGPROBS)))
+
+
+def original(dialect: str, body: bytes, attributes: Mapping[str, Any] | None) -> bytes:
+    """The client's own request again, byte for byte. `attributes`: those of the call's span."""
+    added = (attributes or {}).get(ATTRIBUTE, ())
+    written = _written({name: value for name, value in _FIELDS.get(dialect, {}).items() if name in added})
+    at = body.find(b"{") + 1
+    end = at + len(written)
+    if not written or body[at:end] != written:
+        return body
+    return body[:at] + body[end + body.startswith(b",", end) :]
+
+
+def _with(body: bytes, fields: dict[str, bytes]) -> bytes:
+    at = body.index(b"{") + 1
+    return b"%b%b%b%b" % (body[:at], _written(fields), b"" if _EMPTY.match(body, at) else b",", body[at:])
+
+
+def _written(fields: dict[str, bytes]) -> bytes:
+    return b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields.items())
+
+
+def identity(headers: Headers) -> Headers:
+    """Headers that ask for an answer without content encoding, which can be looked into as it comes."""
+    asked = [(low, name, b"identity" if low == _ENCODING else value) for low, name, value in headers]
+    return (
+        asked
+        if any(low == _ENCODING for low, _, _ in asked)
+        else [*asked, (_ENCODING, b"Accept-Encoding", b"identity")]
+    )

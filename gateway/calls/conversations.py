@@ -1,0 +1,223 @@
+"""Rollouts of clients that say nothing: a request that continues a conversation belongs where the conversation began.
+
+Agents resend the whole conversation with every call. A request whose first items are all of an earlier request,
+followed by the answer to it, continues that one. What counts is what an item says, not how its JSON is written. What
+comes before every item is known by a number (`fingerprints.Story`), so that the longest known beginning is found at
+once.
+
+Equal beginnings are told apart by the answers they got. An answer is read when there are two to tell apart, never
+before, and not on the loop. Where the answers are equal too, the connection decides, then whose last answer has not
+been continued yet, then the client's address, then who waits longest. That is certain where the connection, or the
+address, has never had to do with anybody else's conversation; otherwise the rollout is marked: its calls may be
+somebody else's, who has done exactly the same.
+
+State lives in memory, as digests, bounded: the longest untouched conversations are forgotten first, and of equal
+openings the oldest. After a restart a conversation goes on as a new rollout.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from penstock.gateway.calls.fingerprints import Story, number_of
+
+_REMEMBERED: Final = 20_000
+_EQUAL: Final = 64
+_UNREAD_BYTES: Final = 32 << 20
+"""Of answers that nobody had to read yet."""
+
+
+def new_rollout() -> str:
+    """A fresh name that sorts by time. It is no secret: asking the system for random bytes would cost more than all
+    else that is done to open a rollout."""
+    return f"i-{time.time_ns() // 1_000_000:011x}-{random.getrandbits(32):08x}"
+
+
+@dataclass(slots=True, eq=False)
+class Way:
+    """A connection, as far as it tells whose calls come on it."""
+
+    peer: str = ""
+    """The client's address."""
+    last: str | None = None
+    """The implicit rollout of its last call."""
+    mixed: bool = False
+    """Whether conversations were seen to take turns on it: it belongs to a pool."""
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """The answer to a call, not looked at yet."""
+
+    body: Callable[[], bytes]
+    """Puts it together, without content encoding."""
+    stream: bool
+    weight: int
+    """Bytes that this holds in memory."""
+    replies: Callable[[bytes, bool], list[bytes]]
+    """Reads the body: the fingerprint sources of its items."""
+
+
+class Ended(msgspec.Struct, eq=False, gc=False):
+    """A call that was answered: the end of a conversation, as far as one rollout has brought it."""
+
+    rollout: str
+    way: Way
+    alone: bool
+    """Whether all calls of its rollout so far came this way."""
+    answer: Answer | None
+    """Its answer, as long as that was not read; None too when it was so long ago that nobody can read it."""
+    said: array[int] | None = None
+    """The items of its answer; None where it was not read."""
+    continued: tuple[int, ...] = ()
+    """The conversations that have continued it."""
+
+    def settle(self) -> None:
+        """Reads the answer, where that is still to be done."""
+        answer = self.answer
+        if answer is not None:
+            self.said = array("q", map(number_of, answer.replies(answer.body(), answer.stream)))
+            self.answer = None
+
+
+class Found(msgspec.Struct, gc=False):
+    """Whose call it is."""
+
+    rollout: str | None = None
+    """None: it opens a new one."""
+    ambiguous: bool = False
+    """Whether it could be another's as well."""
+    after: Ended | None = None
+    """What it continues."""
+    unread: tuple[Ended, ...] = ()
+    """What must be read before this can be told; then ask again."""
+
+
+class Conversations:
+    """Which rollout the conversations of late belong to. On the loop only.
+
+    Not kept over a restart: the first call after it of a client that says nothing opens a new rollout.
+    """
+
+    def __init__(self, remembered: int = _REMEMBERED, unread_bytes: int = _UNREAD_BYTES) -> None:
+        self._remembered = remembered
+        self._unread_bytes = unread_bytes
+        self._open: OrderedDict[int, list[Ended]] = OrderedDict()
+        self._unread: OrderedDict[Ended, int] = OrderedDict()
+        """Whose answers nobody had to read yet, and what they weigh."""
+        self._weight = 0
+        self._responses: OrderedDict[str, str] = OrderedDict()
+
+    def find(self, story: Story, way: Way) -> Found:
+        """The rollout that this conversation continues."""
+        before = story.beginnings[:-1]
+        longest = next(filter(self._open.__contains__, reversed(before)), None)
+        if longest is None:
+            return Found()
+        return _choose(self._open[longest], story, before.index(longest) + 1, way)
+
+    def follow(self, found: Found, story: Story, way: Way, rollout: str) -> None:
+        """The call has been given this rollout."""
+        if found.after is not None:
+            found.after.continued += (story.key,)
+            way.mixed = way.mixed or way.last not in (None, rollout)
+        way.last = rollout
+
+    def remember(self, story: Story, found: Found, way: Way, rollout: str, answer: Answer) -> list[Ended]:
+        """This conversation of the rollout was answered. Returns what must be settled now: the same of others."""
+        alone = found.after is None or (found.after.alone and found.after.way is way)
+        ended = Ended(rollout, way, alone, answer)
+        self._keep(ended, answer.weight)
+        candidates = self._open.get(story.key)
+        if candidates is None:
+            self._open[story.key] = [ended]
+            if len(self._open) > self._remembered:
+                self._open.popitem(last=False)
+            return []
+        candidates.append(ended)
+        del candidates[:-_EQUAL]
+        self._open.move_to_end(story.key)
+        if len({it.rollout for it in candidates}) == 1:
+            return []
+        return self._take([it for it in candidates if it in self._unread])
+
+    def undo(self, found: Found, story: Story) -> None:
+        """The call came to nothing: what it would have continued has not been continued."""
+        if found.after is not None and story.key in found.after.continued:
+            at = found.after.continued.index(story.key)
+            found.after.continued = found.after.continued[:at] + found.after.continued[at + 1 :]
+
+    def _keep(self, ended: Ended, weight: int) -> None:
+        self._unread[ended] = weight
+        self._weight += weight
+        while self._weight > self._unread_bytes:
+            for forgotten in self._take([next(iter(self._unread))]):
+                forgotten.answer = None
+
+    def _take(self, some: list[Ended]) -> list[Ended]:
+        for ended in some:
+            self._weight -= self._unread.pop(ended)
+        return some
+
+    def find_response(self, response_id: str) -> str | None:
+        """The rollout of a `previous_response_id`."""
+        return self._responses.get(response_id)
+
+    def remember_response(self, response_id: str, rollout: str) -> None:
+        """The response with this id belongs to the rollout."""
+        self._responses[response_id] = rollout
+        while len(self._responses) > self._remembered:
+            self._responses.popitem(last=False)
+
+
+def _choose(candidates: list[Ended], story: Story, length: int, way: Way) -> Found:
+    """Which of those whose conversation this begins with it continues."""
+    if len(candidates) == 1 or len({it.rollout for it in candidates}) == 1:
+        return Found(candidates[-1].rollout, after=candidates[-1])
+    if unread := tuple(it for it in candidates if it.answer is not None):
+        return Found(unread=unread)
+    possible = _possible(candidates, story.items[length:])
+    if not possible:
+        # It was edited, or is no answer of ours at all.
+        own = [it for it in candidates if _owns(way, it)]
+        return Found(own[0].rollout, after=own[0]) if len(own) == 1 else Found(ambiguous=True)
+    chosen = min(possible, key=lambda it: _rank(it, story.key, way))
+    others = [it for it in possible if it.rollout != chosen.rollout]
+    return Found(chosen.rollout, bool(others) and not _certain(chosen, others, way), chosen)
+
+
+def _possible(candidates: list[Ended], rest: array[int]) -> list[Ended]:
+    """Those whose answer is what comes next. Whose answer nobody knows any more counts while it was not continued."""
+    same = [it for it in candidates if it.said and rest[: len(it.said)] == it.said]
+    return same + [it for it in candidates if it.said is None and not (same and it.continued)]
+
+
+def _rank(one: Ended, key: int, way: Way) -> tuple[bool, ...]:
+    """The smallest is chosen, of equals the first. What this very conversation has continued already comes last: the
+    same twice is more likely of two agents than of one."""
+    return (
+        key in one.continued,
+        one.way is not way,
+        bool(one.continued),
+        one.way.peer != way.peer,
+        one.said is None,
+    )
+
+
+def _owns(way: Way, one: Ended) -> bool:
+    """Whether the connection and the rollout have had to do with each other only."""
+    return one.way is way and one.alone and way.last == one.rollout and not way.mixed
+
+
+def _certain(chosen: Ended, others: list[Ended], way: Way) -> bool:
+    """Whether it cannot be any of the others."""
+    if chosen.continued or any(it.way is way for it in others):
+        return False
+    return _owns(way, chosen) or (chosen.way.peer == way.peer and all(it.way.peer != way.peer for it in others))

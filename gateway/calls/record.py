@@ -1,0 +1,281 @@
+"""What is known of one call. The loop fills it in while the call runs; it becomes the call's entry on the tape.
+
+`entry` runs on the recorder's thread: it draws the head's facts out of the bodies and masks secrets. A parser that
+fails there costs the facts, never the bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.answer_masking import Kept, keep, rescaled, unencoded
+from penstock.gateway.calls.capture.request import ATTRIBUTE as CAPTURED
+from penstock.gateway.calls.turns import CUT, decode_body
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.token_estimate import counted, estimated, uncounted
+from penstock.gateway.http.redact import Redactor
+from penstock.gateway.http.redact import url as redact_url
+from penstock.gateway.http.request import Request
+from penstock.gateway.http.upstream_connection import Headers
+from penstock.gateway.model import trace
+from penstock.gateway.model.known_secrets import NONE
+from penstock.gateway.model.span import AMBIGUOUS, Side
+from penstock.gateway.store import Entry
+from penstock.gateway.store.codec import Body
+from penstock.gateway.upstreams.pool import Pool
+
+_log = logging.getLogger("penstock.recorder")
+_OVERHEAD = 1024
+PROMPTS = "penstock.prompts.sha256"
+"""Attribute of a call: the hashes of its prompts as the agent sent them, by resource."""
+
+
+def whole(pieces: list[bytes], encoding: bytes | None) -> bytes:
+    """A body without content encoding, as far as it can be read."""
+    body = b"".join(pieces)
+    return body if encoding is None else decode_body(body, encoding.decode("latin-1"))[0]
+
+
+class Record:
+    """One call, as far as it has come."""
+
+    __slots__ = (
+        "_entry",
+        "_limit",
+        "_redactor",
+        "_secrets",
+        "_size",
+        "arm",
+        "attributes",
+        "body",
+        "call",
+        "captured",
+        "encoding",
+        "end_ns",
+        "error",
+        "first_byte_ns",
+        "http_status",
+        "marks",
+        "pieces",
+        "pool",
+        "request",
+        "response_bytes",
+        "response_headers",
+        "retell",
+        "sent",
+        "sides",
+        "status",
+        "stream",
+        "texts",
+        "trailers",
+        "truncated",
+        "versions",
+    )
+
+    def __init__(self, call: Admitted, request: Request, redactor: Redactor, limit: int) -> None:
+        """`limit`: most bytes of the response that are kept."""
+        self.call = call
+        self.request = request
+        self.body = call.body
+        """As it goes upstream."""
+        self.pool: Pool | None = None
+        self.sent: list[bytes] = []
+        """Header lines as they went upstream, in pieces: of each its name, a colon, its value and its end."""
+        self.http_status: int | None = None
+        self.response_headers: Headers = []
+        self.trailers: Headers = []
+        self.encoding: bytes | None = None
+        self.stream = False
+        self.pieces: list[bytes] = []
+        self.marks: list[int] = []
+        self.response_bytes = 0
+        self.truncated = False
+        self.first_byte_ns: int | None = None
+        self.status = "open"
+        self.error: str | None = None
+        self.end_ns: int | None = None
+        self.versions: dict[str, str] = {}
+        """Versions of resources that it was sent with, by name."""
+        self.arm: str | None = None
+        self.texts: dict[str, str] = {}
+        """SHA-256 of each prompt as the agent sent it."""
+        self.captured: tuple[str, ...] = ()
+        """Names of the fields of the body that the gateway has added."""
+        self.attributes: Mapping[str, str] = {}
+        """More attributes of its span."""
+        self.retell: Callable[[bytes], bytes] | None = None
+        """How another body of its agent's goes upstream; None when as it is."""
+        self.sides: list[Side] = []
+        """Parties that were spoken with in another wire format, as far as they have come."""
+        self._size = 0
+        self._limit = limit
+        self._redactor = redactor
+        self._secrets = NONE
+        self._entry: Entry | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether it goes upstream as another request than its client's."""
+        return self.body is not self.call.body and self.body is not self.call.packed
+
+    @property
+    def plain(self) -> bytes:
+        """The request without content encoding, as far as it can be read."""
+        return self.body if self.changed else self.call.body
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it holds in memory: the bodies, and once more the request's, which is a base for the next."""
+        sides = sum(2 * len(side.request_body) + len(side.response_body) for side in self.sides)
+        return _OVERHEAD + 2 * len(self.body) + self._size + sides
+
+    def arrived(self, pieces: list[bytes], now: float) -> None:
+        """Notes what one read brought, by reference."""
+        elapsed = int((now - self.request.started) * 1e9)
+        if self.first_byte_ns is None:
+            self.first_byte_ns = elapsed
+        size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+        self.response_bytes += size
+        if self._size + size <= self._limit and not self.truncated:
+            self._size += size
+            self.pieces += pieces
+            self.marks += (elapsed // 1000, size)
+        else:
+            self.truncated = True
+
+    def answered(self, status: int, body: bytes) -> None:
+        """Notes an answer of the gateway's own."""
+        self.http_status = status
+        self.pieces, self.marks = [body], []
+        self._size = self.response_bytes = len(body)
+
+    def response(self) -> bytes:
+        """The response body without content encoding, as far as it can be read."""
+        return whole(self.pieces, self.encoding)
+
+    @property
+    def sequence(self) -> int:
+        """Its place in its attempt; 0 until it is on the tape."""
+        return 0 if self._entry is None else self._entry.sequence
+
+    # -- on the recorder's thread ------------------------------------------------------------------------------------
+
+    def entry(self, final: bool) -> Entry | None:
+        """The call as it goes to the tape, the same object every time; None for an announcement that comes too late."""
+        if not final and self.status != "open":
+            return None
+        entry = self._entry
+        if entry is None:
+            self._secrets = self._redactor.secrets(self.request.headers, self.request.target.decode("latin-1"))
+            entry = self._entry = self._opened()
+        entry.versions, entry.arm = self.versions or None, self.arm
+        entry.attributes = {
+            **self.attributes,
+            **({PROMPTS: self.texts} if self.texts else {}),
+            **({CAPTURED: list(self.captured)} if self.captured else {}),
+            **({AMBIGUOUS: True} if entry.ambiguous else {}),
+        } or None
+        request, response = self._kept(final)
+        if final:
+            self._close(entry, request.plain, response)
+        else:
+            entry.model = self.call.model
+        self._hide(entry)
+        entry.body = self._bytes(request, response)
+        return entry
+
+    def _kept(self, final: bool) -> tuple[Kept, Kept]:
+        """Request and response without secrets."""
+        asked = [value for low, _, value in self.request.headers if low == b"content-encoding"]
+        asked = [] if self.changed else asked
+        response = b"".join(self.pieces) if final else b""
+        told = (self.encoding or b"").decode("latin-1")
+        return keep(self._secrets, self.body, b",".join(asked).decode("latin-1")), keep(self._secrets, response, told)
+
+    def _hide(self, entry: Entry) -> None:
+        """Texts of the head that come from the bodies, or from the request."""
+        path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish = self._secrets.texts(
+            (entry.path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish)
+        )
+        entry.path = path or ""
+
+    def _opened(self) -> Entry:
+        call, request = self.call, self.request
+        address = call.address
+        entry = Entry(address.rollout, address.attempt, address.origin, address.mode)
+        entry.start_ns, entry.agent, entry.ambiguous = request.started_ns, address.agent, address.ambiguous
+        entry.dialect, entry.method = call.dialect.name, request.method
+        entry.path, entry.request_bytes = redact_url(call.path), len(self.body)
+        for low, _, value in request.headers:
+            if low == b"traceparent" and (found := trace.parse(value.decode("latin-1"))):
+                entry.trace_id, entry.parent_id = found
+            elif low == b"x-stainless-retry-count" and value not in (b"0", b""):
+                entry.retried = True
+        return entry
+
+    def _close(self, entry: Entry, request: bytes, response: Kept) -> None:
+        facts, call = self._facts(request, response), self.call
+        # An alias has replaced the name that was asked for.
+        named = None if self.changed else facts.model
+        entry.model = named or call.model
+        # It may have been announced before it was translated.
+        entry.dialect, entry.path = call.dialect.name, redact_url(call.path)
+        if self.status == "ok" and facts.failed is not None:
+            self.status, self.error = "error", facts.failed
+        entry.status, entry.error = self.status, self.error
+        entry.end_ns, entry.first_byte_ns = self.end_ns, self.first_byte_ns
+        entry.http_status, entry.stream = self.http_status, self.stream
+        entry.upstream = None if self.pool is None else self.pool.name
+        entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
+        # What the gateway itself has answered used up nothing here.
+        entry.usage = None if self.pool is None else facts.usage
+        if uncounted(entry):
+            self._count(entry, request, response.plain)
+        entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
+        entry.request_bytes = len(self.body)
+        entry.response_bytes, entry.truncated = self.response_bytes, self.truncated
+
+    def _count(self, entry: Entry, request: bytes, response: bytes) -> None:
+        """What the provider did not."""
+        entry.usage = counted(entry.usage, response, self.stream, entry.status == "ok" and not self.truncated)
+        if uncounted(entry):
+            deltas = self.stream and entry.dialect == "responses"
+            guess = estimated(entry.usage, request, response, deltas)
+            entry.estimate = [guess.input_tokens, guess.output_tokens]
+
+    def _facts(self, request: bytes, response: Kept) -> Facts:
+        try:
+            asked = None if self.changed else self.call.asked
+            facts = self.call.dialect.facts(request, response.plain, self.stream, asked)
+            if self.truncated or (response.problem is not None and not response.problem.endswith(CUT)):
+                # How it ended cannot be seen.
+                facts.failed = None
+            return facts
+        except Exception:
+            # The bytes are what happened; what could not be read out of them now can be read later.
+            _log.exception("a call of %s could not be read", self.call.address.rollout)
+            return Facts(self.call.model)
+
+    def _bytes(self, request: Kept, response: Kept) -> Body:
+        secrets, pool = self._secrets, self.pool
+        return Body(
+            "" if pool is None else secrets.text(redact_url(pool.url(self.call.path))),
+            self._block(zip(self.sent[::4], self.sent[2::4], strict=True), request.bare),
+            request.body,
+            self._block(self.response_headers, response.bare),
+            response.body,
+            self._block(self.trailers, False) if self.trailers else b"",
+            rescaled(self.marks, len(response.body)) if response.bare else list(self.marks),
+            [self._side(side) for side in self.sides],
+        )
+
+    def _block(self, headers: Iterable[tuple[bytes, bytes]], bare: bool) -> bytes:
+        """`bare`: of a body that is kept without its content encoding."""
+        return self._secrets.hide(self._redactor.block(unencoded(headers) if bare else headers), ended=False)
+
+    def _side(self, side: Side) -> Side:
+        hide = self._secrets.hide
+        bodies = {"request_body": hide(side.request_body), "response_body": hide(side.response_body)}
+        return side.model_copy(update=bodies | {"path": self._secrets.text(side.path)})

@@ -1,0 +1,142 @@
+"""From the tape to a Turn: bodies are decoded, then read by their dialect. Interpretation never raises.
+
+Decoding is bounded, because a few bytes can stand for gigabytes, and gives what it could decode together with what
+was wrong: a body may have been cut off with its connection.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import brotli
+import zstandard
+
+from penstock.gateway.calls.capture.request import original
+from penstock.gateway.dialects import by_name
+from penstock.gateway.model.span import Exchange, Span, Turn
+
+LIMIT = 64 << 20
+SLICE = 512
+"""Encoded bytes decoded at a time, so that one step cannot go far over the limit."""
+ZSTD_WINDOW = 8 << 20
+"""The most that RFC 9659 allows for HTTP."""
+BLOCK = 1 << 16
+"""About how many bytes brotli gives at a time: it knows no bound of its own, and 512 bytes can stand for gigabytes."""
+CUT = "ends early"
+"""What is wrong with a body that is good as far as it goes."""
+EXCERPT = 300
+
+
+class _Inflater(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+class _Brotli:
+    """A decoder of brotli that has the face of the others. It stops making more once it has made more than `limit`."""
+
+    unused_data = b""
+    """Brotli is one stream: what follows it is an error, and is told as one."""
+
+    def __init__(self, limit: int) -> None:
+        self._decoder = brotli.Decompressor()
+        self._left = limit
+
+    @property
+    def eof(self) -> bool:
+        return self._decoder.is_finished()
+
+    def decompress(self, data: bytes, /) -> bytes:
+        made = [self._decoder.process(data, output_buffer_limit=BLOCK)]
+        self._left -= len(made[0])
+        while made[-1] and self._left >= 0 and not self._decoder.is_finished():
+            made.append(self._decoder.process(b"", output_buffer_limit=BLOCK))
+            self._left -= len(made[-1])
+        return b"".join(made)
+
+
+def read_exchange(dialect_name: str, exchange: Exchange, span: Span) -> Turn:
+    """An exchange as a Turn."""
+    request, request_problem = decode_body(exchange.request_body, encoding(exchange.request_headers))
+    response, response_problem = decode_body(exchange.response_body, encoding(exchange.response_headers))
+    request = original(dialect_name, request, span.attributes)
+    turn = by_name(dialect_name).read(request, response, span.stream)
+    turn.model = turn.model or span.model  # Some APIs name it in the path.
+    turn.problems[:0] = [
+        *(["the exchange was too large to be kept whole"] if span.truncated else []),
+        *([f"request: {request_problem}"] if request_problem else []),
+        *([f"response: {response_problem}"] if response_problem else []),
+    ]
+    if turn.error is None and (span.http_status or 0) >= 400:
+        turn.error = response[:EXCERPT].decode("utf-8", "replace").strip() or f"HTTP {span.http_status}"
+    return turn
+
+
+def decode_body(body: bytes, content_encoding: str | None, limit: int = LIMIT) -> tuple[bytes, str | None]:
+    """A body without its content encodings, and what was wrong with it."""
+    names = [name.strip().lower() for name in (content_encoding or "").split(",")]
+    for name in reversed([name for name in names if name not in ("", "identity")]):
+        make = _inflater(name, body, limit)
+        if make is None:
+            return body, f"content encoding {name[:40]!r} is not supported"
+        body, problem = _inflate(make, body, limit)
+        if problem:
+            return body, f"{name}: {problem}"
+    return body, None
+
+
+def plain_bodies(exchange: Exchange) -> tuple[bytes, bytes]:
+    """Request and response without their content encodings, as far as these can be undone."""
+    request = decode_body(exchange.request_body, encoding(exchange.request_headers))[0]
+    return request, decode_body(exchange.response_body, encoding(exchange.response_headers))[0]
+
+
+def unpacked(exchange: Exchange) -> Exchange:
+    """The exchange as if its request had been sent without a content encoding; as it is where that cannot be undone."""
+    packed = encoding(exchange.request_headers)
+    body, problem = decode_body(exchange.request_body, packed)
+    if not packed or problem is not None:
+        return exchange
+    kept = [(name, value) for name, value in exchange.request_headers if name.lower() != "content-encoding"]
+    return exchange.model_copy(update={"request_body": body, "request_headers": kept})
+
+
+def encoding(headers: Iterable[tuple[str, str]]) -> str:
+    """The content encodings that headers name, with commas between them."""
+    return ",".join(value for name, value in headers if name.lower() == "content-encoding")
+
+
+def _inflater(name: str, body: bytes, limit: int) -> Callable[[], _Inflater] | None:
+    if name in ("gzip", "x-gzip"):
+        return lambda: zlib.decompressobj(16 + zlib.MAX_WBITS)
+    if name == "deflate":
+        # Some servers send the bare format, without the zlib header that the standard asks for.
+        wrapped = len(body) >= 2 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+        return lambda: zlib.decompressobj(zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS)
+    if name == "br":
+        return lambda: _Brotli(limit)
+    if name == "zstd":
+        return zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj
+    return None
+
+
+def _inflate(make: Callable[[], _Inflater], body: bytes, limit: int) -> tuple[bytes, str | None]:
+    """Members of a body one after the other; gzip and zstd allow for several."""
+    decoded, inflater, ended = bytearray(), make(), not body
+    for start in range(0, len(body), SLICE):
+        piece = body[start : start + SLICE]
+        while piece:
+            try:
+                decoded += inflater.decompress(piece)
+            except (zlib.error, brotli.error, zstandard.ZstdError) as error:
+                return bytes(decoded), f"cannot be decoded ({error})"
+            if len(decoded) > limit:
+                return bytes(decoded[:limit]), f"larger than {limit} bytes once decoded"
+            ended, piece = inflater.eof, inflater.unused_data
+            inflater = make() if ended else inflater
+    return bytes(decoded), None if ended else CUT

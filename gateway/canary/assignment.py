@@ -1,0 +1,79 @@
+"""Which arm a rollout gets, and which calls a release speaks to. Pure.
+
+A rollout's *share* is a number in [0, 1) that follows from the release's salt and the rollout's name alone. It is on
+the candidate's arm when that number is below the split. So nobody has to be asked, two releases are independent of each
+other, and a split that rises takes nobody from the candidate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from penstock.gateway.model.release import Audience, Stable
+from penstock.gateway.model.span import Mode
+
+
+class Asker(NamedTuple):
+    """Who asks for a resource."""
+
+    agent: str
+    """Name of the agent; empty where the address gives none."""
+    model: str
+    """Model asked for; empty where there is none."""
+    mode: Mode
+    """Mode of its rollout."""
+    metadata: Mapping[str, Any]
+    """The rollout's own."""
+
+
+def share(salt: str, rollout: str) -> float:
+    """First 8 bytes of SHA-256 of salt and rollout, of 2**64; the 53 highest bits of it, so that it is below 1."""
+    return (int.from_bytes(hashlib.sha256(f"{salt}\0{rollout}".encode()).digest()[:8]) >> 11) / (1 << 53)
+
+
+def speaks_to(only: Audience, asker: Asker) -> bool:
+    """Whether a call is of the audience."""
+    return (
+        _among(asker.agent, only.agents)
+        and _among(asker.model, only.models)
+        and (not only.modes or asker.mode in only.modes)
+        and all(key in asker.metadata and _text(asker.metadata[key]) == value for key, value in only.metadata.items())
+    )
+
+
+def _text(value: Any) -> str:
+    """A value of the metadata as `--only` gives it: text, or JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _among(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def apart(one: Audience, other: Audience) -> bool:
+    """True when no call can be of both: they name different agents, models, modes or values. Wildcards may overlap."""
+    return (
+        _differ(one.agents, other.agents)
+        or _differ(one.models, other.models)
+        or bool(one.modes and other.modes and not set(one.modes) & set(other.modes))
+        or any(other.metadata.get(key, value) != value for key, value in one.metadata.items())
+    )
+
+
+def _differ(one: Sequence[str], other: Sequence[str]) -> bool:
+    if not one or not other:
+        return False
+    return not any(fnmatchcase(a, b) or fnmatchcase(b, a) or (_wild(a) and _wild(b)) for a in one for b in other)
+
+
+def _wild(pattern: str) -> bool:
+    return any(sign in pattern for sign in "*?[")
+
+
+def stable_version(stable: Stable, asker: Asker) -> str:
+    """The version that a call gets while no release speaks to it."""
+    return next((rule.version for rule in stable.rules if speaks_to(rule.only, asker)), stable.version)

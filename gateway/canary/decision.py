@@ -1,0 +1,229 @@
+"""What is to be done after each rollout: pure, looked at after every one, in assignment order.
+
+The first that applies: hard violations and harm (reward, then guards) roll back; a split or outcomes that cannot be
+trusted hold; a stage that is complete is left, the last one by promotion once a loss of `d` or more is excluded; the
+horizon holds. There is one path: the live driver, `penstock release verify` and the simulations all step a `Canary`, so
+the same observations give the same verdict at the same rollout with the same figures, bit for bit.
+
+A verdict other than `continue` and `advance` ends the stepping. People move it on: `approve` where a stage asks for it,
+and `resume` after a hold, which sets that cause of holding aside for good (the e-values need no correction: they allow
+any looking, stopping and going on). Both take effect at the rollout that was looked at last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.gateway.canary.evidence import MISSING, Evidence, Observation, StageCount
+from penstock.gateway.model.policy import Policy, Stage
+
+Action = Literal["continue", "advance", "promote", "roll_back", "hold"]
+FEW = 50
+"""Rollouts before which a lack of rewards is no reason to hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be done, and why."""
+
+    action: Action
+    cause: str = ""
+    """Which rule said so: `violations`, `harm`, `guard:NAME`, `srm:STAGE`, `missing`, `stage`, `approval`,
+    `non-inferiority`, `horizon`; empty while nothing is decided."""
+    reason: str = "the evidence does not decide yet"
+    """One sentence with figures."""
+    number: int = -1
+    """The rollout after which it was said."""
+    figures: dict[str, float] = field(default_factory=dict[str, float])
+    """All evidence at that moment, by name; the same bits wherever it is recomputed. Empty while nothing is decided."""
+
+
+GO_ON = Verdict("continue")
+
+
+def decide(
+    policy: Policy, stage: int, evidence: Evidence, *, approved: bool = False, waived: Collection[str] = ()
+) -> Verdict:
+    """The verdict on all that has been seen. `stage`: index of the stage that new rollouts are assigned in.
+
+    `approved`: whether a person lets this stage be left. `waived`: causes of holding that a person has set aside.
+    """
+    if evidence.violations[1] > policy.hard_violations:
+        return _verdict("roll_back", "violations", _violated(policy, evidence.violations[1]), evidence)
+    found = _harm(policy, evidence) or _mistrust(policy, evidence, waived)
+    if found is not None:
+        return found
+    if _complete(policy.stages[stage], evidence):
+        found = _move(policy, stage, evidence, approved)
+    if found is None and evidence.seen >= policy.horizon and "horizon" not in waived:
+        return _verdict("hold", "horizon", _undecided(policy, evidence), evidence)
+    return found or GO_ON
+
+
+def hard_stop(policy: Policy, violations: int) -> str | None:
+    """Why a release ends at once with so many hard violations on the candidate; None if it does not.
+
+    For a driver that sees one before the rollouts assigned earlier are known; `decide` says the same in its turn.
+    """
+    return _violated(policy, violations) if violations > policy.hard_violations else None
+
+
+class Canary:
+    """A release under way: policy, evidence and stage. Steps until a verdict ends it."""
+
+    def __init__(self, policy: Policy, d: float) -> None:
+        """`d`: the margin as a difference in [0, 1], as `Policy.d` gave it at the start."""
+        self.policy = policy
+        self.evidence = Evidence(d, tuple(policy.guard_alphas))
+        self.stage = 0
+        self.verdict = GO_ON
+        self._approved = False
+        self._waived: set[str] = set()
+
+    @property
+    def ended(self) -> bool:
+        """True after a promotion or a rollback, and while held."""
+        return self.verdict.action in ("promote", "roll_back", "hold")
+
+    def step(self, observation: Observation) -> Verdict:
+        """Takes the next rollout in assignment order. Raises `ValueError` when it is ended or out of order."""
+        if self.ended:
+            raise ValueError(f"rollout {observation.number}: the release has ended: {self.verdict.reason}")
+        self.evidence.add(observation)
+        return self._decide()
+
+    def approve(self) -> Verdict:
+        """A person lets the present stage be left, now or when it is complete. Raises `ValueError` when it is ended."""
+        if self.ended:
+            raise ValueError(f"nothing is left to approve: {self.verdict.reason}")
+        self._approved = True
+        return self._decide()
+
+    def resume(self) -> Verdict:
+        """A person sets aside what held it. Raises `ValueError` when it is not held."""
+        if self.verdict.action != "hold":
+            raise ValueError(f"only a release that is held can be resumed; this one: {self.verdict.action}")
+        self._waived.add(self.verdict.cause)
+        return self._decide()
+
+    def _decide(self) -> Verdict:
+        self.verdict = decide(self.policy, self.stage, self.evidence, approved=self._approved, waived=self._waived)
+        if self.verdict.action == "advance":
+            self.stage += 1
+            self._approved = False
+        return self.verdict
+
+
+def run(policy: Policy, d: float, observations: Iterable[Observation]) -> Iterator[Verdict]:
+    """A verdict after every rollout, up to the one that ends the release."""
+    canary = Canary(policy, d)
+    for observation in observations:
+        yield canary.step(observation)
+        if canary.ended:
+            return
+
+
+def figures(evidence: Evidence) -> dict[str, float]:
+    """All figures of the evidence, by name; means of arms without rewards are left out."""
+    found: dict[str, float] = {
+        "number": evidence.number,
+        "seen": evidence.seen,
+        "d": evidence.reward.d,
+        "harm": evidence.harm,
+        "non_inferiority": evidence.non_inferiority,
+    }
+    found |= {f"guard.{name}": guard.harm for name, guard in evidence.guards.items()}
+    found |= {f"srm.{name}": count.bayes for name, count in evidence.stages.items()}
+    for arm, name in enumerate(("stable", "candidate")):
+        found |= {f"{name}.assigned": evidence.assigned[arm], f"{name}.missing": evidence.missing[arm]}
+        found |= {f"{name}.violations": evidence.violations[arm]}
+        if (mean := evidence.reward.arms[arm].mean) is not None:
+            found[f"{name}.reward"] = mean
+        found |= {
+            f"{name}.{key}": mean
+            for key, one in evidence.guards.items()
+            if key != MISSING and (mean := one.arms[arm].mean) is not None
+        }
+    return found
+
+
+def _harm(policy: Policy, evidence: Evidence) -> Verdict | None:
+    limit = 1 / policy.alpha
+    if (harm := evidence.harm) >= limit:
+        return _verdict("roll_back", "harm", f"harm: e = {harm:.4g} >= {limit:.4g} {_after(evidence)}", evidence)
+    for name, guard in evidence.guards.items():
+        limit = 1 / policy.guard_alphas[name]
+        if (harm := guard.harm) >= limit:
+            reason = f"guard {name}: e = {harm:.4g} >= {limit:.4g} {_after(evidence)}"
+            return _verdict("roll_back", f"guard:{name}", reason, evidence)
+    return None
+
+
+def _mistrust(policy: Policy, evidence: Evidence, waived: Collection[str]) -> Verdict | None:
+    limit = 1 / policy.srm_alpha
+    for name, count in evidence.stages.items():
+        if count.bayes >= limit and f"srm:{name}" not in waived:
+            return _verdict("hold", f"srm:{name}", _lopsided(name, count, limit), evidence)
+    missing = evidence.seen - evidence.rewarded
+    if evidence.seen >= FEW and missing > policy.missing_limit * evidence.seen and "missing" not in waived:
+        reason = f"missing: {missing} of {evidence.seen} rollouts have no reward, more than {policy.missing_limit:.0%}"
+        return _verdict("hold", "missing", reason, evidence)
+    return None
+
+
+def _complete(stage: Stage, evidence: Evidence) -> bool:
+    count = evidence.stages.get(stage.name)
+    if count is None:
+        return False
+    long_enough = evidence.assigned_ns - count.began_ns >= stage.seconds * 1e9
+    return count.outcomes[1] >= stage.rollouts and long_enough
+
+
+def _move(policy: Policy, index: int, evidence: Evidence, approved: bool) -> Verdict | None:
+    """Out of a stage that is complete; None when the evidence is not there yet."""
+    stage, last = policy.stages[index], index == len(policy.stages) - 1
+    if last and policy.hold_split:
+        return None
+    not_worse, limit = evidence.non_inferiority, 1 / policy.alpha_promote
+    if last and not_worse < limit:
+        return None
+    if not last and policy.adaptive and not_worse < evidence.harm:
+        return None
+    reason = (
+        f"non-inferiority: e = {not_worse:.4g} >= {limit:.4g} with a margin of {evidence.reward.d:.4g}"
+        if last
+        else f"stage {stage.name} is complete"
+    )
+    if stage.approval and not approved:
+        return _verdict("continue", "approval", f"{reason}; a person must approve {_after(evidence)}", evidence)
+    cause = "non-inferiority" if last else "stage"
+    return _verdict("promote" if last else "advance", cause, f"{reason} {_after(evidence)}", evidence)
+
+
+def _verdict(action: Action, cause: str, reason: str, evidence: Evidence) -> Verdict:
+    return Verdict(action, cause, reason, evidence.number, figures(evidence))
+
+
+def _after(evidence: Evidence) -> str:
+    return f"after {evidence.seen} rollouts ({evidence.assigned[1]} on the candidate)"
+
+
+def _violated(policy: Policy, violations: int) -> str:
+    return f"violations: {violations} hard violations on the candidate, {policy.hard_violations} are allowed"
+
+
+def _lopsided(name: str, count: StageCount, limit: float) -> str:
+    stable, candidate = count.outcomes
+    return (
+        f"sample ratio: Bayes factor {count.bayes:.4g} >= {limit:.4g} in stage {name}: {candidate} of "
+        f"{stable + candidate} rollouts with a reward are on the candidate"
+    )
+
+
+def _undecided(policy: Policy, evidence: Evidence) -> str:
+    return (
+        f"horizon: undecided after {evidence.seen} rollouts: harm e = {evidence.harm:.4g} of {1 / policy.alpha:.4g}, "
+        f"non-inferiority e = {evidence.non_inferiority:.4g} of {1 / policy.alpha_promote:.4g}"
+    )

@@ -1,0 +1,246 @@
+"""What has been seen of a release: pure, one observation at a time, the same bits on every machine.
+
+*Test.* Rollouts come in the order of their assignment. Rollout i has the arm A (1: candidate), the probability pi of
+that arm, fixed before the assignment, and a goodness Y in [0, 1]; m is a guess of Y made from the past only:
+
+    psi = (A - pi) (Y - m)      E[psi | past] = w Delta,  w = pi (1 - pi),  Delta = E[Y | candidate] - E[Y | stable]
+
+`gateway.canary.betting` bets against a hypothesis on Delta (sources, and why the bits are the same everywhere):
+
+    harm             against Delta >= 0:   mean_k prod_i (1 - l psi)            l = min(lam_k, 0.9 / u)
+                                           u = max((1 - pi)(1 - m), pi m)
+    non-inferiority  against Delta <= -d:  mean_k prod_i (1 + l (psi + w d))    l = min(lam_k, 0.9 / v)
+                                           v = max((1 - pi) m, pi (1 - m))
+    superiority      is non-inferiority with d = 0
+
+That holds whatever the past made of pi and m (a ramp may be steered by the results) and however rewards drift. It
+needs the order of assignment: in the order of completion an arm whose failures end sooner looks worse than it is.
+
+*Guess.* m = (2 * 1/2 + sum of past Y) / (2 + their number); with a group (the task that the rollout repeats) it is
+(2 m + sum of the group's past Y) / (2 + their number). A wrong guess costs speed, never validity.
+
+*Missing.* A rollout without a reward at its deadline bets nothing on the reward. The guard `missing` is the harm test
+on 1 (came) and 0 (did not).
+
+*Sample ratio.* Per stage, over rollouts with a reward: the Bayes factor of "the split is drawn from Beta(100 pi,
+100 (1 - pi))" against "it is pi". Each candidate multiplies it by (100 pi + n1) / (100 + n) / pi, each stable by
+(100 (1 - pi) + n0) / (100 + n) / (1 - pi). It too ever reaches 1/alpha with probability alpha at most (Lindon & Malek,
+"Anytime-valid inference for multinomial count data", 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.gateway.canary.betting import Wealth
+
+CONCENTRATION = 100.0
+"""How close to pi the sample-ratio alternative is: the weight of its prior in rollouts."""
+MISSING = "missing"
+"""The guard on outcomes that did not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One rollout whose outcome is known, or was not known at its deadline."""
+
+    number: int
+    """Its place in the order of assignment; grows, gaps are allowed (rollouts that are excluded)."""
+    stage: str
+    """The stage in which it was assigned."""
+    arm: int
+    """0 stable, 1 candidate."""
+    probability: float
+    """Of being assigned to the candidate, as it was at the assignment; above 0 and below 1."""
+    reward: float | None
+    """In [0, 1]; None when it had not come at the deadline."""
+    guards: Mapping[str, float | None]
+    """Goodness by guard, in [0, 1]; None or absent where it is not known."""
+    group: str | None = None
+    """The task that it repeats, for a history of its own."""
+    assigned_ns: int = 0
+    """When it was assigned, nanoseconds since the epoch."""
+    violations: int = 0
+    """Hard violations seen in it."""
+
+
+class Tally:
+    """How many values, and their sum."""
+
+    __slots__ = ("count", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """None when there are none."""
+        return self.total / self.count if self.count else None
+
+
+class Guard:
+    """One goodness: its arms, its past, and the test for harm."""
+
+    __slots__ = ("_groups", "_harm", "arms")
+
+    def __init__(self) -> None:
+        self.arms = (Tally(), Tally())
+        self._groups: dict[str, Tally] = {}
+        self._harm = Wealth()
+
+    @property
+    def harm(self) -> float:
+        """e-value against "the candidate is not worse"."""
+        return self._harm.value
+
+    def add(self, arm: int, pi: float, value: float, group: str | None) -> float:
+        """Bets, then learns; returns the guess that the bet was made with."""
+        guess = self._guess(group)
+        psi = (arm - pi) * (value - guess)
+        above, below = (1.0 - pi) * (1.0 - guess), pi * guess
+        self._harm.bet(-psi, above if above > below else below)
+        self._learn(arm, value, group)
+        return guess
+
+    def _guess(self, group: str | None) -> float:
+        stable, candidate = self.arms
+        guess = (1.0 + (stable.total + candidate.total)) / (2 + stable.count + candidate.count)
+        if group is not None and (own := self._groups.get(group)) is not None:
+            return (2.0 * guess + own.total) / (2 + own.count)
+        return guess
+
+    def _learn(self, arm: int, value: float, group: str | None) -> None:
+        tally = self.arms[arm]
+        tally.count += 1
+        tally.total += value
+        if group is not None:
+            own = self._groups.setdefault(group, Tally())
+            own.count += 1
+            own.total += value
+
+
+class Reward(Guard):
+    """The reward: a guard with the test for non-inferiority by `d` and the sums behind its displayed interval."""
+
+    __slots__ = ("_not_worse", "d", "scores", "squares", "weights")
+
+    def __init__(self, d: float) -> None:
+        super().__init__()
+        self.d = d
+        self._not_worse = Wealth()
+        self.scores = self.squares = self.weights = 0.0
+
+    @property
+    def non_inferiority(self) -> float:
+        """e-value against "the candidate is worse by d or more"."""
+        return self._not_worse.value
+
+    def add(self, arm: int, pi: float, value: float, group: str | None) -> float:
+        """As `Guard.add`."""
+        guess = super().add(arm, pi, value, group)
+        psi, weight = (arm - pi) * (value - guess), pi * (1.0 - pi)
+        lost, gained = (1.0 - pi) * guess, pi * (1.0 - guess)
+        self._not_worse.bet(psi + weight * self.d, lost if lost > gained else gained)
+        self.scores += psi
+        self.squares += psi * psi
+        self.weights += weight
+        return guess
+
+
+class StageCount:
+    """What was assigned in one stage, by arm, and whether the outcomes keep its split."""
+
+    __slots__ = ("_priors", "assigned", "bayes", "began_ns", "outcomes")
+
+    def __init__(self, pi: float, began_ns: int) -> None:
+        self._priors = (CONCENTRATION * (1.0 - pi), CONCENTRATION * pi)
+        self.assigned = [0, 0]
+        self.outcomes = [0, 0]
+        self.bayes = 1.0
+        self.began_ns = began_ns
+
+    def add(self, arm: int, pi: float, came: bool) -> None:
+        """Counts one; the factor stops growing at 1e100."""
+        self.assigned[arm] += 1
+        if not came:
+            return
+        stable, candidate = self.outcomes
+        predicted = (self._priors[arm] + self.outcomes[arm]) / (CONCENTRATION + (stable + candidate))
+        if self.bayes < 1e100:
+            self.bayes *= predicted / (pi if arm else 1.0 - pi)
+        self.outcomes[arm] += 1
+
+
+class Evidence:
+    """All that has been seen of a release, in assignment order."""
+
+    __slots__ = ("assigned", "assigned_ns", "guards", "number", "reward", "rewarded", "seen", "stages", "violations")
+
+    def __init__(self, d: float, guards: Sequence[str] = ()) -> None:
+        """`d`: the margin, absolute, 0 <= d < 1. `guards`: names to test; `missing` is worked out here."""
+        if not 0.0 <= d < 1.0:
+            raise ValueError(f"the margin d must be at least 0 and below 1, found {d}")
+        self.reward = Reward(d)
+        self.guards = {name: Guard() for name in guards}
+        self.stages: dict[str, StageCount] = {}
+        self.assigned = [0, 0]
+        self.violations = [0, 0]
+        self.seen = self.rewarded = self.assigned_ns = 0
+        self.number = -1
+
+    @property
+    def harm(self) -> float:
+        """e-value against "the candidate's reward is not lower"."""
+        return self.reward.harm
+
+    @property
+    def non_inferiority(self) -> float:
+        """e-value against "the candidate's reward is lower by d or more"."""
+        return self.reward.non_inferiority
+
+    @property
+    def missing(self) -> tuple[int, int]:
+        """Rollouts without a reward: (stable, candidate)."""
+        stable, candidate = self.reward.arms
+        return self.assigned[0] - stable.count, self.assigned[1] - candidate.count
+
+    def add(self, one: Observation) -> None:
+        """Takes the next rollout. Raises `ValueError` for one out of order or bounds; nothing is kept of it then."""
+        _refuse(one, self.number)
+        arm, pi, group = one.arm, one.probability, one.group
+        self.number = one.number
+        self.seen += 1
+        self.assigned[arm] += 1
+        self.violations[arm] += one.violations
+        self.assigned_ns = max(self.assigned_ns, one.assigned_ns)
+        self._count(one)
+        if one.reward is not None:
+            self.rewarded += 1
+            self.reward.add(arm, pi, one.reward, group)
+        for name, guard in self.guards.items():
+            value = one.guards.get(name) if name != MISSING else 0.0 if one.reward is None else 1.0
+            if value is not None:
+                guard.add(arm, pi, value, group)
+
+    def _count(self, one: Observation) -> None:
+        count = self.stages.get(one.stage)
+        if count is None:
+            count = self.stages[one.stage] = StageCount(one.probability, one.assigned_ns)
+        count.add(one.arm, one.probability, one.reward is not None)
+
+
+def _refuse(one: Observation, last: int) -> None:
+    if one.number <= last:
+        raise ValueError(f"rollout {one.number} comes after rollout {last}: observations must be in assignment order")
+    if one.arm not in (0, 1) or not 0.0 < one.probability < 1.0:
+        raise ValueError(
+            f"rollout {one.number}: arm {one.arm} at probability {one.probability}: "
+            "the arm must be 0 or 1 and the probability between them"
+        )
+    if one.reward is not None and not 0.0 <= one.reward <= 1.0:
+        raise ValueError(f"rollout {one.number}: reward {one.reward} is not in [0, 1]: map it with Policy.goodness")
+    for name, value in one.guards.items():
+        if value is not None and not 0.0 <= value <= 1.0:
+            raise ValueError(f"rollout {one.number}: guard {name} {value} is not in [0, 1]")

@@ -1,0 +1,146 @@
+"""What became of a rollout that takes part in a release: read from the tape, once, when it is its turn.
+
+It is its turn when its reward is there (and, if it came from the queue, its end), when it failed, or when its deadline
+has passed. A rollout that failed without a reward counts as `policy.failed`; one that was cancelled, or that has seen
+both versions, is left out. What was read is written down (`Seen`) and never read again: a reward that comes later still
+changes no decision.
+
+A *violation* is an event of that name, `hard` when its attribute of that name is true. A rollout's *cost* is the
+dimension `cost` of its newest reward that has one, else the tokens it has used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from penstock.gateway.canary.evidence import Observation
+from penstock.gateway.model.attributes import own
+from penstock.gateway.model.lifecycle import FINAL
+from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.release import Assignment, Pin, Release, Seen
+from penstock.gateway.model.span import Attempt, Reward, Rollout, RolloutStatus, Span
+
+VIOLATION = "violation"
+
+
+class Tape(Protocol):
+    """The slice of the tape that is read."""
+
+    def rollout(self, rollout: str, /) -> Rollout | None: ...
+    def attempts(self, rollout: str, /) -> list[Attempt]: ...
+    def spans(self, rollout: str, attempt: str | None = None, /) -> Iterator[Span]: ...
+    def pins(self, rollout: str, /) -> list[Pin]: ...
+
+
+def look(tape: Tape, release: Release, assignment: Assignment, now: int) -> Seen | None:
+    """What is seen of it now; None while its outcome is awaited."""
+    seen = Seen(number=assignment.number, rollout=assignment.rollout, seen_ns=now)
+    if any(pin.mixed and pin.release == release.id for pin in tape.pins(assignment.rollout)):
+        return seen.model_copy(update={"left_out": "it fell back to the stable version"})
+    rollout, overdue = tape.rollout(assignment.rollout), now >= deadline(release, assignment)
+    if rollout is None:
+        return seen if overdue else None
+    if rollout.status == RolloutStatus.CANCELLED:
+        return seen.model_copy(update={"left_out": "it was cancelled"})
+    ended = rollout.origin != "queued" or rollout.status in FINAL
+    if not (ended or overdue):
+        return None
+    _read(tape, release, rollout, seen)
+    if seen.reward is None and rollout.status == RolloutStatus.FAILED:
+        seen.reward = release.policy.failed
+    return seen if seen.reward is not None or overdue else None
+
+
+def is_hard(kind: str, name: str | None, attributes: Mapping[str, Any] | None) -> bool:
+    """Whether a span is a hard violation."""
+    return kind == "event" and name == VIOLATION and (attributes or {}).get("hard") is True
+
+
+def deadline(release: Release, assignment: Assignment) -> int:
+    """When an assignment counts as it is; ns since the epoch."""
+    return assignment.assigned_ns + int(release.policy.outcome_deadline_s * 1e9)
+
+
+def _read(tape: Tape, release: Release, rollout: Rollout, seen: Seen) -> None:
+    """Fills in reward and guards from the attempts."""
+    policy, attempts = release.policy, tape.attempts(rollout.id)
+    seen.group = rollout.group
+    rewards, violations = list[tuple[Span, Reward]](), list[Span]()
+    for span in tape.spans(rollout.id):
+        if span.kind == "reward":
+            rewards.append((span, Reward.of(span)))
+        elif span.kind == "event" and span.name == VIOLATION:
+            violations.append(span)
+    _judge(policy, rewards, seen)
+    seen.violations = sum(is_hard(span.kind, span.name, span.attributes) for span in violations)
+    if not attempts:
+        return
+    last = attempts[-1]
+    failed = rollout.status == RolloutStatus.FAILED or last.totals.errors > 0
+    known = {"error": 0.0 if failed else 1.0, "violation": 0.0 if violations else 1.0}
+    if policy.guards.latency is not None:
+        known["latency"] = policy.guards.latency.goodness(_seconds(last))
+    if policy.guards.cost is not None:
+        cost = _cost(last, [reward for _, reward in rewards])
+        if cost is not None:
+            known["cost"] = policy.guards.cost.goodness(cost)
+    seen.guards = {name: known[name] for name in policy.guard_alphas if name in known}
+
+
+def _judge(policy: Policy, rewards: Iterable[tuple[Span, Reward]], seen: Seen) -> None:
+    """The newest trusted reward of the newest attempt that has one."""
+    for span, reward in rewards:
+        value = reward.value if policy.reward is None else reward.dimensions.get(policy.reward)
+        if reward.trusted and value is not None:
+            seen.raw_reward, seen.reward, seen.span = value, policy.goodness(value), f"{span.attempt}#{span.sequence}"
+
+
+def baseline(tape: Tape, rollouts: Iterable[Rollout], policy: Policy, resource: str, version: str) -> float | None:
+    """Mean goodness of the rewards of rollouts that were given this version, or, where none was given any, of all: the
+    resource is new. Runs of rehearsals are no rollouts of anybody's. None without rewards."""
+    given, others = list[float](), list[float]()
+    for rollout in rollouts:
+        value = _goodness(tape, policy, rollout)
+        pins = [pin for pin in tape.pins(rollout.id) if pin.resource == resource] if value is not None else []
+        if value is not None and not pins:
+            others.append(value)
+        elif value is not None and all(pin.version == version and not pin.mixed for pin in pins):
+            given.append(value)
+    values = given or others
+    return sum(values) / len(values) if values else None
+
+
+def _goodness(tape: Tape, policy: Policy, rollout: Rollout) -> float | None:
+    seen = Seen(number=0, rollout=rollout.id, seen_ns=0)
+    rewards = [(span, Reward.of(span)) for span in tape.spans(rollout.id) if span.kind == "reward" and not own(span)]
+    _judge(policy, rewards, seen)
+    return seen.reward
+
+
+def _seconds(attempt: Attempt) -> float:
+    end = attempt.last_seen_ns if attempt.ended_ns is None else attempt.ended_ns
+    return max(0, end - attempt.created_ns) / 1e9
+
+
+def _cost(attempt: Attempt, rewards: list[Reward]) -> float | None:
+    """None where tokens were not counted: a lower bound would speak well of it."""
+    given = [reward.dimensions["cost"] for reward in rewards if reward.trusted and "cost" in reward.dimensions]
+    if given or attempt.totals.uncounted:
+        return given[-1] if given else None
+    return float((attempt.totals.input_tokens or 0) + (attempt.totals.output_tokens or 0))
+
+
+def observation(assignment: Assignment, seen: Seen) -> Observation:
+    """As the statistics take it."""
+    return Observation(
+        number=assignment.number,
+        stage=assignment.stage,
+        arm=int(assignment.arm == "candidate"),
+        probability=assignment.probability,
+        reward=seen.reward,
+        guards=seen.guards,
+        group=seen.group,
+        assigned_ns=assignment.assigned_ns,
+        violations=seen.violations,
+    )

@@ -1,0 +1,62 @@
+"""Where a release may go from where it is: one table, from which the documentation's diagram is drawn. Pure.
+
+`checked`, `replayed` and `shadowed` say what has been passed; what comes next is under way, unless the release waits. A
+stage that the policy skips is passed without being done, and the audit says so. Nothing leaves `promoted`,
+`rolled_back` and `aborted`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.gateway.model.release import ENDED, Stage
+
+_STOPPED: Mapping[Stage, str] = {
+    "rolled_back": "harm, a guard, a hard violation, a failed check, or a person",
+    "aborted": "a person",
+    "held": "a person, no decision, or figures that cannot be trusted",
+}
+MOVES: Final[Mapping[Stage, Mapping[Stage, str]]] = {
+    "draft": {"checked": "slots, size, rendering, weights that load", **_STOPPED},
+    "checked": {"replayed": "recorded calls were asked again", **_STOPPED},
+    "replayed": {"shadowed": "live calls were mirrored", **_STOPPED},
+    "shadowed": {"canary": "new rollouts are assigned", **_STOPPED},
+    "canary": {"canary": "the next split", "promoted": "no loss beyond the margin, or a person", **_STOPPED},
+    "held": {
+        "draft": "resumed",
+        "checked": "resumed",
+        "replayed": "resumed",
+        "shadowed": "resumed",
+        "canary": "resumed",
+        "promoted": "a person",
+        "rolled_back": "a person",
+        "aborted": "a person",
+    },
+    "promoted": {},
+    "rolled_back": {},
+    "aborted": {},
+}
+"""For every stage the stages that may follow it, and why."""
+NEXT: Final[Mapping[Stage, Stage]] = {
+    "draft": "checked", "checked": "replayed", "replayed": "shadowed", "shadowed": "canary"
+}  # fmt: skip
+"""The way up to the canary."""
+
+
+class MoveError(ValueError):
+    """A release cannot go there from where it is."""
+
+
+def check_move(before: Stage, after: Stage) -> None:
+    """Raises `MoveError` naming what may follow."""
+    if before in ENDED:
+        raise MoveError(f"a release that is {before} has ended; start another one")
+    if after not in MOVES[before]:
+        raise MoveError(f"a release that is {before} cannot become {after}; it may become {', '.join(MOVES[before])}")
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram."""
+    lines = [f"    {before} --> {after}: {why}" for before, ends in MOVES.items() for after, why in ends.items()]
+    return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> draft", *lines, "```", ""])

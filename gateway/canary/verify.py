@@ -1,0 +1,181 @@
+"""The way of a canary, walked again from what the tape holds: for a gateway that starts, and to verify one that ran.
+
+Both feed the same observations in the same order to the same `Canary`, with what people did in between, so a decision
+that was made once is made again, with the same figures, bit for bit. `verify` says of everything that does not agree:
+the chain of hashes, the assignment by hash, the observations, the decisions, and the evidence that people had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from penstock.gateway.canary.assignment import share
+from penstock.gateway.canary.decision import Canary, Verdict, figures
+from penstock.gateway.canary.evidence import Evidence
+from penstock.gateway.canary.outcomes import observation
+from penstock.gateway.canary.stages import MoveError, check_move
+from penstock.gateway.model.release import GATEWAY, Assignment, Entry, Release, Seen
+
+BY_RULE = ("advance", "promote", "roll_back", "hold")
+"""Verdicts that move a release; the chain calls its actions the same."""
+OUT_OF_TURN = "violations"
+"""Key of the evidence of a rollback that did not wait for its turn."""
+SPLIT = "split"
+"""Key of the share of new rollouts that got the candidate when a person decided."""
+
+
+class Decided(NamedTuple):
+    """A verdict that moves a release, or makes it wait for a person."""
+
+    counted: int
+    """The assignment that was counted last."""
+    action: str
+    verdict: Verdict
+
+
+def decided(verdict: Verdict, counted: int) -> Decided | None:
+    """The decision in a verdict; None while the release goes on as it is."""
+    if verdict.action in BY_RULE:
+        return Decided(counted, verdict.action, verdict)
+    return Decided(counted, "wait", verdict) if verdict.cause == "approval" else None
+
+
+def walk(
+    canary: Canary, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
+) -> Iterator[Decided]:
+    """Steps a canary through everything that was counted, and through what people did; its decisions as they come."""
+    people = [entry for entry in audit if entry.who != GATEWAY and entry.action in ("approve", "resume")]
+    waits = False
+    for number in range(len(seen) + 1):
+        if number:
+            one = seen[number - 1]
+            if one.left_out is None and not canary.ended:
+                found = decided(canary.step(observation(assigned[number - 1], one)), number)
+                if found is not None and not (waits and found.action == "wait"):
+                    yield found
+                waits = found is not None and found.action == "wait"
+        for entry in people:
+            if entry.assignment == number and (verdict := acted(canary, entry.action)) is not None:
+                waits = False
+                if (found := decided(verdict, number)) is not None and found.action != "wait":
+                    yield found
+
+
+def acted(canary: Canary, action: str) -> Verdict | None:
+    """What a person's action makes of a canary; None when it is nothing to it."""
+    if action == "approve" and not canary.ended:
+        return canary.approve()
+    if action == "resume" and canary.verdict.action == "hold":
+        return canary.resume()
+    return None
+
+
+def weigh(evidence: Evidence, counted: Iterable[tuple[Assignment, Seen]]) -> Evidence:
+    """The same evidence with what was counted since."""
+    for assignment, one in counted:
+        if one.left_out is None and one.number > evidence.number:
+            evidence.add(observation(assignment, one))
+    return evidence
+
+
+def no_evidence(release: Release) -> Evidence:
+    """What is known of a release before anything was counted."""
+    return Evidence(release.margin, tuple(release.policy.guard_alphas))
+
+
+def circumstances(evidence: Evidence, split: float) -> dict[str, Any]:
+    """What a person's entry says of the moment in which it was decided."""
+    return figures(evidence) | {SPLIT: split}
+
+
+def verify(
+    release: Release, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
+) -> Iterator[str]:
+    """A sentence for everything that does not agree."""
+    yield from _chain(release, audit)
+    yield from _assignments(release, assigned)
+    if [one.number for one in seen] != list(range(1, release.counted + 1)):
+        yield f"{len(seen)} of {release.counted} observations are there, or they are not in order"
+        return
+    for assignment, one in zip(assigned, seen, strict=False):
+        if assignment.rollout != one.rollout:
+            yield f"assignment {one.number} is {assignment.rollout}, what was seen is of {one.rollout}"
+    yield from _decisions(release, assigned, seen, audit)
+    yield from _people(release, assigned, seen, audit)
+
+
+def _chain(release: Release, audit: Sequence[Entry]) -> Iterator[str]:
+    previous, stage = "", None
+    for number, entry in enumerate(audit, 1):
+        if entry.number != number:
+            yield f"entry {number} is missing: found {entry.number}"
+            return
+        if entry.previous != previous or entry.hash != entry.digest():
+            yield f"entry {number} was changed, or the one before it: its hash does not agree"
+        if entry.before != stage:
+            yield f"entry {number} starts from {entry.before}, the one before it ended in {stage}"
+        if entry.before is not None and entry.before != entry.after:
+            try:
+                check_move(entry.before, entry.after)
+            except MoveError as error:
+                yield f"entry {number}: {error}"
+        if entry.config != release.config():
+            yield f"entry {number} was made with another policy, candidate or audience than the release has now"
+        previous, stage = entry.hash, entry.after
+    if (previous, stage, len(audit)) != (release.head, release.stage, release.revision):
+        found = f"{stage} after {len(audit)} entries"
+        yield f"the chain ends in {found}, the release says {release.stage} after {release.revision}"
+
+
+def _assignments(release: Release, assigned: Sequence[Assignment]) -> Iterator[str]:
+    splits = {stage.name: stage.split for stage in release.policy.stages}
+    for number, one in enumerate(assigned, 1):
+        if one.number != number:
+            yield f"assignment {number} is missing: found {one.number}"
+            return
+        if one.probability != (split := splits.get(one.stage)):
+            yield f"assignment {number} had the probability {one.probability:g}, stage {one.stage!r} has {split}"
+        if (share(release.salt, one.rollout) < one.probability) != (one.arm == "candidate"):
+            yield f"assignment {number}: rollout {one.rollout} is on the arm {one.arm}, its share says otherwise"
+
+
+def _decisions(
+    release: Release, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
+) -> Iterator[str]:
+    made = [entry for entry in audit if entry.who == GATEWAY and entry.action in (*BY_RULE, "wait")]
+    made = [entry for entry in made if entry.assignment is not None]
+    for entry in audit:
+        found = entry.evidence.get(OUT_OF_TURN) if entry.assignment is None else None
+        ruled = entry.who == GATEWAY and entry.action in BY_RULE and entry.action != "roll_back"
+        if ruled and entry.assignment is None:
+            yield f"entry {entry.number} says {entry.action} by the rules and names no assignment after which"
+        if found is not None and found <= release.policy.hard_violations:
+            yield f"entry {entry.number} rolled back for {found} hard violations, which are allowed"
+    canary = Canary(release.policy, release.margin)
+    for found, entry in zip_longest(walk(canary, assigned, seen, audit), made):
+        if entry is None:
+            why = found.verdict.reason
+            yield f"after assignment {found.counted} the rules say {found.action}, no entry does: {why}"
+        elif found is None:
+            yield f"entry {entry.number} says {entry.action}, the rules do not: {entry.why}"
+        elif (found.counted, found.action) != (entry.assignment, entry.action):
+            yield (
+                f"entry {entry.number} says {entry.action} after assignment {entry.assignment}; recomputed it is "
+                f"{found.action} after {found.counted}"
+            )
+        elif dict(found.verdict.figures) != entry.evidence:
+            yield f"entry {entry.number}: its figures are not those that follow from the tape"
+
+
+def _people(
+    release: Release, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
+) -> Iterator[str]:
+    evidence, split = no_evidence(release), 0.0
+    for entry in audit:
+        if entry.who != GATEWAY and entry.evidence:
+            weigh(evidence, zip(assigned[: entry.assignment], seen, strict=False))
+            if circumstances(evidence, split) != entry.evidence:
+                yield f"entry {entry.number}: the evidence that {entry.who} had is not what follows from the tape"
+        split = entry.split

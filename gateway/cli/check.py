@@ -1,0 +1,350 @@
+"""`penstock check`: reads every record and says of each that is not as it should be. It repairs nothing.
+
+It may run beside a gateway: what belongs together is read in one transaction, one attempt at a time, so that a commit
+in between is not taken for damage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+from penstock.gateway.model.lifecycle import LIVE, WAITING, claimed
+from penstock.gateway.model.release import Assignment, Entry, Release, Resource, Seen, digest
+from penstock.gateway.model.span import RolloutStatus, Span, SpanStatus, Worker
+from penstock.gateway.releases.operations import pins_of
+from penstock.gateway.runs.blocks import Block
+from penstock.gateway.runs.operations import Book, event_key
+from penstock.gateway.runs.reader import RunReader, event_of
+from penstock.gateway.store import codec, keys, records
+from penstock.gateway.store.environment import TapeError
+from penstock.gateway.store.operation import queue_key
+from penstock.gateway.store.view import View
+
+_SPANS, _SUMS, _STATUS, _WORKER = map(records.ATTEMPT.index, ("spans", "totals", "status", "worker"))
+
+
+def problems(tape: RunReader) -> Iterator[str]:
+    """A sentence for everything that is wrong."""
+    for database, check in _CHECKS:
+        for key, value in tape.slices(database):
+            yield from _guarded(f"{database} {_named(tape, database, key)}", check, tape, key, value)
+    for number in tape.numbers():
+        yield from _guarded(f"order {number}", _order, tape, number)
+    yield from _numbering(tape, "log", lambda key, count: (key - count + 1, key))
+    yield from _numbering(tape, "bodies", lambda key, count: (key, key + count - 1))
+
+
+def _guarded(where: str, check: Callable[..., Iterator[str]], *args: Any) -> Iterator[str]:
+    """What a check finds; that it could not be done is a finding."""
+    try:
+        for problem in check(*args):
+            yield f"{where}: {problem}"
+    except (TapeError, *codec.UNREADABLE) as error:
+        yield f"{where}: {error}"
+
+
+def _named(tape: RunReader, database: str, key: bytes) -> str:
+    """A key for a person; that of an attempt names its rollout by number."""
+    if database not in ("attempts", "unclaimed"):
+        return _readable(key)
+    try:
+        with tape.view() as view:
+            return f"{view.name(keys.to_number(key))}/{keys.attempt_of_place(key)}"
+    except (TapeError, *codec.UNREADABLE):
+        return f"{keys.to_number(key)}/{keys.attempt_of_place(key)}"
+
+
+def _readable(key: bytes) -> str:
+    """A key for a person: the names in it and the number it ends with, or the number that it is."""
+    *names, rest = key.split(b"\0", 2) if key.count(b"\0") >= 2 and key[:1] != b"\0" else (key,)
+    if names:
+        sequence = f"#{int.from_bytes(rest)}" if rest else ""
+        return "/".join(name.decode("ascii", "replace") for name in names) + sequence
+    return str(keys.to_number(key)) if len(key) == 8 else rest.rstrip(b"\0").decode("ascii", "replace")
+
+
+def _rollout(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    # As it is in this transaction, together with the queue.
+    with tape.view() as view:
+        rollout = view.rollout(key[:-1].decode("ascii"))
+        if rollout is None:
+            return
+        waits = view.get("queue", queue_key(rollout)) is not None
+        held = rollout.attempt and view.get("live", keys.attempt_key(rollout.id, rollout.attempt)) is not None
+    if rollout.place is None:
+        return
+    if rollout.status == RolloutStatus.QUEUING and not waits:
+        yield "it is queuing and not in the queue"
+    if rollout.status == RolloutStatus.REQUEUING and not waits and not held:
+        yield "it is requeuing, and neither in the queue nor held by the worker of its last attempt"
+    if rollout.status not in WAITING and waits:
+        yield f"it is {rollout.status} and in the queue"
+    if claimed(rollout.origin, rollout.status) and not held:
+        yield f"it is {rollout.status} and nobody holds its attempt"
+
+
+def _order(tape: RunReader, number: int) -> Iterator[str]:
+    with tape.view() as view:
+        origins = view.origins(view.name(number))
+        if origins is None or origins.number != number:
+            yield "it names a rollout that is missing"
+
+
+def _attempt(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    with tape.view() as view:
+        rollout, attempt = view.name(keys.to_number(key)), keys.attempt_of_place(key)
+        origins = view.origins(rollout)
+        if origins is None:
+            yield "its rollout is missing"
+            return
+        # As it is in this transaction: a running gateway may have written since the slice was read.
+        record, _ = records.attempt_values(view.get("attempts", key) or value, origins)
+        if record[_STATUS] in LIVE and record[_WORKER] is None and view.get("unclaimed", key) is None:
+            yield "it runs, nobody has claimed it, and its quiet time is not watched"
+        spans, broken = _heads(view, rollout, attempt, record[_SPANS])
+    yield from broken
+    finished = sum(span.kind == "llm" and span.status != SpanStatus.OPEN for span in spans)
+    if not broken and finished != record[_SUMS][0]:
+        yield f"it counts {record[_SUMS][0]} finished calls, {finished} are there"
+    for span in spans:
+        yield from _guarded(f"#{span.sequence}", _body, tape, span)
+
+
+def _heads(view: View, rollout: str, attempt: str, count: int) -> tuple[list[Span], list[str]]:
+    """The heads of an attempt that can be read, and a sentence for each that cannot."""
+    spans: list[Span] = []
+    broken: list[str] = []
+    for sequence in range(1, count + 1):
+        try:
+            span = view.span(rollout, attempt, sequence)
+        except (TapeError, *codec.UNREADABLE) as error:
+            broken.append(f"#{sequence}: {error}")
+            continue
+        if span is None:
+            broken.append(f"#{sequence}: it was given out but is not in the index")
+        else:
+            spans.append(span)
+    return spans, broken
+
+
+def _body(tape: RunReader, span: Span) -> Iterator[str]:
+    found = tape.exchange(span)
+    if found is None or span.truncated:
+        return
+    if span.status != SpanStatus.OPEN and len(found.response_body) != span.response_bytes:
+        yield f"its response has {len(found.response_body)} bytes, the head says {span.response_bytes}"
+    if len(found.request_body) != span.request_bytes:
+        yield f"its request has {len(found.request_body)} bytes, the head says {span.request_bytes}"
+
+
+def _open(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    head, _ = codec.unpack_open(value)
+    with tape.view() as view:
+        records.span_from(key, head, view.style)
+        rollout, attempt, sequence = keys.split_head_key(key)
+        found = view.span(rollout, attempt, sequence)
+    if found is None:
+        yield "it is not in the index of its attempt"
+
+
+def _log(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    found = codec.unpack_log(value)
+    first = keys.to_number(key) - len(found) + 1
+    with tape.view() as view:
+        for at, record in enumerate(found, first):
+            if record[:1] == b"s" and _indexed(view, record[1:]) != at:
+                yield f"change {at} is a span that the index of its attempt does not name"
+
+
+def _indexed(view: View, key: bytes) -> int | None:
+    rollout, attempt, sequence = keys.split_head_key(key)
+    return view.index(rollout, attempt, sequence)
+
+
+def _bodies(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    for at, record in enumerate(codec.unpack_segment(value), keys.to_number(key)):
+        if not 0 <= codec.base_of(record) < at:
+            yield f"body {at} leans on body {codec.base_of(record)}, which comes later"
+
+
+def _queue(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    rollout = tape.rollout(value[:-1].decode("ascii"))
+    if rollout is None:
+        yield "it names a rollout that is missing"
+    elif rollout.status in WAITING and queue_key(rollout) != key:
+        yield f"rollout {rollout.id} should wait at another place"
+
+
+def _live(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    rollout, attempt = keys.split_attempt_key(key)
+    if attempt not in [found.id for found in tape.attempts(rollout)]:
+        yield "it names an attempt that is missing"
+
+
+def _unclaimed(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    with tape.view() as view:
+        if view.get("attempts", key) is None:
+            yield "it names an attempt that is missing"
+
+
+def _reward(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    rollout, attempt, _ = key.split(b"\0", 2)
+    span = tape.span(rollout.decode("ascii"), attempt.decode("ascii"), int.from_bytes(value))
+    if span is None or span.kind != "reward":
+        yield f"span {int.from_bytes(value)} of its attempt is no reward"
+
+
+def _worker(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    if Worker.model_validate_json(value).id.encode() != key:
+        yield "it is the record of another worker"
+
+
+def _resource(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    version = Resource.model_validate_json(value)
+    if keys.attempt_key(version.name, version.version) != key:
+        yield "it is the record of another version"
+    if digest("", {"kind": version.kind, "content": version.read().model_dump(mode="json")}) != version.sha256:
+        yield "its content was changed: its hash does not agree"
+
+
+def _release(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    with tape.view() as view:
+        release = Release.model_validate_json(view.get("releases", key) or value)
+        stored = view.get("audit", keys.rollout_key(release.id) + keys.u32(release.revision))
+    if stored is None or Entry.model_validate_json(stored).hash != release.head:
+        yield "the last entry of its audit chain is not the one that it names"
+
+
+def _link(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    entry, before = Entry.model_validate_json(value), key[:-4] + keys.u32(int.from_bytes(key[-4:]) - 1)
+    if entry.hash != entry.digest():
+        yield "it was changed: its hash does not agree"
+    with tape.view() as view:
+        stored = view.get("audit", before)
+    if entry.previous != ("" if stored is None else Entry.model_validate_json(stored).hash):
+        yield "it does not follow the entry before it"
+
+
+def _assigned(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    assignment = Assignment.model_validate_json(value)
+    pins = [pin for pin in tape.pins(assignment.rollout) if pin.release == key[:-5].decode("ascii")]
+    if [(pin.number, pin.arm) for pin in pins[:1]] != [(assignment.number, assignment.arm)]:
+        yield f"rollout {assignment.rollout} is not pinned to it"
+
+
+def _seen(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    seen = Seen.model_validate_json(value)
+    with tape.view() as view:
+        stored = view.get("assigned", key)
+    if stored is None or Assignment.model_validate_json(stored).rollout != seen.rollout:
+        yield "it was not assigned"
+
+
+def _pins(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    for pin in pins_of(value):
+        with tape.view() as view:
+            if view.get("resources", keys.attempt_key(pin.resource, pin.version)) is None:
+                yield f"it is pinned to {pin.resource}@{pin.version}, which is missing"
+
+
+def _run(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    book, blocks = tape.run_whole(key)
+    with tape.view() as view:
+        if view.get("run_configs", key) is None:
+            yield "its configuration is missing"
+        for made in book.run.made:
+            if view.get("resources", keys.attempt_key(made.name, made.version)) is None:
+                yield f"it has made {made.name}@{made.version}, which is missing"
+    if keys.rollout_key(book.run.id) != key:
+        yield "it is the record of another run"
+    yield from _points(book, blocks)
+
+
+def _points(book: Book, blocks: list[tuple[int, Block]]) -> Iterator[str]:
+    """Its blocks are those that it counts."""
+    highest = max((block.last for _, block in blocks), default=None)
+    if highest != book.run.step:
+        yield f"its highest step is {book.run.step}, its points go to {highest}"
+    rows = sum(len(block.steps) for number, block in blocks if number >= book.small)
+    if rows != book.rows:
+        yield f"it counts {book.rows} rows that are not folded, {rows} are there"
+    if any(number >= book.next for number, _ in blocks):
+        yield "it has a block with a number that was not given out"
+    if strange := {name for _, block in blocks for name in block.names} - set(book.run.metrics):
+        yield f"it does not name its metric {min(strange)!r}"
+
+
+def _run_order(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    if tape.run_head(value[:-1].decode("ascii")) is None:
+        yield "it names a run that is missing"
+
+
+def _of_run(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    if tape.run_head(key.partition(b"\0")[0].decode("ascii")) is None:
+        yield "its run is missing"
+
+
+def _run_config(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    json.loads(value)
+    yield from _of_run(tape, key, value)
+
+
+def _block(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    block = Block(value)
+    if any(later <= earlier for earlier, later in pairwise(block.steps)):
+        yield "its steps do not rise"
+    if (block.first, block.last) != (block.steps[0], block.steps[-1]):
+        yield "its bounds are not those of its steps"
+    for name in block.names:
+        block.column(name)
+    yield from _of_run(tape, key, value)
+
+
+def _run_event(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+    event, run = event_of(key, value), key.partition(b"\0")[0].decode("ascii")
+    if event_key(run, event, 0) != key:
+        yield "it is the record of another event"
+    yield from _of_run(tape, key, value)
+
+
+def _numbering(tape: RunReader, database: str, span_of: Callable[[int, int], tuple[int, int]]) -> Iterator[str]:
+    """Segments must follow each other without a hole."""
+    expected = 1
+    for key, value in tape.slices(database):
+        try:
+            first, last = span_of(keys.to_number(key), len(codec.unpack_segment(value)))
+        except codec.UNREADABLE:
+            # It has been reported by its own check; where the next one starts says how long it was.
+            expected = 0
+            continue
+        if expected and first != expected:
+            yield f"{database}: {expected} should follow, found {first}"
+        expected = last + 1
+
+
+_CHECKS: tuple[tuple[str, Callable[[RunReader, bytes, bytes], Iterator[str]]], ...] = (
+    ("rollouts", _rollout),
+    ("attempts", _attempt),
+    ("open", _open),
+    ("log", _log),
+    ("bodies", _bodies),
+    ("queue", _queue),
+    ("live", _live),
+    ("unclaimed", _unclaimed),
+    ("rewards", _reward),
+    ("workers", _worker),
+    ("resources", _resource),
+    ("releases", _release),
+    ("audit", _link),
+    ("assigned", _assigned),
+    ("seen", _seen),
+    ("pins", _pins),
+    ("runs", _run),
+    ("run_order", _run_order),
+    ("run_configs", _run_config),
+    ("run_metrics", _block),
+    ("run_events", _run_event),
+)

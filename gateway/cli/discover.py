@@ -1,0 +1,117 @@
+"""What `penstock prompts` works with: the system texts of recorded calls, and what the gateway recognises of them.
+
+Only what agents *send* is mined. What the tape has of a call is what went upstream: where a release has written another
+version into it, and where the gateway asked by itself, it says nothing of an agent's prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import BaseModel
+
+from penstock.gateway.calls.record import PROMPTS
+from penstock.gateway.calls.turns import decode_body, encoding
+from penstock.gateway.client.client import Client
+from penstock.gateway.client.console import PARALLEL
+from penstock.gateway.dialects import by_name
+from penstock.gateway.model.attributes import own
+from penstock.gateway.model.release import PromptText, ResourceView, ToolText
+from penstock.gateway.model.span import Span
+from penstock.gateway.prompts.induce import Proposal, Sample
+from penstock.gateway.prompts.recognise import Known, Recognised, Recogniser, sha256
+
+
+class Found(BaseModel):
+    """A proposal as JSON."""
+
+    template: str
+    """As `penstock resource add` takes it."""
+    messages: int
+    """How many messages are this prompt."""
+    coverage: float
+    """Their share of the messages of the call-site that are this prompt or none."""
+    agent: str | None
+    """Name of the agent."""
+    call_site: str
+    """Stands for agent, tools and template."""
+    slots: dict[str, list[str]]
+    """A few values of each slot."""
+    registered: str | None
+    """The resource that it is already."""
+
+
+class Slots(BaseModel):
+    """A text that was recognised, as JSON."""
+
+    resource: str
+    """The resource that it is."""
+    slots: dict[str, str]
+    """What stands in its slots."""
+    sha256: str
+    """Of the text."""
+
+
+async def samples(client: Client, heads: list[Span]) -> tuple[list[Sample], int]:
+    """(the system texts of calls as agents sent them, calls that were left out), read a few calls at a time."""
+    found, left_out = list[Sample](), 0
+    for at in range(0, len(heads), PARALLEL):
+        for some in await asyncio.gather(*(_samples(client, head) for head in heads[at : at + PARALLEL])):
+            found += some or []
+            left_out += some is None
+    return found, left_out
+
+
+async def _samples(client: Client, head: Span) -> list[Sample] | None:
+    """None when its texts are not an agent's."""
+    if own(head):
+        return None
+    if head.body is None:
+        return []
+    body, dialect = await _request(client, head), by_name(head.dialect)
+    system, tool = dialect.system_texts(body).places, dialect.tool_texts(body)
+    if not _as_sent(head, {sha256(place.text) for place in (*system, *tool)}):
+        return None
+    tools = frozenset(place.name for place in tool if place.name is not None)
+    return [Sample(place.text, head.agent, tools, head.rollout) for place in system]
+
+
+async def _request(client: Client, head: Span) -> bytes:
+    """A call's request; where it was sent with a content encoding, without that."""
+    name = head.rollout, head.attempt, head.sequence
+    body = await client.request_body(*name)
+    if body.lstrip()[:1] == b"{":
+        return body
+    exchange = (await client.span(*name)).exchange
+    return body if exchange is None else decode_body(body, encoding(exchange.request_headers))[0]
+
+
+def _as_sent(head: Span, there: set[str]) -> bool:
+    """Whether the texts that the gateway recognised went upstream as they came: their hashes are in its span."""
+    return there.issuperset((head.attributes or {}).get(PROMPTS, {}).values())
+
+
+def recogniser(resources: list[ResourceView]) -> Recogniser:
+    """What the gateway recognises."""
+    known: list[Known] = []
+    for version in (version for resource in resources for version in resource.versions):
+        content = version.read()
+        if isinstance(content, PromptText | ToolText) and content.sent:
+            tool = content.tool if isinstance(content, ToolText) else None
+            known.append(Known(version.name, content.template, tool))
+    return Recogniser(known)
+
+
+def registered(known: Recogniser, one: Proposal) -> str | None:
+    """The resource whose texts these are: an example of them is told as it."""
+    values = {slot: examples[0] for slot, examples in one.slots.items()}
+    found = known.recognise(one.template.render(values))
+    return found.known.resource if isinstance(found, Recognised) else None
+
+
+def as_json(one: Proposal, known: str | None) -> Found:
+    """A proposal and the resource that it is already."""
+    return Found(
+        template=one.template.source, messages=one.messages, coverage=one.coverage, agent=one.agent,
+        call_site=one.call_site, slots=dict(one.slots), registered=known,
+    )  # fmt: skip

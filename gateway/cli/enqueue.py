@@ -1,0 +1,145 @@
+"""`penstock enqueue`: tasks from a file to the queue. The whole file is checked before anything is sent."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, pairs, seconds, show, with_client
+
+if TYPE_CHECKING:
+    from penstock.gateway.cli.task_file import Task
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.model.queue import Enqueued, RolloutSpec
+
+BATCH = 1000
+PLACE = re.compile(r"^rollouts\[(?P<place>\d+)\]\.(?P<field>[\w.]+): ")
+"""Where in a request the gateway has found something."""
+Ends = Literal["failed", "timeout", "unresponsive", "none"]
+
+
+def enqueue(
+    file: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    /,
+    *,
+    mode: Literal["train", "val", "test", "online"] = "train",
+    repeat: int = 1,
+    group_by: str | None = None,
+    id_field: str | None = None,
+    priority: Annotated[int, Parameter(allow_leading_hyphen=True)] = 0,
+    timeout: str | None = None,
+    unresponsive: str | None = None,
+    max_attempts: int = 3,
+    retry_on: str = "unresponsive",
+    reward_on_failure: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None,
+    metadata: Annotated[list[str] | None, Parameter(negative="")] = None,
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Queue the tasks of a file of JSON lines.
+
+    Parameters
+    ----------
+    file
+        Each line is a task's input, any JSON; - is stdin. Nothing is queued unless all of it is right.
+    mode
+        What the rollouts are for.
+    repeat
+        Rollouts of each task: ID.0, ID.1 ... Those that are queued already are not queued again.
+    group_by
+        Field whose value is the group; each task is a group of its own if not given.
+    id_field
+        Field whose value is the task's id; `id` if not given, and a hash of the content where there is none.
+    priority
+        The highest is handed out first; -1000 to 1000.
+    timeout
+        Longest run of an attempt, such as 90s, 10m or 1.5h, from its claim; a runner's own `--timeout` counts too.
+    unresponsive
+        How long an attempt may be silent, such as 90s, 2m or 1.5h.
+    max_attempts
+        How many attempts may be made.
+    retry_on
+        Ends after which another attempt is made, such as failed,timeout,unresponsive; or none.
+    reward_on_failure
+        Reward of the attempt after which a rollout has failed and that has none, such as 0; none if not given.
+    metadata
+        Anything to find the rollouts again by, as NAME=VALUE; may be given several times.
+    """
+    from penstock.gateway.display import queue
+
+    like = _like(mode, priority, timeout, unresponsive, max_attempts, retry_on, reward_on_failure, metadata or [])
+    if repeat < 1:
+        raise Failure(f"--repeat: {repeat} is not 1 or more", 2)
+    tasks = _tasks(file, id_field, group_by)
+
+    async def ask(client: Client) -> None:
+        answers = await _send(client, tasks, repeat, like)
+        show(answers, json, lambda: queue.enqueued(answers))
+
+    with_client(gateway, ask)
+
+
+def _like(
+    mode: str,
+    priority: int,
+    timeout: str | None,
+    unresponsive: str | None,
+    max_attempts: int,
+    retry_on: str,
+    reward_on_failure: float | None,
+    metadata: list[str],
+) -> RolloutSpec:
+    """What all rollouts have in common."""
+    from penstock.gateway.model.queue import RolloutSpec
+    from penstock.gateway.model.span import RolloutConfig
+
+    config: dict[str, Any] = {"max_attempts": max_attempts}
+    config |= {} if reward_on_failure is None else {"reward_on_failure": reward_on_failure}
+    config["retry_on"] = [] if retry_on == "none" else [end.strip() for end in retry_on.split(",")]
+    config |= {} if timeout is None else {"timeout_s": seconds("--timeout", timeout)}
+    config |= {} if unresponsive is None else {"unresponsive_s": seconds("--unresponsive", unresponsive)}
+    about = {"metadata": pairs(metadata, "--metadata")} if metadata else {}
+    return made(RolloutSpec, mode=mode, priority=priority, config=made(RolloutConfig, **config), **about)
+
+
+def _tasks(file: str, id_field: str | None, group_by: str | None) -> list[Task]:
+    from penstock.gateway.cli import task_file as tasks
+
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as e:
+        raise Failure(f"{file}: {e.strerror}") from None
+    found, flaws = tasks.read(content.split(b"\n"), id_field, group_by)
+    if flaws:
+        raise Failure(f"nothing was queued: {file}: {tasks.first_flaws(flaws)}")
+    if not found:
+        raise Failure(f"{file} has no tasks")
+    return found
+
+
+async def _send(client: Client, found: list[Task], repeat: int, like: RolloutSpec) -> list[Enqueued]:
+    from penstock.gateway.cli import task_file as tasks
+    from penstock.gateway.client.client import ClientError
+
+    answers: list[Enqueued] = []
+    for batch in tasks.batches(tasks.rollouts(found, repeat, like), BATCH):
+        try:
+            answers += await client.enqueue(batch)
+        except ClientError as e:
+            queued = f"only {len(answers):,} rollouts were queued" if answers else "nothing was queued"
+            raise Failure(f"{queued}: {_said(str(e), batch)}") from None
+    return answers
+
+
+def _said(message: str, batch: Sequence[RolloutSpec]) -> str:
+    """A refusal that names a rollout by its id, and not by its place in the request."""
+
+    def name(match: re.Match[str]) -> str:
+        return "" if match["field"] == "id" else f"{batch[int(match['place'])].id}: {match['field']}: "
+
+    return PLACE.sub(name, message, count=1)

@@ -1,0 +1,112 @@
+"""`penstock export`: whatever a filter finds, as a table for other tools."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from penstock.gateway.client.console import LOCAL, PARALLEL, Failure, Terms, Url, joined_terms, note, with_client
+
+if TYPE_CHECKING:
+    from typing import IO
+
+    from pydantic import BaseModel
+
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.client.tables import Sink
+    from penstock.gateway.model.span import Span
+
+What = Literal["rollouts", "spans", "messages"]
+Output = Annotated[Path | None, Parameter(name=("--output", "-o"))]
+
+
+def export(
+    *filter: Terms,
+    what: What = "rollouts",
+    format: Literal["jsonl", "parquet"] = "jsonl",
+    output: Output = None,
+    gateway: Url = LOCAL,
+) -> None:
+    """Write rollouts, spans or conversations to a file.
+
+    The filter is of rollouts for `rollouts`, and of spans for the other two.
+
+    Parameters
+    ----------
+    what
+        A row for each rollout, for each span, or for each model call with what was said in it.
+    format
+        JSON lines or Parquet, which needs the extra `parquet`.
+    output
+        File to write, which appears when it is whole; stdout if not given.
+    """
+    from penstock.gateway.client import tables
+
+    terms = joined_terms(filter)
+    if format == "parquet" and output is None:
+        raise Failure("Parquet goes to a file: say which, as --output FILE", 2)
+
+    async def ask(client: Client) -> None:
+        with tables.whole_file(output) as file:
+            sink = _sink(file, what, format)
+            count = await tables.export(_rows(client, what, terms), sink)
+        if output is not None:
+            note(f"{output}: {count:,} rows")
+        elif not count:
+            note("Nothing was written: nothing matches.")
+
+    try:
+        with_client(gateway, ask)
+    except OSError as e:
+        if output is None:
+            raise
+        raise Failure(f"{output}: {e.strerror}") from None
+
+
+def _sink(file: IO[bytes], what: What, format: str) -> Sink:
+    from penstock.gateway.client.tables import Lines, Parquet
+
+    try:
+        return Lines(file) if format == "jsonl" else Parquet(file, what)
+    except ImportError:
+        raise Failure("Parquet needs pyarrow: pip install 'penstock[parquet]'") from None
+
+
+def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:
+    if what == "rollouts":
+        return client.rollouts(filter)
+    return _spans(client, filter) if what == "spans" else _conversations(client, filter)
+
+
+async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
+    """What agents did: what was asked for to try a release is no part of a data set or a bill."""
+    from penstock.gateway.model.attributes import own
+
+    async for head in client.recent(filter):
+        if not own(head):
+            yield head
+
+
+async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel]:
+    """What was said in each call, a few calls at a time."""
+    heads: list[Span] = []
+    async for head in _spans(client, f"kind:llm {filter}"):
+        heads.append(head)
+        if len(heads) == PARALLEL:
+            for made in await _read(client, heads):
+                yield made
+            heads = []
+    for made in await _read(client, heads):
+        yield made
+
+
+async def _read(client: Client, heads: list[Span]) -> list[BaseModel]:
+    import asyncio
+
+    from penstock.gateway.client.tables import Conversation
+
+    details = await asyncio.gather(*(client.span(head.rollout, head.attempt, head.sequence) for head in heads))
+    return [made for made in map(Conversation.of, details) if made is not None]

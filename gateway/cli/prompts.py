@@ -1,0 +1,139 @@
+"""`penstock prompts`: finds the prompts that unmodified agents send, and tells which one a text is."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from penstock.gateway.cli.resources import new_version, person, text_of
+from penstock.gateway.client.console import (
+    LOCAL,
+    Failure,
+    Json,
+    Limit,
+    Terms,
+    Url,
+    console,
+    joined_terms,
+    show,
+    with_client,
+)
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.prompts.induce import Proposal
+
+Text = Annotated[str, Parameter(allow_leading_hyphen=True)]
+
+
+def discover(
+    *filter: Terms,
+    limit: Limit = 1000,
+    register: str | None = None,
+    number: int | None = None,
+    author: str | None = None,
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Find the prompts in recorded calls, and register them if you like.
+
+    Parameters
+    ----------
+    limit
+        How many calls at most, the newest.
+    register
+        Name to register the prompt under, without asking.
+    number
+        Which of the prompts to register, as they are numbered, where there are several.
+    author
+        Who registers it; the name you are logged in with if not given.
+    """
+    from penstock.gateway.cli import discover as mining
+    from penstock.gateway.display import resources
+    from penstock.gateway.prompts.induce import propose
+
+    terms = joined_terms(filter)
+    found: list[tuple[Proposal, str | None]] = []
+
+    async def ask(client: Client) -> None:
+        calls = [head async for head in client.recent(f"kind:llm {terms}", limit)]
+        # This computes for seconds; nothing else is to be done meanwhile.
+        samples, left_out = await mining.samples(client, calls)
+        proposals = propose(samples)
+        known = mining.recogniser(await client.resources())
+        found.extend((one, mining.registered(known, one)) for one in proposals)
+        looked_at = len(calls) - left_out, left_out, len({one.rollout for one in samples})
+        show([mining.as_json(*it) for it in found], json, lambda: resources.proposals(found, *looked_at))
+
+    with_client(gateway, ask)
+    if register is not None:
+        _register(gateway, register, _chosen(found, number), person(author), json)
+    elif sys.stdin.isatty() and sys.stdout.isatty() and not json:
+        _offer(gateway, found, person(author))
+
+
+def check(file: Text, /, *, tool: str | None = None, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Say which registered prompt a text is, and what stands in its slots.
+
+    Parameters
+    ----------
+    file
+        The text, byte for byte; - is stdin.
+    tool
+        The tool whose description it is; without it the text is a system text.
+    """
+    from penstock.gateway.cli import discover as mining
+    from penstock.gateway.display import resources
+    from penstock.gateway.prompts.recognise import Recognised
+
+    text = text_of(file)
+
+    async def ask(client: Client) -> None:
+        found = mining.recogniser(await client.resources()).recognise(text, tool)
+        if not isinstance(found, Recognised):
+            raise Failure(f"{file}: {UNKNOWN[found]}")
+        told = mining.Slots(resource=found.known.resource, slots=dict(found.slots), sha256=found.sha256)
+        show([told], json, lambda: resources.recognised(found))
+
+    with_client(gateway, ask)
+
+
+UNKNOWN = {
+    "miss": "no registered prompt; the gateway passes it as it is (resource add --sent registers one)",
+    "ambiguous": "it could be two prompts, or one in two ways; the gateway passes it as it is",
+}
+
+
+def _chosen(found: list[tuple[Proposal, str | None]], number: int | None) -> Proposal:
+    if not found:
+        raise Failure("no prompt was found, and so none is registered; more calls (--limit) may help")
+    if number is None and len(found) > 1:
+        raise Failure(f"{len(found)} prompts were found: say which to register, as --number 1", 2)
+    if not 1 <= (number or 1) <= len(found):
+        raise Failure(f"--number: {number} is not 1 to {len(found)}", 2)
+    return found[(number or 1) - 1][0]
+
+
+def _register(url: str, name: str, one: Proposal, author: str, json: bool) -> None:
+    from penstock.gateway.display import resources
+
+    note = f"discovered in {one.messages} messages, {one.coverage:.1%} of its call-site"
+    about = {"author": author} if author else {}
+    new = new_version(kind="prompt", content={"text": one.template.source, "sent": True}, note=note, **about)
+
+    async def ask(client: Client) -> None:
+        made = await client.add_version(name, new)
+        show([made], json, lambda: resources.added(made, there=False))
+
+    with_client(url, ask)
+
+
+def _offer(url: str, found: list[tuple[Proposal, str | None]], author: str) -> None:
+    """Asks what to do with each that is not registered."""
+    for number, (one, known) in enumerate(found, 1):
+        if known is None:
+            name = console().input(f"Register prompt {number}? A name, or nothing to leave it: ").strip()
+            if name:
+                _register(url, name, one, author, json=False)

@@ -1,0 +1,85 @@
+"""Commands about the queue as a whole and about those who work on it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from penstock.gateway.client.console import LOCAL, Json, Url, note, show, with_client
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.model.queue import QueueState, QueueStatus
+
+
+def queue(*, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Show how much work there is."""
+
+    async def ask(client: Client) -> None:
+        _show(await client.queue(), json)
+
+    with_client(gateway, ask)
+
+
+def workers(*, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List those who run rollouts."""
+    from penstock.gateway.display import queue as pictures
+
+    async def ask(client: Client) -> None:
+        rows = await client.workers()
+        none = "No worker was heard of in the last quarter of an hour; `penstock run` is one."
+        show(rows, json, lambda: pictures.workers(rows, time.time_ns()), none)
+
+    with_client(gateway, ask)
+
+
+def pause(*, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Hand out no work until `penstock resume`; what runs goes on."""
+    _set("paused", json, gateway)
+
+
+def resume(*, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Hand out work again."""
+    _set("open", json, gateway)
+
+
+def drain(*, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Hand out no work, send workers home, and wait until nothing runs."""
+    from penstock.gateway.display.rollouts import counted
+
+    async def ask(client: Client) -> None:
+        cursor = (await client.stats(spans=0)).cursor
+        before = await client.set_queue("draining")
+        if before.claimed and not json:
+            note(f"Waiting for {counted(before.claimed, 'attempt')} to end; `penstock workers` lists them.")
+        _show(await _until_idle(client, cursor), json)
+
+    with_client(gateway, ask)
+
+
+async def _until_idle(client: Client, cursor: int) -> QueueStatus:
+    """Wait until no attempt is in a worker's hands: asks again whenever one has ended since `cursor`."""
+    from contextlib import aclosing
+
+    from penstock.gateway.model.lifecycle import LIVE
+
+    status = await client.queue()
+    async with aclosing(client.changes(cursor)) as changes:
+        while status.claimed:
+            change = await anext(changes)
+            if change.attempt is not None and change.attempt.status not in LIVE:
+                status = await client.queue()
+    return status
+
+
+def _set(state: QueueState, json: bool, url: str) -> None:
+    async def ask(client: Client) -> None:
+        _show(await client.set_queue(state), json)
+
+    with_client(url, ask)
+
+
+def _show(status: QueueStatus, json: bool) -> None:
+    from penstock.gateway.display import queue as pictures
+
+    show([status], json, lambda: pictures.queue(status, time.time_ns()))

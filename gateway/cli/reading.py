@@ -1,0 +1,199 @@
+"""Commands that show what is on the tape."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Literal
+
+from penstock.gateway.client.console import (
+    LOCAL,
+    NO_MATCH,
+    PARALLEL,
+    Failure,
+    Json,
+    Limit,
+    RolloutTerms,
+    Terms,
+    Url,
+    console,
+    joined_terms,
+    note,
+    only_attempt,
+    seconds,
+    show,
+    target_of,
+    up_to,
+    with_client,
+)
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.model.answers import SpanDetail
+    from penstock.gateway.model.span import RolloutSummary
+
+
+NO_ROLLOUTS = (
+    "The tape has no rollouts yet: `penstock enqueue` makes them of tasks, and any agent does whose base URL is the "
+    "gateway's, with /v1 behind it where its SDK wants that."
+)
+
+
+def rollouts(*filter: RolloutTerms, limit: Limit = 100, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List rollouts, newest first."""
+    import time
+
+    from penstock.gateway.display import rollouts as render
+
+    async def ask(client: Client) -> None:
+        rows = await up_to(limit, lambda most: client.rollouts(terms, most))
+        show(rows, json, lambda: render.rollouts(rows, time.time_ns()), NO_MATCH if terms else NO_ROLLOUTS)
+
+    terms = joined_terms(filter)
+    with_client(gateway, ask)
+
+
+def spans(rollout: str, /, *filter: Terms, limit: Limit = 1000, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List the spans of a rollout, in order: its calls, rewards and events.
+
+    Parameters
+    ----------
+    rollout
+        RID or RID/ATTEMPT.
+    """
+    from penstock.gateway.display import rollouts as render
+
+    async def ask(client: Client) -> None:
+        rows = await up_to(limit, lambda most: client.spans(rid, attempt, terms, most))
+        show(rows, json, lambda: render.spans(rows), "No span matches." if terms else f"{rollout} has no spans yet.")
+
+    (rid, attempt, _), terms = target_of(rollout), joined_terms(filter)
+    with_client(gateway, ask)
+
+
+def show_rollout(
+    target: str,
+    /,
+    *,
+    raw: Literal["request", "response"] | None = None,
+    side: Literal["agent", "engine"] | None = None,
+    calls: Limit = 50,
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Show a rollout as a tree: attempts, calls, and what each call added to the conversation.
+
+    Parameters
+    ----------
+    target
+        RID, RID/ATTEMPT, or RID/ATTEMPT#SEQUENCE for one call with its whole text.
+    raw
+        Print the exact bytes of one call's body instead.
+    side
+        With --raw, those of a party that was spoken with in another wire format.
+    calls
+        How many spans at most.
+    """
+    from penstock.gateway.display import rollout_tree
+
+    async def ask(client: Client) -> None:
+        rid, attempt, sequence = target_of(target)
+        if sequence is not None:
+            attempt = attempt or await only_attempt(client, rid)
+            if raw is not None:
+                await _print_body(client, (rid, attempt, sequence), raw, side)
+            else:
+                detail = await client.span(rid, attempt, sequence)
+                show([detail], json, lambda: rollout_tree.call_tree(detail))
+        elif raw is not None:
+            raise Failure(f"--raw shows one call: say which, such as {rid}/{attempt or 'ATTEMPT'}#1", 2)
+        else:
+            rollout, details = await _rollout_details(client, rid, attempt, calls)
+            show([rollout, *details], json, lambda: rollout_tree.rollout_tree(rollout, details))
+
+    with_client(gateway, ask)
+
+
+def token(rollout: str, /, *, expires: str | None = None, gateway: Url = LOCAL) -> None:
+    """Make an agent token: the API key of an agent that may speak for one rollout and nothing else.
+
+    Parameters
+    ----------
+    rollout
+        The only rollout that it opens.
+    expires
+        How long it is valid, such as 30m, 1h or 7d; for ever if not given.
+    """
+    lasting = None if expires is None else math.ceil(seconds("--expires", expires))
+
+    async def ask(client: Client) -> None:
+        made = await client.token(rollout, lasting)
+        print(made.token)
+
+    with_client(gateway, ask)
+
+
+def stats(*, spans: int = 10_000, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Show figures: calls, tokens and latencies by model, rewards, the queue, and the tape.
+
+    Parameters
+    ----------
+    spans
+        How many of the newest spans to sum over.
+    """
+    import asyncio
+    import time
+
+    from rich.console import Group
+
+    from penstock.gateway.display import queue as pictures
+    from penstock.gateway.display import rollouts as render
+
+    async def ask(client: Client) -> None:
+        figures, queue = await asyncio.gather(client.stats(spans), client.queue())
+        show([figures, queue], json, lambda: Group(render.stats(figures), pictures.queue(queue, time.time_ns())))
+
+    with_client(gateway, ask)
+
+
+def changes(*, since: int | None = None, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Follow what happens, until interrupted.
+
+    Parameters
+    ----------
+    since
+        Cursor to begin after; 0 is the beginning of the tape, and what is new if not given.
+    """
+    from penstock.gateway.display import rollouts as render
+
+    async def ask(client: Client) -> None:
+        # Also tells at once when there is no gateway: the feed itself would wait for one.
+        now = (await client.stats(spans=0)).cursor
+        terminal = console()
+        if terminal.is_terminal:
+            note("Waiting for changes; Ctrl-C ends it.")
+        async for entry in client.changes(now if since is None else since):
+            line = entry.model_dump_json(exclude_none=True) if json else render.change(entry)
+            terminal.print(line, soft_wrap=True)
+
+    with_client(gateway, ask)
+
+
+async def _print_body(client: Client, call: tuple[str, str, int], raw: str, side: str | None) -> None:
+    ask = client.request_body if raw == "request" else client.response_body
+    sys.stdout.buffer.write(await ask(*call, side))
+    sys.stdout.buffer.flush()
+
+
+async def _rollout_details(
+    client: Client, rid: str, attempt: str | None, calls: int
+) -> tuple[RolloutSummary, list[SpanDetail]]:
+    import asyncio
+
+    rollout = await client.rollout(rid)
+    heads = [head async for head in client.spans(rid, attempt, limit=calls)]
+    details: list[SpanDetail] = []
+    for at in range(0, len(heads), PARALLEL):
+        some = (client.span(rid, head.attempt, head.sequence) for head in heads[at : at + PARALLEL])
+        details += await asyncio.gather(*some)
+    return rollout, details

@@ -1,0 +1,247 @@
+"""`penstock release`: tries a change on some rollouts, follows it, decides about it, and checks what was decided."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from penstock.gateway.cli.resources import Flag, person
+from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, show, with_client
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.model.policy import Policy
+    from penstock.gateway.model.release import Audience, Release
+
+Agent = Annotated[str, Parameter(allow_leading_hyphen=True)]
+Words = Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")]
+Only = Annotated[list[str] | None, Parameter(negative="")]
+Who = Annotated[str | None, Parameter(help="Who decides; the name you are logged in with if not given.")]
+Why = Annotated[str, Parameter(help="Why, in a sentence.")]
+Name = Annotated[str, Parameter(help="A release, or a resource: its newest release.")]
+LISTS = {"agent": "agents", "model": "models", "mode": "modes"}
+
+
+def start(
+    name: str,
+    /,
+    *command: Agent,
+    candidate: str,
+    policy: Path | None = None,
+    only: Only = None,
+    who: Who = None,
+    why: Why = "",
+    hold_split: Flag = False,
+    workers: int = 1,
+    arg: Words = None,
+    env: Words = None,
+    timeout: str | None = None,
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Try another version of a resource on some rollouts.
+
+    Parameters
+    ----------
+    name
+        Name of the resource.
+    command
+        An agent and its arguments, after `--`: run for the rehearsal that the policy asks for.
+    candidate
+        The version to try.
+    policy
+        What the release may do by itself: a TOML file. Without it the defaults hold.
+    only
+        Whom it speaks to: agent=planner, model=m, mode=val or metadata.team=a; may be given several times.
+    hold_split
+        A plain experiment: it is never promoted.
+    workers
+        Agents at a time, where a command is given.
+    arg
+        An argument made of the task and put after the command, such as '{question}'; may be repeated.
+    env
+        NAME=VALUE, one more variable of agents; may be repeated.
+    timeout
+        Longest run of an agent, such as 90s, 10m or 1.5h.
+    """
+    from penstock.gateway.display import releases
+    from penstock.gateway.model.release import NewRelease
+
+    rules = _policy(policy, hold_split)
+    if command and not rules.replay.closed_loop:
+        raise Failure("the policy rehearses nothing, so no agent is run: give one with [replay] closed_loop = 20", 2)
+    new = made(NewRelease, candidate=candidate, only=_audience(only or []), policy=rules, author=person(who), why=why)
+
+    async def ask(client: Client) -> None:
+        release = await client.start_release(name, new)
+        show([release], json, lambda: releases.started(release))
+
+    with_client(gateway, ask)
+    if command:
+        # The runner is another package, and loaded only where agents are run.
+        from penstock.sidecar.rehearsing import rehearse
+
+        rehearse(name, *command, gateway=gateway, workers=workers, arg=arg, env=env, timeout=timeout)
+
+
+def list_releases(*, live: Flag = False, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List releases, newest first.
+
+    Parameters
+    ----------
+    live
+        Only those that can still change what an agent gets.
+    """
+    from penstock.gateway.display import releases
+
+    async def ask(client: Client) -> None:
+        rows = await client.releases(live=live)
+        none = "No release is live." if live else "There are no releases yet; `penstock release start` starts one."
+        show(rows, json, lambda: releases.releases(rows, time.time_ns()), none)
+
+    with_client(gateway, ask)
+
+
+def status(release: Name, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Show a release: its stage, its arms side by side, its evidence, and what it waits for."""
+    from penstock.gateway.cli.watch_release import look
+    from penstock.gateway.display import releases
+
+    async def ask(client: Client) -> None:
+        view, found, awaited = await look(client, await _named(client, release))
+        show([view], json, lambda: releases.status(view, found.audit, awaited, time.time_ns()))
+
+    with_client(gateway, ask)
+
+
+def watch(release: Name, /, *, html: Path | None = None, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Follow a release until it ends.
+
+    Parameters
+    ----------
+    html
+        Write a page with its plots to this file, and keep it up to date.
+    """
+    from penstock.gateway.cli import watch_release
+
+    async def ask(client: Client) -> None:
+        await watch_release.watch(client, await _named(client, release), html, json)
+
+    with_client(gateway, ask)
+
+
+def promote(release: Name, /, *, who: Who = None, why: Why = "", json: Json = False, gateway: Url = LOCAL) -> None:
+    """Make the candidate the stable version now, whatever the evidence says."""
+    _decide(release, "promote", who, why, json, gateway)
+
+
+def rollback(release: Name, /, *, who: Who = None, why: Why = "", json: Json = False, gateway: Url = LOCAL) -> None:
+    """Send every new call to the stable version, also those of rollouts that are on the candidate."""
+    _decide(release, "rollback", who, why, json, gateway)
+
+
+def abort(release: Name, /, *, who: Who = None, why: Why = "", json: Json = False, gateway: Url = LOCAL) -> None:
+    """End a release: no new rollout gets the candidate; those that have it keep it."""
+    _decide(release, "abort", who, why, json, gateway)
+
+
+def hold(release: Name, /, *, who: Who = None, why: Why = "", json: Json = False, gateway: Url = LOCAL) -> None:
+    """Stop a release where it is: no new rollout takes part."""
+    _decide(release, "hold", who, why, json, gateway)
+
+
+def resume(release: Name, /, *, who: Who = None, why: Why = "", json: Json = False, gateway: Url = LOCAL) -> None:
+    """Go on with a release that is held."""
+    _decide(release, "resume", who, why, json, gateway)
+
+
+def approve(release: Name, /, *, who: Who = None, why: Why = "", json: Json = False, gateway: Url = LOCAL) -> None:
+    """Let a release leave the stage that waits for a person."""
+    _decide(release, "approve", who, why, json, gateway)
+
+
+def history(release: Name, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Show everything that was done to a release: who, why, and the evidence."""
+    from penstock.gateway.display import releases
+
+    async def ask(client: Client) -> None:
+        name = await _named(client, release)
+        found, entries = (await client.release(name)).release, await client.audit(name)
+        show(entries, json, lambda: releases.history(found, entries))
+
+    with_client(gateway, ask)
+
+
+def verify(release: Name, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Make every decision of a release again from the tape, and say what does not agree."""
+    from rich.text import Text
+
+    from penstock.gateway.cli import verify as checking
+    from penstock.gateway.display.rollouts import plain
+
+    async def ask(client: Client) -> None:
+        found = await checking.checked(client, await _named(client, release))
+        show([found], json, lambda: Text("\n").join(plain(line) for line in found.problems or [found.sentence]))
+        if found.problems:
+            raise Failure(f"{found.release} is not verified: {len(found.problems):,} problems")
+
+    with_client(gateway, ask)
+
+
+def _decide(name: str, action: str, who: str | None, why: str, json: bool, url: str) -> None:
+    from penstock.gateway.display import releases
+    from penstock.gateway.model.release import Decision
+
+    said = made(Decision, who=person(who), why=why)
+
+    async def ask(client: Client) -> None:
+        release = await client.decide(await _named(client, name), action, said)
+        show([release], json, lambda: releases.decided(release))
+
+    with_client(url, ask)
+
+
+async def _named(client: Client, name: str) -> str:
+    """The release of this name, or the newest of the resource of this name."""
+    every: list[Release] = await client.releases()
+    found = [one.id for one in every if one.id == name] or [one.id for one in every if one.resource == name]
+    if not found:
+        raise Failure(
+            f"there is no release {name!r}, nor one of a resource of that name; `penstock release list` lists them"
+        )
+    return found[0]
+
+
+def _policy(path: Path | None, hold_split: bool) -> Policy:
+    from penstock.gateway.config import ConfigError
+    from penstock.gateway.model.policy import Policy
+
+    try:
+        policy = Policy() if path is None else Policy.load(path.read_text("utf-8"), str(path))
+    except ConfigError as e:
+        raise Failure(str(e)) from None
+    except OSError as e:
+        raise Failure(f"{path}: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise Failure(f"{path} is not UTF-8: byte {e.start + 1}") from None
+    return policy.model_copy(update={"hold_split": True}) if hold_split else policy
+
+
+def _audience(words: Sequence[str]) -> Audience:
+    from penstock.gateway.model.release import Audience
+
+    fields: dict[str, Any] = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        prefix, dot, rest = key.partition(".")
+        if sign and key in LISTS:
+            fields.setdefault(LISTS[key], []).append(value)
+        elif sign and prefix == "metadata" and dot and rest and rest not in fields.get("metadata", {}):
+            fields.setdefault("metadata", {})[rest] = value
+        else:
+            raise Failure(f"--only: {word!r} is not agent=A, model=M, mode=M or metadata.KEY=VALUE, each key once", 2)
+    return made(Audience, **fields)

@@ -1,0 +1,189 @@
+"""`penstock resource`: versions of prompts, of weights and of what tools are said to do."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, show, with_client
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.model.release import NewVersion, Resource, ResourceView
+
+Flag = Annotated[bool, Parameter(negative="")]
+File = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
+
+
+def add(
+    name: str,
+    /,
+    *,
+    file: File = None,
+    sent: Flag = False,
+    tool: str | None = None,
+    upstream: str | None = None,
+    base: str | None = None,
+    adapter: str | None = None,
+    served: str | None = None,
+    version: str | None = None,
+    parent: str | None = None,
+    author: str | None = None,
+    note: str = "",
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Register a version of a prompt, of a model or of a tool's description.
+
+    Parameters
+    ----------
+    name
+        Name of the resource; for a model the name that agents ask for.
+    file
+        The text, byte for byte, with {slots}; literal braces are doubled. - is stdin.
+    sent
+        Agents send this text by themselves: it is to be recognised in their requests.
+    tool
+        The tool whose description the text is.
+    upstream
+        The upstream that serves the model.
+    base
+        Name under which it serves the base model, or the whole model.
+    adapter
+        Directory of the LoRA adapter, as an absolute path on the server.
+    served
+        Name to send as model; NAME@VERSION for an adapter if not given.
+    version
+        Name of the version; the next free v1, v2 ... if not given.
+    parent
+        The version that it was made from.
+    author
+        Who or what made it; the name you are logged in with if not given.
+    note
+        Why, in a sentence.
+    """
+    from penstock.gateway.display import resources
+
+    weights = {"upstream": upstream, "base": base, "adapter": adapter, "served": served}
+    kind, content = _content(file, sent, tool, {key: value for key, value in weights.items() if value is not None})
+    about = {"version": version, "parent": parent, "author": person(author), "note": note}
+    new = new_version(kind=kind, content=content, **{key: value for key, value in about.items() if value})
+
+    async def ask(client: Client) -> None:
+        before = {one.name: one for one in await client.resources()}.get(name)
+        added = await client.add_version(name, new)
+        there = before is not None and added.version in {one.version for one in before.versions}
+        show([added], json, lambda: resources.added(added, there))
+
+    with_client(gateway, ask)
+
+
+def list_resources(*, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List what releases can change."""
+    from penstock.gateway.display import resources
+
+    async def ask(client: Client) -> None:
+        rows = await client.resources()
+        none = "There are no resources yet; `penstock resource add` registers one."
+        show(rows, json, lambda: resources.resources(rows, time.time_ns()), none)
+
+    with_client(gateway, ask)
+
+
+def show_resource(name: str, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Show a resource with its versions, or one version with its text.
+
+    Parameters
+    ----------
+    name
+        NAME or NAME@VERSION.
+    """
+    from penstock.gateway.display import resources
+
+    async def ask(client: Client) -> None:
+        resource, at, wanted = name.partition("@")
+        found = await client.resource(resource)
+        if at:
+            one = _version(found, wanted)
+            show([one], json, lambda: resources.version(one))
+        else:
+            show([found], json, lambda: resources.resource(found, time.time_ns()))
+
+    with_client(gateway, ask)
+
+
+def diff(name: str, one: str, other: str, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Show what two versions say differently.
+
+    Parameters
+    ----------
+    name
+        Name of the resource.
+    one
+        A version.
+    other
+        Another version. As JSON both are printed.
+    """
+    from penstock.gateway.display import resources
+
+    async def ask(client: Client) -> None:
+        found = await client.resource(name)
+        both = [_version(found, one), _version(found, other)]
+        show(both, json, lambda: resources.difference(*both))
+
+    with_client(gateway, ask)
+
+
+def text_of(file: str) -> str:
+    """The text in a file; - is stdin."""
+    try:
+        return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode()
+    except OSError as e:
+        raise Failure(f"{file}: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise Failure(f"{file} is not UTF-8: byte {e.start + 1}") from None
+
+
+def person(given: str | None) -> str:
+    """Who does it; whoever is logged in unless a name was given."""
+    import getpass
+
+    try:
+        return getpass.getuser() if given is None else given
+    except (KeyError, OSError):
+        # Nobody is: a container without users.
+        return ""
+
+
+def new_version(**fields: Any) -> NewVersion:
+    """A version of what was given on the command line."""
+    from penstock.gateway.model.release import NewVersion
+
+    return made(NewVersion, **fields)
+
+
+def _content(file: str | None, sent: bool, tool: str | None, weights: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    """(kind, content): what was given says what it is."""
+    if weights and (file is not None or sent or tool is not None):
+        raise Failure(f"--{next(iter(weights))} is for a model, which has neither --file nor --tool nor --sent", 2)
+    if weights:
+        missing = next((name for name in ("upstream", "base") if name not in weights), None)
+        if missing is not None:
+            raise Failure(f"a model needs --{missing}", 2)
+        return "model", weights
+    if file is None:
+        raise Failure("say what it is: --file TEXT for a prompt or, with --tool, a tool; --upstream and --base", 2)
+    content = {"text": text_of(file)} | ({"sent": True} if sent else {})
+    return ("prompt", content) if tool is None else ("tool-text", content | {"tool": tool})
+
+
+def _version(found: ResourceView, wanted: str) -> Resource:
+    one = next((one for one in found.versions if one.version == wanted), None)
+    if one is None:
+        names = ", ".join(one.version for one in found.versions[:20])
+        raise Failure(f"{found.name!r} has no version {wanted!r}; it has {names}")
+    return one

@@ -1,0 +1,182 @@
+"""Commands about single rollouts: stopping and repeating them, judging them, and asking what they are good for."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from penstock.gateway.client.console import (
+    LOCAL,
+    NO_MATCH,
+    PARALLEL,
+    Failure,
+    Json,
+    Limit,
+    Url,
+    Which,
+    ids_or_filter,
+    made,
+    only_attempt,
+    pairs,
+    show,
+    target_of,
+    up_to,
+    with_client,
+)
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.model.answers import Diagnosis
+    from penstock.gateway.model.span import Rollout
+
+Value = Annotated[float | None, Parameter(allow_leading_hyphen=True)]
+Dimensions = Annotated[list[str] | None, Parameter(name="--dimension", negative="")]
+NONE_ENDED = "No rollout matches that came from the queue and has ended."
+Source = Literal["runner", "judge", "user"]
+
+
+def cancel(*rollouts: Which, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Stop rollouts, whether they wait or run.
+
+    Of those that a filter finds, those are taken that have not ended.
+    """
+    from penstock.gateway.model.lifecycle import FINAL
+
+    async def ask(client: Client) -> None:
+        rids = found or [r.id async for r in client.rollouts(filter) if r.status not in FINAL]
+        await _move(rids, client.cancel, "cancelled", json, "No rollout matches that has not ended.")
+
+    found, filter = ids_or_filter(rollouts)
+    with_client(gateway, ask)
+
+
+def requeue(*rollouts: Which, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Queue rollouts again that have ended.
+
+    Of those that a filter finds, those are taken that came from the queue and have ended.
+    """
+    from penstock.gateway.model.lifecycle import FINAL
+
+    async def ask(client: Client) -> None:
+        ended = (r async for r in client.rollouts(filter) if r.status in FINAL and r.origin == "queued")
+        await _move(found or [r.id async for r in ended], client.requeue, "queued again", json, NONE_ENDED)
+
+    found, filter = ids_or_filter(rollouts)
+    with_client(gateway, ask)
+
+
+def reward(
+    target: str,
+    value: Value = None,
+    /,
+    *,
+    reason: str | None = None,
+    dimension: Dimensions = None,
+    key: str | None = None,
+    source: Source = "user",
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Say how well an attempt, or one call of it, went.
+
+    Parameters
+    ----------
+    target
+        RID, RID/ATTEMPT, or RID/ATTEMPT#SEQUENCE for one call. The attempt may be left out when there is one.
+    value
+        The reward. May be left out when dimensions are given.
+    reason
+        Why, for a person.
+    dimension
+        A named score, as NAME=VALUE; may be given several times.
+    key
+        Makes it safe to send again: of one attempt's rewards with the same key only the first is kept.
+    source
+        Who says so.
+    """
+    from penstock.gateway.display import queue
+    from penstock.gateway.model.span import Judgement
+
+    rid, attempt, sequence = target_of(target)
+    scores = pairs(dimension or [], "--dimension")
+    if value is None and not scores:
+        raise Failure(f"say what it is worth: penstock reward {target} 1, or --dimension NAME=VALUE", 2)
+    said = {"value": value, "dimensions": scores, "source": source, "reason": reason, "span": sequence, "key": key}
+    judgement = made(Judgement, **{name: given for name, given in said.items() if given is not None})
+
+    async def ask(client: Client) -> None:
+        aid = attempt or await only_attempt(client, rid, "" if sequence is None else f"#{sequence}")
+        kept = await client.reward(rid, aid, judgement)
+        show([kept], json, lambda: queue.rewarded(f"{rid}/{aid}", kept))
+
+    with_client(gateway, ask)
+
+
+def doctor(
+    *rollouts: Which, model: str | None = None, limit: Limit = 100, json: Json = False, gateway: Url = LOCAL
+) -> None:
+    """Say of each call whether it can be trained on and, if not, why.
+
+    One rollout is told call by call, several in a line each.
+
+    Parameters
+    ----------
+    model
+        The model that is trained; the one that most calls of a rollout asked for if not given.
+    limit
+        How many rollouts of a filter at most, the newest.
+    """
+    from penstock.gateway.display import queue
+
+    async def ask(client: Client) -> None:
+        rids = found or [r.id for r in await up_to(limit, lambda most: client.rollouts(filter, most))]
+        told = await _diagnosed(client, rids, model)
+        show(told, json, lambda: queue.diagnoses(told), NO_MATCH)
+
+    found, filter = ids_or_filter(rollouts)
+    with_client(gateway, ask)
+
+
+async def _diagnosed(client: Client, rids: Sequence[str], model: str | None) -> list[Diagnosis]:
+    import asyncio
+
+    told: list[Diagnosis] = []
+    for at in range(0, len(rids), PARALLEL):
+        told += await asyncio.gather(*(client.diagnosis(rid, model) for rid in rids[at : at + PARALLEL]))
+    return told
+
+
+async def _move(
+    rids: Sequence[str], act: Callable[[str], Awaitable[Rollout]], done: str, json: bool, none: str
+) -> None:
+    """Do the same to all of them, as far as they can be; says at the end if some could not."""
+    from penstock.gateway.display import queue
+
+    moved, refused = await _each(rids, act)
+    if moved or not refused:
+        show(moved, json, lambda: queue.moved(moved), none)
+    if refused and len(rids) == 1:
+        raise Failure(refused[0])
+    if refused:
+        raise Failure(f"{len(refused):,} of {len(rids):,} rollouts could not be {done}: {refused[0]}")
+
+
+async def _each(rids: Sequence[str], act: Callable[[str], Awaitable[Rollout]]) -> tuple[list[Rollout], list[str]]:
+    import asyncio
+
+    from penstock.gateway.client.client import ClientError
+
+    async def attempt(rid: str) -> Rollout | str:
+        try:
+            return await act(rid)
+        except ClientError as e:
+            if e.passing:
+                raise
+            return str(e)
+
+    ends: list[Rollout | str] = []
+    for at in range(0, len(rids), PARALLEL):
+        ends += await asyncio.gather(*map(attempt, rids[at : at + PARALLEL]))
+    return [end for end in ends if not isinstance(end, str)], [end for end in ends if isinstance(end, str)]

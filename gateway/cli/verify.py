@@ -1,0 +1,97 @@
+"""`penstock release verify`: every decision of a release made again from the tape, far from the gateway that made it.
+
+`gateway.canary.verify.verify` goes through the chain, the assignments and the decisions. What it takes for granted,
+the observations, is compared here with the rewards on the tape that they name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from penstock.gateway.canary.verify import verify
+from penstock.gateway.client.connection import ClientError
+from penstock.gateway.client.console import PARALLEL
+from penstock.gateway.display.release_series import History
+from penstock.gateway.display.rollouts import counted
+from penstock.gateway.model.release import GATEWAY, Release, Seen
+from penstock.gateway.model.span import Reward
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+
+class Checked(BaseModel):
+    """What came of it."""
+
+    release: str
+    """Its name."""
+    decisions: int
+    """Decisions that the rules have made, each made again."""
+    observations: int
+    """Rollouts that were counted."""
+    rewards: int
+    """Rewards that were compared with the tape."""
+    problems: list[str]
+    """A sentence for everything that does not agree."""
+
+    @property
+    def sentence(self) -> str:
+        """For a person, when there are no problems."""
+        made, seen = counted(self.decisions, "decision"), counted(self.observations, "observation")
+        return f"{self.release} is verified: {made} from {seen}, {counted(self.rewards, 'reward')} as on the tape."
+
+
+async def history(client: Client, release: Release, after: int = 0) -> History:
+    """The chain of a release as it was in this state, and who took part behind this assignment."""
+    audit = await client.audit(release.id)
+    rows = [row async for row in client.assignments(release.id, after)]
+    assigned, seen = [one for one, _ in rows], [one for _, one in rows if one is not None]
+    return History.of(release, audit, assigned, seen, after)
+
+
+async def checked(client: Client, name: str) -> Checked:
+    """Goes through a release; again if it has moved on meanwhile and something did not agree."""
+    while True:
+        release = (await client.release(name)).release
+        found = await history(client, release)
+        problems = list(verify(release, found.assigned, found.seen, found.audit))
+        if not problems or (await client.release(name)).release.revision == release.revision:
+            break
+    judged = [one for one in found.seen if one.left_out is None]
+    for at in range(0, len(judged), PARALLEL):
+        asked = (_reward(client, release, one) for one in judged[at : at + PARALLEL])
+        problems += filter(None, await asyncio.gather(*asked))
+    made = sum(entry.who == GATEWAY and entry.assignment is not None for entry in found.audit)
+    compared = sum(one.span is not None for one in judged)
+    return Checked(release=name, decisions=made, observations=len(found.seen), rewards=compared, problems=problems)
+
+
+async def _reward(client: Client, release: Release, seen: Seen) -> str | None:
+    """What is wrong with the reward of an observation."""
+    who = f"observation {seen.number} of rollout {seen.rollout}"
+    if seen.span is None:
+        failed = seen.reward is None or seen.reward == release.policy.failed
+        return None if failed else f"{who} has the goodness {seen.reward:g} and names no reward"
+    attempt, _, sequence = seen.span.rpartition("#")
+    try:
+        span = (await client.span(seen.rollout, attempt, int(sequence))).span
+    except ClientError as error:
+        if error.status != 404:
+            raise
+        return f"{who} names the reward {seen.span}, which is not on the tape"
+    if span.kind != "reward":
+        return f"{who} names {seen.span} as its reward, which is a span of kind {span.kind}"
+    return _compared(who, release, seen, Reward.of(span))
+
+
+def _compared(who: str, release: Release, seen: Seen, reward: Reward) -> str | None:
+    policy = release.policy
+    value = reward.value if policy.reward is None else reward.dimensions.get(policy.reward)
+    if value != seen.raw_reward or value is None:
+        return f"{who} was counted with the reward {seen.raw_reward}, {seen.span} on the tape says {value}"
+    if policy.goodness(value) != seen.reward:
+        return f"{who}: a reward of {value:g} is a goodness of {policy.goodness(value):g}, not {seen.reward}"
+    return None if reward.trusted else f"{who}: its reward {seen.span} is not trusted"

@@ -1,0 +1,71 @@
+"""Looking at something whenever it may have changed, until it is over: what `release watch` and `runs watch` share.
+
+What has changed is heard from the change feed, and a moment is waited so that many changes are one look. A gateway that
+is restarted is waited for: whoever watches wants to know how it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from penstock.gateway.client.connection import ClientError
+from penstock.gateway.model.span import Change
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+SETTLE_S: Final = 0.3
+"""Between a change and the look at what came of it."""
+AWAY_S: Final = 1.0
+"""Between two looks while the gateway is away."""
+T = TypeVar("T")
+
+
+async def whenever(
+    client: Client,
+    concerns: Callable[[Change], bool],
+    look: Callable[[], Awaitable[T]],
+    patience: Callable[[T], float | None],
+) -> AsyncGenerator[T]:
+    """What a look finds, at once and after each change that concerns it. `patience`: seconds until the next look,
+    whatever happens; None when it is over. Raises `ClientError` when the first look fails, or one is refused."""
+    cursor, changed, seen = (await client.stats(spans=0)).cursor, asyncio.Event(), False
+
+    async def listen() -> None:
+        async for change in client.changes(cursor):
+            if concerns(change):
+                changed.set()
+
+    listening = asyncio.ensure_future(listen())
+    try:
+        while True:
+            changed.clear()
+            try:
+                found = await look()
+            except ClientError as error:
+                if not seen or not error.passing:
+                    raise
+                await _until(listening, changed, AWAY_S)
+                continue
+            seen = True
+            yield found
+            seconds = patience(found)
+            if seconds is None:
+                return
+            await _until(listening, changed, seconds)
+    finally:
+        listening.cancel()
+
+
+async def _until(listening: asyncio.Task[None], changed: asyncio.Event, seconds: float) -> None:
+    """Waits for a change and what comes with it, or so long; raises what has ended the listening."""
+    waiting = asyncio.ensure_future(changed.wait())
+    try:
+        await asyncio.wait([listening, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    if listening.done():
+        listening.result()
+    await asyncio.sleep(SETTLE_S)

@@ -1,0 +1,132 @@
+"""`penstock release watch`: a release as it goes on, in a terminal, as lines, or as a page that is kept up to date.
+
+Rollouts are counted a moment after what they are counted by was committed; a change is given that moment
+(`following`). Nothing is said of how far a stage before the canary has come, nor when a deadline passes: then it looks
+by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.console import RenderableType
+from rich.live import Live
+
+from penstock.gateway.cli.verify import history
+from penstock.gateway.cli.watch import whenever
+from penstock.gateway.client.console import Failure, console
+from penstock.gateway.client.tables import whole_file
+from penstock.gateway.display import releases
+from penstock.gateway.display.release_page import page
+from penstock.gateway.display.release_series import History
+from penstock.gateway.model.release import ReleaseView
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+PREPARING_S = 1.0
+"""Between two looks at what is under way before the canary."""
+LONGEST_S = 60.0
+"""Between two looks, whatever happens."""
+LAST = 3
+"""Entries of the chain that are shown."""
+
+
+class Look(NamedTuple):
+    """A release at a moment."""
+
+    view: ReleaseView
+    history: History
+    awaited: tuple[int, int]
+    """Assigned rollouts of each arm that are not counted yet."""
+
+
+NOTHING = History([], [], [])
+
+
+async def look(client: Client, name: str, known: History = NOTHING, whole: bool = False) -> Look:
+    """A release now. `whole`: with all that was assigned and seen, of which `known` need not be read again; else only
+    with what is awaited."""
+    view = await client.release(name)
+    release, before = view.release, len(known.seen)
+    found = await history(client, release, before if whole else release.counted)
+    rest = [one.arm for one in found.assigned[len(found.seen) :]]
+    if whole:
+        assigned, seen = [*known.assigned[:before], *found.assigned], [*known.seen, *found.seen]
+        found = History(found.audit, assigned, seen)
+    return Look(view, found, (rest.count("stable"), rest.count("candidate")))
+
+
+def looks(client: Client, name: str, whole: bool) -> AsyncGenerator[Look]:
+    """A release whenever it may have changed, until it ends. What was seen once is not read again."""
+    known = NOTHING
+
+    async def next_look() -> Look:
+        nonlocal known
+        found = await look(client, name, known, whole)
+        known = found.history if whole else NOTHING
+        return found
+
+    return whenever(client, lambda _: True, next_look, lambda found: _patience(found.view))
+
+
+def _patience(view: ReleaseView) -> float | None:
+    """Seconds until something may have changed of which the feed says nothing; None when it has ended."""
+    if not view.release.live:
+        return None
+    if view.doing is not None:
+        return PREPARING_S
+    if view.oldest_ns is None or view.release.stage != "canary":
+        return LONGEST_S
+    due = view.oldest_ns / 1e9 + view.release.policy.outcome_deadline_s - time.time()
+    return min(max(due, PREPARING_S), LONGEST_S)
+
+
+async def watch(client: Client, name: str, html: Path | None, json: bool) -> None:
+    """Shows it until it ends."""
+    shown: list[Look] = []
+    screen = console()
+    live = screen.is_terminal and not json
+    display: AbstractContextManager[Live | None] = nullcontext()
+    if live:
+        # It draws itself anew every second, so that ages go on; that asks the gateway nothing.
+        display = Live(console=screen, get_renderable=lambda: _picture(shown), refresh_per_second=1)
+    with display as drawn:
+        async for found in looks(client, name, html is not None):
+            if html is not None:
+                _write(html, found)
+            if json:
+                print(found.view.model_dump_json(exclude_none=True), flush=True)
+            elif not live:
+                _tell(found, len(shown[-1].history.audit) if shown else 0, screen.print)
+            shown[:] = [found]
+            if drawn is not None:
+                drawn.refresh()
+    if not live and not json:
+        screen.print(_picture(shown))
+
+
+def _picture(shown: Sequence[Look]) -> RenderableType:
+    """The newest look."""
+    if not shown:
+        return ""
+    view, found, awaited = shown[-1]
+    return releases.status(view, found.audit, awaited, time.time_ns(), LAST)
+
+
+def _tell(found: Look, told: int, tell: Callable[..., None]) -> None:
+    """Where nothing can be drawn over: each new entry, once."""
+    for entry in found.history.audit[told:]:
+        tell(releases.entry(entry), soft_wrap=True)
+
+
+def _write(path: Path, found: Look) -> None:
+    try:
+        with whole_file(path) as file:
+            file.write(page(found.view, found.history, time.time_ns()).encode())
+    except OSError as e:
+        raise Failure(f"{path}: {e.strerror}") from None

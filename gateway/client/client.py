@@ -1,0 +1,245 @@
+"""The control API as typed Python: pages turn themselves, and the change feed resumes by itself.
+
+    async with Client("http://127.0.0.1:4747", key) as client:
+        async for span in client.spans("my-rollout", filter="status:failed"): ...
+        async for change in client.changes(since=cursor): ...
+        await client.enqueue([RolloutSpec(id="q1", input={"question": "..."})])
+
+Lists are async iterators that ask for the next page when it is needed. `changes` comes back after a lost connection,
+with growing pauses, and goes on after the last change that it gave: none is missed and none comes twice. Everything
+that goes wrong is a `ClientError` in one line: the gateway's own words, or what stood in the way of reaching it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from penstock.gateway.client.connection import ClientError, brief
+from penstock.gateway.client.exchanges import Recorded, Unpacker
+from penstock.gateway.client.releases import ReleaseClient
+from penstock.gateway.client.runs import RunClient
+from penstock.gateway.model.answers import (
+    AttemptList,
+    ChangePage,
+    Diagnosis,
+    RolloutPage,
+    SpanDetail,
+    SpanPage,
+    Stats,
+    Token,
+    TokenRequest,
+)
+from penstock.gateway.model.queue import (
+    ClaimAnswer,
+    ClaimRequest,
+    Empty,
+    EnqueueAnswer,
+    Enqueued,
+    EnqueueRequest,
+    Event,
+    EventsAnswer,
+    EventsRequest,
+    FeedbackAnswer,
+    FeedbackRequest,
+    FinishAnswer,
+    FinishRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    QueueRequest,
+    QueueState,
+    QueueStatus,
+    RewardAnswer,
+    RolloutSpec,
+    WorkerList,
+)
+from penstock.gateway.model.span import Attempt, Change, Judgement, Rollout, RolloutSummary, Span, Worker
+
+__all__ = ["Client", "ClientError"]
+
+P = TypeVar("P", RolloutPage, SpanPage)
+
+PAGE = 1000
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+
+
+class Client(ReleaseClient, RunClient):
+    """A connection to a gateway's control API."""
+
+    # Reading ----------------------------------------------------------------------------------------------------------
+
+    async def rollouts(self, filter: str = "", limit: int | None = None) -> AsyncIterator[RolloutSummary]:
+        """Rollouts, newest first; all of them or up to `limit`."""
+        async for page in self._pages("/api/rollouts", filter, limit, RolloutPage):
+            for rollout in page.rollouts:
+                yield rollout
+
+    async def spans(
+        self, rollout: str, attempt: str | None = None, filter: str = "", limit: int | None = None
+    ) -> AsyncIterator[Span]:
+        """Heads of the spans of a rollout or of one attempt, in order."""
+        async for page in self._pages(f"{_path(rollout, attempt)}/spans", filter, limit, SpanPage):
+            for span in page.spans:
+                yield span
+
+    async def recent(self, filter: str = "", limit: int | None = None) -> AsyncIterator[Span]:
+        """Heads of the spans of all rollouts, newest change first."""
+        async for page in self._pages("/api/spans", filter, limit, SpanPage):
+            for span in page.spans:
+                yield span
+
+    async def rollout(self, rollout: str) -> RolloutSummary:
+        """One rollout."""
+        return await self.get(_path(rollout), RolloutSummary)
+
+    async def diagnosis(self, rollout: str, model: str | None = None) -> Diagnosis:
+        """What of a rollout can be trained on, and why the rest cannot; `model` judges the calls of that model."""
+        return await self.get(f"{_path(rollout)}/diagnosis", Diagnosis, {"model": model})
+
+    async def attempts(self, rollout: str) -> list[Attempt]:
+        """The attempts of a rollout, oldest first."""
+        return (await self.get(f"{_path(rollout)}/attempts", AttemptList)).attempts
+
+    async def span(self, rollout: str, attempt: str, sequence: int) -> SpanDetail:
+        """A whole span."""
+        return await self.get(_path(rollout, attempt, sequence), SpanDetail)
+
+    async def request_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:
+        """The exact bytes of a call's request body; `side`: `agent` or `engine`, as `model.Side` has it."""
+        return await self.read("GET", f"{_path(rollout, attempt, sequence)}/request", params={"side": side})
+
+    async def response_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:
+        """The exact bytes of a call's response body."""
+        return await self.read("GET", f"{_path(rollout, attempt, sequence)}/response", params={"side": side})
+
+    async def exchanges(self, rollout: str) -> AsyncGenerator[Recorded]:
+        """The bytes of all calls of a rollout that are kept, content encodings removed, in their order."""
+        unpacker = Unpacker()
+        async with self.asked("GET", f"{_path(rollout)}/exchanges") as response:
+            async for piece in response.content.iter_any():
+                for call in unpacker.feed(piece):
+                    yield call
+
+    async def stats(self, spans: int | None = None) -> Stats:
+        """Figures, with sums over the newest `spans`."""
+        return await self.get("/api/stats", Stats, {"spans": spans})
+
+    async def token(self, rollout: str, expires_s: int | None = None) -> Token:
+        """An agent token for one rollout."""
+        try:
+            asked = TokenRequest(rollout=rollout, expires_s=expires_s)
+        except ValidationError as e:
+            raise ClientError(brief(e)) from None
+        return Token.model_validate_json(await self.read("POST", "/api/tokens", body=asked.model_dump_json()))
+
+    async def changes(self, since: int = 0) -> AsyncGenerator[Change]:
+        """Every change after the cursor `since`, for ever. Raises only when the gateway refuses."""
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                async with aclosing(self._stream(since)) as stream:
+                    async for change in stream:
+                        since, pause = change.cursor, FIRST_PAUSE_S
+                        yield change
+            except ClientError as e:
+                if not e.passing:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_S)
+
+    async def change_page(self, since: int = 0, limit: int | None = None) -> ChangePage:
+        """What changed after `since`, without waiting for more."""
+        return await self.get("/api/changes", ChangePage, {"since": since, "limit": limit, "follow": "false"})
+
+    async def _stream(self, since: int) -> AsyncGenerator[Change]:
+        """Changes until the connection ends. An event that was cut off is not given."""
+        async with self.asked("GET", "/api/changes", {"since": since}) as response:
+            waiting = bytearray()
+            async for piece in response.content.iter_any():
+                waiting += piece
+                *events, rest = waiting.split(b"\n\n")
+                waiting = bytearray(rest)
+                for data in filter(None, map(_data, events)):
+                    yield Change.model_validate_json(data)
+
+    async def _pages(self, path: str, filter: str, limit: int | None, model: type[P]) -> AsyncGenerator[P]:
+        cursor, left = None, limit
+        while left is None or left > 0:
+            params = {"filter": filter or None, "limit": min(left or PAGE, PAGE), "cursor": cursor}
+            page = await self.get(path, model, params)
+            yield page
+            left, cursor = None if left is None else left - _rows(page), page.next
+            if cursor is None:
+                return
+
+    # Work -------------------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, rollouts: Sequence[RolloutSpec]) -> list[Enqueued]:
+        """Queue tasks, all of them or none; at most `work.MOST_ROLLOUTS` in one call."""
+        asked = EnqueueRequest(rollouts=list(rollouts))
+        return (await self.post("/api/rollouts", EnqueueAnswer, asked)).rollouts
+
+    async def claim(self, asked: ClaimRequest) -> ClaimAnswer:
+        """Take work, waiting for it as long as `asked.wait_s` says."""
+        return await self.post("/api/claims", ClaimAnswer, asked)
+
+    async def heartbeat(self, worker: str, asked: HeartbeatRequest) -> HeartbeatAnswer:
+        """Keep what a worker has claimed."""
+        return await self.post(f"/api/workers/{quote(worker, safe='')}/heartbeat", HeartbeatAnswer, asked)
+
+    async def finish(self, rollout: str, attempt: str, asked: FinishRequest) -> FinishAnswer:
+        """End an attempt; when this returns every earlier call of it is durable."""
+        return await self.post(f"{_path(rollout, attempt)}/finish", FinishAnswer, asked)
+
+    async def cancel(self, rollout: str) -> Rollout:
+        """Stop a rollout, whether it waits or runs."""
+        return await self.post(f"{_path(rollout)}/cancel", Rollout, Empty())
+
+    async def requeue(self, rollout: str) -> Rollout:
+        """Queue a rollout again that has ended."""
+        return await self.post(f"{_path(rollout)}/requeue", Rollout, Empty())
+
+    async def reward(self, rollout: str, attempt: str, judgement: Judgement) -> RewardAnswer:
+        """Say how well an attempt went."""
+        return await self.post(f"{_path(rollout, attempt)}/rewards", RewardAnswer, judgement)
+
+    async def feedback(self, asked: FeedbackRequest) -> FeedbackAnswer:
+        """Say how good a response was, by the provider's id of it."""
+        return await self.post("/api/feedback", FeedbackAnswer, asked)
+
+    async def events(self, rollout: str, attempt: str, events: Sequence[Event]) -> list[int]:
+        """Add events to an attempt; their sequences."""
+        asked = EventsRequest(events=list(events))
+        return (await self.post(f"{_path(rollout, attempt)}/events", EventsAnswer, asked)).sequences
+
+    async def queue(self) -> QueueStatus:
+        """How much work there is."""
+        return await self.get("/api/queue", QueueStatus)
+
+    async def set_queue(self, state: QueueState) -> QueueStatus:
+        """Open, pause or drain the queue."""
+        return await self.post("/api/queue", QueueStatus, QueueRequest(state=state))
+
+    async def workers(self) -> list[Worker]:
+        """Those who were heard of lately, by name."""
+        return (await self.get("/api/workers", WorkerList)).workers
+
+
+def _rows(page: RolloutPage | SpanPage) -> int:
+    return len(page.rollouts if isinstance(page, RolloutPage) else page.spans)
+
+
+def _path(rollout: str, attempt: str | None = None, sequence: int | None = None) -> str:
+    path = f"/api/rollouts/{quote(rollout, safe='')}"
+    path += "" if attempt is None else f"/attempts/{quote(attempt, safe='')}"
+    return path if sequence is None else f"{path}/spans/{sequence}"
+
+
+def _data(event: bytes | bytearray) -> bytes:
+    """The data of an event; empty for comments."""
+    return b"\n".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: "))

@@ -1,0 +1,143 @@
+"""One connection to a gateway's control API: asking, reading, and turning whatever goes wrong into a `ClientError`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from io import BytesIO
+from typing import Self, TypeVar
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+from yarl import URL
+
+from penstock.gateway.model.answers import ErrorAnswer
+from penstock.gateway.model.wording import sentence
+
+M = TypeVar("M", bound=BaseModel)
+Params = Mapping[str, str | int | None]
+
+AGENTS_URL = re.compile(r"(/rollout/.*|/v1(beta)?)$")
+"""What stands behind the gateway's own URL in that of an agent. To ask there would be a call of a model."""
+CHECK_URL = "check --gateway or PENSTOCK_GATEWAY; `penstock serve` prints the address"
+AWAY = (502, 503, 504)
+"""What a proxy answers while the gateway behind it is away."""
+TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
+"""The feed says something every 15 s and no claim waits for longer than 60 s: more silence is a lost connection."""
+
+
+class ClientError(Exception):
+    """The gateway refused, or could not be reached. `status` is None in the second case."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def passing(self) -> bool:
+        """True when the same request may succeed later. 501 is a server that knows no such method: another one."""
+        return self.status is None or (self.status >= 500 and self.status != 501)
+
+
+class Connection:
+    """Asks a gateway. Use it as an asynchronous context manager."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        _check(self.url)
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        # As many connections as are asked for: every waiting claim holds one.
+        self._session = aiohttp.ClientSession(
+            timeout=TIMEOUT, headers=self._headers, connector=aiohttp.TCPConnector(limit=0)
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(self, path: str, model: type[M], params: Params | None = None) -> M:
+        """What a GET answers, as a model."""
+        return self._parsed(path, model, await self.read("GET", path, params))
+
+    async def post(self, path: str, model: type[M], body: BaseModel) -> M:
+        """What a POST answers, as a model. What the body does not set is not sent."""
+        return self._parsed(path, model, await self.read("POST", path, body=body.model_dump_json(exclude_unset=True)))
+
+    async def read(self, method: str, path: str, params: Params | None = None, body: str | None = None) -> bytes:
+        """The bytes of a good answer."""
+        async with self.asked(method, path, params, body) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def asked(
+        self, method: str, path: str, params: Params | None = None, body: str | None = None
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """A good response; whatever else happens, also while it is read, is a ClientError."""
+        if self._session is None:
+            raise RuntimeError("use `async with Client(...)`")
+        url = URL(self.url + path, encoded=True).with_query({k: v for k, v in (params or {}).items() if v is not None})
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        try:
+            data = None if body is None else BytesIO(body.encode())
+            async with self._session.request(method, url, data=data, headers=headers) as response:
+                if response.status >= 400:
+                    raise await self._refusal(response)
+                yield response
+        except (aiohttp.ClientError, TimeoutError) as e:
+            raise ClientError(f"cannot reach the gateway at {self.url}: {_reason(e)}") from e
+
+    def _parsed(self, path: str, model: type[M], data: bytes) -> M:
+        try:
+            return model.model_validate_json(data)
+        except ValidationError as e:
+            said = f"{self.url}{path} did not answer as a Penstock gateway of this version does: {brief(e)}"
+            raise ClientError(said) from None
+
+    async def _refusal(self, response: aiohttp.ClientResponse) -> ClientError:
+        text = await response.text(errors="replace")
+        try:
+            message = ErrorAnswer.model_validate_json(text).error.message
+        except ValidationError:
+            said = f"answered {response.status} {response.reason or ''}".strip()
+            message = f"what answers at {self.url} is not a Penstock gateway (it {said}): {CHECK_URL}"
+            if response.status in AWAY:
+                message = f"cannot reach the gateway at {self.url}: a proxy in front of it {said}"
+        return ClientError(message, response.status)
+
+
+def _check(url: str) -> None:
+    """Raises `ClientError` for what cannot be the URL of a gateway."""
+    try:
+        parts = URL(url)
+    except ValueError as e:
+        raise ClientError(f"{url!r} is not the URL of a gateway: {e}") from None
+    if parts.scheme not in ("http", "https"):
+        raise ClientError(f"{url!r} is not the URL of a gateway: it must start with http:// or https://")
+    own = AGENTS_URL.sub("", url)
+    if own != url:
+        raise ClientError(f"{url!r} is the base URL of an agent; the gateway's own is {own}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"there is no host {error.host!r}; {CHECK_URL}"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"what answers there does not speak https; is it http://{error.host}:{error.port}?"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return "nothing answers there; is `penstock serve` running?"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return f"the connection was closed without an answer; {CHECK_URL}"
+    return str(error) or type(error).__name__
+
+
+def brief(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the body'}: {sentence(first)}"

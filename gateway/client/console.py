@@ -1,0 +1,231 @@
+"""What the commands share: their errors, options and targets, the way to a gateway, and the way to the terminal.
+
+Results go to stdout, everything else to stderr; an error is one line. Nothing here is loaded with it that a command
+may not need: neither the client nor a model.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console, RenderableType
+
+    from penstock.gateway.client.client import Client
+
+M = TypeVar("M", bound="BaseModel")
+T = TypeVar("T")
+
+PARALLEL = 8
+"""Requests of one command at a time."""
+OPERATOR = re.compile(r"[:=<>~]")
+"""What a term of a filter has, and an id never."""
+TARGET = re.compile(r"(?P<rollout>[^/#]+)(/(?P<attempt>[^/#]+))?(#(?P<sequence>[1-9][0-9]{0,8}))?")
+OPTIONS = {
+    "timeout_s": "--timeout",
+    "unresponsive_s": "--unresponsive",
+    "dimensions": "--dimension",
+    "value": "the reward",
+    "agents": "--only agent",
+    "models": "--only model",
+    "modes": "--only mode",
+    "content": "what it is",
+}
+"""Options, and arguments, that are not called as the fields that are made of them."""
+NO_MATCH = "No rollout matches."
+LOCAL = "http://127.0.0.1:4747"
+
+Terms = Annotated[str, Parameter(allow_leading_hyphen=True, help="Terms such as status:failed model:qwen* latency>2s.")]
+RolloutTerms = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Terms such as status:waiting group:q1 reward>0.5 model:qwen*. Those about calls (model, latency ...) "
+        "must all hold for one call of the rollout.",
+    ),
+]
+Which = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Ids of rollouts, or a filter such as group:q1 status:failed. What has a : = < > or ~ in it is a term of "
+        "a filter, anything else an id.",
+    ),
+]
+Url = Annotated[
+    str,
+    Parameter(
+        name="--gateway",
+        env_var="PENSTOCK_GATEWAY",
+        help="URL of the gateway. Its admin key, if it has one, comes from the variable PENSTOCK_ADMIN_KEY.",
+    ),
+]
+Limit = Annotated[int, Parameter(validator=Number(gte=1), help="How many at most.")]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON, one object a line.")]
+
+
+class Failure(Exception):
+    """Ends the command with one line on stderr."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def admin_key() -> str | None:
+    """The gateway's admin key, from the variable that the gateway itself reads."""
+    return os.environ.get("PENSTOCK_ADMIN_KEY")
+
+
+def joined_terms(words: Iterable[str]) -> str:
+    """A filter that was given as words."""
+    found = list(words)
+    unknown = next((word for word in found if word.startswith("--")), None)
+    if unknown is not None:
+        raise Failure(f"unknown option {unknown!r}; --help has all. Filters need none: status:failed", 2)
+    return " ".join(found)
+
+
+def ids_or_filter(words: Sequence[str]) -> tuple[list[str], str]:
+    """(ids, filter) of rollouts that were named in one way or the other; the other one is empty.
+
+    No id has an operator in it, and every term has one, so that each word says itself what it is; a `not` belongs to
+    the term behind it.
+    """
+    from penstock.gateway.model.span import ID_PATTERN
+
+    filter = joined_terms(words)
+    terms = [OPERATOR.search(word) is not None for word in words]
+    terms = [
+        is_term or (words[at] in ("not", "-") and terms[at + 1 : at + 2] == [True]) for at, is_term in enumerate(terms)
+    ]
+    if not words:
+        raise Failure("say which rollouts: by their ids, or by a filter such as group:q1 status:failed", 2)
+    if all(terms):
+        return [], filter
+    if any(terms):
+        id, term = words[terms.index(False)], words[terms.index(True)]
+        raise Failure(
+            f"give ids or a filter, not both: {id!r} is an id, {term!r} a term; rollout:{id} is a term too", 2
+        )
+    wrong = next((word for word in words if not re.fullmatch(ID_PATTERN, word)), None)
+    if wrong is not None:
+        raise Failure(f"{wrong!r} is neither the id of a rollout nor a term of a filter such as group:q1", 2)
+    return list(dict.fromkeys(words)), ""
+
+
+def target_of(text: str) -> tuple[str, str | None, int | None]:
+    """RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE."""
+    match = TARGET.fullmatch(text)
+    if match is None:
+        raise Failure(f"{text!r} is not RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE", 2)
+    sequence = match["sequence"]
+    return match["rollout"], match["attempt"], None if sequence is None else int(sequence)
+
+
+def seconds(option: str, text: str) -> float:
+    """A length of time such as 90s, 10m or 1.5h; s."""
+    from penstock.gateway.model import times
+
+    try:
+        return times.seconds(option, text)
+    except ValueError as e:
+        raise Failure(str(e), 2) from None
+
+
+def pairs(words: Sequence[str], option: str) -> dict[str, str]:
+    """Values that were given as NAME=VALUE."""
+    found = [word.partition("=") for word in words]
+    wrong = next((word for word, (name, sign, _) in zip(words, found, strict=True) if not name or not sign), None)
+    if wrong is not None:
+        raise Failure(f"{option}: {wrong!r} is not NAME=VALUE", 2)
+    return {name: value for name, _, value in found}
+
+
+def made(model: type[M], **fields: Any) -> M:
+    """A model of what was given on the command line."""
+    from pydantic import ValidationError
+
+    from penstock.gateway.model.wording import sentence
+
+    try:
+        return model(**fields)
+    except ValidationError as e:
+        first: Mapping[str, Any] = e.errors(include_url=False)[0]
+        raise Failure("".join(f"{option}: " for option in _option(first["loc"])) + sentence(first), 2) from None
+
+
+def _option(place: Sequence[int | str]) -> Iterator[str]:
+    """The option that a field of a model comes from, and what in its value is meant."""
+    for name in place[:1]:
+        key = "".join(f" {part}" for part in place[1:] if isinstance(part, str))
+        yield OPTIONS.get(str(name), f"--{str(name).replace('_', '-')}") + key
+
+
+async def only_attempt(client: Client, rid: str, example: str = "#1") -> str:
+    """The attempt that is meant when none was named; `example` is what stands behind it in a right target."""
+    attempts = await client.attempts(rid)
+    if len(attempts) != 1:
+        names = ", ".join(attempt.id for attempt in attempts[:20])
+        raise Failure(
+            f"rollout {rid!r} has {len(attempts)} attempts ({names}): say which, as {rid}/ATTEMPT{example}", 2
+        )
+    return attempts[0].id
+
+
+def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+    """Run a conversation with the gateway."""
+    import asyncio
+
+    from penstock.gateway.client.client import Client, ClientError
+
+    async def talk() -> None:
+        async with Client(url, admin_key()) as client:
+            await ask(client)
+
+    try:
+        asyncio.run(talk())
+    except ClientError as e:
+        raise Failure(str(e)) from None
+
+
+def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], RenderableType], none: str = "") -> None:
+    """Models as JSON lines, or as their picture; when there are none that is said as `none`."""
+    if not json and none and not models:
+        note(none)
+    elif not json:
+        console().print(picture(), crop=False)
+        return
+    for model in models:
+        print(model.model_dump_json(exclude_none=True))
+
+
+def note(text: str) -> None:
+    """Says something beside the result."""
+    print(text, file=sys.stderr)
+
+
+async def up_to(limit: int, rows: Callable[[int], AsyncIterator[T]]) -> list[T]:
+    """As many rows as were asked for; says when there are more. `rows` gives up to so many."""
+    found = [row async for row in rows(limit + 1)]
+    if len(found) > limit:
+        note(f"There are more than {limit:,}: --limit {limit * 10} shows more of them.")
+    return found[:limit]
+
+
+def console() -> Console:
+    """As wide as the terminal. A pipe or a file has room without end; COLUMNS, which `watch` sets, says otherwise."""
+    from rich.console import Console
+
+    from penstock.gateway.display.table import ENDLESS
+
+    endless = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=ENDLESS if endless else None, highlight=False, emoji=False, markup=False)

@@ -1,0 +1,92 @@
+"""The half of the typed client that speaks of resources and releases."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+from penstock.gateway.client.connection import Connection
+from penstock.gateway.model.queue import ClaimAnswer, ClaimRequest
+from penstock.gateway.model.release import (
+    Assignment,
+    AssignmentPage,
+    AuditTrail,
+    Decision,
+    Entry,
+    Need,
+    NeedList,
+    NewRelease,
+    NewVersion,
+    Pin,
+    PinList,
+    Release,
+    ReleaseList,
+    ReleaseView,
+    Resource,
+    ResourceList,
+    ResourceView,
+    Seen,
+)
+
+PAGE = 5000
+
+
+class ReleaseClient(Connection):
+    """What can be asked about releases and done to them."""
+
+    async def resources(self) -> list[ResourceView]:
+        """All resources, by name."""
+        return (await self.get("/api/resources", ResourceList)).resources
+
+    async def resource(self, name: str) -> ResourceView:
+        """One resource with its versions."""
+        return await self.get(f"/api/resources/{quote(name, safe='')}", ResourceView)
+
+    async def needs(self, name: str) -> list[Need]:
+        """Who needs which version of a resource."""
+        return (await self.get(f"/api/resources/{quote(name, safe='')}/needs", NeedList)).needs
+
+    async def add_version(self, name: str, new: NewVersion) -> Resource:
+        """Registers a version."""
+        return await self.post(f"/api/resources/{quote(name, safe='')}", Resource, new)
+
+    async def start_release(self, resource: str, new: NewRelease) -> Release:
+        """Starts a release of a resource."""
+        return await self.post(f"/api/resources/{quote(resource, safe='')}/releases", Release, new)
+
+    async def releases(self, resource: str | None = None, live: bool = False) -> list[Release]:
+        """Releases, newest first."""
+        asked = ({} if resource is None else {"resource": resource}) | ({"live": "true"} if live else {})
+        return (await self.get("/api/releases", ReleaseList, asked)).releases
+
+    async def release(self, name: str) -> ReleaseView:
+        """One release with its evidence."""
+        return await self.get(f"/api/releases/{quote(name, safe='')}", ReleaseView)
+
+    async def decide(self, name: str, action: str, said: Decision) -> Release:
+        """Promotes, rolls back (`rollback`), aborts, holds, resumes or approves a release."""
+        return await self.post(f"/api/releases/{quote(name, safe='')}/{action}", Release, said)
+
+    async def rehearse(self, name: str, asked: ClaimRequest) -> ClaimAnswer:
+        """Takes runs of a release's rehearsal."""
+        return await self.post(f"/api/releases/{quote(name, safe='')}/rehearse", ClaimAnswer, asked)
+
+    async def audit(self, name: str) -> list[Entry]:
+        """Its chain, oldest first."""
+        return (await self.get(f"/api/releases/{quote(name, safe='')}/audit", AuditTrail)).entries
+
+    async def assignments(self, name: str, after: int = 0) -> AsyncIterator[tuple[Assignment, Seen | None]]:
+        """Those that take part in order, each with what was seen of it; None while it is awaited."""
+        path, at = f"/api/releases/{quote(name, safe='')}/assignments", after
+        while True:
+            page = await self.get(path, AssignmentPage, {"after": at, "limit": PAGE})
+            seen = {one.number: one for one in page.seen}
+            for assignment in page.assignments:
+                yield assignment, seen.get(assignment.number)
+            if page.next is None:
+                return
+            at = page.next
+
+    async def pins(self, rollout: str) -> list[Pin]:
+        """What a rollout was given."""
+        return (await self.get(f"/api/rollouts/{quote(rollout, safe='')}/pins", PinList)).pins

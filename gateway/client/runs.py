@@ -1,0 +1,125 @@
+"""The part of the typed client that speaks of training runs: a trainer's side and a reader's.
+
+    run = await client.start_run(NewRun(id="grpo-7", kind="grpo", config={...}, steps=400))
+    await client.report(run.id, [Point(step=0, values={"reward": 0.31})])
+    await client.tell(run.id, [RunEvent(text="published policy v12", time_ns=time.time_ns())])
+    await client.finish_run(run.id, RunEnd(status="succeeded"))
+
+All of it may be sent again after a lost answer; see `gateway.model.run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from urllib.parse import quote
+
+from penstock.gateway.client.connection import Connection
+from penstock.gateway.model.run import (
+    Curve,
+    CurveList,
+    Kind,
+    NewRun,
+    Point,
+    PointPage,
+    PointsRequest,
+    Run,
+    RunChange,
+    RunEnd,
+    RunEvent,
+    RunEventPage,
+    RunEventsAnswer,
+    RunEventsRequest,
+    RunHead,
+    RunPage,
+    Status,
+)
+
+PAGE = 1000
+
+
+class RunClient(Connection):
+    """What can be asked about training runs and said by those that train."""
+
+    async def start_run(self, new: NewRun) -> Run:
+        """Starts a run; the same again under its id is the one that is there."""
+        return await self.post("/api/runs", Run, new)
+
+    async def report(
+        self, run: str, points: Sequence[Point], since_step: int | None = None, resumed: int | None = None
+    ) -> RunHead:
+        """Keeps points, at most `MOST_POINTS`; none is a sign of life. `since_step`, `resumed`: see `PointsRequest`."""
+        asked = PointsRequest(points=list(points), since_step=since_step, resumed=resumed)
+        return await self.post(f"{_path(run)}/metrics", RunHead, asked)
+
+    async def tell(self, run: str, events: Sequence[RunEvent]) -> int:
+        """Adds events; how many were new. Those that have their time may be sent again."""
+        asked = RunEventsRequest(events=list(events))
+        return (await self.post(f"{_path(run)}/events", RunEventsAnswer, asked)).kept
+
+    async def change_run(self, run: str, said: RunChange) -> RunHead:
+        """Says how a run stands, and what it has made."""
+        return await self.post(_path(run), RunHead, said)
+
+    async def finish_run(self, run: str, end: RunEnd) -> RunHead:
+        """Ends a run; the same end may be said again."""
+        return await self.post(f"{_path(run)}/finish", RunHead, end)
+
+    async def runs(
+        self, kind: Kind | None = None, status: Status | None = None, limit: int | None = None
+    ) -> AsyncIterator[RunHead]:
+        """Training runs, newest first; all of them or up to `limit`."""
+        cursor, left = None, limit
+        while left is None or left > 0:
+            asked = {"kind": kind, "status": status, "limit": min(left or PAGE, PAGE), "cursor": cursor}
+            page = await self.get("/api/runs", RunPage, asked)
+            for run in page.runs:
+                yield run
+            left, cursor = None if left is None else left - len(page.runs), page.next
+            if cursor is None:
+                return
+
+    async def run(self, run: str) -> Run:
+        """One training run."""
+        return await self.get(_path(run), Run)
+
+    async def curves(
+        self,
+        run: str,
+        names: Sequence[str] | None = None,
+        since_step: int | None = None,
+        until_step: int | None = None,
+        max_points: int | None = None,
+    ) -> list[Curve]:
+        """Metrics over the steps, in at most `max_points` buckets each; `names` may hold `*` and `?`."""
+        asked = {
+            "name": None if names is None else ",".join(names),
+            "since_step": since_step,
+            "until_step": until_step,
+            "max_points": max_points,
+        }
+        return (await self.get(f"{_path(run)}/metrics", CurveList, asked)).curves
+
+    async def points(self, run: str, since_step: int = 0) -> AsyncIterator[Point]:
+        """Every point exactly, by step."""
+        at: int | None = since_step
+        while at is not None:
+            page = await self.get(f"{_path(run)}/points", PointPage, {"since_step": at, "limit": PAGE})
+            for point in page.points:
+                yield point
+            at = page.next
+
+    async def run_events(self, run: str, limit: int | None = None) -> AsyncIterator[RunEvent]:
+        """What happened in a run, newest first; all of it or up to `limit`."""
+        cursor, left = None, limit
+        while left is None or left > 0:
+            asked = {"limit": min(left or PAGE, PAGE), "cursor": cursor}
+            page = await self.get(f"{_path(run)}/events", RunEventPage, asked)
+            for event in page.events:
+                yield event
+            left, cursor = None if left is None else left - len(page.events), page.next
+            if cursor is None:
+                return
+
+
+def _path(run: str) -> str:
+    return f"/api/runs/{quote(run, safe='')}"

@@ -1,0 +1,172 @@
+"""The demo: two unmodified agents, a small local model, and a gateway between them. No network, no key.
+
+`python -m penstock.gateway.demo.demo` (or `make demo`) starts the model in this process and a gateway in another, runs
+`examples/openai_agent.py` and `examples/anthropic_agent.py` with nothing but their base URL changed, and shows what is
+on the tape. Everything it makes is in a temporary directory; everything it starts is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from aiohttp import web
+
+from penstock.gateway.demo.model import Answer, Json, chat, chat_events, decide, message, message_events
+
+PACE = 0.01
+"""Seconds that the model takes for each event, so that there are timings to see."""
+PATIENCE = 60.0
+"""For a gateway to start; s."""
+
+Format = tuple[Callable[[Json, Answer], Json], Callable[[Json, Answer], Iterator[bytes]]]
+FORMATS: dict[str, Format] = {"/v1/chat/completions": (chat, chat_events), "/v1/messages": (message, message_events)}
+AGENTS = {"openai": ("OPENAI", "/v1"), "anthropic": ("ANTHROPIC", "")}
+"""What an agent's environment variables start with and its base URL ends with."""
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says what to do."""
+
+
+async def demo() -> None:
+    """The whole demo."""
+    scripts = example_scripts()
+    say("Starting a local model and a gateway, which takes some seconds.")
+    with TemporaryDirectory(prefix="penstock-demo-") as home:
+        async with model() as model_url, gateway(Path(home), model_url) as url:
+            say(f"A model at {model_url}, a gateway in front of it at {url}.")
+            for name, script in scripts.items():
+                await run_agent(name, script, url)
+            say("What the gateway has recorded:")
+            await run_cli(url, "rollouts")
+            await run_cli(url, "show", "demo-openai")
+    say("Everything is stopped. `penstock serve --help` is where your own agents begin.")
+
+
+def example_scripts() -> dict[str, Path]:
+    """The agents by name; raises `DemoError` when they or their SDKs are missing."""
+    missing = [name for name in AGENTS if find_spec(name) is None]
+    if missing:
+        raise DemoError(f"the demo's agents need {' and '.join(missing)}: pip install 'penstock[demo]'")
+    package = Path(__file__).parent
+    for folder in (package / "examples", package.parent / "examples"):  # as installed, as checked out
+        if folder.is_dir():
+            return {name: folder / f"{name}_agent.py" for name in AGENTS}
+    raise DemoError("the example agents are not here: run the demo from a checkout of penstock")
+
+
+@asynccontextmanager
+async def model() -> AsyncGenerator[str]:
+    """The local model server; yields its address."""
+    app = web.Application()
+    app.add_routes([web.post(path, reply) for path in FORMATS])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def reply(request: web.Request) -> web.StreamResponse:
+    """The model's answer to one call."""
+    plain, events = FORMATS[request.path]
+    asked: Json = await request.json()
+    answer = decide(asked)
+    await asyncio.sleep(PACE)
+    if not asked.get("stream"):
+        return web.json_response(plain(asked, answer))
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for event in events(asked, answer):
+        await asyncio.sleep(PACE)
+        await response.write(event)
+    return response
+
+
+@asynccontextmanager
+async def gateway(home: Path, model_url: str) -> AsyncGenerator[str]:
+    """A gateway process in front of the model; yields its address."""
+    config = home / "penstock.toml"
+    await asyncio.to_thread(config.write_text, configuration(model_url))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", "--config", config, "--data", home / "data", "--port", "0"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield await address(process)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        _ = await process.communicate()
+
+
+def configuration(model_url: str) -> str:
+    """The gateway's configuration: the model speaks both APIs."""
+    urls = {name: model_url + suffix for name, (_, suffix) in AGENTS.items()}
+    return "\n".join(
+        f'[[upstream]]\nname = "{name}"\ndialect = "{name}"\nbase_url = "{url}"' for name, url in urls.items()
+    )
+
+
+async def address(process: asyncio.subprocess.Process) -> str:
+    """The address that the gateway prints when it is ready."""
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(PATIENCE):
+            line = (await process.stdout.readline()).decode()
+    except TimeoutError:
+        raise DemoError(f"the gateway was not ready within {PATIENCE:.0f} s") from None
+    if not line:
+        raise DemoError("the gateway did not start; what it said is above")
+    return line.split()[-1]
+
+
+async def run_agent(name: str, script: Path, url: str) -> None:
+    """Run an agent through the gateway."""
+    prefix, suffix = AGENTS[name]
+    base_url = f"{url}/rollout/demo-{name}/attempt/a1{suffix}"
+    say(f"$ {prefix}_BASE_URL={base_url} python examples/{script.name}")
+    await run([str(script)], {f"{prefix}_BASE_URL": base_url, f"{prefix}_API_KEY": "none-needed"})
+
+
+async def run_cli(url: str, *arguments: str) -> None:
+    """Run a `penstock` command."""
+    say(f"$ penstock {' '.join(arguments)}")
+    await run(["-m", "gateway", *arguments], {"PENSTOCK_GATEWAY": url})
+
+
+async def run(arguments: list[str], env: Mapping[str, str]) -> None:
+    """Run Python and show what it prints; raises `DemoError` when it fails."""
+    own = dict(os.environ) | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"} | dict(env)
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, env=own)
+    if await process.wait() != 0:
+        raise DemoError(f"{' '.join(arguments)} failed; what it said is above")
+
+
+def say(text: str) -> None:
+    """A line between the outputs of others."""
+    print(f"\n{text}", flush=True)
+
+
+def main() -> int:
+    """Run the demo; the exit status says whether it went well."""
+    try:
+        asyncio.run(demo())
+    except DemoError as error:
+        print(f"penstock demo: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""What the dialects share whose calls are one JSON object posted and one answer, plain or streamed.
+
+A dialect is then a handful of pure functions over wire objects. A stream is folded by `assemble` into the very body
+that a plain call would have had, so that there is one reading of an answer and not two.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import msgspec
+
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.items import Items, Values, cutter, whole
+from penstock.gateway.dialects.loose_json import Json, Peek, document, error_message, label, loads, obj, peek, text
+from penstock.gateway.dialects.parts import fingerprint, plain
+from penstock.gateway.dialects.sampling import forced, sampled
+from penstock.gateway.dialects.text_spans import Place, Pointed, Texts, texts
+from penstock.gateway.model.span import Choice, Message, Tool, Turn, Usage
+
+
+class Post(ABC):
+    """Base of the dialects that are posted."""
+
+    name: str
+    family: str
+    routes: ClassVar[frozenset[str]]
+    """Its paths; a base URL may or may not end in /v1."""
+    apart: ClassVar[frozenset[str]]
+    """The request's fields that are no sampling parameters."""
+    answers: bool = True
+    turns: ClassVar[str] = ""
+    """The request's field that lists the items of the conversation; none where nothing is followed."""
+    instructions: ClassVar[tuple[str, ...]] = ()
+    """Its fields that hold what stands before them."""
+    cut: Callable[[bytes], tuple[Peek, Values]] = staticmethod(cutter(Peek))
+    """Reads these fields."""
+    served: ClassVar[str] = "model"
+    id: ClassVar[str] = "id"
+    """The answer's fields for the model that it is from, and for its id."""
+
+    def matches(self, method: str, path: str) -> bool:
+        """True for a POST to exactly one of its routes."""
+        return method == "POST" and path in self.routes
+
+    def peek(self, request: bytes) -> Peek | None:
+        """The few fields that a head needs."""
+        return peek(request)
+
+    def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
+        """The model that the request names."""
+        return label((asked or peek(request)).model)
+
+    @abstractmethod
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
+        """The head's facts."""
+
+    def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
+        """The whole exchange."""
+        problems: list[str] = []
+        asked = document(request, "request", problems)
+        answer = self.answer(response, stream, problems)
+        said = self.sampling(asked)
+        return Turn(
+            dialect=self.name,
+            model=text(asked.get("model")),
+            model_served=text(answer.get(self.served)),
+            response_id=text(answer.get(self.id)),
+            stream=stream,
+            sampling=said,
+            effective=sampled(said, answer),
+            forced=forced(asked),
+            messages=self.messages(asked, problems),
+            tools=self.tools(asked),
+            choices=self.choices(answer),
+            usage=self.usage(answer),
+            error=error_message(answer),
+            problems=problems,
+        )
+
+    def system_texts(self, request: bytes) -> Texts:
+        """Those that `quoted_system` points at."""
+        return texts(request, self.quoted_system)
+
+    def tool_texts(self, request: bytes) -> list[Place]:
+        """Those that `quoted_descriptions` points at."""
+        return texts(request, self.quoted_descriptions).places
+
+    def quoted_system(self, request: bytes) -> Pointed:
+        """The strings that are system texts; none unless a dialect has any. Raises `wire.UNREADABLE`."""
+        return (), None
+
+    def quoted_descriptions(self, request: bytes) -> Pointed:
+        """The strings that describe tools; none unless a dialect has any. Raises `wire.UNREADABLE`."""
+        return (), None
+
+    def over(self, response: bytes) -> bool:
+        """Only streams with a last event of their own can be over early."""
+        return False
+
+    def conversation(self, request: bytes) -> list[bytes]:
+        """A fingerprint source per message."""
+        sources = [fingerprint(message) for message in self.messages(obj(loads(request)), [])]
+        return [source for source in sources if source]
+
+    def reply(self, response: bytes, stream: bool) -> bytes:
+        """Fingerprint source of the first choice."""
+        choices = self.choices(self.answer(response, stream, []))
+        return fingerprint(choices[0].message) if choices else b""
+
+    def items(self, request: bytes) -> Items:
+        """The instructions, then one for one."""
+        asked, values = self.cut(request)
+        return Items(asked, self.listed(values))
+
+    def listed(self, values: Values) -> list[msgspec.Raw]:
+        """The items in what was read of a request."""
+        turns = values.get(self.turns)
+        said = [whole(values[name]) for name in self.instructions if name in values]
+        before = [msgspec.Raw(self.instructed(it)) for it in said if it not in (b"", b"null", b'""', b"[]")]
+        if isinstance(turns, list):
+            return [*before, *turns] if before else turns
+        one = whole(turns)
+        if one.startswith(b'"'):
+            one = b'{"role":"user","content":' + one + b"}"
+        return [*before, msgspec.Raw(one)] if one.startswith(b"{") else before
+
+    def instructed(self, said: bytes) -> bytes:
+        """Instructions as an item."""
+        return b'{"role":"system","content":' + said + b"}"
+
+    def source(self, item: bytes) -> bytes:
+        """Fingerprint source of the message that the item is."""
+        wire = loads(item)
+        return plain(wire) or b"".join(map(fingerprint, self.messages({self.turns: [wire]}, [])))
+
+    def replies(self, response: bytes, stream: bool) -> list[bytes]:
+        """That of the first choice."""
+        said = self.reply(response, stream)
+        return [said] if said else []
+
+    def response_id(self, response: bytes, stream: bool) -> str | None:
+        """None: conversations are sent again as a whole."""
+        return None
+
+    def answer(self, response: bytes, stream: bool, problems: list[str]) -> Json:
+        """The body of a plain answer, however it was sent."""
+        return self.assemble(response, problems) if stream else document(response, "response", problems)
+
+    def sampling(self, asked: Json) -> Json:
+        """The sampling parameters of a request."""
+        return {key: value for key, value in asked.items() if key not in self.apart}
+
+    @abstractmethod
+    def assemble(self, body: bytes, problems: list[str]) -> Json:
+        """A stream, folded into the body of a plain answer."""
+
+    @abstractmethod
+    def messages(self, asked: Json, problems: list[str]) -> list[Message]:
+        """The conversation of a request."""
+
+    @abstractmethod
+    def tools(self, asked: Json) -> list[Tool]:
+        """The tools of a request."""
+
+    @abstractmethod
+    def choices(self, answer: Json) -> list[Choice]:
+        """The choices of an answer."""
+
+    @abstractmethod
+    def usage(self, answer: Json) -> Usage | None:
+        """The token counts of an answer."""
+
+
+def routes(*paths: str) -> frozenset[str]:
+    """Each path with and without /v1."""
+    return frozenset(path for tail in paths for path in (tail, "/v1" + tail))
+
+
+def marked(body: bytes, marker: bytes) -> int:
+    """How often a piece of compact JSON stands in a body, or the same as Python's json module spaces it.
+
+    A marker holds unescaped quotes, so it is never found inside a JSON string, where they are escaped.
+    """
+    return body.count(marker.replace(b":", b": ").replace(b",", b", ") if b'": ' in body[:64] else marker)

@@ -1,0 +1,188 @@
+"""Access to JSON that may be anything: every function takes any value and none of them raises.
+
+A provider's body is read through these, so that an odd value is an absent one and never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+
+from penstock.gateway.dialects import sse
+from penstock.gateway.model.span import Usage
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+UNREADABLE = (ValueError, RecursionError)
+"""What msgspec and orjson raise on bytes that are no JSON, or are nested too deep."""
+
+DEEPEST = 100
+"""Levels of nesting that are read. pydantic takes about 200 and orjson writes 254, a Turn around it included."""
+LONGEST_LABEL = 256
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+MOST_TOKENS = 1 << 53
+PROMPT = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
+INPUT = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
+"""Where the token counts stand: in the older APIs, and in responses."""
+
+
+class Peek(msgspec.Struct):
+    """What the hot path wants of a request; everything else is skipped without making an object of it."""
+
+    model: Any = None
+    n: Any = None
+    tools: msgspec.Raw = msgspec.Raw()
+
+
+def lenient(kind: type[T]) -> Callable[[bytes], T]:
+    """A JSON decoder of a struct whose fields all have defaults, which is what unreadable bytes give."""
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(body: bytes) -> T:
+        try:
+            return decode(body)
+        except UNREADABLE:
+            return kind()
+
+    return read
+
+
+peek = lenient(Peek)
+"""The few fields of a request body that a head needs."""
+
+
+def peeked(asked: Peek) -> Peek:
+    """The same without what a dialect reads besides, which would keep the whole conversation's objects."""
+    return Peek(asked.model, asked.n, asked.tools)
+
+
+def loads(body: bytes | str) -> Any:
+    """The JSON value, None when there is none or it is nested deeper than anyone could show it again."""
+    try:
+        value = orjson.loads(body)
+    except UNREADABLE:
+        return None
+    if len(body) <= 2 * DEEPEST or _SCALARS.issuperset(map(type, obj(value).values() or (value,))):
+        return value
+    return None if _brackets(body) > DEEPEST and _depth(value) > DEEPEST else value
+
+
+def _brackets(body: bytes | str) -> int:
+    # Almost every event and many a body has too few to be deep, which is told faster than by walking through it.
+    return body.count("{") + body.count("[") if isinstance(body, str) else body.count(b"{") + body.count(b"[")
+
+
+def _depth(value: Any) -> int:
+    depth, layer = -1, [[value]]
+    while layer:
+        # Most values are token ids, where there are any at all: a list of them is told by its types.
+        mixed = [items for items in layer if not _SCALARS.issuperset(map(type, items))]
+        inner = [list(obj(it).values()) or arr(it) for items in mixed for it in items]
+        layer = [items for items in inner if items]
+        depth += 1
+    return depth
+
+
+def document(body: bytes, what: str, problems: list[str]) -> Json:
+    """A body as a JSON object; a problem is noted and {} given when it is none."""
+    value = loads(body)
+    if not isinstance(value, dict):
+        problems.append(f"{what}: {'not a readable JSON object' if body else 'empty'}")
+    return obj(value)
+
+
+def chunks(body: bytes, problems: list[str]) -> Iterator[Json]:
+    """The JSON objects of a stream. An error event looks the same however it was sent: an object with `error`."""
+    for number, event in enumerate(sse.events(body), 1):
+        value = loads(event.data)
+        if chunk := obj(value):
+            failed = "error" in (event.type, chunk.get("type"))
+            yield {"error": chunk} if failed and "error" not in chunk else chunk
+        elif value != {} and event.data.strip() != "[DONE]":
+            problems.append(f"response: event {number} is not a readable JSON object")
+
+
+def obj(value: Any) -> Json:
+    """The value if it is an object, else {}."""
+    found: Json = value
+    return found if isinstance(value, dict) else {}
+
+
+def arr(value: Any) -> list[Any]:
+    """The value if it is an array, else []."""
+    found: list[Any] = value
+    return found if isinstance(value, list) else []
+
+
+def objs(value: Any) -> list[Json]:
+    """The objects in an array."""
+    return [item for item in arr(value) if isinstance(item, dict)]
+
+
+def entries(document: Json, key: str, problems: list[str]) -> list[Json]:
+    """The objects in an array of a request; a problem is noted for each entry that is none."""
+    items = arr(document.get(key))
+    problems += [f"request: {key}[{at}] is not an object" for at, it in enumerate(items) if not isinstance(it, dict)]
+    return objs(items)
+
+
+def text(value: Any) -> str | None:
+    """The value if it is a string."""
+    return value if isinstance(value, str) else None
+
+
+def label(value: Any) -> str | None:
+    """The value if it is a string short enough for a head."""
+    return value if isinstance(value, str) and len(value) <= LONGEST_LABEL else None
+
+
+def count(value: Any) -> int | None:
+    """The value if it is a sane count."""
+    return value if type(value) is int and 0 <= value < MOST_TOKENS else None
+
+
+def joined(pieces: list[Json], key: str) -> str | None:
+    """The strings under a key, put together; None when there is not one."""
+    found = [value for piece in pieces if isinstance(value := piece.get(key), str)]
+    return "".join(found) if found else None
+
+
+def earliest(pieces: list[Json], key: str) -> Any:
+    """The first value under a key that says something."""
+    return next((value for piece in pieces if (value := piece.get(key))), None)
+
+
+def dumps(value: Any) -> str:
+    """A value that came from `loads` as compact JSON text."""
+    return orjson.dumps(value).decode()
+
+
+def tokens(usage: Any, names: tuple[str, str, str, str]) -> Usage | None:
+    """Usage as OpenAI's APIs write it, under either set of names."""
+    fields = obj(usage)
+    if not fields:
+        return None
+    asked, made, asked_details, made_details = names
+    read, written = obj(fields.get(asked_details)), obj(fields.get(made_details))
+    return Usage(
+        input_tokens=count(fields.get(asked)),
+        output_tokens=count(fields.get(made)),
+        cached_tokens=count(read.get("cached_tokens")),
+        cache_write_tokens=count(read.get("cache_write_tokens")),
+        reasoning_tokens=count(written.get("reasoning_tokens")),
+    )
+
+
+def error_message(answer: Json) -> str | None:
+    """The provider's message, if the body is an error in any of the shapes that servers use."""
+    error = answer.get("error")
+    if error is None and (answer.get("object") == "error" or ("detail" in answer and len(answer) == 1)):
+        error = answer
+    if not error:
+        return None
+    fields = obj(error)
+    return text(error) or text(fields.get("message")) or text(fields.get("detail")) or dumps(error)

@@ -1,0 +1,267 @@
+"""Where texts stand in a request: the bytes of JSON string literals, so that one can be changed and nothing else.
+
+A dialect says which strings are system texts or tool descriptions (`Quoted`: raw bytes as msgspec slices them out,
+and the path to them); `texts` makes sure that they can be read. Most bodies pass as they are, so that nothing is
+decoded and no offset looked for before something is written (`spliced`). Then a literal that stands only once in the
+body is there; one that stands several times, or one of many, is walked to, which is slower.
+
+Where a key stands twice in an object the last one counts, as it does for JSON parsers. A body that cannot be read has
+no places: it passes untouched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+import orjson
+
+from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, peeked
+from penstock.gateway.dialects.parts import TEXT
+
+Role: TypeAlias = Literal["system", "developer", "tool"]
+Path: TypeAlias = tuple[str | int, ...]
+Tree: TypeAlias = dict[str | int, "Tree"]
+
+SYSTEM = ("system", "developer")
+FEW = 8
+"""Literals that are searched for one by one; more are walked to in one pass."""
+_ENOUGH = 256
+"""Bytes of a literal that tell it from other text."""
+_QUOTE = ord('"')
+_SPACE = re.compile(r"[ \t\r\n]*")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_scan = json.JSONDecoder().raw_decode
+_text = msgspec.json.Decoder(str).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A text of a request and where it stands."""
+
+    literal: bytes
+    """As it is written, quotes included: valid JSON in UTF-8."""
+    path: Path
+    """The keys and indexes that lead to it."""
+    role: Role
+    """Whose text it is."""
+    index: int
+    """Its number among those found, from 0."""
+    name: str | None = None
+    """The tool that it describes."""
+
+    @property
+    def text(self) -> str:
+        """What it says; decoded each time."""
+        return decoded(self.literal)
+
+
+class Quoted(NamedTuple):
+    """A string that a dialect points at."""
+
+    raw: msgspec.Raw
+    path: Path
+    role: Role
+    name: str | None = None
+
+
+Pointed: TypeAlias = "tuple[Iterable[Quoted], Peek | None]"
+"""What a dialect points at in a request, and what else it has read of it."""
+
+
+class Texts(NamedTuple):
+    """The texts of a request."""
+
+    places: list[Place]
+    """In the order of the wire format; none if the body cannot be read."""
+    asked: Peek | None = None
+    """What else was read on the way."""
+
+
+class Block(msgspec.Struct):
+    """A part of a message's content."""
+
+    type: Any = None
+    text: msgspec.Raw = msgspec.Raw()
+
+
+class Item(msgspec.Struct, gc=False):
+    """A message, of which only system texts are looked into. There are hundreds, without cycles."""
+
+    role: Any = None
+    content: msgspec.Raw = msgspec.Raw()
+
+
+class Described(msgspec.Struct):
+    """A tool, or what holds its name and description."""
+
+    name: Any = None
+    description: msgspec.Raw = msgspec.Raw()
+
+
+class Offers(msgspec.Struct):
+    """The tools of an API that writes them without an envelope."""
+
+    tools: list[Described] | None = None
+
+
+_blocks = msgspec.json.Decoder(list[Block]).decode
+_offers = msgspec.json.Decoder(Offers).decode
+
+
+def quoted_items(items: Iterable[Item] | None, key: str) -> Iterator[Quoted]:
+    """The system and developer texts of a list of messages under a key of the request."""
+    for at, item in enumerate(items or ()):
+        if item.role in SYSTEM:
+            yield from quoted_content(item.content, (key, at, "content"), item.role)
+
+
+def quoted_content(content: msgspec.Raw, path: Path, role: Role) -> Iterator[Quoted]:
+    """The texts of a content: a string, or a list of typed blocks."""
+    if bytes(memoryview(content)[:1]) != b"[":
+        yield from quoted_text(content, path, role)
+        return
+    for at, block in enumerate(_blocks(content)):
+        if block.type in TEXT:
+            yield from quoted_text(block.text, (*path, at, "text"), role)
+
+
+def quoted_text(raw: msgspec.Raw, path: Path, role: Role) -> Iterator[Quoted]:
+    """A string that is not empty."""
+    if _says(raw):
+        yield Quoted(raw, path, role)
+
+
+def quoted_tool(tool: Described | None, path: Path) -> Iterator[Quoted]:
+    """The description of a tool that has a name."""
+    if tool is not None and isinstance(tool.name, str) and _says(tool.description):
+        yield Quoted(tool.description, (*path, "description"), "tool", tool.name)
+
+
+def quoted_tools(request: bytes) -> Iterator[Quoted]:
+    """The descriptions of tools that are written without an envelope."""
+    for at, tool in enumerate(_offers(request).tools or ()):
+        yield from quoted_tool(tool, ("tools", at))
+
+
+def _says(raw: msgspec.Raw) -> bool:
+    """Whether it is a string, and not an empty one."""
+    view = memoryview(raw)
+    return len(view) > 2 and view[0] == _QUOTE
+
+
+def texts(body: bytes, find: Callable[[bytes], Pointed]) -> Texts:
+    """What `find` points at in a body, in its order."""
+    try:
+        found, asked = _found(body, find)
+        places = [Place(_utf8(raw), it.path, it.role, at, it.name) for at, (raw, it) in enumerate(found)]
+        return Texts(places, asked and peeked(asked))
+    except UNREADABLE:
+        return Texts([])
+
+
+def _found(body: bytes, find: Callable[[bytes], Pointed]) -> tuple[list[tuple[bytes, Quoted]], Peek | None]:
+    """The literals as they stand in the body."""
+    try:
+        pointed, asked = find(body)
+        return [(bytes(it.raw), it) for it in pointed], asked
+    except UNREADABLE:
+        # Half a surrogate pair is JSON that JavaScript writes and msgspec refuses: it looks at as many other bytes.
+        covered = _SURROGATE.sub(rb"\\ufffd", body)
+        if covered == body:
+            raise
+        found = list(find(covered)[0])
+        where = _spans(covered, [(bytes(it.raw), it.path) for it in found])
+        return [(body[start:end], it) for (start, end), it in zip(where, found, strict=True)], None
+
+
+def _utf8(literal: bytes) -> bytes:
+    """The literal itself. msgspec looks at everything in it but whether it is UTF-8: ValueError where it is not."""
+    if not literal.isascii():
+        _ = literal.decode()
+    return literal
+
+
+def spans(body: bytes, places: Iterable[Place]) -> list[tuple[int, int]]:
+    """Where places stand in their body: offsets of the opening quote and behind the closing one; bytes. Raises
+    `wire.UNREADABLE` where they stand among what only msgspec can read: integers without end, deepest nesting."""
+    return _spans(body, [(place.literal, place.path) for place in places])
+
+
+def _spans(body: bytes, literals: list[tuple[bytes, Path]]) -> list[tuple[int, int]]:
+    found = [_only(body, raw) for raw, _ in literals] if len(literals) <= FEW else [None]
+    if None not in found:
+        return [span for span in found if span is not None]
+    tree: Tree = {}
+    for _, path in literals:
+        branch = tree
+        for step in path:
+            branch = branch.setdefault(step, {})
+    walked: dict[Path, tuple[int, int]] = {}
+    _walk(body.decode("latin-1"), 0, tree, (), walked)  # One character a byte: offsets are the same in both.
+    return [walked[path] for _, path in literals]
+
+
+def _only(body: bytes, raw: bytes) -> tuple[int, int] | None:
+    """Where a literal stands; None if it, or what it begins with, stands in more places than one."""
+    start = body.find(raw[:_ENOUGH])  # Preparing the search for a long one takes longer than the search.
+    return (start, start + len(raw)) if body.find(raw[:_ENOUGH], start + 1) < 0 else None
+
+
+def _walk(body: str, at: int, tree: Tree, path: Path, found: dict[Path, tuple[int, int]]) -> int:
+    """Notes the spans of a tree's leaves in the value at an offset; the offset behind that value. ValueError on bytes
+    that are no JSON."""
+    start = _past(body, at)
+    if not tree or body[start] not in "{[":
+        end = _scan(body, start)[1]
+        found[path] = (start, end)
+        return end
+    at, count = _past(body, start + 1), 0
+    while body[at] not in "}]":
+        key: str | int = count
+        if body[start] == "{":
+            key, at = _scan(body, at)
+            at = _past(body, at) + 1
+        at = _past(body, _walk(body, at, tree.get(key, {}), (*path, key), found))
+        at, count = (_past(body, at + 1) if body[at] == "," else at), count + 1
+    return at + 1
+
+
+def _past(body: str, at: int) -> int:
+    """The offset behind white space."""
+    space = _SPACE.match(body, at)
+    return at if space is None else space.end()
+
+
+def decoded(literal: bytes) -> str:
+    """What a literal says; half a surrogate pair stays half a pair."""
+    try:
+        return _text(literal)
+    except UNREADABLE:
+        said: str = json.loads(literal)
+        return said
+
+
+def encoded(text: str) -> bytes:
+    """A text as a JSON string with no more escapes than JSON asks for, and one for each half of a surrogate pair."""
+    try:
+        return orjson.dumps(text)  # A fifth of what msgspec takes, which is the faster one the other way.
+    except orjson.JSONEncodeError:
+        return json.dumps(text, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def spliced(body: bytes, literals: Iterable[tuple[Place, bytes]]) -> bytes:
+    """The body with new literals in some of its places; everything else is as it was, byte for byte. Raises as `spans`
+    does."""
+    new = list(literals)
+    pieces: list[bytes | memoryview] = []
+    view, at = memoryview(body), 0
+    where = spans(body, [place for place, _ in new])
+    for (start, end), (_, literal) in sorted(zip(where, new, strict=True), key=lambda it: it[0]):
+        pieces += [view[at:start], literal]
+        at = end
+    return b"".join([*pieces, view[at:]])

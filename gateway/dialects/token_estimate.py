@@ -1,0 +1,88 @@
+"""Tokens that a provider did not count: most streams have no usage unless their client asks for it. Pure.
+
+Where the engine gave token ids, as it is asked to for models that are trained, they are counted: that is exact, and is
+usage like any other. Else there is an estimate, a token for every four bytes of text. It is kept apart from usage, is
+in no sum, and nothing is trained on it. What nobody counted stays unknown; it is never 0.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Final, Protocol
+
+from penstock.gateway.dialects.token_ids import length, read_tokens
+from penstock.gateway.model.span import COUNTED, EMBEDDING, Estimate, Usage
+
+BYTES: Final = 4
+"""Bytes of text that make a token, about: of English, of code, of JSON, and of scripts with three bytes a letter."""
+SAMPLE: Final = 8 << 10
+"""Bytes at the start of an answer whose texts are measured; the rest is taken to be alike."""
+_MEDIA: Final = b";base64,"
+"""Stands in a request that holds images or files. Of any other, names and braces are about what a template adds."""
+_STRING = rb'"\s*:\s*"((?:[^"\\]++|\\.)*+)"'
+_ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|arguments|description)' + _STRING)
+_SAID = re.compile(rb'"(?:content|t(?:ext|hinking)|re(?:asoning(?:_content)?|fusal)|arguments|partial_json)' + _STRING)
+_DELTA = re.compile(rb'"delta' + _STRING)
+"""Where texts stand: images and other data are left out. Streams of responses say all twice, as deltas and whole."""
+
+
+def counted(usage: Usage | None, response: bytes, stream: bool, whole: bool) -> Usage | None:
+    """Usage with what the token ids of an answer tell where it does not. `whole`: whether they are all there."""
+    if not missing(usage) or b'"prompt_token_ids"' not in response:
+        return usage
+    tokens = read_tokens(response, stream)
+    if not (tokens.complete if whole else tokens.prompt):
+        return usage
+    known = usage or Usage()
+    asked = length(tokens.prompt) if known.input_tokens is None else known.input_tokens
+    made = tokens.generated if whole and known.output_tokens is None else known.output_tokens
+    return known.model_copy(update={"input_tokens": asked, "output_tokens": made})
+
+
+class Call(Protocol):
+    """The slice of a span, or of what becomes one, that tells what it used up."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def dialect(self) -> str: ...
+    @property
+    def upstream(self) -> str | None: ...
+    @property
+    def http_status(self) -> int | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def usage(self) -> Usage | None: ...
+
+
+def uncounted(call: Call) -> bool:
+    """Whether a call has used tokens, or may have, and nobody counted them. A refusal has used none."""
+    refused = (call.http_status or 0) >= 400 or call.error == "error_body"
+    used = call.upstream is not None and call.status != "open" and not refused
+    generates = call.dialect in COUNTED
+    return used and call.kind == "llm" and (generates or call.dialect in EMBEDDING) and missing(call.usage, generates)
+
+
+def missing(usage: Usage | None, output: bool = True) -> bool:
+    """Whether a count is not there. `output`: whether anything is generated."""
+    return usage is None or usage.input_tokens is None or (output and usage.output_tokens is None)
+
+
+def estimated(usage: Usage | None, request: bytes, response: bytes, deltas: bool) -> Estimate:
+    """An estimate of what usage does not tell. `deltas`: whether the answer is a stream of responses."""
+    known = usage or Usage()
+    asked = _length(_ASKED, request) if _MEDIA in request else len(request)
+    seen = min(len(response), SAMPLE)
+    said = _length(_DELTA if deltas else _SAID, response, seen) * len(response) // (seen or 1)
+    return Estimate(
+        input_tokens=-(-asked // BYTES) if known.input_tokens is None else None,
+        output_tokens=-(-said // BYTES) if known.output_tokens is None else None,
+    )
+
+
+def _length(texts: re.Pattern[bytes], body: bytes, end: int = sys.maxsize) -> int:
+    return sum(map(len, texts.findall(body, 0, end)))

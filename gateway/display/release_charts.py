@@ -1,0 +1,104 @@
+"""What is drawn of a release: traffic over time; reward, difference and evidence over the counted rollouts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from penstock.gateway.display.release_series import History, Point
+from penstock.gateway.display.release_summary import ARMS, difference, measures, share
+from penstock.gateway.display.rollouts import moment
+from penstock.gateway.display.svg import Chart, Line
+from penstock.gateway.model.release import ReleaseView
+
+
+def charts(view: ReleaseView, history: History, points: Sequence[Point], now_ns: int) -> Iterator[Chart]:
+    """All that can be drawn so far."""
+    yield _traffic(view, history, now_ns)
+    if points:
+        yield _rewards(points)
+        yield _difference(view, points)
+        yield _e_values(view, points)
+        yield _guards(view, points)
+
+
+def _traffic(view: ReleaseView, history: History, now_ns: int) -> Chart:
+    splits = [(float(entry.at_ns), share(entry.after, entry.split) * 100) for entry in history.audit]
+    end = now_ns if view.release.live else view.release.changed_ns
+    if splits and end > splits[-1][0]:
+        splits.append((float(end), splits[-1][1]))
+    now = f"{share(view.release.stage, view.release.split) * 100:g} % of new rollouts get {view.release.candidate} now"
+    line = Line(f"candidate {view.release.candidate}", splits, 1, stepped=True)
+    within_a_day = not splits or splits[-1][0] - splits[0][0] < 86_400e9
+    cut = slice(11, 19) if within_a_day else slice(5, 16)
+    return Chart(
+        "Traffic", f"Share of new rollouts on the candidate over time. {now}.", [line], "UTC", "new rollouts on it",
+        bounds=(0, 100), tick_x=lambda x: moment(int(x))[cut], tick_y="{:g} %".format,
+    )  # fmt: skip
+
+
+def _rewards(points: Sequence[Point]) -> Chart:
+    lines = [Line(arm, _values(points, f"{arm}.reward"), style) for style, arm in enumerate(ARMS)]
+    means = ", ".join(f"{line.name} {line.points[-1][1]:.3f}" for line in lines if line.points)
+    return Chart(
+        "Reward",
+        f"Mean reward of each arm, from 0 to 1. Now: {means or 'none'}.",
+        lines,
+        "counted rollouts",
+        "mean reward",
+    )
+
+
+def _difference(view: ReleaseView, points: Sequence[Point]) -> Chart:
+    band = [(float(at), *interval) for at, _, interval in points if interval is not None]
+    line = Line("candidate less stable, midpoint", [(x, (low + high) / 2) for x, low, high in band], 1)
+    limits = [("no difference", 0.0)]
+    if view.release.margin:
+        limits.append(("margin", -view.release.margin))
+    said = difference(view) or "not known yet"
+    return Chart(
+        "Difference", f"Candidate less stable with its 95 % confidence sequence. Now: {said}.", [line],
+        "counted rollouts", "difference of mean reward", band=band, limits=limits,
+    )  # fmt: skip
+
+
+def _e_values(view: ReleaseView, points: Sequence[Point]) -> Chart:
+    harm, better = measures(view.release, view.figures)[:2]
+    lines = [Line(harm.name, _values(points, "harm"), 2), Line(better.name, _values(points, "non_inferiority"), 1)]
+    limits = [
+        (f"{one.name} {one.follows} at {one.limit:g}", one.limit) for one in (harm, better) if one.follows != "nothing"
+    ]
+    said = ", ".join(f"{one.name} {one.value:.3g} of {one.limit:g}" for one in (harm, better))
+    return Chart(
+        "Evidence",
+        f"e-values of the reward. Now: {said}.",
+        lines,
+        "counted rollouts",
+        "e-value",
+        limits=limits,
+        log=True,
+    )
+
+
+def _guards(view: ReleaseView, points: Sequence[Point]) -> Chart:
+    """The stages' splits are one line, of the one that strays most: no more lines than can be told apart."""
+    found = measures(view.release, view.figures)[2:]
+    guards = list(view.release.policy.guard_alphas)
+    lines = [Line(f"guard {name}", _values(points, f"guard.{name}"), style) for style, name in enumerate(guards)]
+    lines.append(Line("split, the stage that strays most", list(_strays(points)), len(guards)))
+    limits = {one.limit: sorted({it.follows for it in found if it.limit == one.limit}) for one in found}
+    said = ", ".join(f"{one.name} {one.value:.3g} of {one.limit:g}" for one in found)
+    return Chart(
+        "Guardrails", f"e-values of the guards and of the split. Now: {said}.", lines, "counted rollouts", "e-value",
+        limits=[(f"{' or '.join(follows)} at {limit:g}", limit) for limit, follows in limits.items()], log=True,
+    )  # fmt: skip
+
+
+def _strays(points: Iterable[Point]) -> Iterator[tuple[float, float]]:
+    for point in points:
+        splits = [value for name, value in point.figures.items() if name.startswith("srm.")]
+        if splits:
+            yield float(point.counted), max(splits)
+
+
+def _values(points: Iterable[Point], key: str) -> list[tuple[float, float]]:
+    return [(float(point.counted), value) for point in points if (value := point.figures.get(key)) is not None]

@@ -1,0 +1,74 @@
+"""How the evidence of a release grew: worked out again from what the tape holds, as decisions are. Pure.
+
+The same observations step the same `Canary` as in `gateway.canary.verify.walk`, and its figures are taken on the way,
+so that what is drawn is what was decided from, and nothing has to be kept to draw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.gateway.canary.decision import Canary, figures
+from penstock.gateway.canary.interval import interval
+from penstock.gateway.canary.outcomes import observation
+from penstock.gateway.canary.verify import acted
+from penstock.gateway.model.release import GATEWAY, Assignment, Entry, Release, Seen
+
+MOST = 300
+"""Points of a series: more cannot be told apart on a page."""
+
+
+class History(NamedTuple):
+    """All that the tape has of a release, as it was when the release had this revision and count."""
+
+    audit: Sequence[Entry]
+    assigned: Sequence[Assignment]
+    seen: Sequence[Seen]
+
+    @classmethod
+    def of(
+        cls,
+        release: Release,
+        audit: Sequence[Entry],
+        assigned: Sequence[Assignment],
+        seen: Sequence[Seen],
+        after: int = 0,
+    ) -> History:
+        """What belongs to this state of the release, where more has been read: all of it only ever grows. `after`: the
+        assignment behind which `assigned` and `seen` begin."""
+        until, counted = max(0, release.assigned - after), max(0, release.counted - after)
+        return cls(audit[: release.revision], assigned[:until], seen[:counted])
+
+
+class Point(NamedTuple):
+    """The evidence after some rollouts."""
+
+    counted: int
+    """The assignment that was counted last."""
+    figures: dict[str, float]
+    """As decisions see them."""
+    interval: tuple[float, float] | None
+    """Confidence sequence of candidate less stable."""
+
+
+def series(release: Release, history: History, most: int = MOST) -> list[Point]:
+    """The evidence as it grew, evenly thinned to about `most` points; the last one is always there."""
+    canary, points = Canary(release.policy, release.margin), list[Point]()
+    every = max(1, -(-len(history.seen) // most))
+    people = [entry for entry in history.audit if entry.who != GATEWAY and entry.action in ("approve", "resume")]
+    for number in range(len(history.seen) + 1):
+        if number:
+            _step(canary, history.assigned[number - 1], history.seen[number - 1])
+            if number % every == 0 or number == len(history.seen):
+                evidence = canary.evidence
+                points.append(Point(number, figures(evidence), interval(evidence.reward)))
+        for entry in people:
+            if entry.assignment == number:
+                acted(canary, entry.action)
+    return points
+
+
+def _step(canary: Canary, assignment: Assignment, seen: Seen) -> None:
+    if seen.left_out is None and not canary.ended:
+        canary.step(observation(assignment, seen))

@@ -1,0 +1,224 @@
+"""What a person reads of a release, as words and numbers: its path, its arms, its evidence against the limits. Pure.
+
+The terminal (`gateway.display.releases`) and the page (`gateway.display.release_page`) show the same things, so what
+they show is worked out here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from penstock.gateway.canary.stages import NEXT
+from penstock.gateway.display.rollouts import duration, moment
+from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.release import ENDED, Audience, Entry, Release, ReleaseView, Stage
+
+Mark = Literal["done", "skipped", "failed", "now", "ahead"]
+Figures = Mapping[str, float]
+PREPARATION: tuple[Stage, ...] = ("draft", "checked", "replayed", "shadowed")
+"""Stages before the canary, in order."""
+ARMS = ("stable", "candidate")
+GOOD = {
+    "error": "without an error",
+    "violation": "without a violation",
+    "latency": "in time",
+    "cost": "cheapness",
+}
+"""What a guard's goodness says of the rollouts of an arm. Of rewards that are missing there is a number."""
+
+
+class Step(NamedTuple):
+    """A station on the way of a release."""
+
+    name: str
+    mark: Mark
+
+
+class ArmRow(NamedTuple):
+    """A figure of both arms."""
+
+    name: str
+    stable: str
+    candidate: str
+
+
+class Measure(NamedTuple):
+    """An e-value and the limit at which something follows from it."""
+
+    name: str
+    value: float
+    limit: float
+    follows: str
+    """What it does at its limit: `rolls back`, `promotes`, `holds`, or `nothing`."""
+
+    @property
+    def crossed(self) -> bool:
+        """Whether it has reached its limit."""
+        return self.value >= self.limit
+
+
+def reached(release: Release, audit: Sequence[Entry]) -> tuple[Stage, int]:
+    """(the stage it is or was in, the step of its canary): where it stands, was held, or ended."""
+    on_the_way = [entry for entry in audit if entry.after in (*PREPARATION, "canary")]
+    return (on_the_way[-1].after, on_the_way[-1].step) if on_the_way else ("draft", 0)
+
+
+def share(stage: Stage, split: float) -> float:
+    """Which part of new rollouts gets the candidate."""
+    return split if stage == "canary" else 1.0 if stage == "promoted" else 0.0
+
+
+def path(release: Release, audit: Sequence[Entry]) -> list[Step]:
+    """Every station, and how far the release has come."""
+    stage, step = reached(release, audit)
+    passed: dict[Stage, Entry] = {entry.after: entry for entry in audit if entry.after in PREPARATION}
+    current = NEXT.get(stage)
+    steps = [Step(name, _preparation(name, passed, name == current and release.live)) for name in PREPARATION]
+    steps += [Step(one.name, _canary(at, stage, step, release)) for at, one in enumerate(release.policy.stages)]
+    return [*steps, Step("promoted", "done" if release.stage == "promoted" else "ahead")]
+
+
+def _preparation(name: Stage, passed: Mapping[Stage, Entry], now: bool) -> Mark:
+    entry = passed.get(name)
+    if entry is None:
+        return "now" if now else "ahead"
+    if entry.evidence.get("skipped"):
+        return "skipped"
+    return "failed" if entry.evidence.get("ok") is False else "done"
+
+
+def _canary(at: int, stage: Stage, step: int, release: Release) -> Mark:
+    if stage != "canary" or at > step:
+        return "skipped" if release.stage == "promoted" else "ahead"
+    ended_here = at == step and release.stage != "promoted"
+    return "now" if ended_here and release.live else "failed" if ended_here else "done"
+
+
+def arms(release: Release, figures: Figures, awaited: tuple[int, int] | None = None) -> Iterator[ArmRow]:
+    """Figures side by side. `awaited`: assigned rollouts of each arm that are not counted yet; None if not known."""
+    counted = [int(figures.get(f"{arm}.assigned", 0)) for arm in ARMS]
+    missing = [int(figures.get(f"{arm}.missing", 0)) for arm in ARMS]
+    if awaited is not None:
+        yield _row("assigned", [f"{sum(pair):,}" for pair in zip(counted, awaited, strict=True)])
+    yield _row("counted", [f"{count:,}" for count in counted])
+    yield _row("missing", [f"{count:,}" for count in missing])
+    rewarded = [count - lost for count, lost in zip(counted, missing, strict=True)]
+    means = [figures.get(f"{arm}.reward") for arm in ARMS]
+    shown = [f"{_mean(mean)} ({n:,})" for mean, n in zip(means, rewarded, strict=True)]
+    yield _row(reward_name(release.policy), shown)
+    for name in filter(GOOD.__contains__, release.policy.guard_alphas):
+        yield _row(GOOD[name], [_mean(figures.get(f"{arm}.{name}")) for arm in ARMS])
+    yield _row("hard violations", [f"{int(figures.get(f'{arm}.violations', 0)):,}" for arm in ARMS])
+
+
+def _row(name: str, values: Sequence[str]) -> ArmRow:
+    return ArmRow(name, values[0], values[1])
+
+
+def _mean(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def reward_name(policy: Policy) -> str:
+    """What the reward is called: statistics see it mapped to 0 (worst) to 1 (best)."""
+    dimension = "reward" if policy.reward is None else policy.reward
+    mapped = (policy.reward_low, policy.reward_high) != (0.0, 1.0)
+    return f"mean {dimension} (n)" if not mapped else f"mean {dimension}, as 0 to 1 (n)"
+
+
+def measures(release: Release, figures: Figures) -> list[Measure]:
+    """All e-values against their limits, the reward's first."""
+    policy = release.policy
+    better = "better than stable" if policy.hold_split else f"no loss of {release.margin:.3g}"
+    found = [
+        Measure("harm", figures.get("harm", 1.0), 1 / policy.alpha, "rolls back"),
+        Measure(
+            better,
+            figures.get("non_inferiority", 1.0),
+            1 / policy.alpha_promote,
+            "nothing" if policy.hold_split else "promotes",
+        ),
+    ]
+    for name, alpha in policy.guard_alphas.items():
+        found.append(Measure(f"guard {name}", figures.get(f"guard.{name}", 1.0), 1 / alpha, "rolls back"))
+    for name, value in figures.items():
+        if name.startswith("srm."):
+            found.append(Measure(f"split in {name.removeprefix('srm.')}", value, 1 / policy.srm_alpha, "holds"))
+    return found
+
+
+def audience(only: Audience) -> str:
+    """In words; empty for everybody."""
+    return " ".join(audience_terms(only))
+
+
+def audience_terms(only: Audience) -> list[str]:
+    """As `--only` takes them."""
+    pieces = [f"agent={name}" for name in only.agents]
+    pieces += [f"model={name}" for name in only.models]
+    pieces += [f"mode={mode}" for mode in only.modes]
+    pieces += [f"metadata.{key}={value}" for key, value in only.metadata.items()]
+    return pieces
+
+
+def waits(view: ReleaseView) -> Iterator[str]:
+    """What has to happen before the release moves, a sentence each."""
+    release = view.release
+    if release.stage in ENDED:
+        return
+    if release.stage == "held":
+        yield "a person: resume, promote, rollback or abort"
+        return
+    if view.doing is not None:
+        of = f": {view.done:,} of {view.total:,}" if view.total else ""
+        yield f"its {view.doing}{of}"
+    if view.doing == "rehearsal":
+        yield f"your agent: penstock release rehearse {release.id} -- COMMAND"
+    if release.waits == "approval":
+        yield f"a person: penstock release approve {release.id}"
+    if release.stage == "canary":
+        yield from _outcomes(view)
+
+
+def _outcomes(view: ReleaseView) -> Iterator[str]:
+    release = view.release
+    policy, stage = release.policy, release.policy.stages[release.step]
+    if view.waiting:
+        outcomes = "outcome" if view.waiting == 1 else "outcomes"
+        oldest = (
+            "" if view.oldest is None else f": the oldest is {view.oldest}, since {moment(view.oldest_ns or 0)[:19]}"
+        )
+        longest = duration(int(policy.outcome_deadline_s * 1e9))
+        yield f"{view.waiting:,} {outcomes}, each for {longest} at most{oldest}"
+    if release.waits is None:
+        last = release.step == len(policy.stages) - 1
+        long = f" and {duration(int(stage.seconds * 1e9))}" if stage.seconds else ""
+        then = (
+            ""
+            if not last
+            else "; nothing ends it but harm or a person"
+            if policy.hold_split
+            else "; then no loss beyond the margin"
+        )
+        there = f"{view.rewarded:,} of {stage.rollouts:,}"
+        yield f"{there} rewarded rollouts on the candidate in {stage.name}{long}{then}"
+
+
+def difference(view: ReleaseView) -> str | None:
+    """Candidate less stable with its confidence sequence; None while there is no reward of both."""
+    stable, candidate = (view.figures.get(f"{arm}.reward") for arm in ARMS)
+    if view.interval is None or stable is None or candidate is None:
+        return None
+    low, high = view.interval
+    return f"{candidate - stable:+.3f}, between {low:+.3f} and {high:+.3f} (95 % confidence sequence)"
+
+
+def left_out(release: Release, figures: Figures) -> int:
+    """Rollouts whose turn has come and that are in no statistic: they have seen both versions, or were cancelled."""
+    return release.counted - int(figures.get("seen", 0))
+
+
+def stage_name(stage: Stage | None) -> str:
+    """A stage in words."""
+    return "" if stage is None else stage.replace("_", " ")

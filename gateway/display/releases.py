@@ -1,0 +1,154 @@
+"""Releases for a terminal. Pure, as `gateway.display.rollouts` is. Colours only repeat what words and signs say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from penstock.gateway.display.release_summary import (
+    Measure,
+    Step,
+    arms,
+    audience,
+    difference,
+    left_out,
+    measures,
+    path,
+    share,
+    stage_name,
+    waits,
+)
+from penstock.gateway.display.rollouts import age, clean, counted, joined, moment, plain
+from penstock.gateway.display.table import Column, Listing, figure
+from penstock.gateway.model.release import GATEWAY, Entry, Release, ReleaseView
+
+BAR = 20
+"""Characters of a bar: the whole of it is the limit."""
+LAST = 5
+"""Entries of the chain that a status shows."""
+SIGNS = {"done": "✓", "skipped": "skipped", "failed": "✗", "now": "", "ahead": ""}
+RELEASES = (
+    Column("release"), Column("stage"), Column("from", 6), Column("to"), figure("split", 4), figure("assigned", 2),
+    figure("counted", 1), figure("age", 3), Column("why", 5, narrows="fold", least=24),
+)  # fmt: skip
+EVIDENCE = (Column("evidence"), Column("how far", 1), figure("e-value"), figure("limit", 2), Column("then"))
+COLOURS = {"promoted": "green", "rolled_back": "red", "aborted": "yellow", "held": "magenta", "canary": "cyan"}
+
+
+def releases(rows: Iterable[Release], now_ns: int) -> Listing:
+    """A line for each release."""
+    made = Listing(*RELEASES)
+    for r in rows:
+        figures = (f"{share(r.stage, r.split):.0%}", f"{r.assigned:,}", f"{r.counted:,}", age(r.created_ns, now_ns))
+        made.add_row(plain(r.id), _stage(r), plain(r.stable), plain(r.candidate), *figures, plain(r.reason))
+    return made
+
+
+def _stage(release: Release) -> Text:
+    waiting = f" ({release.waits})" if release.waits else ""
+    return Text(clean(stage_name(release.stage) + waiting), style=COLOURS.get(release.stage, ""))
+
+
+def status(
+    view: ReleaseView, audit: Sequence[Entry], awaited: tuple[int, int] | None, now_ns: int, last: int = LAST
+) -> Group:
+    """All of a release that fits a screen. `awaited`: assigned rollouts of each arm that are not counted yet."""
+    release = view.release
+    pieces: list[RenderableType] = [_head(release, now_ns), _way(path(release, audit)), plain(release.reason)]
+    if release.assigned:
+        pieces += [Text(), _arms(view, awaited), *_notes(view), Text(), _evidence(measures(release, view.figures))]
+    pieces += [Text(), *(joined("waits for", clean(one)) for one in waits(view))]
+    return Group(*pieces, *(entry(one) for one in audit[-last:]))
+
+
+def _head(release: Release, now_ns: int) -> Text:
+    only = audience(release.only)
+    split = f"{release.split:.0%} of new rollouts" if release.stage == "canary" else ""
+    change = f"{release.stable} → {release.candidate}{f' for {only}' if only else ''}"
+    since = f"for {age(release.changed_ns, now_ns)}"
+    return joined(Text(clean(release.id), style="bold"), _stage(release), split, change, since)
+
+
+def _way(steps: Iterable[Step]) -> Text:
+    """draft ✓ → checked skipped → ▶ 5% → promoted."""
+    words = [
+        Text(
+            f"{'▶ ' if step.mark == 'now' else ''}{clean(step.name)} {SIGNS[step.mark]}".strip(),
+            style="bold" if step.mark == "now" else "",
+        )
+        for step in steps
+    ]
+    return Text(" → ").join(words)
+
+
+def _arms(view: ReleaseView, awaited: tuple[int, int] | None) -> Listing:
+    release = view.release
+    heads = (f"stable {clean(release.stable)}", f"candidate {clean(release.candidate)}")
+    made = Listing(Column(" ", narrows="fold", least=12), *map(figure, heads))
+    for row in arms(release, view.figures, awaited):
+        made.add_row(*map(plain, row))
+    return made
+
+
+def _notes(view: ReleaseView) -> Iterator[Text]:
+    if (shown := difference(view)) is not None:
+        yield joined("difference", shown)
+    if left := left_out(view.release, view.figures):
+        yield Text(f"{counted(left, 'rollout')} left out: cancelled, or on both versions")
+
+
+def _evidence(found: Iterable[Measure]) -> Listing:
+    made = Listing(*EVIDENCE)
+    for one in found:
+        then = Text(one.follows)
+        if one.crossed:
+            then = Text(f"{one.follows} (reached)", "bold green" if one.follows == "promotes" else "bold red")
+        made.add_row(plain(one.name), bar(one.value, one.limit), f"{one.value:.3g}", f"{one.limit:g}", then)
+    return made
+
+
+def bar(value: float, limit: float, size: int = BAR) -> str:
+    """How far an e-value is on its way from 1 to its limit, on a logarithmic scale."""
+    share = math.log(value) / math.log(limit) if value > 1 else 0.0
+    full = min(size, int(share * size + 1e-9))
+    return "█" * full + "·" * (size - full)
+
+
+def entry(one: Entry) -> Text:
+    """A link of the chain on a line."""
+    who = "by the rules" if one.who == GATEWAY else f"by {clean(one.who)}"
+    what = f"{one.action.replace('_', ' ')} → {stage_name(one.after)}"
+    split = f"{one.split:.0%}" if one.after == "canary" else ""
+    return joined(Text(moment(one.at_ns)[:19], style="dim"), clean(what), split, who, clean(one.why))
+
+
+def history(release: Release, entries: Sequence[Entry]) -> Group:
+    """The whole chain with its evidence."""
+    lines: list[RenderableType] = [joined(Text(clean(release.id), style="bold"), _stage(release))]
+    for one in entries:
+        lines.append(Text(f"{one.number:>3}  ").append_text(entry(one)))
+        if one.evidence:
+            figures = "  ".join(f"{clean(name)} {clean(_figure(value))}" for name, value in one.evidence.items())
+            lines.append(Padding.indent(Text(figures, style="dim"), 5))
+    return Group(*lines)
+
+
+def _figure(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def started(release: Release) -> Text:
+    """A release that was just started."""
+    name = clean(release.id)
+    return Text(
+        f"{name} is started: {clean(release.stable)} → {clean(release.candidate)}. penstock release watch {name}"
+    )
+
+
+def decided(release: Release) -> Text:
+    """What a person's word has made of a release."""
+    return joined(clean(release.id), _stage(release), clean(release.reason))

@@ -1,0 +1,148 @@
+"""Resources and proposals of prompts for a terminal. Pure, as `gateway.display.rollouts` is."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.gateway.display.release_summary import audience
+from penstock.gateway.display.rollouts import BRIEF, abbreviate, age, ago, clean, counted, joined, plain
+from penstock.gateway.display.table import Column, Listing, figure
+from penstock.gateway.model.release import Resource, ResourceView
+from penstock.gateway.model.template import Template
+from penstock.gateway.prompts.induce import FEWEST, Proposal
+from penstock.gateway.prompts.recognise import Recognised
+
+SLOT = "bold cyan"
+"""Slots stand in braces: the colour only repeats it."""
+SIGNS = {"+": "green", "-": "red", "@": "cyan"}
+RESOURCES = (
+    Column("resource"), Column("kind", 3), Column("stable"), Column("newest"), figure("versions", 2), figure("age", 1),
+    Column("live releases", 4, narrows="words"),
+)  # fmt: skip
+VERSIONS = (
+    Column("version"), Column("parent", 3), Column("author", 1), figure("made", 2),
+    Column("what", narrows="fold", least=24), Column("note", 4, narrows="fold", least=16),
+)  # fmt: skip
+
+
+def resources(rows: Iterable[ResourceView], now_ns: int) -> Listing:
+    """A line for each resource."""
+    made = Listing(*RESOURCES)
+    for one in rows:
+        newest = one.versions[-1]
+        names = (plain(one.name), one.kind, plain(_stable(one)), plain(newest.version))
+        made.add_row(*names, f"{len(one.versions):,}", age(newest.created_ns, now_ns), plain(" ".join(one.releases)))
+    return made
+
+
+def _stable(one: ResourceView) -> str:
+    """Everybody's, and the number of exceptions."""
+    rules = counted(len(one.stable.rules), "exception")
+    return one.stable.version + (f" ({rules})" if one.stable.rules else "")
+
+
+def resource(one: ResourceView, now_ns: int) -> Group:
+    """A resource and its versions."""
+    head = joined(Text(clean(one.name), style="bold"), one.kind, f"stable {clean(one.stable.version)}")
+    rules = [joined(f"stable {clean(rule.version)}", f"for {clean(audience(rule.only))}") for rule in one.stable.rules]
+    live = [joined("live", clean(release)) for release in one.releases]
+    made = Listing(*VERSIONS)
+    for it in one.versions:
+        names = (plain(it.version), plain(it.parent), plain(it.author), ago(it.created_ns, now_ns))
+        made.add_row(*names, plain(_brief(it)), plain(it.note))
+    return Group(head, *rules, *live, made)
+
+
+def _brief(version: Resource) -> str:
+    """Its weights, or what it says."""
+    if version.kind == "model":
+        return " ".join(f"{name}={value}" for name, value in version.content.items() if value is not None)
+    tool = f"{version.content['tool']}: " if "tool" in version.content else ""
+    return f"{tool}{abbreviate(version.content['text'], 60)}"
+
+
+def version(one: Resource) -> Group:
+    """One version, whole."""
+    facts = {"parent": one.parent, "author": one.author, "note": one.note, "sha256": one.sha256}
+    facts |= {name: value for name, value in one.content.items() if name != "text"}
+    lines = [joined(Text(name, style="dim"), clean(value)) for name, value in facts.items() if value not in (None, "")]
+    template = one.template
+    shown: list[RenderableType] = [] if template is None else [Text(), text(template)]
+    return Group(joined(Text(clean(one.place), style="bold"), one.kind), *lines, *shown)
+
+
+def added(one: Resource, there: bool) -> Text:
+    """A version that was registered, or was there already."""
+    slots = "" if one.template is None else f" with {_slots(one.template)}"
+    return Text(f"{clean(one.place)} {'was registered already' if there else 'is registered'}{slots}.")
+
+
+def _slots(template: Template) -> str:
+    names = list(dict.fromkeys(template.slots))
+    return f"the slots {', '.join(names)}" if names else "no slots"
+
+
+def text(template: Template) -> Text:
+    """A template, as it is written down, with its slots set off."""
+    made = Text()
+    for anchor, slot in zip(template.anchors, [*template.slots, None], strict=True):
+        made.append(clean(anchor.replace("{", "{{").replace("}", "}}")))
+        if slot is not None:
+            made.append(f"{{{slot}}}", SLOT)
+    return made
+
+
+def difference(one: Resource, other: Resource) -> Text:
+    """What of one version is another in the other: a unified diff of texts, fields of models."""
+    lines = difflib.unified_diff(_lines(one), _lines(other), one.place, other.place, lineterm="")
+    made = Text("\n").join(plain(line, SIGNS.get(line[0], "")) for line in lines)
+    return made or Text(f"{one.place} and {other.place} say the same.")
+
+
+def _lines(version: Resource) -> list[str]:
+    rest = [f"{name}: {value}" for name, value in version.content.items() if name not in ("text", "sent")]
+    said: str = version.content.get("text", "")
+    ends = [] if not said or said.endswith("\n") else ["\\ no line break at the end"]
+    return [*rest, *said.splitlines(), *ends]
+
+
+def proposals(found: Sequence[tuple[Proposal, str | None]], calls: int, left_out: int, rollouts: int) -> Group:
+    """Prompts that were found in so many calls of so many rollouts, each with the resource that it is registered as."""
+    pieces: list[RenderableType] = [Text(f"{counted(len(found), 'prompt')} in {counted(calls, 'call')}.")]
+    if left_out:
+        pieces.append(Text(f"{counted(left_out, 'call')} left out: the gateway wrote their text, or asked by itself."))
+    if not found:
+        shared = f"A prompt is what {FEWEST} rollouts share; these calls with a system text are of"
+        pieces.append(Text(f"{shared} {counted(rollouts, 'rollout')}."))
+    for number, (one, known) in enumerate(found, 1):
+        pieces += [Text(), *_proposal(number, one, known)]
+    return Group(*pieces)
+
+
+def _proposal(number: int, one: Proposal, known: str | None) -> Iterator[RenderableType]:
+    agent = f"agent {clean(one.agent)}" if one.agent else "no agent named"
+    covered = f"{one.coverage:.1%} of its call-site"
+    registered = f"registered as {clean(known)}" if known else "not registered"
+    yield joined(Text(f"{number}.", style="bold"), counted(one.messages, "message"), covered, agent, one.call_site)
+    yield joined(Text(registered, style="green" if known else "yellow"))
+    yield text(one.template)
+    yield values(one.slots)
+
+
+def values(slots: Mapping[str, Sequence[str]]) -> RenderableType:
+    """What stands in slots, a few examples each."""
+    made = Listing(Column("slot"), Column("examples", narrows="fold", least=30))
+    for name, examples in slots.items():
+        made.add_row(Text(name, style=SLOT), plain(" | ".join(abbreviate(it, BRIEF) for it in examples)))
+    return made if slots else Text("no slots", style="dim")
+
+
+def recognised(found: Recognised) -> Group:
+    """Which prompt a text is."""
+    named = f" of the tool {clean(found.known.tool)}" if found.known.tool else ""
+    head = Text(f"This is {clean(found.known.resource)}{named}.")
+    return Group(head, values({name: [value] for name, value in found.slots.items()}))

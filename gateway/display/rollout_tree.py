@@ -1,0 +1,207 @@
+"""A rollout as a tree for a terminal: attempts, calls, and what was said. Pure, as `gateway.display.rollouts` is.
+
+A conversation is told once: agents send it whole with every call, so of each call only the messages are shown that no
+earlier call of the attempt began with or was answered by. Spans of an instrumented agent stand in their parents,
+calls in the span that they were made in (`gateway.model.nesting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+from rich.tree import Tree
+
+from penstock.gateway.display.rollouts import (
+    BRIEF,
+    abbreviate,
+    clean,
+    compact,
+    counted,
+    duration,
+    gaps,
+    joined,
+    moment,
+    number,
+    plain,
+    size,
+    span_line,
+    status,
+    style,
+    total_tokens,
+)
+from penstock.gateway.model import nesting
+from penstock.gateway.model.answers import SideView, SpanDetail
+from penstock.gateway.model.span import Attempt, Choice, Message, Outcome, Part, RolloutSummary, Turn
+
+DEEPEST = 20
+"""Spans within each other that are shown as such."""
+
+Key = tuple[str, tuple[tuple[str | None, ...], ...]]
+
+
+def rollout_tree(rollout: RolloutSummary, details: Sequence[SpanDetail]) -> Tree:
+    """Rollout, attempts, calls, and what each call added to the conversation."""
+    t = rollout.totals
+    facts = (counted(t.calls, "call"), counted(t.errors, "error") if t.errors else "", total_tokens(t), gaps(t))
+    about = (f"group {clean(rollout.group)}" if rollout.group else "", _reward(rollout.reward))
+    tree = Tree(joined(Text(clean(rollout.id), style="bold"), rollout.mode, status(rollout.status), *about, *facts))
+    if rollout.input is not None:
+        tree.add(joined(Text("task", style="dim"), plain(abbreviate(compact(rollout.input), BRIEF))))
+    shown = {detail.span.attempt for detail in details}
+    for attempt in rollout.attempts:
+        branch = tree.add(_attempt_line(attempt, len(rollout.attempts) == 1))
+        if attempt.id in shown:
+            _add_calls(branch, [detail for detail in details if detail.span.attempt == attempt.id], attempt)
+    return tree
+
+
+def call_tree(detail: SpanDetail) -> Tree:
+    """One call, with all its messages and its whole text."""
+    tree = Tree(span_line(detail.span))
+    for line in _facts(detail):
+        tree.add(line)
+    if detail.turn is not None:
+        _add_turn(tree, detail.turn, 0, None, None)
+    return tree
+
+
+def _add_calls(branch: Tree, details: Sequence[SpanDetail], attempt: Attempt) -> None:
+    nodes: dict[int, Tree] = {}
+    for detail, parent in in_place(details):
+        nodes[detail.span.sequence] = nodes.get(parent or 0, branch).add(span_line(detail.span))
+    told: list[list[Key]] = []
+    offered: list[str] = []
+    for detail in details:
+        node, turn = nodes[detail.span.sequence], detail.turn
+        if turn is None:
+            continue
+        names = [tool.name for tool in turn.tools]
+        _add_turn(node, turn, known(turn.messages, told), names if names != offered else [], BRIEF)
+        told.append([*map(key, turn.messages), *(key(choice.message) for choice in turn.choices[:1])])
+        offered = names
+    if attempt.spans > len(details):
+        branch.add(Text(f"{len(details):,} of {attempt.spans:,} spans are shown", style="dim"))
+
+
+def in_place(details: Sequence[SpanDetail]) -> Iterator[tuple[SpanDetail, int | None]]:
+    """The spans of one attempt from the top, each with the sequence of the one it is shown in; None for the attempt."""
+    by_sequence = {detail.span.sequence: detail for detail in details}
+    inside = nesting.tree([detail.span for detail in details])
+    waiting = [(span, None, 0) for span in reversed(inside.get(None, []))]
+    while waiting:
+        span, parent, depth = waiting.pop()
+        yield by_sequence[span.sequence], parent
+        # What stands deeper than a terminal is wide stands side by side.
+        under = span.sequence if depth < DEEPEST else parent
+        waiting += [(inner, under, depth + 1) for inner in reversed(inside.get(span.sequence, []))]
+
+
+def known(messages: Sequence[Message], told: Iterable[Sequence[Key]]) -> int:
+    """How many messages an earlier call began with or was answered by."""
+    keys = [key(message) for message in messages]
+    return max((_shared(keys, earlier) for earlier in told), default=0)
+
+
+def _shared(a: Sequence[Key], b: Sequence[Key]) -> int:
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def key(message: Message) -> Key:
+    """What makes two messages the same, however they were sent. Reasoning is often not sent back."""
+    parts = (p for p in message.parts if p.type != "reasoning")
+    return message.role, tuple((p.type, p.text, p.id, p.name, p.arguments, compact(p.data)) for p in parts)
+
+
+def _add_turn(node: Tree, turn: Turn, skip: int, tools: list[str] | None, limit: int | None) -> None:
+    names = [tool.name for tool in turn.tools] if tools is None else tools
+    if names:
+        node.add(joined(Text("tools", style="dim"), clean(", ".join(names))))
+    if skip:
+        node.add(Text(f"… {counted(skip, 'message')} as before", style="dim"))
+    for message in turn.messages[skip:]:
+        node.add(_message(message, limit))
+    for choice in turn.choices:
+        node.add(_choice(choice, len(turn.choices), limit))
+    for text in filter(None, (turn.error, *turn.problems)):
+        node.add(plain(abbreviate(text, limit), "red"))
+
+
+def _message(message: Message, limit: int | None) -> RenderableType:
+    role = plain(message.role if message.name is None else f"{message.role} {message.name}", style(message.role))
+    return _with_parts(role, message.parts, limit)
+
+
+def _choice(choice: Choice, of: int, limit: int | None) -> RenderableType:
+    label = "answer" if of == 1 else f"answer {choice.index + 1} of {of}"
+    ended = plain(f" ({choice.finish})" if choice.finish else "", "dim")
+    return _with_parts(Text(f"→ {label}", style="bold green").append_text(ended), choice.message.parts, limit)
+
+
+def _with_parts(label: Text, parts: Sequence[Part], limit: int | None) -> RenderableType:
+    """Text beside its label; several parts below it."""
+    if len(parts) == 1:
+        return joined(label, _part(parts[0], limit))
+    tree = Tree(label)
+    for part in parts:
+        tree.add(_part(part, limit))
+    return tree
+
+
+def _part(part: Part, limit: int | None) -> Text:
+    text = abbreviate(part.text or "", limit)
+    match part.type:
+        case "text":
+            return plain(text)
+        case "tool_call":
+            call = f"{part.name}({abbreviate(part.arguments or '', limit)})"
+            return plain(call, "cyan")
+        case "tool_call_response":
+            return plain(text or abbreviate(compact(part.data), limit), "yellow")
+        case "reasoning" | "refusal":
+            return joined(Text(part.type, style="dim"), plain(text, "italic"))
+        case _:
+            return joined(Text(part.type, style="dim"), plain(abbreviate(text or compact(part.data), limit or BRIEF)))
+
+
+def _sides(detail: SpanDetail) -> list[SideView]:
+    return detail.exchange.sides if detail.exchange else []
+
+
+def _facts(detail: SpanDetail) -> Iterator[Text]:
+    """What only a single call's view shows."""
+    span, turn = detail.span, detail.turn
+    shown = {
+        "started": f"{moment(span.start_ns)} UTC",
+        "called": detail.exchange.url if detail.exchange else None,
+        "also spoken": ", ".join(f"{side.who}: {side.dialect} {side.path}" for side in _sides(detail)),
+        "served": span.model_served if span.model_served != span.model else None,
+        "bytes": f"{size(span.request_bytes)} → {size(span.response_bytes)}",
+        "sampling": compact(turn.sampling) if turn and turn.sampling else None,
+        "forced": turn.forced if turn else None,
+        "trace": span.trace_id,
+    }
+    for name, value in shown.items():
+        if value:
+            yield joined(Text(name, style="dim"), clean(value))
+
+
+def _attempt_line(attempt: Attempt, only: bool) -> Text:
+    """An attempt; of the only one the rollout's own line has the figures already."""
+    t, outcome = attempt.totals, attempt.outcome or Outcome()
+    reason = clean(abbreviate(outcome.reason or "", BRIEF))
+    code = f"exit code {outcome.exit_code}" if outcome.exit_code is not None else ""
+    ended = (
+        # A reason of a runner begins with them.
+        *(piece for piece in (code, clean(outcome.signal or "")) if piece not in reason),
+        duration(outcome.duration_ns),
+        f"by {clean(attempt.worker)}" if attempt.worker else "",
+        reason,
+    )
+    name, figures = Text(clean(attempt.id), style="bold"), (counted(t.calls, "call"), _reward(attempt.reward), gaps(t))
+    return joined(name, status(attempt.status), *(() if only else figures), *ended)
+
+
+def _reward(value: float | None) -> str:
+    return "" if value is None else f"reward {number(value)}"

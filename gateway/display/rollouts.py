@@ -1,0 +1,306 @@
+"""The tape for a terminal: nouns in, rich renderables out. Pure: no console, no clock, no network.
+
+Whatever stands on the tape was written by strangers (models, web pages, tools): control characters in it are made
+visible, so that none of it can speak to the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from penstock.gateway.dialects.token_estimate import uncounted
+from penstock.gateway.display import span_summary
+from penstock.gateway.display.table import Column, Listing, figure
+from penstock.gateway.model.answers import RewardStats, Stats
+from penstock.gateway.model.span import Change, Reward, RolloutSummary, Span, SpanStatus, Totals, Usage
+
+STYLES = {
+    "ok": "green", "succeeded": "green", "error": "red", "failed": "red", "timeout": "red", "interrupted": "magenta",
+    "unresponsive": "magenta", "environment": "magenta", "cancelled": "yellow", "open": "cyan", "running": "cyan",
+    "preparing": "cyan", "queuing": "blue", "requeuing": "blue", "system": "blue", "developer": "blue", "user": "bold",
+    "assistant": "bold green", "tool": "yellow",
+}  # fmt: skip
+BRIEF = 240
+"""Characters of a text that is shown briefly."""
+CALLS = ("llm", "tool")
+PRINTED = ("stdout", "stderr")
+"""Events that are pieces of an agent's output."""
+_DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
+_VISIBLE = (
+    {n: chr(0x2400 + n) for n in range(32) if n not in (9, 10)}
+    | {0x7F: "␡"}
+    | dict.fromkeys((*range(0x80, 0xA0), *_DIRECTIONS), "\ufffd")
+)
+
+
+def clean(value: object) -> str:
+    """Text without anything that a terminal obeys."""
+    return str(value).translate(_VISIBLE)
+
+
+def plain(value: object, style: str = "") -> Text:
+    """One value as a cell; None is empty."""
+    return Text("" if value is None else clean(value), style=style)
+
+
+# --- figures ---
+
+
+def duration(ns: int | None) -> str:
+    """12 µs, 3.4 ms, 1.25 s, 2 m 05 s, 3 h 07 m."""
+    if ns is None:
+        return ""
+    if ns < 60 * 10**9:
+        whole, unit = next((step for step in ((10**9, "s"), (10**6, "ms"), (10**3, "µs")) if ns >= step[0]), (1, "ns"))
+        value = ns / whole
+        return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
+    minutes, seconds = divmod(ns // 10**9, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} m" if hours else f"{minutes} m {seconds:02} s"
+
+
+def size(count: int) -> str:
+    """1.5 MiB."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.4g} {units[0]}"
+
+
+def moment(ns: int) -> str:
+    """A time of day in UTC, to the millisecond."""
+    return f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M:%S}.{ns // 10**6 % 1000:03}"
+
+
+def age(ns: int, now_ns: int) -> str:
+    """How long since then, in one unit."""
+    seconds = max(0, now_ns - ns) // 10**9
+    steps = ((86400, "d"), (3600, "h"), (60, "m"))
+    return next((f"{seconds // step} {unit}" for step, unit in steps if seconds >= step), f"{seconds} s")
+
+
+def ago(ns: int, now_ns: int) -> str:
+    """How long ago, in one unit."""
+    return "now" if now_ns - ns < 10**9 else f"{age(ns, now_ns)} ago"
+
+
+def number(value: float | None) -> str:
+    """0.7; None is empty."""
+    return "" if value is None else f"{value:.6g}"
+
+
+def tokens(given: int | None, made: int | None) -> str:
+    """1,200 → 80."""
+    return "" if given is None and made is None else f"{_count(given)} → {_count(made)}"
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
+
+
+def sums(t: Totals) -> str:
+    """1,200 → 80, or ≥1,200 → ≥80 where some calls' tokens were not counted."""
+    least = "≥" if t.uncounted else ""
+    return " → ".join("?" if n is None else f"{least}{n:,}" for n in (t.input_tokens, t.output_tokens))
+
+
+# --- tables ---
+
+
+ROLLOUTS = (
+    Column("rollout"), Column("group", 8, optional=True), Column("mode", 2), Column("status"), figure("attempts", 4),
+    figure("reward", 10), figure("calls", 9), figure("errors", 7), figure("tokens", 5), figure("tools", 1),
+    figure("age", 6), Column("last call", 3),
+)  # fmt: skip
+SPANS = (
+    Column("attempt"), figure("#"), Column("started (UTC)", 3), Column("what", 7),
+    Column("model", narrows="cut", least=16), Column("status"), figure("http", 4), figure("latency", 6),
+    figure("first byte", 1), figure("tokens", 5), figure("tools", 2), Column("finish", narrows="cut", least=32),
+)  # fmt: skip
+SUMS = (
+    Column("model"), figure("calls"), figure("errors", 5), figure("cancelled", 2), figure("tokens", 6),
+    figure("tools", 1), figure("median", 3), figure("p95", 4),
+)  # fmt: skip
+
+
+def rollouts(rows: Sequence[RolloutSummary], now_ns: int) -> Listing:
+    """A line for each rollout. Groups are shown when there are any."""
+    made = Listing(*ROLLOUTS)
+    for r in rows:
+        head = (plain(r.id), plain(r.group), r.mode, _stands(r))
+        made.add_row(*head, *map(plain, _figures(r)), age(r.created_ns, now_ns), _last_call(r, now_ns))
+    return made
+
+
+def _stands(r: RolloutSummary) -> Text:
+    """Its status; an ambiguous one says so."""
+    return joined(status(r.status), Text("ambiguous", style="yellow") if r.totals.ambiguous else "")
+
+
+def _figures(r: RolloutSummary) -> Iterator[object]:
+    t = r.totals
+    yield f"{r.tries}/{r.config.max_attempts}" if r.origin == "queued" else len(r.attempts)
+    yield number(r.reward)
+    yield from (t.calls or "", t.errors or "", sums(t) if t.calls else "")
+    yield t.tool_calls or ""
+
+
+def _last_call(r: RolloutSummary, now_ns: int) -> str:
+    return ago(r.last_seen_ns, now_ns) if r.totals.calls else ""
+
+
+def spans(rows: Iterable[Span]) -> Listing:
+    """A line for each span. What is no call has its name where a call has its model, and says what it is at the end."""
+    made = Listing(*SPANS)
+    for s in rows:
+        end = plain(s.error, "red") if s.error else plain(s.finish if s.kind in CALLS else content(s))
+        times = (_length(s), duration(s.first_byte_ns), _tokens(s), s.tool_calls or "")
+        head = (plain(s.attempt), plain(s.sequence), moment(s.start_ns)[5:], _what(s), plain(s.model or s.name))
+        made.add_row(*head, status(s.status), plain(s.http_status), *map(plain, times), end)
+    return made
+
+
+def stats(figures: Stats) -> Group:
+    """The sums, model by model, the rewards, and the tape."""
+    whole = "all spans" if figures.complete else f"the newest {figures.counted_spans:,} spans"
+    ended = ", ".join(f"{count:,} {status}" for status, count in sorted(figures.by_status.items()))
+    sums = Listing(*SUMS)
+    for name, m in figures.by_model.items():
+        sums.add_row(plain(name), *_sums(m), duration(m.median_ns), duration(m.p95_ns))
+    sums.add_row(Text("all", style="bold"), *_sums(figures.totals), "", "")
+    tape = ", ".join(f"{clean(k)} {size(n) if k.endswith('bytes') else f'{n:,}'}" for k, n in figures.tape.items())
+    lines = [f"Sums over {whole}: {ended or 'none'}.", f"Tape: {tape}."]
+    gaps = [Text(f"{figures.gaps:,} calls could not be recorded.", style="red")] if figures.gaps else []
+    return Group(Text(lines[0]), sums, *_rewards(figures.rewards), Text(lines[1]), *gaps)
+
+
+def _rewards(given: RewardStats) -> Iterator[Text]:
+    if given.count:
+        sources = ", ".join(f"{count:,} {source}" for source, count in sorted(given.by_source.items()))
+        mean = f", mean {number(given.mean)}" if given.mean is not None else ""
+        untrusted = f", {given.untrusted:,} untrusted" if given.untrusted else ""
+        yield Text(f"Rewards: {sources}{mean}{untrusted}.")
+
+
+def _sums(t: Totals) -> Iterator[str]:
+    yield from (f"{t.calls:,}", f"{t.errors:,}", f"{t.cancelled:,}", sums(t))
+    yield f"{t.tool_calls:,}"
+
+
+def change(entry: Change) -> Text:
+    """One line of the change feed."""
+    line = Text(f"{entry.cursor:>6} ", style="dim")
+    if entry.span is not None:
+        s = entry.span
+        return line.append_text(joined(f"{clean(s.rollout)}/{clean(s.attempt)}", span_line(s)))
+    noun = entry.rollout or entry.attempt
+    name = f"{entry.attempt.rollout}/{entry.attempt.id}" if entry.attempt else noun.id if noun else entry.name or ""
+    return line.append_text(joined(clean(name), entry.kind, status(noun.status) if noun else ""))
+
+
+# --- lines ---
+
+
+def span_line(span: Span) -> Text:
+    """A span on one line; a call without a model is known by its path, what is no call by its name."""
+    if span.kind not in CALLS:
+        first = (f"#{span.sequence}", _what(span), span.name if span.name != _what(span) else "")
+        failed = status(span.status) if span.status == SpanStatus.ERROR else ""
+        return joined(*(clean(piece) for piece in first if piece), failed, clean(content(span)), _length(span))
+    first = f"first byte {duration(span.first_byte_ns)}" if span.first_byte_ns is not None else ""
+    facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := _tokens(span)) else "")
+    asked = counted(span.tool_calls, "tool call") if span.tool_calls else ""
+    name = (f"#{span.sequence}", _what(span), span.agent or "", span.model or f"{span.method} {span.path}")
+    return joined(*map(clean, name), status(span.status), span.error or "", *facts, asked)
+
+
+def content(span: Span) -> str:
+    """What a span that is no call says: a reward its value and reason, an agent's span a few of its attributes."""
+    if span.kind == "reward":
+        return "  ".join(filter(None, _reward(Reward.of(span))))
+    if span.kind == "otel":
+        return "  ".join(span_summary.facts(span))
+    said = list((span.attributes or {}).values())
+    if span.name in PRINTED and isinstance(text := (span.attributes or {}).get("text"), str):
+        said = [text]
+    return abbreviate(said[0] if len(said) == 1 and isinstance(said[0], str) else compact(span.attributes), BRIEF)
+
+
+def _reward(given: Reward) -> Iterator[str]:
+    yield number(given.value)
+    yield from (f"{name} {number(value)}" for name, value in given.dimensions.items())
+    yield f"by {given.source}"
+    yield f"of #{given.span}" if given.span else ""
+    yield "" if given.trusted else "untrusted"
+    yield "late" if given.late else ""
+    yield abbreviate(given.reason or "", BRIEF)
+
+
+def _length(span: Span) -> str:
+    """Nothing for what took no time, as rewards and events do."""
+    return duration(span.duration_ns) if span.kind in CALLS or span.duration_ns else ""
+
+
+def _what(span: Span) -> str:
+    return span.dialect if span.kind == "llm" else span.kind
+
+
+def abbreviate(text: str, limit: int | None) -> str:
+    """On one line, and cut with a note of how much is missing; None leaves it as it is."""
+    if limit is None:
+        return text
+    line = " ".join(text.split())
+    return line if len(line) <= limit + 20 else f"{line[:limit].rstrip()} … {len(line) - limit:,} characters more"
+
+
+def joined(*pieces: str | Text) -> Text:
+    """Pieces on a line; empty ones leave no gap."""
+    texts = (plain(piece) if isinstance(piece, str) else piece for piece in pieces)
+    return Text("  ").join(text for text in texts if text)
+
+
+def _tokens(span: Span) -> str:
+    """As counted; ~80 is an estimate, ? what nobody knows. Empty for what uses none."""
+    if span.estimate is None:
+        known = span.usage or (Usage() if uncounted(span) else None)
+        return "" if known is None else " → ".join(map(_count, (known.input_tokens, known.output_tokens)))
+    known, guess = span.usage or Usage(), span.estimate
+    pairs = ((known.input_tokens, guess.input_tokens), (known.output_tokens, guess.output_tokens))
+    return " → ".join(f"~{about:,}" if count is None and about is not None else _count(count) for count, about in pairs)
+
+
+def total_tokens(t: Totals) -> str:
+    """Tokens in and out, with the unit."""
+    return f"{sums(t)} tokens"
+
+
+def counted(number: int, noun: str) -> str:
+    """1 call, 2 calls."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def gaps(t: Totals) -> str:
+    """What is missing or uncertain; empty when nothing is."""
+    missing = f"{t.gaps:,} not recorded" if t.gaps else ""
+    return "  ".join(filter(None, (missing, f"{t.ambiguous:,} ambiguous" if t.ambiguous else "")))
+
+
+def status(word: str) -> Text:
+    """A status in its colour."""
+    return Text(word, style=style(word))
+
+
+def style(word: str) -> str:
+    """The colour of a status or a role."""
+    return STYLES.get(word, "")
+
+
+def compact(value: Any) -> str:
+    """JSON on one line; None is empty."""
+    return "" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)

@@ -1,0 +1,191 @@
+"""The client-facing side of a connection: one request at a time, in order.
+
+Requests that arrive while one is being served wait their turn, and so does the refusal of bytes that are no request: an
+answer is never written into another. Reading never stops, because only reading tells that a client is gone: one that
+pipelines without end is refused (`gateway.http.request_parser`). A half-closed client counts as gone, for the same reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from time import monotonic
+from typing import Protocol
+
+from penstock.gateway.calls.conversations import Way
+from penstock.gateway.http.request import Request
+from penstock.gateway.http.request_parser import RequestReader
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Served(Protocol):
+    """What is being served, as its connection sees it."""
+
+    def on_client_gone(self) -> None:
+        """The client went away."""
+        ...
+
+    def hold(self) -> None:
+        """The client reads slower than the upstream sends."""
+        ...
+
+    def go_on(self) -> None:
+        """The client has caught up."""
+        ...
+
+
+class Planes(Protocol):
+    """What a connection needs of the application."""
+
+    fronts: set[Front]
+    epoch_ns: int
+    """What the monotonic clock's zero is on the clock of the tape."""
+    header_bytes: int
+    request_bytes: int
+
+    def serve(self, front: Front, request: Request) -> None:
+        """Answers a request: sets `front.served` until it calls `front.finish`, or ends the connection."""
+        ...
+
+
+class Front(asyncio.Protocol):
+    """One client connection."""
+
+    __slots__ = (
+        "_draining",
+        "_reader",
+        "_serving",
+        "closing",
+        "paused",
+        "planes",
+        "seen",
+        "served",
+        "transport",
+        "way",
+    )
+
+    def __init__(self, planes: Planes) -> None:
+        self.planes = planes
+        self.transport: asyncio.Transport
+        self.served: Served | None = None
+        """The request being served."""
+        self.closing = False
+        self.paused = False
+        """True while the client takes nothing of what is written."""
+        self.seen = 0.0
+        """When the last byte of an unfinished request, or the end of the last answer, was seen; monotonic seconds."""
+        self.way = Way()
+        """What is known of the conversations on this connection."""
+        self._reader = RequestReader(planes.header_bytes, planes.request_bytes, planes.epoch_ns)
+        self._draining = self._serving = False
+
+    # -- transport callbacks -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client connected."""
+        self.transport = transport  # type: ignore[assignment] # asyncio's signature is wider than what it gives
+        self.seen = monotonic()
+        peer: tuple[str, int] | str | None = transport.get_extra_info("peername")
+        self.way.peer = peer[0] if isinstance(peer, tuple) else ""
+        self.planes.fronts.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone, whatever it was waiting for."""
+        self.planes.fronts.discard(self)
+        self.closing = True
+        served, self.served = self.served, None
+        if served is not None:
+            served.on_client_gone()
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what arrived and serves what is whole."""
+        reader = self._reader
+        if self.closing or reader.over:
+            return
+        reader.feed(data)
+        if reader.requests:
+            self._serve_waiting()
+        if self.served is None:
+            self.seen = monotonic()
+            if reader.expects:
+                self._continue()
+
+    def eof_received(self) -> None:
+        """A half-closed client counts as gone; None lets the transport close."""
+
+    def pause_writing(self) -> None:
+        """The client does not take what is written."""
+        self.paused = True
+        if self.served is not None:
+            self.served.hold()
+
+    def resume_writing(self) -> None:
+        """The client has taken what was written."""
+        self.paused = False
+        if self.served is not None:
+            self.served.go_on()
+
+    # -- serving -----------------------------------------------------------------------------------------------------
+
+    def _serve_waiting(self) -> None:
+        """Serves one request after the other, as long as they are answered at once."""
+        if self._serving:
+            return
+        self._serving = True
+        requests = self._reader.requests
+        while requests and self.served is None and not self.closing:
+            self.planes.serve(self, requests.popleft())
+        self._serving = False
+
+    def finish(self, keep_alive: bool) -> None:
+        """The answer has been written; the next request may come."""
+        self.served = None
+        self.seen = monotonic()
+        if not keep_alive or self._draining:
+            self.close()
+        elif self._reader.requests:
+            self._serve_waiting()
+        elif self._reader.expects:
+            self._continue()
+
+    def _continue(self) -> None:
+        self._reader.expects = False
+        self.transport.write(_CONTINUE)
+
+    def close(self) -> None:
+        """Closes once everything written has been taken."""
+        self.closing = True
+        self.transport.close()
+
+    def linger(self) -> None:
+        """Ends the answering side and reads on: closing at once would reset an answer that is still on its way."""
+        self.served = None
+        self.closing = True
+        self.transport.write_eof()
+
+    def drain(self) -> None:
+        """No further request: closes now when idle, else after the answer."""
+        self._draining = True
+        if self.served is None and not self._reader.unfinished and not self.closing:
+            self.close()
+
+    def break_off(self, framed: bool) -> None:
+        """Ends an answer that is not complete, so that the client sees it: one that is `framed` lacks its end, any
+        other is reset, because closing is how it would end."""
+        self.served = None
+        if framed:
+            self.close()
+            return
+        self.closing = True
+        connection: socket.socket = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
+
+    def overdue(self, now: float, head_timeout: float, keepalive_timeout: float) -> bool:
+        """True when the rest of a request, or a new one, has been awaited for too long."""
+        if self.served is not None:
+            return False
+        return now - self.seen > (head_timeout if self._reader.unfinished or self.closing else keepalive_timeout)

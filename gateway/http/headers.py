@@ -1,0 +1,171 @@
+"""HTTP heads, composed: a request's on its way upstream, an answer's on its way back, and the gateway's own refusals.
+
+Everything passes in its order, spelling and number, less what concerns one connection only (hop-by-hop headers, RFC
+9110 §7.6.1), the client's `Host`, and the gateway's own keys, which no upstream may see. What to do with a header is
+decided once per name and upstream. Optional whitespace around a request's header value is the one thing that is
+normalised; an answer's lines pass byte for byte. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from penstock.gateway.dialects.errors import error_body
+from penstock.gateway.http.errors import Refusal
+from penstock.gateway.http.redact import MASK
+from penstock.gateway.http.request import Headers, Request
+
+HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"upgrade",
+    }
+)
+CREDENTIALS: Final = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"x-penstock-token")
+"""Where clients put keys, agent tokens among them."""
+
+PROMPT: Final = b"x-penstock-prompt"
+"""Names the prompt that the first system text of a request is."""
+
+_OWN: Final = HOP | {b"host", b"expect", b"x-penstock-token", PROMPT}
+_NO_TRAILERS: Final = _OWN | {b"content-length", b"transfer-encoding", b"trailer", *CREDENTIALS}
+_TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9_-]{40,}")
+_KNOWN_NAMES: Final = 4096
+_PASS, _DROP, _KEY, _LENGTH = range(4)
+
+_REASONS: Final = {
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    403: b"Forbidden",
+    404: b"Not Found",
+    413: b"Content Too Large",
+    426: b"Upgrade Required",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    502: b"Bad Gateway",
+    503: b"Service Unavailable",
+    504: b"Gateway Timeout",
+    505: b"HTTP Version Not Supported",
+}
+
+
+class RequestHeads:
+    """Composes the heads of requests to one upstream."""
+
+    def __init__(self, host: bytes, credential: tuple[bytes, bytes] | None, admin_key: str | None = None) -> None:
+        """`credential`: header that replaces the agent's keys; `admin_key`: the gateway's own, never passed on."""
+        self._start = [b"Host", b": ", host, b"\r\n"]
+        self._credential = credential
+        self._admin_key = None if admin_key is None else admin_key.encode()
+        self._actions: dict[bytes, int] = {}
+
+    def compose(self, request: Request, target: bytes, length: int | None) -> tuple[bytes, list[bytes]]:
+        """(head to send, its header lines in pieces: of each its name, a colon, its value and the end of the line).
+
+        `length` is that of the body when it is no longer the client's.
+        """
+        parts = self._parts(request.headers, request.hops, length)
+        sent = b"".join(parts)
+        if b"pst_" in sent:
+            clean = [header for header in request.headers if _TOKEN.search(header[2]) is None]
+            parts = self._parts(clean, request.hops, length)
+            sent = b"".join(parts)
+        if b"pst_" in target:
+            target = _TOKEN.sub(MASK, target)
+        return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, sent), parts
+
+    def _parts(self, headers: Headers, hops: frozenset[bytes], length: int | None) -> list[bytes]:
+        parts, actions = self._start.copy(), self._actions
+        for low, name, value in headers:
+            action = actions.get(low)
+            if action is None:
+                action = self._decide(low)
+            if action or hops:
+                if action == _DROP or low in hops or (action == _KEY and self._is_ours(value)):
+                    continue
+                if action == _LENGTH and length is not None:
+                    value = b"%d" % length
+            parts += (name, b": ", value, b"\r\n")
+        if self._credential is not None:
+            parts += (self._credential[0], b": ", self._credential[1], b"\r\n")
+        return parts
+
+    def _decide(self, low: bytes) -> int:
+        if low in _OWN or (self._credential is not None and low in CREDENTIALS):
+            action = _DROP
+        elif low in CREDENTIALS:
+            action = _KEY
+        else:
+            action = _LENGTH if low == b"content-length" else _PASS
+        if len(self._actions) < _KNOWN_NAMES:
+            self._actions[low] = action
+        return action
+
+    def _is_ours(self, value: bytes) -> bool:
+        return b"pst_" in value or (self._admin_key is not None and self._admin_key in value)
+
+
+def framed(request: Request, body: bytes) -> bytes:
+    """A body as it goes on the wire: in the client's own chunks, if it came in chunks. Chunk extensions end here."""
+    if not request.chunked:
+        return body
+    ends = request.chunks if request.chunks and request.chunks[-1] == len(body) else [len(body)]
+    parts: list[bytes] = []
+    start = 0
+    for end in ends:
+        if end > start:
+            parts.append(b"%x\r\n%b\r\n" % (end - start, body[start:end]))
+        start = end
+    trailers = [b"%b: %b\r\n" % (name, value) for low, name, value in request.trailers if low not in _NO_TRAILERS]
+    return b"".join([*parts, b"0\r\n", *trailers, b"\r\n"])
+
+
+def control_head(request: Request, target: bytes) -> bytes:
+    """A request to the control plane, less what concerns the connection."""
+    lines = [b"%b: %b\r\n" % (name, value) for low, name, value in request.headers if low not in HOP | {b"expect"}]
+    return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, b"".join(lines))
+
+
+def client_head(head: bytes, hops: frozenset[bytes], close: bool) -> bytes:
+    """An answer's head as the client gets it: byte for byte, less the headers in `hops`."""
+    lines = head.split(b"\r\n")
+    kept = [line for line in lines[1:-2] if line.partition(b":")[0].lower() not in hops]
+    if close:
+        kept.append(b"Connection: close")
+    return b"\r\n".join([b"HTTP/1.1" + lines[0][8:], *kept, b"", b""])
+
+
+def refusal_head(refusal: Refusal, length: int, keep_alive: bool) -> bytes:
+    """The head of an answer of the gateway's own."""
+    return b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n" % (
+        refusal.status,
+        _REASONS[refusal.status],
+        length,
+        b"" if keep_alive else b"Connection: close\r\n",
+    )
+
+
+def refusal_body(family: str, refusal: Refusal) -> bytes:
+    """What it says, in the shape of the API being spoken."""
+    return error_body(family, refusal.status, refusal.message, refusal.kind, refusal.field)
+
+
+def family_of(headers: Headers) -> str:
+    """Whose API a call to an unknown path speaks: Anthropic clients name their version, or at least themselves, and
+    Google's send headers of their own."""
+    for low, _, value in headers:
+        if low.startswith(b"x-goog-api-"):
+            return "gemini"
+        if (
+            low.startswith(b"anthropic-")
+            or low == b"x-api-key"
+            or (low == b"user-agent" and b"claude" in value.lower())
+        ):
+            return "anthropic"
+    return "openai"

@@ -1,0 +1,82 @@
+"""A request as it came from a client."""
+
+from __future__ import annotations
+
+from penstock.gateway.http.errors import Refusal
+
+Headers = list[tuple[bytes, bytes, bytes]]
+"""(lower-case name, name as sent, value), in order."""
+
+_CHUNKS = 65536
+_PIECES = 4096
+
+
+class Request:
+    """Filled in by its connection; whole when it is served."""
+
+    __slots__ = (
+        "_gathered",
+        "_pieces",
+        "chunked",
+        "chunks",
+        "headers",
+        "hops",
+        "http10",
+        "keep_alive",
+        "length",
+        "method",
+        "refusal",
+        "size",
+        "started",
+        "started_ns",
+        "target",
+        "trailers",
+        "upgrade",
+    )
+
+    def __init__(self) -> None:
+        self.method = ""
+        self.target = b""
+        self.headers: Headers = []
+        self.trailers: Headers = []
+        self.hops: frozenset[bytes] = frozenset()
+        """Headers that its Connection header makes hop-by-hop (RFC 9110 §7.6.1)."""
+        self.http10 = self.keep_alive = self.chunked = False
+        self.upgrade = False
+        """Whether it asks for another protocol."""
+        self.length = 0
+        """What Content-Length says."""
+        self.size = 0
+        """Payload bytes that have come."""
+        self.chunks: list[int] = []
+        """Where the chunks it came in ended, as far as there are not too many."""
+        self.started = 0.0
+        """When its head was there; monotonic seconds."""
+        self.started_ns = 0
+        """The same on the clock of the tape."""
+        self.refusal: Refusal | None = None
+        """Why it cannot be served, whatever it asks for."""
+        self._pieces: list[bytes] = []
+        self._gathered = bytearray()
+
+    def add(self, piece: bytes) -> None:
+        """Payload. Pieces are joined when it is whole, or before there are too many small ones."""
+        self.size += len(piece)
+        self._pieces.append(piece)
+        if len(self._pieces) == _PIECES:
+            self._gathered += b"".join(self._pieces)
+            self._pieces.clear()
+
+    def end_chunk(self) -> None:
+        """Notes where a chunk ended. Of an absurd number of chunks the boundaries are forgotten."""
+        if len(self.chunks) < _CHUNKS:
+            self.chunks.append(self.size)
+
+    def body(self) -> bytes:
+        """The payload without transfer framing. It is kept once, whoever asks how often."""
+        if self._gathered:
+            self._pieces = [bytes(self._gathered), *self._pieces]
+            self._gathered = bytearray()
+        if len(self._pieces) != 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0]

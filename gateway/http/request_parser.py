@@ -1,0 +1,230 @@
+"""Bytes from a client -> whole requests. Sans-I/O: HTTP/1.1 by llhttp, as strict as it is, and within limits.
+
+A request is taken in whole (its model decides where it goes); its chunks are remembered, so that a chunked body leaves
+as it came. What is no request, or is too large, becomes a request with a `refusal`, in its turn behind those before it;
+nothing is read after it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import monotonic
+
+import httptools
+
+from penstock.gateway.http.errors import ClientFault
+from penstock.gateway.http.request import Request
+
+_WATCHED = frozenset({b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
+_PIPELINED = 64
+_FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
+
+
+class RequestReader:
+    """The requests of one connection."""
+
+    __slots__ = (
+        "_began",
+        "_epoch_ns",
+        "_header_bytes",
+        "_in_head",
+        "_parser",
+        "_payload",
+        "_read",
+        "_request",
+        "_request_bytes",
+        "_unparsed",
+        "expects",
+        "over",
+        "requests",
+    )
+
+    def __init__(self, header_bytes: int, request_bytes: int, epoch_ns: int) -> None:
+        """The limits of a head and a body, and what the monotonic clock's zero is on the clock of the tape."""
+        self.requests: deque[Request] = deque()
+        """Whole ones, oldest first."""
+        self.expects = False
+        """True while the client waits to be told to go on (`Expect: 100-continue`)."""
+        self.over = False
+        """True after a refusal: what follows is not looked at."""
+        self._header_bytes = header_bytes
+        self._request_bytes = request_bytes
+        self._epoch_ns = epoch_ns
+        self._parser = httptools.HttpRequestParser(self)
+        self._request: Request | None = None
+        self._in_head = False
+        self._read = self._began = self._unparsed = self._payload = 0
+
+    @property
+    def unfinished(self) -> bool:
+        """True while a request has begun and is not whole."""
+        return self._request is not None
+
+    def feed(self, data: bytes) -> None:
+        """Takes what one read brought."""
+        self._read = len(data)
+        whole = len(self.requests)
+        self._parse(data)
+        if self._request is not None:
+            self._bound(self._request, len(self.requests) > whole)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError:
+            raise
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"the request is not valid HTTP/1.1: {error}", "request")
+
+    def _bound(self, request: Request, shared: bool) -> None:
+        """Of a head, and of what a body has beside its payload, no more is taken than a head may have. `shared`: this
+        read held the end of another request too, and is only an upper bound of what belongs to this one."""
+        if shared:
+            self._began = self._read
+        elif self._in_head or request.size + len(request.trailers) == self._payload:
+            self._unparsed += self._read
+            self._limit_head(self._unparsed)
+        else:
+            self._payload, self._unparsed = request.size + len(request.trailers), 0
+
+    # -- parser callbacks --------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A new request."""
+        if not self.over:
+            self._request = Request()
+            self._in_head = True
+            self._began = self._unparsed = self._payload = 0
+
+    def on_url(self, url: bytes) -> None:
+        """The request target; may come in pieces."""
+        if self._request is not None:
+            self._request.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header; after the body, a trailer."""
+        request = self._request
+        if request is None:
+            return
+        if self._in_head:
+            request.headers.append((name.lower(), name, value))
+        else:
+            request.trailers.append((name.lower(), name, value))
+            self._limit_head(_size(request.trailers))
+
+    def on_headers_complete(self) -> None:
+        """The head is there: what it says about its body and the connection."""
+        request = self._request
+        if request is None:
+            return
+        self._in_head = False
+        request.method = self._parser.get_method().decode("ascii")
+        request.started = monotonic()
+        request.started_ns = self._epoch_ns + int(request.started * 1e9)
+        version = self._parser.get_http_version()
+        request.http10 = version != "1.1"
+        for low, _, value in request.headers:
+            if low in _WATCHED:
+                self._note(request, low, value)
+        if version not in ("1.1", "1.0"):
+            self._refuse(505, f"HTTP/{version} is not spoken here: use HTTP/1.1", "request")
+        elif self._began + self._unparsed + self._read > self._header_bytes:
+            self._limit_head(_line(request) + _size(request.headers))
+        if request.length > self._request_bytes:
+            self._too_large()
+        self._unparsed = 0
+
+    def _note(self, request: Request, low: bytes, value: bytes) -> None:
+        if low == b"transfer-encoding":
+            request.chunked = True
+        elif low == b"content-length":
+            request.length = int(value)
+        elif low == b"upgrade":
+            request.upgrade = self._parser.should_upgrade()
+        elif low == b"expect":
+            self.expects = value.lower() == b"100-continue" and not request.http10
+        elif value.lower() not in (b"keep-alive", b"close"):
+            # What frames the request stays whatever it names: a body without its length would be read as a request.
+            request.hops |= {name.strip() for name in value.lower().split(b",")} - _FRAMING
+
+    def on_body(self, piece: bytes) -> None:
+        """Payload."""
+        request = self._request
+        if request is None:
+            return
+        if request.size + len(piece) > self._request_bytes:
+            self._too_large()
+        else:
+            request.add(piece)
+
+    def on_chunk_complete(self) -> None:
+        """The end of a chunk, which may have come in several pieces."""
+        if self._request is not None:
+            self._request.end_chunk()
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        request = self._request
+        if request is None or request.upgrade or request.method == "CONNECT":
+            return
+        if self.requests and self._is_crowded(request):
+            return
+        self._request, self.expects = None, False
+        request.keep_alive = not request.http10 and self._parser.should_keep_alive()
+        self.requests.append(request)
+
+    # -- refusals ----------------------------------------------------------------------------------------------------
+
+    def _refuse(self, status: int, message: str, field: str) -> None:
+        if self.over:
+            return
+        request, self._request = self._request or Request(), None
+        request.keep_alive = False
+        request.refusal = ClientFault(status, "refused", message, field)
+        self.over, self.expects, self._in_head = True, False, False
+        self.requests.append(request)
+
+    def _is_crowded(self, request: Request) -> bool:
+        """Refuses a request that too much waits before, on this connection."""
+        if len(self.requests) == _PIPELINED:
+            self._refuse(400, f"{_PIPELINED} requests wait on this connection: await their answers first", "request")
+        elif request.size + sum(waiting.size for waiting in self.requests) > self._request_bytes:
+            self._too_large()
+        return self.over
+
+    def _limit_head(self, size: int) -> None:
+        limit = self._header_bytes
+        if size > limit:
+            self._refuse(431, f"the request head is larger than limits.header_bytes = {limit}", "headers")
+
+    def _too_large(self) -> None:
+        limit = self._request_bytes
+        self._refuse(413, f"the request body is larger than limits.request_bytes = {limit}", "body")
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """WebSockets are refused, so that the client falls back; an offer to speak another HTTP may be ignored."""
+        request = self._request
+        if request is None:
+            return
+        offered = b",".join(value.lower() for low, _, value in request.headers if low == b"upgrade")
+        if request.method == "CONNECT":
+            self._refuse(400, "this is not a forward proxy: give it to the client as its base URL", "request")
+        elif b"websocket" in offered:
+            self._refuse(426, "WebSockets are not supported here: use plain HTTP, which streams events", "upgrade")
+        else:
+            kept = [header for header in request.headers if header[0] not in (b"upgrade", b"connection")]
+            lines = b"".join([b"%b: %b\r\n" % (name, value) for _, name, value in kept])
+            head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), request.target, lines)
+            self._parser = httptools.HttpRequestParser(self)
+            self._parse(head + rest)
+
+
+def _line(request: Request) -> int:
+    """The request line, `METHOD target HTTP/1.1 CRLF`."""
+    return len(request.method) + len(request.target) + len("  HTTP/1.1\r\n")
+
+
+def _size(headers: list[tuple[bytes, bytes, bytes]]) -> int:
+    return sum(len(name) + len(value) + 4 for _, name, value in headers)

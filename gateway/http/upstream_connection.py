@@ -1,0 +1,283 @@
+"""One connection to an upstream: an asyncio protocol over httptools that carries one call at a time.
+
+Its caller (`gateway.proxy.relay`) is told what arrives, read by read, as raw wire bytes that can be passed on unchanged,
+while the parser runs beside them only to find the head, the end and the payload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+import httptools
+
+from penstock.gateway.http.headers import HOP
+
+_log = logging.getLogger("penstock.upstream")
+_HEAD_LIMIT = 256 << 10
+_WATCHED = HOP | {b"transfer-encoding", b"content-length", b"content-type", b"content-encoding"}
+_NO_HOPS: frozenset[bytes] = frozenset()
+Headers = list[tuple[bytes, bytes]]
+
+
+class Caller(Protocol):
+    """The slice of a call that a link talks to."""
+
+    head_only: bool
+    """True for HEAD: the answer has no body whatever its headers say."""
+
+    def on_connected(self, link: Link) -> None:
+        """A link is there; the request may be written."""
+        ...
+
+    def on_unreachable(self, reason: str, detail: str) -> None:
+        """No connection came about."""
+        ...
+
+    def on_interim(self, head: bytes) -> None:
+        """A 1xx answer (never 100 or 101) before the answer itself."""
+        ...
+
+    def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
+        """The answer's head (status line to empty line) and the raw body bytes that came with it."""
+        ...
+
+    def on_data(self, link: Link, raw: bytes) -> None:
+        """More raw body bytes; `link.done` says whether they are the last."""
+        ...
+
+    def on_broken(self, link: Link, reason: str) -> None:
+        """The connection ended, or what it sent is not HTTP, before the answer was complete."""
+        ...
+
+
+class Owner(Protocol):
+    """What makes links and takes them back."""
+
+    name: str
+    connections: int
+
+    def put_back(self, link: Link) -> None:
+        """Takes a link whose answer is complete."""
+        ...
+
+    def forget(self, link: Link) -> None:
+        """The connection is gone."""
+        ...
+
+
+class Link(asyncio.Protocol):
+    """One connection to an upstream."""
+
+    __slots__ = (
+        "_buffer",
+        "_garbage",
+        "_headed",
+        "_parser",
+        "caller",
+        "chunked",
+        "done",
+        "encoding",
+        "events",
+        "head_fields",
+        "headers",
+        "hops",
+        "idle_since",
+        "keep_alive",
+        "length_known",
+        "owner",
+        "pieces",
+        "reused",
+        "seen",
+        "status",
+        "transport",
+    )
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.transport: asyncio.Transport
+        self.caller: Caller | None = None
+        self.reused = False
+        """True once it has been idle between two calls."""
+        self.idle_since = 0.0
+        self._parser = httptools.HttpResponseParser(self)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._buffer = b""
+        self._headed = self._garbage = False
+        self.status = 0
+        self.headers: Headers = []
+        """Header fields, and once the body has begun, trailer fields."""
+        self.head_fields = 0
+        """How many of them are header fields; 0 until the head is there."""
+        self.hops = _NO_HOPS
+        """Names of headers that concern this connection only; empty when there are none."""
+        self.pieces: list[bytes] = []
+        """Payload of the last read, without transfer framing."""
+        self.seen = self.done = self.chunked = self.length_known = self.events = False
+        self.encoding: bytes | None = None
+        self.keep_alive = True
+
+    # -- parser callbacks --------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A second message in one answer is garbage after its end."""
+        self._garbage = self.done
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Headers, and trailers once the body has begun."""
+        self.headers.append((name, value))
+        low = name.lower()
+        if low in _WATCHED and not self.head_fields:
+            self._note(low, value)
+
+    def _note(self, low: bytes, value: bytes) -> None:
+        if low == b"transfer-encoding":
+            self.chunked = value.lower().endswith(b"chunked")
+        elif low == b"content-length":
+            self.length_known = True
+        elif low == b"content-type":
+            self.events = value[:17].lower() == b"text/event-stream"
+        elif low == b"content-encoding":
+            self.encoding = value if self.encoding is None else self.encoding + b"," + value
+        else:
+            self.hops |= HOP
+            if low == b"connection":
+                named = {name.strip() for name in value.lower().split(b",")}
+                self.hops |= named - {b"content-length", b"transfer-encoding"}
+
+    def on_headers_complete(self) -> None:
+        """What follows in `headers` are trailers."""
+        self.head_fields = len(self.headers)
+
+    def on_body(self, piece: bytes) -> None:
+        """Payload without transfer framing."""
+        self.pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        """The answer ends here."""
+        self.done = True
+        self.keep_alive = self._parser.should_keep_alive()
+
+    # -- transport callbacks -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection stands."""
+        self.transport = transport  # type: ignore[assignment] # asyncio's signature is wider than what it gives
+        self.owner.connections += 1
+
+    def data_received(self, data: bytes) -> None:
+        """Hands on what arrived; on an idle link anything is a mistake."""
+        caller = self.caller
+        if caller is None:
+            self.transport.abort()
+            return
+        self.seen = True
+        try:
+            if not self._headed:
+                self._await_head(caller, data)
+            elif self._parse(data):
+                caller.on_data(self, data)
+        except Exception:
+            # The loop would only close this connection, and the client would wait for ever.
+            _log.exception("an answer of upstream %r could not be handled", self.owner.name)
+            self._break("internal")
+
+    def _await_head(self, caller: Caller, data: bytes) -> None:
+        self._buffer = data = self._buffer + data if self._buffer else data
+        end = data.find(b"\r\n\r\n") + 4
+        while end > 3 and data[9:10] == b"1" and data[:5] == b"HTTP/":
+            if data[9:12] not in (b"100", b"101"):
+                caller.on_interim(data[:end])
+            self._buffer = data = data[end:]
+            end = data.find(b"\r\n\r\n") + 4
+        if end > 3:
+            self._head_arrived(caller, data, end)
+        elif len(data) > _HEAD_LIMIT or not (data.startswith(b"HTTP/") or b"HTTP/".startswith(data)):
+            self._break("upstream_protocol")
+
+    def _head_arrived(self, caller: Caller, data: bytes, end: int) -> None:
+        self._headed, self._buffer = True, b""
+        head, raw = data[:end], data[end:]
+        if not self._parse(head if caller.head_only else data):
+            return
+        self.status = self._parser.get_status_code()
+        if caller.head_only:
+            self.keep_alive = not raw and self._parser.should_keep_alive()
+            self.done, raw = True, b""
+            self._parser = httptools.HttpResponseParser(self)
+        caller.on_answer(self, head, raw)
+
+    def _parse(self, data: bytes) -> bool:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            raise
+        except httptools.HttpParserError:
+            self._garbage = True
+        if self._garbage:
+            self._break("upstream_protocol")
+        return not self._garbage
+
+    def _break(self, reason: str) -> None:
+        caller, self.caller = self.caller, None
+        self.transport.abort()
+        if caller is not None:
+            caller.on_broken(self, reason)
+
+    def eof_received(self) -> None:
+        """The upstream has said all it will say; None lets the transport close."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone: the end of the answer where nothing else marks it, else a broken one."""
+        self.owner.connections -= 1
+        self.owner.forget(self)
+        caller, self.caller = self.caller, None
+        if caller is None:
+            return
+        if self._headed and exc is None and not (self.chunked or self.length_known):
+            self.done, self.keep_alive = True, False
+            caller.on_data(self, b"")
+        else:
+            caller.on_broken(self, "upstream_closed")
+
+    def pause_writing(self) -> None:
+        """The request does not drain; it is already in memory as a whole, so there is nothing to hold back."""
+
+    def resume_writing(self) -> None:
+        """See `pause_writing`."""
+
+    # -- for the call ------------------------------------------------------------------------------------------------
+
+    @property
+    def ends_itself(self) -> bool:
+        """False when only the end of the connection ends the answer. Asked when the head is there."""
+        return self.chunked or self.length_known or self.done
+
+    def send(self, caller: Caller, head: bytes, body: bytes) -> None:
+        """Writes a request; small ones in one packet."""
+        if self.transport.is_closing():
+            # Ended before it was used, which only its caller does not know yet.
+            asyncio.get_running_loop().call_soon(caller.on_broken, self, "upstream_closed")
+            return
+        self.caller = caller
+        self._clear()
+        if len(body) < 16384:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
+
+    def release(self) -> None:
+        """The answer is complete: back to the pool, or closed when it cannot be used again."""
+        self.caller = None
+        if self.keep_alive and self.done and not self.transport.get_write_buffer_size():
+            self.owner.put_back(self)
+        else:
+            self.transport.abort()
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        self.caller = None
+        self.transport.abort()

@@ -1,0 +1,353 @@
+"""What the control API answers with and asks for, where a noun alone will not do. Shared by `control` and `client`.
+
+A page of a list names its `next` cursor: hand it back to go on, None is the end. A page may be short, even empty, and
+still have a `next`: a selective filter stops after a bounded number of spans looked at, so that no page takes long.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.gateway.model.span import (
+    Attempt,
+    AttemptStatus,
+    Change,
+    Chunk,
+    Exchange,
+    Id,
+    Kind,
+    Noun,
+    RewardSource,
+    RolloutStatus,
+    RolloutSummary,
+    Side,
+    Span,
+    Totals,
+    Turn,
+)
+
+
+class Page(Noun):
+    """What every page of a list has."""
+
+    next: str | None = None
+    """Cursor of the next page; None when this one is the last."""
+    scanned: int = 0
+    """How many spans or rollouts were looked at for this page."""
+
+
+class RolloutPage(Page):
+    """Rollouts, newest first."""
+
+    rollouts: list[RolloutSummary]
+    """Those that match, each with its attempts and sums."""
+
+
+class SpanPage(Page):
+    """Heads of spans."""
+
+    spans: list[Span]
+    """Those that match."""
+
+
+class ChangePage(Noun):
+    """A finite piece of the change feed."""
+
+    changes: list[Change]
+    """In the order in which they happened."""
+    next: int
+    """Ask for `since=next` to go on; equal to `since` at the end of the feed."""
+
+
+class Body(Noun):
+    """A body, readable where it can be: exactly one of `text` and `base64` is set."""
+
+    text: str | None = None
+    """The bytes as text, when they are UTF-8."""
+    base64: str | None = None
+    """The bytes in base64, when they are not."""
+    size: int
+    """Bytes of the body."""
+
+    @classmethod
+    def of(cls, body: bytes) -> Body:
+        """Text where it is text."""
+        try:
+            return cls(text=body.decode(), size=len(body))
+        except UnicodeDecodeError:
+            return cls(base64=b64encode(body).decode(), size=len(body))
+
+
+class SideView(Noun):
+    """One party's side of a call, as JSON can hold it."""
+
+    who: Literal["agent", "engine"]
+    """The party."""
+    dialect: str
+    """Wire format spoken with it."""
+    path: str
+    """Path and query that were called, secrets masked."""
+    request_body: Body
+    """As the agent sent it, or as the engine got it."""
+    response_body: Body
+    """As the agent got it, or as the engine sent it."""
+
+    @classmethod
+    def of(cls, side: Side) -> SideView:
+        """The view of a side."""
+        request, response = Body.of(side.request_body), Body.of(side.response_body)
+        return cls(who=side.who, dialect=side.dialect, path=side.path, request_body=request, response_body=response)
+
+
+class ExchangeView(Noun):
+    """The recorded bytes of a call, as JSON can hold them."""
+
+    url: str
+    """What was called, secrets masked."""
+    request_headers: list[tuple[str, str]]
+    """As sent upstream."""
+    request_body: Body
+    """As sent upstream."""
+    response_headers: list[tuple[str, str]]
+    """As received."""
+    response_body: Body
+    """As received, content encoding kept."""
+    trailers: list[tuple[str, str]]
+    """Trailer fields after a chunked response."""
+    chunks: list[Chunk]
+    """Arrival of the response body, read by read."""
+    sides: list[SideView]
+    """Parties that were spoken with in another wire format."""
+
+    @classmethod
+    def of(cls, exchange: Exchange) -> ExchangeView:
+        """The view of an exchange."""
+        return cls(
+            url=exchange.url,
+            request_headers=exchange.request_headers,
+            request_body=Body.of(exchange.request_body),
+            response_headers=exchange.response_headers,
+            response_body=Body.of(exchange.response_body),
+            trailers=exchange.trailers,
+            chunks=exchange.chunks,
+            sides=[SideView.of(side) for side in exchange.sides],
+        )
+
+
+class SpanDetail(Noun):
+    """A whole span: its head, what it says, and the bytes that say it."""
+
+    span: Span
+    """The head."""
+    turn: Turn | None = None
+    """The exchange, read; None when nothing is stored."""
+    exchange: ExchangeView | None = None
+    """The exchange itself; None when nothing is stored."""
+
+
+class AttemptList(Noun):
+    """The attempts of a rollout."""
+
+    attempts: list[Attempt]
+    """Oldest first."""
+
+
+class ModelStats(Totals):
+    """Sums over the calls of one model."""
+
+    median_ns: int | None = None
+    """Half of its finished calls took no longer; ns."""
+    p95_ns: int | None = None
+    """95 of 100 of its finished calls took no longer; ns."""
+
+
+class RewardStats(Noun):
+    """Sums over rewards."""
+
+    count: int = 0
+    """Rewards that were given."""
+    untrusted: int = 0
+    """Those that are not trained on."""
+    mean: float | None = None
+    """Mean value of the trusted ones."""
+    by_source: dict[RewardSource, int] = Field(default_factory=dict[RewardSource, int])
+    """Rewards by who gave them."""
+
+
+class Stats(Noun):
+    """Figures of the gateway. The sums are over the newest spans only, as many as `counted_spans` says."""
+
+    counted_spans: int
+    """How many of the newest spans the sums are over."""
+    complete: bool
+    """True when these are all spans of the tape."""
+    since_ns: int | None
+    """Start of the earliest span counted; ns since the epoch."""
+    totals: Totals
+    """Sums over the counted spans. What was asked for to try a release is in none: replays, shadows, rehearsals."""
+    by_model: dict[str, ModelStats]
+    """The same for each model asked for."""
+    by_status: dict[str, int]
+    """Counted calls of agents by how they ended."""
+    by_kind: dict[Kind, int]
+    """Counted spans by what happened."""
+    rewards: RewardStats
+    """Sums over the counted rewards."""
+    tape: dict[str, int]
+    """Figures of the whole tape, such as `rollouts`, `spans`, `used_bytes` and `map_bytes`."""
+    cursor: int
+    """Where the change feed stands: follow it from here to see only what is new."""
+    gaps: int
+    """Calls that were answered but could not be recorded since the gateway started."""
+
+
+Trouble = Literal[
+    "no_reward",
+    "untrusted_reward",
+    "unfinished",
+    "gap",
+    "ambiguous",
+    "mixed_versions",
+    "for_release",
+    "no_generation",
+    "error",
+    "interrupted",
+    "cancelled",
+    "late",
+    "other_model",
+    "truncated",
+    "unreadable",
+    "no_token_ids",
+    "no_logprobs",
+    "cut_off",
+    "retokenised",
+    "forced",
+    "sampling",
+]
+"""Why something cannot be trained on, or is worth a look; `docs/doctor.md` explains each."""
+
+
+class Finding(Noun):
+    """Something about an attempt or a call that training cares about."""
+
+    code: Trouble
+    """What it is."""
+    blocks: bool
+    """True when this keeps it out of training; else it is only worth knowing."""
+    reason: str
+    """What was found, for a person."""
+    fix: str
+    """The command that mends it, or what to change before the next attempt."""
+
+
+class CallDiagnosis(Noun):
+    """Whether a call can be trained on."""
+
+    sequence: int
+    """Its span within the attempt."""
+    model: str | None
+    """Model asked for."""
+    prompt_tokens: int | None
+    """Token ids of the prompt, as the engine returned them; None when it did not."""
+    output_tokens: int | None
+    """Token ids of all its choices; None when the engine returned none."""
+    trainable: bool
+    """True when neither it nor its attempt has a finding that blocks."""
+    goes_on: int | None
+    """Sequence of the call whose tokens its prompt begins with: both are one training sequence."""
+    findings: list[Finding]
+    """What was found, the gravest first."""
+
+
+class AttemptDiagnosis(Noun):
+    """Whether an attempt can be trained on."""
+
+    attempt: Id
+    """Its name."""
+    status: AttemptStatus
+    """Where it stands."""
+    reward: float | None
+    """Its reward."""
+    trainable: int
+    """How many of its calls can be trained on."""
+    sequences: int
+    """How many training sequences these make: calls that go on from each other's exact tokens are one."""
+    findings: list[Finding]
+    """What concerns the attempt as a whole."""
+    calls: list[CallDiagnosis]
+    """Its model calls, in order."""
+
+
+class Diagnosis(Noun):
+    """Whether a rollout can be trained on, call by call, and if not why."""
+
+    rollout: Id
+    """Its name."""
+    status: RolloutStatus
+    """Where it stands."""
+    model: str | None
+    """The model that is judged: the one asked for, else the one that most calls asked for."""
+    reward: float | None
+    """Its reward."""
+    trainable: bool
+    """True when at least one call can be trained on."""
+    verdict: str
+    """The same in a sentence."""
+    findings: list[Finding]
+    """What concerns the rollout as a whole."""
+    attempts: list[AttemptDiagnosis]
+    """Its attempts, oldest first."""
+    skipped: int
+    """Calls that were not looked at, because there are too many."""
+
+
+class TokenRequest(Noun):
+    """Asks for an agent token."""
+
+    rollout: Id
+    """The only rollout that the token opens."""
+    expires_s: int | None = Field(default=None, ge=1, le=10 * 365 * 86400)
+    """How long it is valid; s. None is for ever."""
+
+
+class Token(Noun):
+    """An agent token: what an agent uses as its API key."""
+
+    token: str
+    """Starts with `pst_`."""
+    rollout: Id
+    """The only rollout that it opens."""
+    expires_ns: int | None
+    """When it ends; ns since the epoch. None is never."""
+
+
+class Health(Noun):
+    """Whether the gateway is alive, or ready for calls."""
+
+    status: Literal["ok"]
+    """Always `ok`: anything else is an error of status 503."""
+
+
+class Problem(Noun):
+    """What was wrong with a request."""
+
+    message: str
+    """For a person."""
+    type: Literal["invalid_request", "unauthorized", "forbidden", "not_found", "conflict", "unavailable", "internal"]
+    """For a program."""
+    field: str | None = None
+    """Parameter or field at fault."""
+    value: str | None = None
+    """What it was."""
+    allowed: list[str] | None = None
+    """What it may be."""
+
+
+class ErrorAnswer(Noun):
+    """The body of every answer of status 400 and above."""
+
+    error: Problem
+    """What was wrong."""

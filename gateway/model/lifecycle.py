@@ -1,0 +1,169 @@
+"""Rollout and attempt states as tables of legal moves, and what follows from an event. Pure: the caller brings the
+clock and writes what is decided.
+
+    a rollout is enqueued     queuing
+    a worker claims it        preparing        a new attempt: preparing, with a lease
+    its agent is heard of     running          the attempt: running (a first call, a heartbeat that says so)
+    the attempt ends          the attempt: succeeded, failed, timeout, unresponsive or cancelled; the rollout follows:
+                              succeeded; cancelled; requeuing if `retry_on` names the end and attempts are left; failed
+    it is handed back         the attempt: environment, also after it had failed; the rollout: requeuing. No try at the
+                              task was made: the agent could not work where it was run
+
+An attempt that is `unresponsive` while its rollout waits for another one is revived by a sign of life: the rollout
+leaves the queue again and nothing runs twice. Once another worker has claimed the rollout it is superseded for good.
+The final state of a rollout that was queued is left by `requeue`, which somebody must ask for, and by what is handed
+back.
+
+Nobody says when an attempt ends that no worker has claimed: an agent that was given an address by hand, a client that
+says nothing. It has succeeded when nothing was heard of it for a *quiet time*, and its rollout with the last of its
+attempts. The next call or event makes both run again. An end that somebody has told stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.gateway.model.span import LONGEST_S, AttemptStatus, Origin, Retry, RolloutConfig, RolloutStatus
+
+ROLLOUT_MOVES: Final[dict[RolloutStatus, dict[RolloutStatus, str]]] = {
+    RolloutStatus.QUEUING: {RolloutStatus.PREPARING: "claim", RolloutStatus.CANCELLED: "cancel"},
+    RolloutStatus.PREPARING: {
+        RolloutStatus.RUNNING: "first sign of the agent",
+        RolloutStatus.SUCCEEDED: "finish",
+        RolloutStatus.FAILED: "finish, timeout, lost",
+        RolloutStatus.REQUEUING: "finish, timeout, lost, hand back",
+        RolloutStatus.CANCELLED: "cancel",
+    },
+    RolloutStatus.RUNNING: {
+        RolloutStatus.SUCCEEDED: "finish, quiet",
+        RolloutStatus.FAILED: "finish, timeout, lost",
+        RolloutStatus.REQUEUING: "finish, timeout, lost, hand back",
+        RolloutStatus.CANCELLED: "cancel",
+    },
+    RolloutStatus.REQUEUING: {
+        RolloutStatus.PREPARING: "claim",
+        RolloutStatus.RUNNING: "revive",
+        RolloutStatus.CANCELLED: "cancel",
+    },
+    RolloutStatus.SUCCEEDED: {RolloutStatus.REQUEUING: "requeue", RolloutStatus.RUNNING: "heard of after quiet"},
+    RolloutStatus.FAILED: {RolloutStatus.REQUEUING: "requeue, hand back"},
+    RolloutStatus.CANCELLED: {RolloutStatus.REQUEUING: "requeue"},
+}
+"""From -> to -> what does it. Every change of a rollout's status is one of these."""
+
+ATTEMPT_MOVES: Final[dict[AttemptStatus, dict[AttemptStatus, str]]] = {
+    AttemptStatus.PREPARING: {
+        AttemptStatus.RUNNING: "first sign of the agent",
+        AttemptStatus.SUCCEEDED: "finish",
+        AttemptStatus.FAILED: "finish",
+        AttemptStatus.TIMEOUT: "timeout",
+        AttemptStatus.UNRESPONSIVE: "lost",
+        AttemptStatus.CANCELLED: "cancel",
+        AttemptStatus.ENVIRONMENT: "hand back",
+    },
+    AttemptStatus.RUNNING: {
+        AttemptStatus.SUCCEEDED: "finish, quiet",
+        AttemptStatus.FAILED: "finish",
+        AttemptStatus.TIMEOUT: "timeout",
+        AttemptStatus.UNRESPONSIVE: "lost",
+        AttemptStatus.CANCELLED: "cancel",
+        AttemptStatus.ENVIRONMENT: "hand back",
+    },
+    AttemptStatus.UNRESPONSIVE: {AttemptStatus.RUNNING: "revive"},
+    AttemptStatus.SUCCEEDED: {AttemptStatus.RUNNING: "heard of after quiet"},
+    AttemptStatus.FAILED: {AttemptStatus.ENVIRONMENT: "hand back"},
+    AttemptStatus.TIMEOUT: {},
+    AttemptStatus.CANCELLED: {},
+    AttemptStatus.ENVIRONMENT: {},
+}
+"""From -> to -> what does it. Every change of an attempt's status is one of these."""
+
+WAITING: Final = frozenset({RolloutStatus.QUEUING, RolloutStatus.REQUEUING})
+"""In the queue."""
+ACTIVE: Final = frozenset({RolloutStatus.PREPARING, RolloutStatus.RUNNING})
+"""Neither waiting nor ended. One that came from the queue is in a worker's hands then."""
+FINAL: Final = frozenset({RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.CANCELLED})
+"""Ended."""
+LIVE: Final = frozenset({AttemptStatus.PREPARING, AttemptStatus.RUNNING})
+"""An attempt whose end is still to come."""
+
+_RETRIES: Final[dict[AttemptStatus, Retry]] = {
+    AttemptStatus.FAILED: "failed",
+    AttemptStatus.TIMEOUT: "timeout",
+    AttemptStatus.UNRESPONSIVE: "unresponsive",
+}
+
+
+class IllegalMove(Exception):
+    """A change of status that the tables do not have: a bug of the caller, who should have asked before."""
+
+
+def move_rollout(before: RolloutStatus, after: RolloutStatus) -> RolloutStatus:
+    """`after`; raises `IllegalMove` unless the table has the move."""
+    if after not in ROLLOUT_MOVES[before]:
+        raise IllegalMove(f"a rollout cannot go from {before} to {after}")
+    return after
+
+
+def move_attempt(before: AttemptStatus, after: AttemptStatus) -> AttemptStatus:
+    """`after`; raises `IllegalMove` unless the table has the move."""
+    if after not in ATTEMPT_MOVES[before]:
+        raise IllegalMove(f"an attempt cannot go from {before} to {after}")
+    return after
+
+
+def after_attempt(end: AttemptStatus, tries: int, config: RolloutConfig) -> RolloutStatus:
+    """Where the rollout goes when its attempt, the `tries`-th, has ended like this."""
+    if end == AttemptStatus.SUCCEEDED:
+        return RolloutStatus.SUCCEEDED
+    if end == AttemptStatus.CANCELLED:
+        return RolloutStatus.CANCELLED
+    if end == AttemptStatus.ENVIRONMENT:
+        return RolloutStatus.REQUEUING
+    again = _RETRIES[end] in config.retry_on and tries < config.max_attempts
+    return RolloutStatus.REQUEUING if again else RolloutStatus.FAILED
+
+
+def deadline(
+    config: RolloutConfig, created_ns: int, seen_ns: int, lease_ns: int | None
+) -> tuple[int, AttemptStatus] | None:
+    """When a live attempt ends by itself unless it is heard of before, and how; None is never.
+
+    `created_ns`: when it was claimed. `seen_ns`: its newest sign of life. `lease_ns`: when its worker loses it.
+    """
+    ends: list[tuple[int, AttemptStatus]] = []
+    if config.timeout_s is not None:
+        ends.append((created_ns + _ns(config.timeout_s), AttemptStatus.TIMEOUT))
+    if config.unresponsive_s is not None:
+        ends.append((seen_ns + _ns(config.unresponsive_s), AttemptStatus.UNRESPONSIVE))
+    if lease_ns is not None:
+        ends.append((lease_ns, AttemptStatus.UNRESPONSIVE))
+    return min(ends, default=None)
+
+
+def claimed(origin: Origin, status: RolloutStatus) -> bool:
+    """Whether a rollout is in a worker's hands. One that did not come from the queue never is."""
+    return origin == "queued" and status in ACTIVE
+
+
+def quiet_deadline(seen_ns: int, quiet_s: float) -> tuple[int, AttemptStatus]:
+    """When an attempt that nobody has claimed ends by itself unless it is heard of before, and how."""
+    return seen_ns + _ns(quiet_s), AttemptStatus.SUCCEEDED
+
+
+def diagram() -> str:
+    """The tables as Mermaid state diagrams, for the documentation."""
+    rollout = [(a, b, why) for a, ends in ROLLOUT_MOVES.items() for b, why in ends.items()]
+    attempt = [(a, b, why) for a, ends in ATTEMPT_MOVES.items() for b, why in ends.items()]
+    return "\n".join([_diagram("Rollout", rollout), _diagram("Attempt", attempt)])
+
+
+def _diagram(title: str, moves: Sequence[tuple[str, str, str]]) -> str:
+    lines = [f"    {before} --> {after}: {why}" for before, after, why in moves]
+    begin = f"    [*] --> {moves[0][0]}"
+    return "\n".join([f"{title}:", "", "```mermaid", "stateDiagram-v2", begin, *lines, "```", ""])
+
+
+def _ns(seconds: float) -> int:
+    return int(min(seconds, LONGEST_S) * 1e9)

@@ -1,0 +1,142 @@
+"""Which span of an instrumented agent a call was made in. Pure.
+
+An agent that reports its own spans says what stands in what, but not of its calls, unless its HTTP client sends a
+`traceparent`. For the others it is inferred, when the spans are read, from what the tape holds of the same attempt:
+
+1. A span that carries the id of the call's response is the one that made the call: as `gen_ai.response.id`, or at the
+   beginning of the answer that OpenInference keeps as `output.value`.
+2. Else a call stands in the innermost span that was open when the call began. A call may outlive it: a span may end
+   with the head of a stream.
+3. Where several branches were open side by side, those are left out that carry the id of another response. If there are
+   still several, the call stands in the innermost span that all of them stand in; their ends are its candidates.
+
+Agent and gateway may have different clocks; then only the first rule is sure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.gateway.model.span import Span
+
+RESPONSE_ID, OUTPUT = "gen_ai.response.id", "output.value"
+CALLS = ("llm", "tool")
+_ANSWER = re.compile(r'\s*\{\s*"id"\s*:\s*"([^"\\]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What is needed of an agent's span; the whole span may be large."""
+
+    span_id: str
+    parent_id: str | None
+    trace_id: str
+    start_ns: int
+    end_ns: int
+    response_id: str | None
+
+    @classmethod
+    def of(cls, span: Span) -> Node:
+        """`span` is of kind `otel`."""
+        end = span.start_ns if span.end_ns is None else span.end_ns
+        answered = _response_id(span.attributes or {})
+        return cls(span.span_id or "", span.parent_id, span.trace_id or "", span.start_ns, end, answered)
+
+
+def _response_id(attributes: Mapping[str, Any]) -> str | None:
+    named, answer = attributes.get(RESPONSE_ID), attributes.get(OUTPUT)
+    if isinstance(named, str) and named:
+        return named
+    found = _ANSWER.match(answer) if isinstance(answer, str) else None
+    return None if found is None else found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Where a call probably stands."""
+
+    parent: Node | None
+    """The span it was made in."""
+    candidates: tuple[Node, ...] = ()
+    """The spans it may have been made in, when there are several; they stand in `parent`."""
+
+
+def guesses(agent: Iterable[Node], calls: Iterable[Span]) -> dict[int, Guess]:
+    """By sequence, the calls of one attempt that were made in a span of `agent`; the others are left out."""
+    # What an exporter has sent twice is one span.
+    by_id = {node.span_id: node for node in sorted(agent, key=lambda node: (node.start_ns, node.span_id))}
+    answered = _answered(by_id.values())
+    waiting = iter(by_id.values())
+    following = next(waiting, None)
+    open_now: list[Node] = []
+    found: dict[int, Guess] = {}
+    for call in sorted(calls, key=lambda call: call.start_ns):
+        while following is not None and following.start_ns <= call.start_ns:
+            open_now.append(following)
+            following = next(waiting, None)
+        open_now = [node for node in open_now if node.end_ns >= call.start_ns]
+        sure = answered.get(call.response_id or "")
+        guess = _innermost(call, open_now, by_id) if sure is None else Guess(sure)
+        if guess.parent is not None or guess.candidates:
+            found[call.sequence] = guess
+    return found
+
+
+def _answered(nodes: Iterable[Node]) -> dict[str, Node]:
+    """The innermost span of each response id; an id that unrelated spans carry says nothing."""
+    found: dict[str, Node | None] = {}
+    for node in nodes:
+        if node.response_id:
+            other = found.get(node.response_id, node)
+            nested = other is not None and (node is other or node.parent_id == other.span_id)
+            found[node.response_id] = node if nested else None
+    return {name: node for name, node in found.items() if node is not None}
+
+
+def _innermost(call: Span, open_now: Sequence[Node], by_id: Mapping[str, Node]) -> Guess:
+    lines = {node.span_id: [above.span_id for above in _above(node, by_id)] for node in open_now}
+    outer = {above for line in lines.values() for above in line}
+    leaves = [node for node in open_now if node.span_id not in outer]
+    if len(leaves) > 1 and call.response_id:
+        leaves = [node for node in leaves if node.response_id is None] or leaves
+    if len(leaves) < 2:
+        return Guess(leaves[0] if leaves else None)
+    first, *rest = (lines[leaf.span_id] for leaf in leaves)
+    common = next((above for above in first if all(above in line for line in rest)), None)
+    return Guess(None if common is None else by_id[common], tuple(leaves))
+
+
+def _above(node: Node, by_id: Mapping[str, Node]) -> Iterator[Node]:
+    """The spans it stands in, innermost first. Strangers wrote the ids: they may go in a circle."""
+    seen = {node.span_id}
+    above = by_id.get(node.parent_id or "")
+    while above is not None and above.span_id not in seen:
+        seen.add(above.span_id)
+        yield above
+        above = by_id.get(above.parent_id or "")
+
+
+def tree(spans: Sequence[Span]) -> dict[int | None, list[Span]]:
+    """The spans of one attempt by the sequence of the span they stand in, None for nowhere, each in order of time."""
+    agent = [span for span in spans if span.kind == "otel"]
+    by_id = {span.span_id or "": span.sequence for span in reversed(agent)}
+    found = guesses(map(Node.of, agent), (span for span in spans if span.kind in CALLS and span.parent_id is None))
+    parents: dict[int, int | None] = {}
+    for span in spans:
+        guess = found.get(span.sequence)
+        named = span.parent_id if guess is None or guess.parent is None else guess.parent.span_id
+        parents[span.sequence] = _unless_circle(span.sequence, by_id.get(named) if named else None, parents)
+    made: dict[int | None, list[Span]] = {}
+    for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)) if agent else spans:
+        made.setdefault(parents[span.sequence], []).append(span)
+    return made
+
+
+def _unless_circle(own: int, parent: int | None, parents: Mapping[int, int | None]) -> int | None:
+    above = parent
+    while above is not None and above != own:
+        above = parents.get(above)
+    return None if above == own else parent

@@ -1,0 +1,279 @@
+"""What a release may do by itself: a strict TOML file, everything with a default, frozen with the release.
+
+The error probabilities of the reward and of all guards that are on add up to 0.05 at most (Bonferroni): a candidate
+that is no worse in anything is rolled back with at most that probability.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from penstock.gateway.canary.evidence import MISSING
+from penstock.gateway.model.span import LONGEST_S
+from penstock.gateway.model.toml import ConfigError, Section, unknown_key
+from penstock.gateway.model.wording import sentence
+
+MOST_ALPHA = 0.05
+"""What the error probabilities of reward and guards may add up to."""
+
+Gate = Literal["required", "report", "skip"]
+
+
+class Stage(Section):
+    """`[[stages]]`: one step of the canary."""
+
+    split: float = Field(gt=0, lt=1)
+    """Share of new rollouts that get the candidate, above 0 and below 1; larger than in the stage before."""
+    name: str = Field(default="", max_length=32, validate_default=True)
+    """What it is called; the split in percent unless given."""
+    rollouts: int = Field(default=20, ge=0, le=1_000_000)
+    """Rewarded rollouts on the candidate, assigned in this stage, before it may be left, 0 to 1,000,000."""
+    seconds: float = Field(default=0.0, ge=0, le=LONGEST_S)
+    """Seconds from its first rollout before it may be left, at least 0."""
+    approval: bool = False
+    """Whether a person must approve before it is left; in the last stage that is before the promotion."""
+
+    @field_validator("name")
+    @classmethod
+    def _named_by_its_split(cls, value: str, info: ValidationInfo) -> str:
+        return value or f"{info.data.get('split', 0) * 100:g}%"
+
+
+class Guard(Section):
+    """`[guards.error]`, `[guards.violation]`, `[guards.missing]`: something that may not become more frequent."""
+
+    alpha: float = Field(default=0.01, ge=0, le=MOST_ALPHA)
+    """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
+
+
+class LatencyGuard(Guard):
+    """`[guards.latency]`: the share of rollouts within a time; off unless given."""
+
+    alpha: float = Field(default=0.0025, ge=0, le=MOST_ALPHA)
+    """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
+    slo_s: float = Field(gt=0, le=LONGEST_S)
+    """Seconds within which a rollout counts as fast enough, above 0."""
+
+    def goodness(self, seconds: float) -> float:
+        """1 within the time, else 0."""
+        return 1.0 if seconds <= self.slo_s else 0.0
+
+
+class CostGuard(Guard):
+    """`[guards.cost]`: what a rollout costs; off unless given."""
+
+    alpha: float = Field(default=0.0025, ge=0, le=MOST_ALPHA)
+    """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
+    cap: float = Field(gt=0)
+    """Cost of a rollout from which it counts as worst, above 0, in the unit in which costs are given; about four times
+    what one usually costs."""
+
+    def goodness(self, cost: float) -> float:
+        """1 for nothing, 0 from the cap on."""
+        return max(0.0, 1.0 - cost / self.cap)
+
+
+class Guards(Section):
+    """`[guards]`: goodness besides the reward; each is tested for harm."""
+
+    error: Guard = Guard()
+    """Rollouts that failed or had a failed call."""
+    violation: Guard = Guard()
+    """Rollouts with a policy violation."""
+    missing: Guard = Guard(alpha=0.005)
+    """Rollouts without a reward at their deadline."""
+    latency: LatencyGuard | None = None
+    """Slow rollouts."""
+    cost: CostGuard | None = None
+    """Dear rollouts."""
+
+
+class Replay(Section):
+    """`[replay]`: recorded calls asked again, of the candidate and of the incumbent."""
+
+    calls: int = Field(default=200, ge=1, le=100_000)
+    """Recorded calls to take, 1 to 100,000."""
+    budget: int = Field(default=400, ge=2, le=1_000_000)
+    """Requests to models at most, both legs and the judge counted, 2 to 1,000,000."""
+    concurrency: int = Field(default=8, ge=1, le=1000)
+    """Requests at the same time, 1 to 1,000."""
+    judge: str = Field(default="exact", pattern=r"^\S{1,200}$")
+    """Who says whether an answer agrees: `exact`, `module:function`, or the name of a model."""
+    margin: float = Field(default=0.1, ge=0, lt=1)
+    """How much lower than the incumbent's own the candidate's agreement may be, 0 to below 1."""
+    alpha: float = Field(default=0.05, gt=0, le=0.2)
+    """Probability of passing a candidate that is worse by the margin, above 0 to 0.2."""
+    closed_loop: int = Field(default=0, ge=0, le=10_000)
+    """Recorded rollouts to rehearse with the agent itself and recorded tool results, 0 to 10,000; 0 is none."""
+    steps: int = Field(default=100, ge=1, le=100_000)
+    """Requests to models in one rehearsed run at most, 1 to 100,000."""
+
+
+class Shadow(Section):
+    """`[shadow]`: live calls sent to the candidate too, after the answer went out."""
+
+    share: float = Field(default=0.05, gt=0, le=1)
+    """Share of calls that are mirrored, above 0 to 1."""
+    budget: int = Field(default=500, ge=1, le=1_000_000)
+    """Requests to models at most, the judge's counted, 1 to 1,000,000."""
+    calls: int = Field(default=100, ge=1, le=100_000)
+    """Mirrored calls after which the stage is done, 1 to 100,000."""
+    concurrency: int = Field(default=2, ge=1, le=1000)
+    """Requests at the same time, 1 to 1,000; a call that finds none free is not mirrored."""
+    judge: str = Field(default="exact", pattern=r"^\S{1,200}$")
+    """Who says whether an answer agrees: `exact`, `module:function`, or the name of a model."""
+
+
+class Policy(Section):
+    """The whole file."""
+
+    stages: list[Stage] = Field(
+        default=[Stage(split=0.05, rollouts=20), Stage(split=0.2, rollouts=80), Stage(split=0.5)],
+        min_length=1,
+        max_length=20,
+    )
+    """The ramp, 1 to 20 stages."""
+    checked: Gate = "required"
+    """Static checks: `required`, `report` (done, but a failure does not stop the release) or `skip`."""
+    replayed: Gate = "required"
+    """Replay of recorded calls: `required`, `report` or `skip`."""
+    shadowed: Gate = "required"
+    """Mirrored live calls: `required`, `report` or `skip`."""
+    reward: str | None = Field(default=None, min_length=1, max_length=128)
+    """Dimension of the reward that decides; the rollout's reward itself unless given."""
+    reward_low: float = 0.0
+    """Reward that counts as worst; what is below counts as this."""
+    reward_high: float = 1.0
+    """Reward that counts as best; what is above counts as this."""
+    failed: float = Field(default=0.0, ge=0, le=1)
+    """Goodness of a rollout that failed and has no reward, 0 to 1."""
+    margin: float = Field(default=0.1, ge=0, lt=1)
+    """How much worse a candidate may be and still be promoted, as a share of the stable's mean reward before the start,
+    0 to below 1."""
+    margin_absolute: float | None = Field(default=None, ge=0)
+    """The same as a difference of rewards, at least 0 and less than the range; it replaces `margin`."""
+    alpha: float = Field(default=0.02, gt=0, le=MOST_ALPHA)
+    """Probability of rolling back by the reward a candidate that is not worse, above 0 to 0.05."""
+    alpha_promote: float = Field(default=0.05, gt=0, le=0.2)
+    """Probability of promoting a candidate that is worse by the margin, above 0 to 0.2."""
+    guards: Guards = Guards()
+    """What is watched besides the reward."""
+    hard_violations: int = Field(default=0, ge=0, le=1_000_000)
+    """Hard violations on the candidate that are borne; one more rolls back at once, without statistics."""
+    srm_alpha: float = Field(default=0.01, gt=0, le=0.1)
+    """Probability per stage of a false alarm about the split of outcomes, above 0 to 0.1; the release is then held."""
+    missing_limit: float = Field(default=0.5, gt=0, le=1)
+    """Share of rollouts without a reward, of the first 50 or more, above which the release is held; 1 turns it off."""
+    outcome_deadline_s: float = Field(default=3600.0, gt=0, le=LONGEST_S)
+    """Seconds from its assignment after which a rollout without a reward counts as missing. Decisions wait that long
+    for the slowest, so that quick failures are not seen first."""
+    horizon: int = Field(default=6000, ge=10, le=10_000_000)
+    """Rollouts after which an undecided release is held, 10 to 10,000,000."""
+    hold_split: bool = False
+    """Whether it is a plain experiment: never promoted, the margin is 0; harm still rolls back."""
+    adaptive: bool = False
+    """Whether a stage is left only while the evidence for the candidate outweighs that against it."""
+    replay: Replay = Replay()
+    """How recorded calls are asked again."""
+    shadow: Shadow = Shadow()
+    """How live calls are mirrored."""
+
+    @model_validator(mode="after")
+    def _ramp_rises(self) -> Self:
+        splits = [stage.split for stage in self.stages]
+        if any(later <= earlier for earlier, later in pairwise(splits)):
+            raise ValueError(f"stages: splits must rise, since no rollout may change its arm; found {_listed(splits)}")
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) != len(names):
+            raise ValueError(f"stages: names must differ; found {_listed(names)}")
+        needed = int(sum(stage.rollouts / stage.split for stage in self.stages))
+        if needed > self.horizon:
+            raise ValueError(
+                f"horizon: {self.horizon} rollouts, but the stages take about {needed} (their rollouts divided by "
+                "their splits); raise horizon or lower stages.rollouts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _errors_add_up(self) -> Self:
+        alphas = {"alpha": self.alpha} | {f"guards.{name}.alpha": alpha for name, alpha in self.guard_alphas.items()}
+        total = sum(alphas.values())
+        if total > MOST_ALPHA + 1e-9:
+            found = " + ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
+            raise ValueError(
+                f"alpha: {found} = {total:g} is more than {MOST_ALPHA:g}, the most that a good candidate may be rolled "
+                "back with; lower one, or turn a guard off with alpha = 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _margin_has_a_unit(self) -> Self:
+        low, high = self.reward_low, self.reward_high
+        if low >= high:
+            raise ValueError(f"reward_low: {low:g} must be below reward_high, {high:g}")
+        if self.margin_absolute is not None and self.margin_absolute >= high - low:
+            raise ValueError(
+                f"margin_absolute: {self.margin_absolute:g} must be below {high - low:g}, reward_high - reward_low: "
+                "nothing could be worse than that"
+            )
+        if self.margin_absolute is None and low != 0 and not self.hold_split:
+            raise ValueError(
+                f"margin: a share of the stable's reward needs rewards that start at 0, and reward_low is {low:g}; "
+                "give margin_absolute"
+            )
+        return self
+
+    @classmethod
+    def load(cls, text: str, where: str = "policy") -> Policy:
+        """The policy in a TOML text. Raises `ConfigError` naming `where` and every wrong key."""
+        try:
+            return cls.model_validate(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{where} cannot be read as TOML: {error}") from None
+        except ValidationError as error:
+            raise ConfigError(f"{where}: " + "; ".join(_explain(one) for one in error.errors())) from None
+
+    @cached_property
+    def guard_alphas(self) -> dict[str, float]:
+        """Error probability of every guard that is on."""
+        found = ((name, getattr(self.guards, name)) for name in ("error", "violation", "latency", "cost", MISSING))
+        return {name: guard.alpha for name, guard in found if guard is not None and guard.alpha > 0}
+
+    def goodness(self, reward: float) -> float:
+        """A reward in [0, 1]."""
+        share = (reward - self.reward_low) / (self.reward_high - self.reward_low)
+        return min(1.0, max(0.0, share))
+
+    def d(self, baseline: float | None) -> float:
+        """The margin as a difference in [0, 1], fixed when a release starts and stored with it.
+
+        `baseline`: mean `goodness` of the stable's rewards before the start; it must not see the release. Raises
+        `ConfigError` when it is needed and there is none.
+        """
+        if self.hold_split:
+            return 0.0
+        if self.margin_absolute is not None:
+            return self.margin_absolute / (self.reward_high - self.reward_low)
+        if baseline is None:
+            raise ConfigError(
+                f"margin: {self.margin:g} of the stable's mean reward, but no reward of it has been recorded; give "
+                "margin_absolute, or start when there are some"
+            )
+        return self.margin * baseline
+
+
+def _listed(values: list[Any]) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def _explain(error: Any) -> str:
+    path = [str(part) for part in error["loc"]]
+    where = ".".join(path) or "policy"
+    if error["type"] != "extra_forbidden":
+        return f"{where}: {sentence(error)}" if path else sentence(error)
+    return unknown_key(Policy, error["loc"])

@@ -1,0 +1,275 @@
+"""What those who give work, those who do it and those who judge it say to the gateway, and its answers.
+
+A worker *claims* attempts, keeps them by *heartbeats*, and *finishes* them. The lease of a claim is its fence: whoever
+has lost it is told so by the next heartbeat and can no longer finish the attempt. Everything may be sent again after a
+lost answer: enqueuing by the caller's ids, finishing by the attempt, rewards by their key.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from penstock.gateway.model.span import (
+    Attempt,
+    AttemptStatus,
+    Figures,
+    Id,
+    Judgement,
+    Mode,
+    Noun,
+    Outcome,
+    Rollout,
+    RolloutConfig,
+    RolloutStatus,
+    Worker,
+)
+
+MOST_ROLLOUTS = 10_000
+MOST_EVENTS = 1_000
+LONGEST_WAIT_S = 60.0
+QueueState = Literal["open", "paused", "draining"]
+"""`paused` and `draining` hand out nothing; workers stay when it is paused and leave when it is draining."""
+End = Literal["succeeded", "failed", "timeout", "cancelled", "environment"]
+"""How a worker may say that an attempt ended. With `environment` it hands the attempt back: the agent could not work
+where it was run, so it was no try at the task. Also one that the worker has finished as `failed` can be handed back."""
+Scalar = str | bool | float | Annotated[int, Field(ge=-(2**63), lt=2**63)] | None
+
+
+class Empty(Noun):
+    """A request that has nothing to say."""
+
+
+class RolloutSpec(Noun):
+    """A task to be queued."""
+
+    id: Id | None = None
+    """Its name; made up when not given. A name that is queued already is not queued again."""
+    input: Any = None
+    """The task, any JSON."""
+    mode: Mode = "train"
+    """What it is for."""
+    group: str | None = Field(default=None, max_length=256)
+    """The task it repeats, for group-relative advantage."""
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    """The highest is handed out first."""
+    config: RolloutConfig = Field(default_factory=RolloutConfig)
+    """How its attempts are watched and repeated."""
+    metadata: dict[str, Any] | None = None
+    """Anything its maker wants to find again."""
+
+
+class EnqueueRequest(Noun):
+    """Tasks to be queued, all of them or none."""
+
+    rollouts: list[RolloutSpec] = Field(min_length=1, max_length=MOST_ROLLOUTS)
+    """In the order in which they are to be handed out."""
+
+
+class Enqueued(Noun):
+    """What became of one task."""
+
+    id: Id
+    """Its name."""
+    status: RolloutStatus
+    """Where it stands."""
+    created: bool
+    """False when a rollout of this name was there already."""
+
+
+class EnqueueAnswer(Noun):
+    """What became of the tasks."""
+
+    rollouts: list[Enqueued]
+    """In the order of the request."""
+
+
+class ClaimRequest(Noun):
+    """A worker asks for work."""
+
+    worker: Id
+    """Its name."""
+    limit: int = Field(default=1, ge=1, le=100)
+    """Attempts that it takes at most."""
+    wait_s: float = Field(default=0.0, ge=0, le=LONGEST_WAIT_S)
+    """How long the answer may wait for work when there is none; s."""
+    lease_s: float = Field(default=30.0, ge=1, le=3600)
+    """How long the attempts are its own unless it is heard of; s."""
+    modes: list[Mode] | None = Field(default=None, min_length=1)
+    """What it takes; everything when not given."""
+    reward_on_failure: float | None = Field(default=None, allow_inf_nan=False)
+    """Reward of what it takes where the rollout fails without one; the rollout's own configuration is first."""
+
+
+class Claim(Noun):
+    """An attempt to be run."""
+
+    rollout: Rollout
+    """The task."""
+    attempt: Attempt
+    """The attempt, `preparing`."""
+    address: str
+    """Path of the agent's calls below the gateway's URL: base URLs are this and `/v1`, or this alone for Anthropic."""
+    token: str
+    """The agent's API key: it opens this rollout and nothing else."""
+
+
+class ClaimAnswer(Noun):
+    """Work, or none."""
+
+    claims: list[Claim]
+    """Empty when there was none in time."""
+    queue: QueueState
+    """A worker leaves when it is `draining`."""
+    waiting: int
+    """Rollouts that are still in the queue, of all modes."""
+
+
+class Held(Noun):
+    """An attempt that a worker believes to hold."""
+
+    rollout: Id
+    """Its rollout."""
+    attempt: Id
+    """Its name."""
+    running: bool = False
+    """True once the agent is at work."""
+
+
+class HeartbeatRequest(Noun):
+    """A worker says that it is alive and what it is doing."""
+
+    attempts: list[Held] = Field(default_factory=list[Held], max_length=1000)
+    """What it is working on; their leases begin anew."""
+    complete: bool = True
+    """True when `attempts` is all that it is working on: what it no longer names is over there."""
+    lease_s: float = Field(default=30.0, ge=1, le=3600)
+    """How long they are its own from now; s."""
+    figures: Figures = Field(default_factory=Figures)
+    """What its machine and agents use."""
+
+
+class HeldAnswer(Noun):
+    """Whether an attempt is still the worker's."""
+
+    rollout: Id
+    """Its rollout."""
+    attempt: Id
+    """Its name."""
+    held: bool
+    """False: kill the agent, its result is not wanted any more."""
+    status: AttemptStatus | None
+    """Where the attempt stands; None when there is none."""
+
+
+class HeartbeatAnswer(Noun):
+    """What a worker may keep."""
+
+    attempts: list[HeldAnswer]
+    """In the order of the request."""
+    queue: QueueState
+    """Whether there will be more work."""
+
+
+class FinishRequest(Noun):
+    """A worker says how an attempt ended. Its rewards are kept with it, in one transaction."""
+
+    worker: Id | None = None
+    """Its name; an attempt that a worker has claimed is finished by that worker or, without a name, by anybody."""
+    status: End
+    """How it ended."""
+    outcome: Outcome = Field(default_factory=Outcome)
+    """What is known of it."""
+    rewards: list[Judgement] = Field(default_factory=list[Judgement], max_length=100)
+    """How well it went."""
+
+
+class FinishAnswer(Noun):
+    """What became of it."""
+
+    rollout: Rollout
+    """The rollout as it is now: ended, or queued for another attempt."""
+    attempt: Attempt
+    """The attempt as it is now. Every earlier call of it is durable."""
+
+
+class RewardAnswer(Noun):
+    """A reward that was kept."""
+
+    sequence: int
+    """Its span within the attempt."""
+    trusted: bool
+    """Whether it is trained on."""
+    late: bool
+    """Whether the attempt had ended before."""
+    reward: float | None
+    """The attempt's reward now."""
+
+
+class Event(Noun):
+    """Something that happened in an attempt: a line of output, a state, a figure."""
+
+    name: str = Field(min_length=1, max_length=256)
+    """What it is, such as `stdout`."""
+    time_ns: int | None = Field(default=None, ge=0, lt=2**63)
+    """When; ns since the epoch. Now when not given."""
+    attributes: dict[str, Scalar] = Field(default_factory=dict[str, Scalar])
+    """The rest of it."""
+
+
+class EventsRequest(Noun):
+    """Events in their order."""
+
+    events: list[Event] = Field(min_length=1, max_length=MOST_EVENTS)
+    """Each becomes a span of kind `event`."""
+
+
+class EventsAnswer(Noun):
+    """Events that were kept."""
+
+    sequences: list[int]
+    """Their spans within the attempt."""
+
+
+class FeedbackRequest(Judgement):
+    """A reward for a response, found by the id that the provider gave it."""
+
+    response_id: str = Field(min_length=1, max_length=256)
+    """Such as `chatcmpl-...`, `resp_...` or `msg_...`."""
+
+
+class FeedbackAnswer(RewardAnswer):
+    """A reward that was kept, and where."""
+
+    rollout: Id
+    """The rollout that the response belongs to."""
+    attempt: Id
+    """The attempt that it belongs to."""
+
+
+class QueueRequest(Noun):
+    """Opens or closes the queue."""
+
+    state: QueueState
+    """`open` hands out work, `paused` does not, `draining` does not and sends workers home."""
+
+
+class QueueStatus(Noun):
+    """How much work there is."""
+
+    state: QueueState
+    """Whether it is handed out."""
+    waiting: dict[Mode, int]
+    """Rollouts in the queue, by mode; modes without any are left out."""
+    claimed: int
+    """Attempts in workers' hands."""
+    oldest_ns: int | None
+    """When the rollout that has waited longest was made; ns since the epoch."""
+
+
+class WorkerList(Noun):
+    """Those who were heard of lately."""
+
+    workers: list[Worker]
+    """By name."""

@@ -1,0 +1,474 @@
+"""The nouns of releases: resources and their versions, releases, pins, and the chain of what was decided and why.
+
+A *resource* is what agents run on and a release can change: a prompt, a model's weights, the description of a tool. Its
+*versions* never change. One of them is the *stable* one, which every new rollout gets; a *release* moves rollouts from
+it to a *candidate*. A *pin* is what one rollout was given: decided once, before its first affected call, and kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.span import Id, Mode, Noun
+from penstock.gateway.model.template import Template, TemplateError
+from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.model.wording import sentence
+
+ResourceKind = Literal["prompt", "model", "tool-text"]
+"""The text of a prompt, the weights of a model, the description of a tool."""
+Stage = Literal["draft", "checked", "replayed", "shadowed", "canary", "promoted", "rolled_back", "aborted", "held"]
+"""How far a release has come: the last of these that it has passed, or `canary` while it is one, or how it ended."""
+Arm = Literal["stable", "candidate"]
+GATEWAY = "gateway"
+"""Who decides by the rules."""
+MOST_TEXT = 4 << 20
+"""Characters that a version may have."""
+
+
+def _person(name: str) -> str:
+    if name == GATEWAY:
+        raise ValueError(f"{GATEWAY!r} is what decides by the rules; give the name of a person or a program")
+    return name
+
+
+Person = Annotated[str, Field(max_length=200), AfterValidator(_person)]
+
+
+class PromptText(Noun):
+    """Content of a prompt: text with `{slots}`; literal braces are doubled."""
+
+    text: str = Field(max_length=MOST_TEXT)
+    """The template."""
+    sent: bool = False
+    """Whether agents send this text by themselves, so that it is to be recognised in their requests."""
+
+    @property
+    def template(self) -> Template:
+        """The text, parsed."""
+        return Template.parse(self.text)
+
+
+class ToolText(Noun):
+    """Content of a tool text: what a request says of a tool. Names and schemas never change."""
+
+    tool: str = Field(min_length=1, max_length=256)
+    """Name of the tool, as agents send it."""
+    text: str = Field(max_length=MOST_TEXT)
+    """Its description; braces are doubled, as in prompts."""
+    sent: bool = False
+    """Whether agents send this text by themselves."""
+
+    @property
+    def template(self) -> Template:
+        """The text, parsed."""
+        return Template.parse(self.text)
+
+
+Content = PromptText | ToolText | ModelVersion
+CONTENTS: Mapping[ResourceKind, type[PromptText] | type[ToolText] | type[ModelVersion]] = {
+    "prompt": PromptText,
+    "model": ModelVersion,
+    "tool-text": ToolText,
+}
+
+
+class Audience(Noun):
+    """Which calls a release speaks to. Each list that is not empty restricts; `*` and `?` are wildcards."""
+
+    agents: list[str] = Field(default_factory=list[str], max_length=100)
+    """Names of agents, as the address gives them; an unnamed one is the empty name."""
+    models: list[str] = Field(default_factory=list[str], max_length=100)
+    """Models asked for."""
+    modes: list[Mode] = Field(default_factory=list[Mode])
+    """Modes of rollouts."""
+    metadata: dict[str, str] = Field(default_factory=dict[str, str], max_length=20)
+    """Keys of the rollout's metadata and the values that they must have."""
+
+
+class Version(Noun):
+    """What a version is."""
+
+    kind: ResourceKind
+    """What it is a version of."""
+    content: dict[str, Any]
+    """Fields of `PromptText`, `ModelVersion` or `ToolText`."""
+    parent: Id | None = None
+    """The version that it was made from."""
+    author: str = Field(default="", max_length=200)
+    """Who or what made it."""
+    note: str = Field(default="", max_length=4000)
+    """Why, in a sentence."""
+
+    def read(self) -> Content:
+        """The content as its kind has it."""
+        return CONTENTS[self.kind].model_validate(self.content)
+
+    @property
+    def template(self) -> Template | None:
+        """Its text, parsed; None for a model."""
+        given = self.read()
+        return None if isinstance(given, ModelVersion) else given.template
+
+
+class NewVersion(Version):
+    """A version of a resource, as it is handed in."""
+
+    version: Id | None = None
+    """Its name; the next free `v1`, `v2` ... unless given."""
+
+    @model_validator(mode="after")
+    def _content_fits_its_kind(self) -> Self:
+        try:
+            _ = self.template
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            path = ".".join(["content", *map(str, first["loc"])])
+            raise ValueError(f"{path}: {sentence(first)} (kind {self.kind!r})") from None
+        except TemplateError as error:
+            raise ValueError(f"content.text: {error}") from None
+        return self
+
+
+class Resource(Version):
+    """One version of a resource; it never changes."""
+
+    name: Id
+    """Name of the resource; for a model the name that agents ask for."""
+    version: Id
+    """Its name within the resource."""
+    created_ns: int
+    """When it was registered."""
+    sha256: str
+    """Of kind and content as canonical JSON; hex."""
+
+    @property
+    def place(self) -> str:
+        """NAME@VERSION."""
+        return f"{self.name}@{self.version}"
+
+
+class Rule(Noun):
+    """The stable version of some calls: what a release with an audience has promoted."""
+
+    only: Audience
+    """Whose."""
+    version: Id
+    """The version."""
+
+
+class Stable(Noun):
+    """Which version new rollouts get while no release is live."""
+
+    version: Id
+    """Everybody's, unless a rule says otherwise."""
+    rules: list[Rule] = Field(default_factory=list[Rule])
+    """Exceptions, the latest first."""
+
+
+class ResourceView(Noun):
+    """A resource with its versions."""
+
+    name: Id
+    """Its name."""
+    kind: ResourceKind
+    """What it is."""
+    stable: Stable
+    """The version that new rollouts get."""
+    versions: list[Resource]
+    """Oldest first."""
+    releases: list[Id] = Field(default_factory=list[str])
+    """Releases of it that are live."""
+
+
+class ResourceList(Noun):
+    """All resources, by name."""
+
+    resources: list[ResourceView]
+    """One each."""
+
+
+class Pin(Noun):
+    """What a rollout was given of one resource, for one of its agents."""
+
+    resource: Id
+    """The resource."""
+    agent: str = ""
+    """Name of the agent; empty where the address gives none."""
+    version: Id
+    """The version that serves it."""
+    release: Id | None = None
+    """The release that decided; None where none was live for it."""
+    arm: Arm | None = None
+    """Its arm in the release."""
+    probability: float | None = None
+    """Of the candidate, as it was at the assignment."""
+    number: int | None = None
+    """Its place in the release's order of assignment, from 1."""
+    mixed: bool = False
+    """True once it fell back to the stable version in the middle, because its release was rolled back. Its rollout has
+    seen both versions and is left out of every statistic and of training."""
+
+
+class PinList(Noun):
+    """What a rollout was given."""
+
+    pins: list[Pin]
+    """One for each resource and agent that has asked for it."""
+
+
+class Need(Noun):
+    """Who needs a version of a resource: it may not be taken from a server or a disk meanwhile."""
+
+    version: Id
+    """The version."""
+    audiences: list[Audience] = Field(default_factory=list[Audience])
+    """Calls whose stable version it is; an empty audience is everybody."""
+    releases: list[Id] = Field(default_factory=list[str])
+    """Live releases of it."""
+    rollouts: list[Id] = Field(default_factory=list[str])
+    """Rollouts that are pinned to it and may still call, ten at most."""
+
+
+class NeedList(Noun):
+    """Who needs which version."""
+
+    needs: list[Need]
+    """One for each version that somebody needs."""
+
+
+class Assignment(Noun):
+    """A rollout that takes part in a release."""
+
+    number: int
+    """Its place in the order of assignment, from 1."""
+    rollout: Id
+    """The rollout."""
+    arm: Arm
+    """Its arm."""
+    probability: float
+    """Of the candidate, as it was then."""
+    stage: str
+    """Name of the canary's stage then."""
+    assigned_ns: int
+    """When."""
+
+
+class Seen(Noun):
+    """What was seen of an assignment when it was counted; decisions are made from this and nothing else."""
+
+    number: int
+    """Its place in the order of assignment."""
+    rollout: Id
+    """The rollout."""
+    seen_ns: int
+    """When it was counted."""
+    left_out: str | None = None
+    """Why it is not counted; None where it is."""
+    reward: float | None = None
+    """Goodness in [0, 1]; None when no reward had come by the deadline."""
+    raw_reward: float | None = None
+    """The reward itself."""
+    guards: dict[str, float | None] = Field(default_factory=dict[str, float | None])
+    """Goodness by guard, in [0, 1]; None where it is not known."""
+    violations: int = 0
+    """Hard violations."""
+    group: str | None = None
+    """The task that its rollout repeats."""
+    span: str | None = None
+    """ATTEMPT#SEQUENCE of the reward's span."""
+
+
+class Entry(Noun):
+    """One link of the audit chain."""
+
+    number: int
+    """From 1."""
+    at_ns: int
+    """When."""
+    who: str
+    """Who did it; `gateway` for what was decided by the rules."""
+    action: str
+    """What was done: `start`, `check`, `replay`, `shadow`, `canary`, `advance`, `approve`, `promote`, `roll_back`,
+    `hold`, `resume`, `abort`."""
+    before: Stage | None
+    """Stage before; None for the first."""
+    after: Stage
+    """Stage after."""
+    step: int = 0
+    """Which stage of the canary it is in after it, from 0."""
+    split: float = 0.0
+    """Share of new rollouts that get the candidate after it."""
+    why: str = ""
+    """In a sentence."""
+    assignment: int | None = None
+    """The assignment that was counted last when it was decided."""
+    evidence: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Figures behind it: e-values, means and numbers by arm, what a check found."""
+    config: str = ""
+    """SHA-256 of the release's policy, candidate and audience; hex."""
+    previous: str = ""
+    """Hash of the entry before it; empty for the first."""
+    hash: str = ""
+    """SHA-256 of the previous hash and of this entry without it, as canonical JSON; hex."""
+
+    def sealed(self, previous: str) -> Entry:
+        """The entry as a link after `previous`."""
+        linked = self.model_copy(update={"previous": previous, "hash": ""})
+        return linked.model_copy(update={"hash": linked.digest()})
+
+    def digest(self) -> str:
+        """What its hash must be."""
+        return digest(self.previous, self.model_dump(mode="json", exclude={"hash"}))
+
+
+class Release(Noun):
+    """An experiment that moves rollouts from the stable version of a resource to a candidate."""
+
+    id: Id
+    """Its name: the resource's and a number."""
+    resource: Id
+    """What it changes."""
+    kind: ResourceKind
+    """What that is."""
+    stable: Id
+    """The version it started from."""
+    candidate: Id
+    """The version it tries."""
+    only: Audience = Field(default_factory=Audience)
+    """Which calls it speaks to."""
+    policy: Policy = Field(default_factory=Policy)
+    """What it may do by itself."""
+    stage: Stage = "draft"
+    """How far it has come."""
+    step: int = 0
+    """Which stage of the canary it is in, from 0."""
+    split: float = 0.0
+    """Share of new rollouts that get the candidate."""
+    held_in: Stage | None = None
+    """The stage it was held in, while it is held."""
+    waits: str | None = None
+    """What it waits for: `approval`, or a check that is under way; None otherwise."""
+    baseline: float | None = None
+    """Mean goodness of the stable version's rewards before the start, where the margin is a share of it."""
+    margin: float = 0.0
+    """Loss of goodness that is excluded before it is promoted: the `d` of the statistics."""
+    salt: str = ""
+    """What makes its assignment independent of every other's."""
+    author: str = ""
+    """Who started it."""
+    created_ns: int = 0
+    """When."""
+    changed_ns: int = 0
+    """When its stage last changed."""
+    revision: int = 0
+    """Number of its audit entries; a change names the one it was made from."""
+    head: str = ""
+    """Hash of its last audit entry."""
+    assigned: int = 0
+    """How many rollouts were assigned."""
+    counted: int = 0
+    """The last assignment that was counted."""
+    reason: str = ""
+    """Why it is where it is, in a sentence."""
+
+    @property
+    def live(self) -> bool:
+        """True while it can still change what an agent gets."""
+        return self.stage not in ENDED
+
+    def config(self) -> str:
+        """SHA-256 of what it is: hex."""
+        what = self.model_dump(
+            mode="json", include={"resource", "stable", "candidate", "only", "policy", "margin", "salt"}
+        )
+        return digest("", what)
+
+
+ENDED: frozenset[Stage] = frozenset({"promoted", "rolled_back", "aborted"})
+"""Stages that no release leaves."""
+
+
+class NewRelease(Noun):
+    """A release to start."""
+
+    candidate: Id
+    """The version to try."""
+    only: Audience = Field(default_factory=Audience)
+    """Which calls it speaks to; all unless given."""
+    policy: Policy = Field(default_factory=Policy)
+    """What it may do by itself."""
+    author: Person = ""
+    """Who starts it; `gateway` is what decides by the rules."""
+    why: str = Field(default="", max_length=4000)
+    """Why, in a sentence."""
+
+
+class Decision(Noun):
+    """What a person does to a release."""
+
+    who: Person = ""
+    """Who; `gateway` is what decides by the rules."""
+    why: str = Field(default="", max_length=4000)
+    """Why, in a sentence."""
+
+
+class ReleaseView(Noun):
+    """A release with what its evidence says now."""
+
+    release: Release
+    """The release."""
+    figures: dict[str, float] = Field(default_factory=dict[str, float])
+    """Figures of the evidence by name: e-values, means and numbers by arm."""
+    interval: tuple[float, float] | None = None
+    """Confidence sequence of candidate less stable, in goodness; for display."""
+    waiting: int = 0
+    """Assigned rollouts whose outcome is awaited."""
+    oldest: Id | None = None
+    """The oldest of them."""
+    oldest_ns: int | None = None
+    """When it was assigned."""
+    rewarded: int = 0
+    """Counted rollouts with a reward on the candidate, of the stage of the canary that it is in."""
+    doing: str | None = None
+    """What is under way before the canary: `check`, `replay`, `rehearsal` or `shadow`."""
+    done: int = 0
+    """How much of that is done."""
+    total: int = 0
+    """Of how much; 0 when that is not known."""
+
+
+class ReleaseList(Noun):
+    """Releases, newest first."""
+
+    releases: list[Release]
+    """One each."""
+
+
+class AuditTrail(Noun):
+    """All entries of a release, oldest first."""
+
+    entries: list[Entry]
+    """The chain."""
+
+
+class AssignmentPage(Noun):
+    """Assignments of a release in order, each with what was seen of it."""
+
+    assignments: list[Assignment]
+    """Those of the page."""
+    seen: list[Seen]
+    """Those of them that were counted."""
+    next: int | None = None
+    """Number to ask for `after`; None at the end."""
+
+
+def digest(previous: str, value: Any) -> str:
+    """SHA-256 of a text and a JSON value in canonical form (sorted keys, no spaces, ASCII); hex."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()

@@ -1,0 +1,80 @@
+"""What is wrong with a value, as a person would say it: pydantic's findings in plain words. Pure.
+
+Each sentence is about a field that stands in front of it: it names the value and what would be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from penstock.gateway.model.span import ID_PATTERN
+
+LONGEST: Final = 60
+"""Characters of a value that are shown."""
+_TYPES: Final = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number of a size that is kept",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "path_type": "a path",
+    "dict_type": "an object",
+    "mapping_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "list_type": "a list",
+    "tuple_type": "a list",
+}
+"""What should be there, by the kind of the finding."""
+_BOUNDS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
+    "greater_than": lambda c: f"more than {c['gt']:g}",
+    "greater_than_equal": lambda c: f"{c['ge']:g} or more",
+    "less_than": lambda c: f"less than {c['lt']:g}",
+    "less_than_equal": lambda c: f"{c['le']:g} or less",
+    "literal_error": lambda c: c["expected"],
+    "enum": lambda c: c["expected"],
+    "string_pattern_mismatch": lambda c: _pattern(c["pattern"]),
+    "string_too_short": lambda c: f"text of {_count(c['min_length'], 'character')} or more",
+    "string_too_long": lambda c: f"text of {_count(c['max_length'], 'character')} or less",
+}
+_SIZES: Final = {"too_short": ("min_length", "or more"), "too_long": ("max_length", "or less")}
+
+
+def sentence(error: Mapping[str, Any]) -> str:
+    """One of `ValidationError.errors()` without its field."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "missing":
+        return "it is missing"
+    if kind == "json_invalid":
+        return f"it is not JSON: {context['error']}"
+    if kind in _SIZES:
+        name, most = _SIZES[kind]
+        return f"it has {_count(context['actual_length'], 'item')}, not {context[name]:,} {most}"
+    wanted = _TYPES.get(kind) or (_BOUNDS[kind](context) if kind in _BOUNDS else None)
+    if wanted is not None:
+        return f"{_shown(error['input'])} is not {wanted}"
+    found = f" (found {_shown(error['input'])})" if isinstance(error["input"], str | int | float) else ""
+    return error["msg"].removeprefix("Value error, ") + found
+
+
+def _pattern(pattern: str) -> str:
+    return "an id: up to 128 letters, digits and . _ -" if pattern == ID_PATTERN else f"as {pattern} says"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -1,0 +1,141 @@
+"""Which attempt a span belongs to.
+
+The first of these that names a rollout counts: the scope of the request (its address or its agent token), the
+attributes of the span's resource, its own attributes, its trace. A trace is known when an attempt's calls carried its
+`traceparent`, when it is the one that the gateway derives for an attempt (`gateway.model.trace`), or when other spans of it
+have been joined by name. A trace that several attempts have used says nothing: a guess would mix their data.
+
+What is known of traces is read from the change feed when a span asks for it, from where the last question ended. It is
+a bounded memory of what happened lately, and needs no task and no place on the tape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from penstock.gateway.calls.address import FIRST_ATTEMPT, AddressError, check_id
+from penstock.gateway.model.span import Change, Rollout
+from penstock.gateway.model.trace import trace_id
+from penstock.gateway.otlp import semconv
+
+REMEMBERED = 20_000
+"""Traces that are known."""
+LOOKED_BACK = 20_000
+"""Changes that are read when the feed has gone further than that since the last question."""
+_PAGE = 1_000
+
+Name = tuple[str, str]
+"""Rollout and attempt."""
+Said = tuple[str, str | None]
+"""The same, where the attempt need not be said."""
+
+
+class Tape(Protocol):
+    """The slice of the tape that is read."""
+
+    def changes(self, since: int, limit: int) -> tuple[list[Change], int]: ...
+    def cursor(self) -> int: ...
+    def rollout(self, rid: str, /) -> Rollout | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose request it is, as the data plane has found it."""
+
+    rollout: str
+    attempt: str
+    agent_token: bool
+    """True when it came with a token of the rollout's own."""
+
+
+class Rejected(ValueError):
+    """A span that does not belong here; the text says why."""
+
+    def __init__(self, outcome: Literal["unjoined", "foreign", "invalid"], message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+def named(attributes: dict[str, Any]) -> Said | None:
+    """(rollout, attempt or None) that attributes name; None when they name no rollout. Raises `Rejected`."""
+    rollout = _first(attributes, semconv.ROLLOUT)
+    if rollout is None:
+        return None
+    attempt = _first(attributes, semconv.ATTEMPT)
+    return _checked("rollout_id", rollout), None if attempt is None else _checked("attempt_id", attempt)
+
+
+def _first(attributes: dict[str, Any], names: Iterable[str]) -> Any:
+    return next((attributes[name] for name in names if name in attributes), None)
+
+
+def _checked(part: str, value: Any) -> str:
+    try:
+        return check_id(part, str(value))
+    except AddressError as error:
+        raise Rejected("invalid", str(error)) from None
+
+
+def within(scope: Scope, said: Said | None) -> Name:
+    """Where a span of a scope belongs that says this of itself. Raises `Rejected` for what a token does not open."""
+    if said is None or said[0] != scope.rollout:
+        if said is not None and scope.agent_token:
+            raise Rejected("foreign", f"the agent token is for another rollout than {said[0]!r}")
+        return scope.rollout, scope.attempt
+    return scope.rollout, said[1] or scope.attempt
+
+
+class Traces:
+    """What is known of traces: the attempt that each belongs to, or None for several."""
+
+    def __init__(self, tape: Tape, settled: Callable[[], Awaitable[object]]) -> None:
+        """`settled` returns once everything that happened so far is on the tape."""
+        self._tape = tape
+        self._settled = settled
+        self._cursor = 0
+        self._known: OrderedDict[str, Name | None] = OrderedDict()
+        self._reading = asyncio.Lock()
+
+    def learn(self, trace: str, name: Name) -> None:
+        """A span of this trace belongs to this attempt."""
+        known = self._known.get(trace, name)
+        if known != name:
+            # The trace that an attempt was given is its own, whoever else uses it.
+            known = next((one for one in (name, known) if one is not None and trace == trace_id(*one)), None)
+        self._known[trace] = known
+        self._known.move_to_end(trace)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+
+    async def find(self, traces: Iterable[str]) -> dict[str, Name]:
+        """The attempts of those traces that are known to belong to one."""
+        wanted = set(traces)
+        if not wanted <= self._known.keys():
+            await self._settled()
+            async with self._reading:
+                await self._catch_up()
+        return {trace: name for trace in wanted if (name := self._known.get(trace)) is not None}
+
+    async def _catch_up(self) -> None:
+        end = self._tape.cursor()
+        self._cursor = max(self._cursor, end - LOOKED_BACK)
+        while self._cursor < end:
+            changes, self._cursor = await asyncio.to_thread(self._tape.changes, self._cursor, _PAGE)
+            for change in changes:
+                self._learn_from(change)
+
+    def _learn_from(self, change: Change) -> None:
+        if (attempt := change.attempt) is not None:
+            self.learn(trace_id(attempt.rollout, attempt.id), (attempt.rollout, attempt.id))
+        elif (span := change.span) is not None and span.trace_id is not None:
+            self.learn(span.trace_id, (span.rollout, span.attempt))
+
+
+def attempt_of(tape: Tape, rollout: str) -> str:
+    """The attempt that is meant when only a rollout is named: the one that the queue handed out last, or the first."""
+    found = tape.rollout(rollout)
+    return FIRST_ATTEMPT if found is None or found.attempt is None else found.attempt

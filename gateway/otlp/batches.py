@@ -1,0 +1,132 @@
+"""Pieces of the change feed as export requests: how much at once. What is sent of a change is said by `selection`.
+
+A request ends at a number of spans or at a size, whichever comes first, so that what is held in memory is bounded
+whatever the tape holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from typing import NamedTuple, Protocol
+
+from penstock.gateway.config import Otlp
+from penstock.gateway.model.span import Attempt, Change
+from penstock.gateway.otlp import fill_request, selection
+from penstock.gateway.otlp.delivery import Figures
+from penstock.gateway.otlp.export_request import Request
+from penstock.gateway.otlp.selection import Selection, Sending
+from penstock.gateway.store import TapeError
+
+LARGEST_REQUEST = 4 << 20
+"""Bytes after which a request is sent, before compression."""
+_log = logging.getLogger("penstock.otlp")
+
+
+class Tape(fill_request.Tape, selection.Tape, Protocol):
+    """The slice of the tape that is read."""
+
+    def changes(self, since: int, limit: int) -> tuple[list[Change], int]: ...
+
+
+class Piece(NamedTuple):
+    """A piece of the feed, ready to be sent."""
+
+    body: bytes
+    """The request, gzip; empty when there is nothing to send."""
+    spans: int
+    after: int
+    """The cursor behind it."""
+    full: bool
+    """Whether there may be more at once."""
+
+
+class Reader:
+    """Turns pieces of the feed into requests; for one thread at a time."""
+
+    def __init__(
+        self, tape: Tape, settings: Otlp, servers: Mapping[str, str], figures: Figures, now_ns: Callable[[], int]
+    ) -> None:
+        self._tape = tape
+        self._batch = settings.batch
+        self._selection = Selection(tape, settings.wait, now_ns)
+        self._maker = fill_request.Maker(tape, settings, servers)
+        self._figures = figures
+        self._changes: deque[Change] = deque()
+        self._going: Iterator[Sending] | None = None
+        """What is still to be sent of the first change."""
+        self._at = self._end = 0
+        """Where the last piece ended; the end of what was read."""
+        self._more = False
+        """Whether more follows that."""
+
+    def read(self, since: int, patient: bool = True) -> Piece:
+        """What follows a cursor, as one request. `patient`: whether calls may wait for their agents."""
+        if since != self._at:
+            self._forget()
+        try:
+            return self._read(since, patient)
+        except TapeError:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        self._changes.clear()
+        self._going = None
+
+    def _read(self, since: int, patient: bool) -> Piece:
+        request = self._maker.request()
+        if not self._changes:
+            found, self._end = self._tape.changes(since, self._batch)
+            self._more = self._end - since >= self._batch
+            self._changes.extend(found)
+        self._selection.look_again(self._changes, self._going is not None)
+        while self._changes:
+            change = self._changes[0]
+            if patient and self._selection.waits(change):
+                return self._piece(request, change.cursor - 1, False)
+            if not self._add(request, change):
+                return self._piece(request, change.cursor - 1, True)
+            self._changes.popleft()
+        return self._piece(request, self._end, self._more)
+
+    def _piece(self, request: Request, after: int, full: bool) -> Piece:
+        self._at = after
+        return Piece(request.packed(), request.spans, after, full)
+
+    def _add(self, request: Request, change: Change) -> bool:
+        """Adds what is sent of a change; False when the request is full before its end."""
+        going = self._going or self._selection.to_send(change)
+        while (following := self._next(going, change)) is not None:
+            if request.size >= LARGEST_REQUEST or request.spans >= self._batch:
+                self._going = chain((following,), going)
+                return False
+            self._make(request, following, change)
+        self._going = None
+        return True
+
+    def _next(self, going: Iterator[Sending], change: Change) -> Sending | None:
+        with self._isolated(change):
+            return next(going, None)
+        return None
+
+    def _make(self, request: Request, following: Sending, change: Change) -> None:
+        with self._isolated(change):
+            if isinstance(following, Attempt):
+                self._maker.add_root(request, following)
+            else:
+                self._maker.add(request, *following)
+
+    @contextmanager
+    def _isolated(self, change: Change) -> Generator[None]:
+        """One span that cannot be sent must not keep back all that follow."""
+        try:
+            yield
+        except TapeError:
+            raise
+        except Exception:
+            _log.exception("change %d cannot be exported", change.cursor)
+            self._figures.otlp_dropped += 1

@@ -1,0 +1,96 @@
+"""What is sent of a span, put into a request: with what it judges, and without content unless it is wanted.
+
+That holds for spans that came from elsewhere too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Protocol
+
+from opentelemetry.proto.common.v1.common_pb2 import KeyValueList
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as Outgoing
+
+from penstock.gateway.calls.turns import read_exchange
+from penstock.gateway.config import Otlp
+from penstock.gateway.model.span import Attempt, Exchange, Reward, Span
+from penstock.gateway.otlp import content, semconv, span_out
+from penstock.gateway.otlp.export_request import Request
+from penstock.gateway.otlp.placement import Place
+
+MOST_CONTENT = 1 << 20
+"""Bytes that one span may have with its content."""
+OUTPUT = frozenset({"stdout", "stderr"})
+"""Events that are content: what an agent has printed."""
+
+
+class Tape(Protocol):
+    """The slice of the tape that is read."""
+
+    def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
+    def exchange(self, span: Span) -> Exchange | None: ...
+
+
+class Maker:
+    """Fills requests; for one thread at a time."""
+
+    def __init__(self, tape: Tape, settings: Otlp, servers: Mapping[str, str]) -> None:
+        """`servers`: base URL of each upstream."""
+        self._tape = tape
+        self._content = settings.capture_content
+        self._servers = servers
+        self._resource = {"service.name": "penstock", "service.version": version("penstock")}
+
+    def request(self) -> Request:
+        """An empty one."""
+        return Request(self._resource)
+
+    def add_root(self, request: Request, attempt: Attempt) -> None:
+        """The root of an attempt that has ended."""
+        request.add(span_out.of_attempt(attempt))
+
+    def add(self, request: Request, span: Span, place: Place) -> None:
+        """A span that has finished."""
+        match span.kind:
+            case "llm":
+                made = span_out.of_call(span, self._servers.get(span.upstream or ""), place)
+                if self._content:
+                    self._add_content(made, span)
+                request.add(made)
+            case "tool":
+                request.add(span_out.of_tool(self._without_content(span), place))
+            case "reward":
+                request.add(span_out.of_reward(span, self._judged(span), place))
+            case "event":
+                if self._content or span.name not in OUTPUT:
+                    request.add(span_out.of_event(span, place))
+            case "otel":
+                request.add_foreign(*span_out.of_otel(self._without_content(span), place))
+
+    def _judged(self, span: Span) -> Span | None:
+        """The call that a reward judges."""
+        sequence = Reward.of(span).span
+        return None if sequence is None else self._tape.span(span.rollout, span.attempt, sequence)
+
+    def _without_content(self, span: Span) -> Span:
+        attributes = span.attributes or {}
+        if self._content or not semconv.SENSITIVE & attributes.keys():
+            return span
+        kept = {name: value for name, value in attributes.items() if name not in semconv.SENSITIVE}
+        return span.model_copy(update={"attributes": kept})
+
+    def _add_content(self, made: Outgoing, span: Span) -> None:
+        exchange = self._tape.exchange(span)
+        if exchange is None or span.dialect not in semconv.OPERATIONS:
+            return
+        omitted: list[str] = []
+        for name, value in content.of_turn(read_exchange(span.dialect, exchange, span)).items():
+            said = KeyValueList()
+            span_out.fill(said.values, {name: value})
+            if made.ByteSize() + said.ByteSize() > MOST_CONTENT:
+                omitted.append(name)
+            else:
+                made.attributes.extend(said.values)
+        if omitted:
+            span_out.fill(made.attributes, {semconv.CONTENT_OMITTED: omitted})

@@ -1,0 +1,90 @@
+"""Where spans stand in what is exported: their trace, their parent and their links. Pure.
+
+An attempt that a worker ran is exported as one trace, its own, whose root is the attempt. SDKs that do not read
+`TRACEPARENT` begin a trace for each of their outermost spans; those spans, and calls that were made in them, move into
+the trace of the attempt: trace ids change, span ids do not. A call whose `traceparent` names a trace that the agent
+reports elsewhere stays there. A span whose parent has never come stands under the root and is linked to that parent.
+
+Other attempts have no root and may be part of somebody's larger trace: spans stay in the traces they came in. A call
+that named no caller joins the trace of the span that it was made in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.gateway.model.nesting import Guess, Node, guesses
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.trace import span_id, trace_id
+
+MOST_LINKS = 8
+"""Candidates that a call is linked to."""
+
+
+class Place(NamedTuple):
+    """Where a span stands."""
+
+    trace: str
+    parent: str | None
+    inferred: bool = False
+    """True when nobody has said so."""
+    links: tuple[tuple[str, str], ...] = ()
+    """(trace id, span id) of spans it may belong to."""
+    moved: frozenset[str] = frozenset()
+    """Traces that became part of `trace`: what points to them points to it."""
+
+
+def root_id(rollout: str, attempt: str) -> str:
+    """Span id of an attempt's root."""
+    return span_id(trace_id(rollout, attempt), rollout, attempt, 0)
+
+
+def as_it_came(span: Span, root: str | None) -> Place:
+    """`root` is the parent of what is the gateway's own; None when there will be none."""
+    trace = trace_id(span.rollout, span.attempt)
+    own = span.trace_id or trace
+    return Place(own, span.parent_id or (root if own == trace and span.kind != "otel" else None))
+
+
+def with_guess(call: Span, guess: Guess | None) -> Place:
+    """A call of an attempt without a root, that named no caller."""
+    if guess is None:
+        return as_it_came(call, None)
+    links = tuple((node.trace_id, node.span_id) for node in guess.candidates[:MOST_LINKS])
+    if guess.parent is None:
+        return as_it_came(call, None)._replace(links=links)
+    return Place(guess.parent.trace_id, guess.parent.span_id, True, links)
+
+
+class OneTrace:
+    """The trace of an attempt that has a root."""
+
+    def __init__(self, rollout: str, attempt: str, agent: Sequence[Node], calls: Iterable[Span]) -> None:
+        """`agent`: the spans that came from it; `calls`: those of the attempt that named no caller."""
+        self._trace, self._root = trace_id(rollout, attempt), root_id(rollout, attempt)
+        self._moved = frozenset(node.trace_id for node in agent) - {self._trace}
+        self._known = {node.span_id for node in agent}
+        self._guesses = guesses(agent, calls)
+
+    def place(self, span: Span) -> Place:
+        """Of any of its spans."""
+        own = span.trace_id or self._trace
+        # A span of the agent's may come when all others have been sent.
+        moved = self._moved | {own} - {self._trace} if span.kind == "otel" else self._moved
+        if own != self._trace and own not in moved:
+            return as_it_came(span, None)
+        found = self._under_parent(span, own) if span.parent_id is not None else self._guessed(span)
+        return found._replace(moved=moved)
+
+    def _under_parent(self, span: Span, own: str) -> Place:
+        if own == self._trace or span.parent_id in self._known:
+            return Place(self._trace, span.parent_id)
+        return Place(self._trace, self._root, True, ((own, span.parent_id or ""),))
+
+    def _guessed(self, span: Span) -> Place:
+        guess = self._guesses.get(span.sequence, Guess(None))
+        links = tuple((self._trace, node.span_id) for node in guess.candidates[:MOST_LINKS])
+        if guess.parent is None:
+            return Place(self._trace, self._root, links=links)
+        return Place(self._trace, guess.parent.span_id, True, links)

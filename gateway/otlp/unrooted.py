@@ -1,0 +1,84 @@
+"""Calls of attempts that have no root, beside the spans of their agents.
+
+An agent's spans come after the calls that were made in them. So only what follows a call in its attempt is looked at,
+once for all calls of a piece of the feed, and of an attempt not again from its beginning.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Protocol
+
+from penstock.gateway.model.nesting import CALLS, Guess, Node, guesses
+from penstock.gateway.model.span import Attempt, Span
+from penstock.gateway.otlp.placement import Place, as_it_came, with_guess
+
+LOOKED_AHEAD = 5_000
+"""Spans of an attempt that are looked through after a call."""
+REMEMBERED = 256
+"""Attempts whose agents' spans are kept in mind."""
+Name = tuple[str, str]
+
+
+class Tape(Protocol):
+    """The slice of the tape that is read."""
+
+    def attempts(self, rid: str, /) -> list[Attempt]: ...
+    def spans(self, rid: str, aid: str, after: tuple[str, int], /) -> Iterator[Span]: ...
+
+
+class Agent:
+    """Spans of one attempt's agent, as far as they were looked for."""
+
+    def __init__(self) -> None:
+        self._nodes: deque[tuple[int, Node]] = deque()
+        self._seen = 0
+
+    def look(self, tape: Tape, name: Name, first: int) -> list[Node]:
+        """Those that follow this sequence."""
+        while self._nodes and self._nodes[0][0] < first:
+            self._nodes.popleft()
+        since = max(self._seen, first)
+        for span in islice(tape.spans(*name, (name[1], since)), max(0, first + LOOKED_AHEAD - since)):
+            self._seen = span.sequence
+            if span.kind == "otel":
+                self._nodes.append((span.sequence, Node.of(span)))
+        return [node for _, node in self._nodes]
+
+
+class Beside:
+    """Places of calls, piece by piece."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._agents: OrderedDict[Name, Agent] = OrderedDict()
+        self._guesses: dict[Name, dict[int, Guess]] = {}
+
+    def forget(self) -> None:
+        """More may have come since."""
+        self._guesses.clear()
+
+    def place(self, span: Span, piece: Iterable[Span]) -> Place:
+        """`piece`: the spans that are about to be placed, `span` among them."""
+        if span.kind not in CALLS or span.parent_id is not None:
+            return as_it_came(span, None)
+        name = span.rollout, span.attempt
+        if name not in self._guesses:
+            calls = [one for one in piece if (one.rollout, one.attempt) == name and one.parent_id is None]
+            self._guesses[name] = self._guess(name, [one for one in calls if one.kind in CALLS])
+        return with_guess(span, self._guesses[name].get(span.sequence))
+
+    def _guess(self, name: Name, calls: list[Span]) -> dict[int, Guess]:
+        if not self._has_others(name):
+            return {}
+        agent = self._agents.setdefault(name, Agent())
+        self._agents.move_to_end(name)
+        if len(self._agents) > REMEMBERED:
+            self._agents.popitem(last=False)
+        return guesses(agent.look(self._tape, name, min(call.sequence for call in calls)), calls)
+
+    def _has_others(self, name: Name) -> bool:
+        """Whether there is anything but calls that have ended: of most attempts there is not."""
+        return any(one.id == name[1] and one.spans > one.totals.calls for one in self._tape.attempts(name[0]))

@@ -1,0 +1,145 @@
+"""Many templates in a text: those that share anchors share the search for them, however many they are.
+
+The anchors of the templates are the branches of a tree: the first, the last, then the others from left to right, until
+one template is left. What leads to a node is searched for once. Of the anchors that may come next, those that begin
+alike are searched for together: where their common beginning stands, halving tells which of them stand there. What is
+not there is looked for only as far as what must follow leaves room. So fifty versions of one prompt cost little more
+than one: a search for each anchor, not for each template. On hostile text each anchor costs a few searches of its own.
+
+What comes out still has to be matched by itself (`gateway.prompts.match`): only those templates are left out that cannot
+match, because an anchor does not stand behind the one before it, or has no room behind it for the others.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from penstock.gateway.model.template import Template
+from penstock.gateway.prompts.match import LONG, TRIES, find
+
+ALIKE = 16
+"""Anchors that share so many characters at their beginning are searched for together."""
+
+
+class Tree:
+    """Templates that are searched for together. Immutable."""
+
+    def __init__(self, templates: Iterable[Template]) -> None:
+        self._roots: dict[str, dict[str, _Node]] = {}
+        for template in templates:
+            first, *others = template.anchors
+            roots = self._roots.setdefault(first, {})
+            roots.setdefault(others[-1] if others else "", _Node(1, len(first))).templates.append(template)
+        self._firsts = _Sorted(self._roots)
+        todo = [root for roots in self._roots.values() for root in roots.values()]
+        while todo:
+            todo += todo.pop().grown()
+
+    def possible(self, text: str) -> Iterator[Template]:
+        """The templates whose anchors may all stand in the text, in their order."""
+        todo = [(root, len(first)) for first in self._firsts.at(text, 0) for root in self._ending(first, text)]
+        while todo:
+            node, at = todo.pop()
+            if at + node.rest <= len(text):
+                yield from node.templates
+                todo += [found for alike in node.alike for found in alike.stand(text, at)]
+
+    def _ending(self, first: str, text: str) -> Iterator[_Node]:
+        return (root for last, root in self._roots[first].items() if text.endswith(last))
+
+
+@dataclass(slots=True)
+class _Node:
+    """Where the same anchors lead."""
+
+    depth: int
+    """How many anchors from the left they are."""
+    done: int
+    """How long they are together; characters."""
+    templates: list[Template] = field(default_factory=list[Template])
+    """Those that begin with them; once grown, those that are not further down."""
+    alike: list[_Alike] = field(default_factory=list["_Alike"])
+    """What may come next."""
+    rest: int = 0
+    """How much literal text has to come yet, at least; characters."""
+
+    def grown(self) -> Iterable[_Node]:
+        """Moves the templates down, unless there is but one; gives the nodes that have to be grown yet."""
+        self.rest = min(it.literal for it in self.templates) - self.done
+        if len(self.templates) == 1:
+            return ()
+        further: dict[str, _Node] = {}
+        for template in self.templates:
+            for anchor in template.anchors[self.depth : -1][:1]:
+                node = _Node(self.depth + 1, self.done + len(anchor))
+                further.setdefault(anchor, node).templates.append(template)
+        self.templates = [it for it in self.templates if self.depth >= len(it.anchors) - 1]
+        self.alike = [_Alike(group, self.done) for group in _groups(further)]
+        return further.values()
+
+
+def _groups(nodes: Mapping[str, _Node]) -> Iterable[Mapping[str, _Node]]:
+    groups: defaultdict[str, dict[str, _Node]] = defaultdict(dict)
+    for anchor, node in nodes.items():
+        groups[anchor[:ALIKE]][anchor] = node
+    return groups.values()
+
+
+class _Alike:
+    """Anchors that begin alike."""
+
+    def __init__(self, nodes: Mapping[str, _Node], done: int) -> None:
+        self._nodes = nodes
+        self._room = min(it.literal for node in nodes.values() for it in node.templates) - done
+        self._anchors = _Sorted(nodes)
+        self._begin = _beginning(min(nodes)[:LONG], max(nodes)[:LONG])
+
+    def stand(self, text: str, at: int) -> Iterator[tuple[_Node, int]]:
+        """What those lead to that stand in a text from a place on, and where each of them ends at the leftmost."""
+        missing = dict(self._nodes)
+        stop = max(len(text) - self._room + len(self._begin), 0)
+        for _ in range(TRIES * len(missing)):
+            at = text.find(self._begin, at, stop)
+            if at < 0:
+                return
+            here = [anchor for anchor in self._anchors.at(text, at) if anchor in missing]
+            yield from ((missing.pop(anchor), at + len(anchor)) for anchor in here)
+            if not missing:
+                return
+            at += 1
+        for anchor, node in missing.items():
+            found = find(text, anchor, at, len(text))
+            if found >= 0:
+                yield node, found + len(anchor)
+
+
+def _beginning(one: str, other: str) -> str:
+    """What both begin with; the first is not behind the other in the order."""
+    differs = (at for at, (ours, theirs) in enumerate(zip(one, other, strict=False)) if ours != theirs)
+    return one[: next(differs, len(one))]
+
+
+class _Sorted:
+    """Texts in order, to tell by halving with which of them another begins."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = sorted(texts)
+        self._longest = max(map(len, self._texts), default=0)
+        self._shorter: list[int] = []
+        for at, text in enumerate(self._texts):
+            before = at - 1
+            while before >= 0 and not text.startswith(self._texts[before]):
+                before = self._shorter[before]
+            self._shorter.append(before)
+
+    def at(self, text: str, place: int) -> Iterator[str]:
+        """Those with which a text goes on at a place: the last that is not behind it in the order, or what that one
+        begins with."""
+        at = bisect_right(self._texts, text[place : place + self._longest]) - 1
+        while at >= 0:
+            if text.startswith(self._texts[at], place):
+                yield self._texts[at]
+            at = self._shorter[at]

@@ -1,0 +1,129 @@
+"""The template of texts that are one prompt: what each of them keeps of the shortest when it is aligned with it.
+
+Pieces too short to be told from other text become part of the slots beside them, and so does the rest of a number or
+date that a slot cuts: the days of one month do not make the month a part of the prompt. Where the values of the texts
+themselves make a split ambiguous, the anchor that causes it is given up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from penstock.gateway.model.template import SHORTEST, Template
+from penstock.gateway.prompts.align import aligned, tokens
+from penstock.gateway.prompts.match import match
+
+Runs = list[tuple[int, int]]
+"""Tokens of the pivot, from and to."""
+
+JOINERS = frozenset("-./:,+@_")
+"""They hold numbers together."""
+LETTERS = 3
+"""Characters other than white space that an anchor has at least."""
+TAIL = 80
+GIVEN_UP = 8
+_LABEL = re.compile(r"(?:^|[.;,|{(]\s*)[-*#>\s\"'`]*([A-Za-z][\w-]*(?: [\w-]+){0,2})[*_\"'`]*\s*[:=][*\"'`(\[<\s]*$")
+_TAG = re.compile(r"<([A-Za-z][\w-]{0,30})>$")
+
+
+def common(texts: Counter[str]) -> Template | None:
+    """What texts have in common, with slots between; None if that is too little. The counts are how often each was
+    sent."""
+    pivot = tokens(min(texts, key=len))
+    together = _together(pivot, texts)
+    runs = [run for run in _loosened(pivot, _runs(together)) if _tells("".join(pivot[slice(*run)]))]
+    if not runs:
+        return None
+    anchors = ["".join(pivot[slice(*run)]) for run in runs]
+    opens, closes = runs[0][0] == 0 and together[0], runs[-1][1] == len(pivot) and together[-1]
+    anchors = [*([] if opens else [""]), *anchors, *([] if closes else [""])]
+    return named(_mended(anchors, texts))
+
+
+def _together(pivot: list[str], texts: Counter[str]) -> list[bool | None]:
+    """For each token of the pivot: does every text have it (None if not), right behind the one before it? At the end:
+    does every text end there?"""
+    found: list[bool | None] = [True] * (len(pivot) + 1)
+    for text in texts:
+        other = tokens(text)
+        here: list[bool | None] = [None] * len(pivot) + [False]
+        a_end = b_end = 0
+        for a, b, size in aligned(pivot, other):
+            here[a : a + size] = [(a, b) == (a_end, b_end)] + [True] * (size - 1)
+            a_end, b_end = a + size, b + size
+        here[-1] = (a_end, b_end) == (len(pivot), len(other))
+        found = [None if one is None or two is None else one and two for one, two in zip(found, here, strict=True)]
+    return found
+
+
+def _runs(together: list[bool | None]) -> Runs:
+    """Tokens that all texts have, one behind the other."""
+    runs: Runs = []
+    for at, follows in enumerate(together[:-1]):
+        if follows and runs and runs[-1][1] == at:
+            runs[-1] = (runs[-1][0], at + 1)
+        elif follows is not None:
+            runs.append((at, at + 1))
+    return runs
+
+
+def _loosened(pivot: list[str], runs: Runs) -> Iterator[tuple[int, int]]:
+    """Runs without the parts of numbers at edges that a slot is beside."""
+    for start, end in runs:
+        while start > 0 and start < end and _cut(pivot[start : start + 2]):
+            start += 1
+        while end < len(pivot) and start < end and _cut(pivot[start:end][:-3:-1]):
+            end -= 1
+        yield start, end
+
+
+def _cut(edge: list[str]) -> bool:
+    """Whether an edge (its outermost token first) belongs to a number: a digit, or what joins one to the slot."""
+    return _has_digit(edge[0]) or (edge[0] in JOINERS and len(edge) > 1 and _has_digit(edge[1]))
+
+
+def _has_digit(token: str) -> bool:
+    return any(map(str.isdigit, token))
+
+
+def _tells(anchor: str) -> bool:
+    return len(anchor) >= SHORTEST and len("".join(anchor.split())) >= LETTERS
+
+
+def _mended(anchors: list[str], texts: Counter[str]) -> list[str]:
+    """The anchors without those (of the shortest ones) whose absence lets more texts match."""
+    best = matched(anchors, texts)
+    while best < texts.total():
+        inner = sorted(range(1, len(anchors) - 1), key=lambda at: len(anchors[at]))[:GIVEN_UP]
+        without = [[*anchors[:at], *anchors[at + 1 :]] for at in inner]
+        counts = [matched(fewer, texts) for fewer in without]
+        if max(counts, default=0) <= best:
+            break
+        best = max(counts)
+        anchors = without[counts.index(best)]
+    return anchors
+
+
+def matched(anchors: list[str], texts: Counter[str]) -> int:
+    """How many messages a template with these anchors matches."""
+    template = Template(tuple(anchors), tuple(f"slot{at}" for at in range(1, len(anchors))))
+    return sum(count for text, count in texts.items() if not isinstance(match(template, text), str))
+
+
+def named(anchors: list[str]) -> Template:
+    """A template whose slots are called after the labels that stand before them: `Date: {date}`, `<user>{user}</user>`;
+    without one, after their place."""
+    slots: list[str] = []
+    for at, anchor in enumerate(anchors[:-1], 1):
+        label = _label(anchor) or f"slot{at}"
+        again = sum(slot == label or slot.startswith(f"{label}_") for slot in slots)
+        slots.append(f"{label}_{again + 1}" if again else label)
+    return Template(tuple(anchors), tuple(slots))
+
+
+def _label(anchor: str) -> str | None:
+    before = anchor.rstrip()[-TAIL:].rpartition("\n")[2]
+    found = _TAG.search(before) or _LABEL.search(before)
+    return None if found is None else re.sub(r"[^a-z0-9]+", "_", found[1].lower()).strip("_") or None

@@ -1,0 +1,76 @@
+"""One template in a text: an anchored scan, without patterns and without backtracking.
+
+The anchors are searched for from left to right, each behind the one before it, between the first, with which the text
+must begin, and the last, with which it must end. That gives every anchor its leftmost place. If one of them stands once
+more before the place of the next, a value holds what looks like an anchor, and the text is *ambiguous*. If none does,
+there is no other way to split the text: the last anchor that stood elsewhere in it would stand further right, and yet
+before the next.
+
+Time is linear in the text, whatever is in the slots: each part of it is searched for one anchor, and once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+from penstock.gateway.model.template import Template
+
+Reason: TypeAlias = Literal["miss", "ambiguous"]
+Span: TypeAlias = tuple[int, int]
+"""Where an anchor begins and ends; characters."""
+LONG = 256
+TRIES = 4
+"""Characters of a long anchor that are searched for, and how often before all of it is."""
+
+
+def match(template: Template, text: str) -> Mapping[str, str] | Reason:
+    """What stands in a template's slots in this text."""
+    anchors = template.anchors
+    if len(anchors) == 1:
+        return {} if text == anchors[0] else "miss"
+    start, stop = len(anchors[0]), len(text) - len(anchors[-1])
+    if start > stop or not (text.startswith(anchors[0]) and text.endswith(anchors[-1])):
+        return "miss"
+    inner = _leftmost(text, anchors[1:-1], start, stop)
+    if inner is None:
+        return "miss"
+    spans = [(0, start), *inner, (stop, len(text))]
+    if _again(text, spans):
+        return "ambiguous"
+    slots = {slot: text[one[1] : next_[0]] for slot, (one, next_) in zip(template.slots, pairwise(spans), strict=True)}
+    # A name that stands more than once has one value.
+    return slots if len(slots) == len(template.slots) or template.render(slots) == text else "miss"
+
+
+def _leftmost(text: str, anchors: Iterable[str], at: int, stop: int) -> list[Span] | None:
+    """Where each anchor stands at the leftmost."""
+    spans: list[Span] = []
+    for anchor in anchors:
+        found = find(text, anchor, at, stop)
+        if found < 0:
+            return None
+        at = found + len(anchor)
+        spans.append((found, at))
+    return spans
+
+
+def _again(text: str, spans: list[Span]) -> bool:
+    """Whether an inner anchor stands once more before the one behind it."""
+    behind = pairwise(spans[1:])
+    return any(find(text, text[begin:end], begin + 1, until) >= 0 for (begin, end), (until, _) in behind)
+
+
+def find(text: str, anchor: str, at: int, stop: int) -> int:
+    """`text.find`, for which preparing takes longer than searching when the anchor is long: its beginning is tried."""
+    size = len(anchor)
+    if size <= LONG or stop - at < size:
+        return text.find(anchor, at, stop) if stop - at >= size else -1
+    begin = anchor[:LONG]
+    for _ in range(TRIES):
+        at = text.find(begin, at, stop - size + LONG)
+        if at < 0 or text.startswith(anchor, at):
+            return at
+        at += 1
+    return text.find(anchor, at, stop)

@@ -1,0 +1,194 @@
+"""A request + the pinned versions of its prompts -> the request to send. Pure.
+
+`find` says which resources a request uses, so that their versions can be resolved; `write` puts those versions in.
+Every byte outside the texts that change stays as it was, and when none changes the body is the very same object.
+
+What a text is comes from, in this order: the resource that the caller's header or path names, placeholders, the
+recogniser. A placeholder inside a slot's value is data and is not expanded. What is not recognised, or cannot take the
+pinned version, passes untouched and is a `Miss`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Literal, TypeAlias
+
+from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.loose_json import UNREADABLE, Peek
+from penstock.gateway.dialects.text_spans import Path, Place, encoded, spliced
+from penstock.gateway.model.template import Template, TemplateError
+from penstock.gateway.prompts.placeholder import MARK, PlaceholderError, placeholders
+from penstock.gateway.prompts.recognise import Recognised, Recogniser, Told, sha256
+
+Why: TypeAlias = Literal["miss", "ambiguous", "placeholder", "slots", "unknown"]
+Way: TypeAlias = Literal["explicit", "placeholder", "fingerprint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A resource that a text of the request is, or asks for."""
+
+    resource: str
+    """Its name."""
+    slots: Mapping[str, str]
+    """What is in its slots."""
+    sha256: str
+    """Of the whole text as the agent sent it; hex."""
+    way: Way
+    """How it was found."""
+    place: Place
+    """The text."""
+    part: tuple[int, int] | None = None
+    """From where to where the resource stands in it, characters; None where it is the whole text."""
+    template: Template | None = None
+    """The version that the agent itself sent, where it was recognised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A text that passes untouched."""
+
+    place: Place
+    why: Why
+    """`miss`: no registered prompt; `ambiguous`: it could be two, or one in two ways; `placeholder`: one that cannot be
+    read; `slots`: the pinned version has other slots than there are values; `unknown`: there is no version of it."""
+    detail: str = ""
+    """What is wrong, for a person."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a request's texts are."""
+
+    uses: list[Use] = field(default_factory=list[Use])
+    misses: list[Miss] = field(default_factory=list[Miss])
+    asked: Peek | None = None
+    """What else was read of the request on the way."""
+
+
+@dataclass(slots=True)
+class Rewritten:
+    """A request as it is to be sent."""
+
+    body: bytes
+    uses: list[Use]
+    """Those whose pinned version stands in it now."""
+    misses: list[Miss]
+
+
+def rewrite(
+    body: bytes, dialect: Dialect, recogniser: Recogniser, versions: Mapping[str, Template], explicit: str | None = None
+) -> Rewritten:
+    """Finds and writes in one go."""
+    return write(body, find(body, dialect, recogniser, explicit), versions)
+
+
+def find(body: bytes, dialect: Dialect, recogniser: Recogniser, explicit: str | None = None) -> Findings:
+    """What each text of a request is. `explicit`: the resource that the first system text is said to be."""
+    found = Findings()
+    texts = dialect.system_texts(body)
+    found.asked = texts.asked
+    for place in texts.places:
+        named = explicit if place.index == 0 else None
+        _note(found, _explicit(place, recogniser, named) if named else _uses(place, recogniser))
+    for place in dialect.tool_texts(body) if recogniser.tools else ():
+        if place.name in recogniser.tools:
+            _note(found, _fingerprint(place, recogniser.tell(place.literal, place.name)))
+    return found
+
+
+def _note(found: Findings, what: list[Use] | Miss) -> None:
+    if isinstance(what, Miss):
+        found.misses.append(what)
+    else:
+        found.uses += what
+
+
+def _uses(place: Place, recogniser: Recogniser) -> list[Use] | Miss:
+    told = recogniser.tell(place.literal)
+    known = _fingerprint(place, told)
+    if not told.marked or (isinstance(known, list) and any(MARK in value for value in known[0].slots.values())):
+        return known
+    try:
+        text = place.text
+        asked, digest = placeholders(text), sha256(text)
+    except PlaceholderError as error:
+        return Miss(place, "placeholder", str(error))
+    return [Use(it.resource, it.slots, digest, "placeholder", place, (it.begin, it.end)) for it in asked]
+
+
+def _fingerprint(place: Place, told: Told, way: Way = "fingerprint") -> list[Use] | Miss:
+    it = told.what
+    if not isinstance(it, Recognised):
+        return Miss(place, it)
+    return [Use(it.known.resource, it.slots, it.sha256, way, place, template=it.known.template)]
+
+
+def _explicit(place: Place, recogniser: Recogniser, resource: str) -> list[Use] | Miss:
+    """Where the text is not recognised the whole of it is taken to be the resource, without slots."""
+    known = _fingerprint(place, recogniser.only(resource).tell(place.literal), "explicit")
+    if isinstance(known, Miss):
+        return [Use(resource, {}, sha256(place.text), "explicit", place)]
+    return known
+
+
+def write(body: bytes, found: Findings, versions: Mapping[str, Template]) -> Rewritten:
+    """The request with the pinned versions in it."""
+    done = Rewritten(body, [], list(found.misses))
+    literals = [new for _, uses in groupby(found.uses, _path) for new in _changed(list(uses), versions, done)]
+    try:
+        done.body = spliced(body, literals) if literals else body
+    except UNREADABLE as error:
+        return Rewritten(body, [], [*done.misses, *(Miss(use.place, "miss", str(error)) for use in done.uses)])
+    return done
+
+
+def _path(use: Use) -> Path:
+    return use.place.path
+
+
+def _changed(uses: list[Use], versions: Mapping[str, Template], done: Rewritten) -> Iterator[tuple[Place, bytes]]:
+    """The new literal of one place, if it says something else."""
+    place = uses[0].place
+    taken = [(use, version) for use in uses if (version := _taken(use, versions, done)) is not None]
+    for use, version in taken[:1]:
+        new = _parts(place.text, taken) if use.template is None else _whole(use, use.template, version)
+        if new is not None:
+            yield place, new
+
+
+def _taken(use: Use, versions: Mapping[str, Template], done: Rewritten) -> Template | None:
+    """The version that can be written; None, and a miss, where there is none."""
+    version = versions.get(use.resource)
+    if version is None:
+        done.misses.append(Miss(use.place, "unknown", f"there is no version of {use.resource!r}"))
+        return None
+    try:
+        version.check(use.slots)
+    except TemplateError as error:
+        done.misses.append(Miss(use.place, "slots", f"{use.resource}: {error}"))
+        return None
+    done.uses.append(use)
+    return version
+
+
+def _whole(use: Use, sent: Template, version: Template) -> bytes | None:
+    """A literal that is one resource from end to end. Neither it nor its anchors are encoded anew."""
+    if version == sent:
+        return None
+    values = {slot: str(memoryview(encoded(value))[1:-1], "latin-1") for slot, value in use.slots.items()}
+    new = version.written.render(values)
+    return None if new == sent.written.render(values) else new.encode("latin-1")
+
+
+def _parts(text: str, taken: list[tuple[Use, Template]]) -> bytes | None:
+    """A literal in which resources stand in places, or which is one by name only."""
+    pieces, at = list[str](), 0
+    for use, version in taken:
+        begin, end = use.part or (0, len(text))
+        pieces += [text[at:begin], version.render(use.slots)]
+        at = end
+    new = "".join([*pieces, text[at:]])
+    return None if new == text else encoded(new)

@@ -1,0 +1,84 @@
+"""What sessions want of chat completions: what a request says, message by message, and what was answered. Pure.
+
+Nothing here raises on odd bytes: what cannot be read goes on from nothing, and nothing goes on from it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from penstock.gateway.dialects.chat import Chat
+from penstock.gateway.dialects.loose_json import Json
+from penstock.gateway.dialects.parts import fingerprint
+from penstock.gateway.dialects.token_ids import read_tokens
+from penstock.gateway.model.span import Message
+
+_CHAT: Final = Chat()
+_ITSELF: Final = ("stop", "tool_calls")
+"""Finish reasons of an answer that the model may have ended itself."""
+_BY_TEXT: Final = (b'"stop_reason":"', b'"stop_reason": "')
+"""In an answer that ended where a text stood that the agent named. Its quotes cannot stand in a JSON string."""
+
+
+class Said(NamedTuple):
+    """A message that says something."""
+
+    at: int
+    """Its place in the request."""
+    role: str
+    print: bytes
+    """Its fingerprint."""
+    thought: str
+    """Its reasoning, where the agent sends that back."""
+
+
+class Answered(NamedTuple):
+    """One choice of an answer."""
+
+    print: bytes
+    thought: str
+    prompt: bytes
+    """Ids of what it answers."""
+    ids: bytes
+    """Ids that it consists of."""
+    ended: bool
+    """Whether the model may have ended it itself."""
+
+
+def messages(asked: Json) -> list[Message]:
+    """The messages of a request."""
+    return _CHAT.messages(asked, [])
+
+
+def said(conversation: list[Message]) -> list[Said]:
+    """Messages by their fingerprints, less those that have none."""
+    found = [Said(at, one.role, fingerprint(one), _thought(one)) for at, one in enumerate(conversation)]
+    return [one for one in found if one.print]
+
+
+def only_text(conversation: list[Message]) -> bool:
+    """Whether tokens tell all that is said: no pictures, and nothing unknown."""
+    return all(
+        part.type not in ("media", "unknown") and part.data is None
+        for message in conversation
+        for part in message.parts
+    )
+
+
+def answered(response: bytes, stream: bool) -> list[Answered]:
+    """The choices of a decoded answer that came with all token ids."""
+    tokens = read_tokens(response, stream)
+    if not tokens.complete:
+        return []
+    by_text = any(mark in response for mark in _BY_TEXT)
+    found: list[Answered] = []
+    for choice in _CHAT.choices(_CHAT.answer(response, stream, [])):
+        if (output := tokens.outputs.get(choice.index)) is not None:
+            ended = choice.finish in _ITSELF and not by_text
+            told = fingerprint(choice.message), _thought(choice.message)
+            found.append(Answered(*told, tokens.prompt, output.ids, ended))
+    return found
+
+
+def _thought(message: Message) -> str:
+    return "".join(part.text or "" for part in message.parts if part.type == "reasoning")

@@ -1,0 +1,75 @@
+"""One choice of a streamed answer: what derender has said of it, event by event. Pure.
+
+Where the agent has named texts that end an answer (`stop`), the end of what was said is held back as long as it may
+belong to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.gateway.dialects.loose_json import Json, obj, objs
+from penstock.gateway.proxy.exact.chat_answer import Words
+from penstock.gateway.proxy.exact.generate_answer import Piece
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[Json] = []
+
+
+class _Step(msgspec.Struct):
+    chunk: _Chunk
+    stream_state: msgspec.Raw
+
+
+_step = msgspec.json.Decoder(_Step).decode
+
+
+class Voice:
+    """One choice of a streamed answer, as far as it was said."""
+
+    def __init__(self, words: Words, index: int) -> None:
+        self._words, self._index = words, index
+        self._state = b"null"
+        self._held = ""
+        self._tools = False
+
+    def ask(self, piece: Piece) -> bytes:
+        """What derender is asked of what has come."""
+        return self._words.to_step(self._index, piece, self._state)
+
+    def said(self, piece: Piece, answer: bytes) -> bytes:
+        """The event that says it; raises `ValueError` on what is no answer of derender."""
+        step = _step(answer)
+        self._state = bytes(step.stream_state)
+        delta = _told(obj(step.chunk.choices[0].get("delta")) if step.chunk.choices else {})
+        self._tools = self._tools or "tool_calls" in delta
+        text = self._let_go(delta.pop("content", ""), piece)
+        return self._words.event(self._index, piece, ({"content": text} if text else {}) | delta, self._tools)
+
+    def _let_go(self, text: str, piece: Piece) -> str:
+        """The text that can be said now; the rest is held until more has come."""
+        text, keep = self._held + text, self._words.longest_stop
+        if piece.finish is not None:
+            self._held = ""
+            return self._words.cut(text, piece.stop) if isinstance(piece.stop, str) else text
+        at = len(text) - keep if keep else len(text)
+        self._held = text[max(at, 0) :]
+        return text[: max(at, 0)]
+
+
+def _told(delta: Mapping[str, Any]) -> Json:
+    """A delta without the fields that say nothing."""
+    kept: Json = {name: value for name, value in delta.items() if value not in (None, []) and name != "role"}
+    if "tool_calls" in kept:
+        kept["tool_calls"] = [_call(call) for call in objs(kept["tool_calls"])]
+    return kept
+
+
+def _call(call: Json) -> Json:
+    found = {name: value for name, value in call.items() if value is not None}
+    function = {name: value for name, value in obj(call.get("function")).items() if value is not None}
+    return found | ({"function": function} if function else {})

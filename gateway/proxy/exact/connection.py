@@ -1,0 +1,200 @@
+"""An answer to token ids on its way to a call, which gets it as if vLLM's chat endpoint had answered.
+
+To a call this is a connection to its upstream (`gateway.http.upstream_connection`): it is sent the chat request, and the answer arrives
+read by read. Behind it is a task: generate is asked with the ids, and what comes is given to derender, which says what
+is text and what is a tool call. Streaming is paced by derender: each choice has one request under way, and the next one
+takes all that has come since. What it has said goes on at once. A call that is cancelled cancels generate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+from penstock.gateway.calls.record import Record
+from penstock.gateway.dialects.loose_json import Json
+from penstock.gateway.dialects.sse import Parser
+from penstock.gateway.http.redact import url as redact_url
+from penstock.gateway.http.upstream_connection import Caller, Link
+from penstock.gateway.model.span import Side
+from penstock.gateway.proxy.exact.chat_answer import END, Words
+from penstock.gateway.proxy.exact.chat_stream import Voice
+from penstock.gateway.proxy.exact.generate_answer import Event, event
+from penstock.gateway.proxy.exact.pacing import Mouth, Tap
+from penstock.gateway.proxy.exact.vllm import Engine, EngineError, listed
+
+_log = logging.getLogger("penstock.exact")
+_STREAM: Final = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+_PLAIN: Final = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+class Generation(Link):
+    """The answer to one call."""
+
+    def __init__(self, engine: Engine, words: Words, request: Json, prompt: bytes, record: Record) -> None:
+        """`request`: what render made of the call's own; `prompt`: the ids to send in place of its."""
+        super().__init__(engine.pool)
+        self.transport = self._tap = Tap()
+        self._engine, self._words, self._record = engine, words, record
+        self._streams = bool(request.get("stream"))
+        self._request = orjson.dumps(request | {"token_ids": listed(prompt), "output_mode": "text"})
+        self._response: list[bytes] = []
+        self._task: asyncio.Task[None] | None = None
+        self._mouths: dict[int, Mouth] = {}
+        self._usage: Any = None
+        self._failed: Json | None = None
+        self._ended = self._told = False
+
+    # -- what a call does with a connection --------------------------------------------------------------------------
+
+    def send(self, caller: Caller, head: bytes, body: bytes) -> None:
+        """Asks generate; the chat request itself goes nowhere."""
+        self.caller = caller
+        self._task = asyncio.ensure_future(self._run())
+
+    def release(self) -> None:
+        """The answer is complete."""
+        self.caller = None
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        self.caller = None
+        self._tell_tape()
+        if self._task is not None:
+            self._task.cancel()
+
+    # -- generate ----------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            async with self._engine.post(self._engine.generates_at, self._request) as response:
+                self.seen = True
+                if response.status >= 400 or not self._streams:
+                    await self._answer(response)
+                else:
+                    await self._stream(response)
+        except* (aiohttp.ClientError, TimeoutError) as errors:
+            self._broken("upstream_closed", errors)
+        except* (EngineError, ValueError) as errors:
+            self._broken("upstream_protocol", errors)
+        except* Exception as errors:
+            _log.error("an exact call of %s failed", self._record.call.address.rollout, exc_info=errors)
+            self._broken("internal", errors)
+
+    def _broken(self, reason: str, errors: BaseExceptionGroup[Exception]) -> None:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        _log.warning("upstream %r broke off an exact call: %r", self.owner.name, first)
+        self._tell_tape()
+        self.pieces = []
+        self._break(reason)
+
+    def _tell_tape(self) -> None:
+        """Puts the engine's own bytes on the tape."""
+        if self._told or not self.seen:
+            return
+        self._told = True
+        path = redact_url(self._engine.generates_at)
+        self._record.sides.append(
+            Side(
+                who="engine",
+                dialect="generate",
+                path=path,
+                request_body=self._request,
+                response_body=b"".join(self._response),
+            )
+        )
+
+    async def _answer(self, response: aiohttp.ClientResponse) -> None:
+        """A plain answer, or a refusal, which is the same as that of the chat endpoint."""
+        answer = await response.read()
+        self._response.append(answer)
+        if response.status < 400:
+            made = event(answer)
+            asked = self._words.to_whole(made.choices)
+            answer = self._words.whole(made, await self._engine.derender(asked) if asked else None)
+        await self._tap.open.wait()
+        self._tell_tape()
+        self._begin(response.status, [(b"Content-Type", b"application/json")])
+        self.length_known = self.done = True
+        self.pieces = [answer]
+        head = _PLAIN % (response.status, (response.reason or "").encode("latin-1", "replace"), len(answer))
+        if self.caller is not None:
+            self.caller.on_answer(self, head, answer)
+
+    async def _stream(self, response: aiohttp.ClientResponse) -> None:
+        """The events of a streamed answer; each choice is said by a task of its own."""
+        parser = Parser()
+        async with asyncio.TaskGroup() as speaking:
+            async for read in response.content.iter_any():
+                self._response.append(read)
+                for one in parser.feed(read):
+                    self._ended = self._ended or one.data == "[DONE]"
+                    if not self._ended:
+                        self._take(event(one.data.encode()), speaking)
+            for mouth in self._mouths.values():
+                mouth.over = True
+                mouth.news.set()
+        if not self._ended:
+            raise ValueError("the stream ended early")
+        usage = self._words.counted(self._usage) if self._usage else b""
+        failed = self._words.failed(self._failed) if self._failed else b""
+        self._tell_tape()
+        self.done = True
+        self._emit(failed + usage + END)
+
+    def _take(self, event: Event, speaking: asyncio.TaskGroup) -> None:
+        """An event of generate."""
+        self._failed = self._failed or event.error
+        self._usage = event.usage if not event.choices else self._usage
+        for delta in event.choices:
+            mouth = self._mouths.get(delta.index)
+            if mouth is None:
+                mouth = self._mouths[delta.index] = Mouth(Voice(self._words, delta.index))
+                self._emit(self._words.opening(delta.index))
+                speaking.create_task(self._speak(mouth))
+            mouth.piece.add(delta, event.usage)
+            mouth.news.set()
+
+    # -- derender ----------------------------------------------------------------------------------------------------
+
+    async def _speak(self, mouth: Mouth) -> None:
+        """Says a choice, as it comes."""
+        while True:
+            if not mouth.over:
+                await mouth.news.wait()
+            piece = mouth.take()
+            if piece.ids or piece.finish is not None:
+                answer = await self._engine.derender(mouth.voice.ask(piece))
+                await self._tap.open.wait()
+                self._emit(mouth.voice.said(piece, answer))
+            elif mouth.over:
+                return
+            if piece.finish is not None:
+                return
+
+    # -- what the call gets ------------------------------------------------------------------------------------------
+
+    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._headed, self.status, self.headers, self.head_fields = True, status, headers, len(headers)
+
+    def _emit(self, payload: bytes) -> None:
+        """Passes on events as one read."""
+        caller = self.caller
+        if caller is None:
+            return
+        self.pieces = [payload]
+        raw = b"%x\r\n%b\r\n" % (len(payload), payload) + (b"0\r\n\r\n" if self.done else b"")
+        if self._headed:
+            caller.on_data(self, raw)
+            return
+        self._begin(200, [(b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Transfer-Encoding", b"chunked")])
+        self.chunked = self.events = True
+        caller.on_answer(self, _STREAM, raw)

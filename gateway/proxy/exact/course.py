@@ -1,0 +1,211 @@
+"""How a call of an exact route goes: as it is, where the template says the very tokens, else by token ids.
+
+A call whose conversation goes on from an earlier answer is rendered by the engine. Where its tokens begin with those of
+the earlier prompt and answer, the chat request is sent as it is: it goes on from them. Where they do not, the earlier
+tokens are sent, and what the template writes after them (`joining`, `generation`). Where even that cannot be told, and
+for every other call, the chat request is sent as it is, and begins a session. The span says which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final, Protocol
+
+import aiohttp
+
+from penstock.gateway.calls.record import Record
+from penstock.gateway.dialects.loose_json import Json, loads, obj
+from penstock.gateway.dialects.token_ids import WIDTH
+from penstock.gateway.http.errors import Refusal
+from penstock.gateway.http.request import Request
+from penstock.gateway.http.upstream_connection import Caller
+from penstock.gateway.proxy.exact import session_store
+from penstock.gateway.proxy.exact.chat_answer import Words
+from penstock.gateway.proxy.exact.chat_reading import messages, only_text, said
+from penstock.gateway.proxy.exact.connection import Generation
+from penstock.gateway.proxy.exact.joining import Written, joined, tail_of
+from penstock.gateway.proxy.exact.session_store import Exact, new_session
+from penstock.gateway.proxy.exact.sessions import BEGAN, SESSION, Attempt, Began, Found, Habits, Key, Turn
+from penstock.gateway.proxy.exact.vllm import Engine, EngineError, Rendered, listed
+from penstock.gateway.upstreams.pool import Pool
+
+_log = logging.getLogger("penstock.exact")
+_OTHER: Final = {"role": "assistant", "content": "x"}
+"""A turn of the model that says something else."""
+
+
+class Connecting(Caller, Protocol):
+    """A call that waits for a connection."""
+
+    connecting: asyncio.Task[None] | None
+
+    def on_refused(self, refusal: Refusal) -> None:
+        """There is none, and why."""
+        ...
+
+
+class Course:
+    """The way of one call."""
+
+    def __init__(self, exact: Exact, record: Record, request: Request) -> None:
+        self._exact, self._record, self._request = exact, record, request
+        self._attributes = dict(record.attributes)
+        address = record.call.address
+        self._name = address.rollout, address.attempt
+        self._key: Key = ()
+        self._session = ""
+        self._how = ""
+
+    def connect(self, call: Connecting, pool: Pool, fresh: bool) -> asyncio.Task[None]:
+        """Finds the way and hands the call a connection that goes it; the task can be cancelled."""
+        task = asyncio.ensure_future(self._connect(call, pool, fresh))
+        task.add_done_callback(_connected)
+        return task
+
+    async def _connect(self, call: Connecting, pool: Pool, fresh: bool) -> None:
+        try:
+            made = await self._way(Engine(self._exact.session, pool, self._request))
+        except Refusal as refusal:
+            call.on_refused(refusal)
+        except TimeoutError as error:
+            call.on_unreachable("connect_timeout", str(error))
+        except (aiohttp.ClientError, OSError) as error:
+            call.on_unreachable("connect", str(error) or type(error).__name__)
+        else:
+            if made is not None:
+                # Its connection may be one that was idle, as any other.
+                made.reused = not fresh
+            link = made or (None if fresh else pool.take())
+            if link is None:
+                call.connecting = pool.connect(call)
+            else:
+                call.on_connected(link)
+
+    async def _way(self, engine: Engine) -> Generation | None:
+        """None: the chat request goes as it is."""
+        asked, record = obj(loads(self._record.plain)), self._record
+        self._session = self._how = ""
+        record.attributes, record.sides = self._attributes, []
+        if not session_store.usual(asked) or asked.get("return_token_ids") is not True:
+            return None
+        conversation = messages(asked)
+        self._key = session_store.key(record.call.address.agent, record.plain, record.versions)
+        told = said(conversation)
+        attempt = await self._exact.attempt(self._name, told)
+        found = attempt.find(self._key, told)
+        if not isinstance(found, Found):
+            await self._probe(engine, asked)
+            self._begin(found)
+            return None
+        return await self._go_on(engine, asked, attempt, found, only_text(conversation))
+
+    async def _probe(self, engine: Engine, asked: Json) -> None:
+        """An upstream that does not render is found out by its first call and not by the second of a rollout."""
+        name = engine.pool.name
+        if name not in self._exact.rendering:
+            try:
+                await engine.render(_quiet(asked))
+            except EngineError:
+                # The chat endpoint refuses the request, too, and says it in its own words.
+                return
+            self._exact.rendering.add(name)
+
+    async def _go_on(
+        self, engine: Engine, asked: Json, attempt: Attempt, found: Found, text: bool
+    ) -> Generation | None:
+        turn, more = found.turn, None
+        ids = turn.ids()
+        try:
+            whole = await engine.render(asked)
+            if whole.ids.startswith(ids):
+                self._continue(turn, "chat")
+                return None
+            if text and whole.plain:
+                habits = attempt.habits.setdefault(self._key, Habits())
+                more = await self._more(engine, asked, habits, found, whole.ids)
+        except EngineError as error:
+            _log.warning("an exact call of %s could not be rendered: %s", self._name[0], error)
+        else:
+            if more is not None:
+                self._continue(turn, "generate")
+                return _generation(engine, asked, whole, ids + more, self._record)
+        self._begin(_why(turn, asked, text))
+        return None
+
+    async def _more(self, engine: Engine, asked: Json, habits: Habits, found: Found, whole: bytes) -> bytes | None:
+        """The ids after those of the session; None when they cannot be told."""
+        pieces, at, written = found.turn.pieces(), found.message, asked["messages"]
+        end = pieces[-1].answer[-WIDTH:]
+        upto = (await engine.render(_quiet(asked, written[: at + 1]))).ids
+        if habits.opening is None or not whole.endswith(habits.opening):
+            shut = (await engine.render(_quiet(asked, written))).ids
+            habits.opening = whole[len(shut) :] if whole.startswith(shut) else None
+        if habits.opening is not None and end not in habits.tails:
+            other = (await engine.render(_quiet(asked, [*written[:at], _OTHER]))).ids
+            tail = tail_of(pieces, other, habits.opening)
+            habits.tails |= {} if tail is None else {end: tail}
+        if habits.opening is None or end not in habits.tails:
+            return None
+        return joined(pieces, Written(whole, upto, habits.opening, habits.tails[end]))
+
+    def _begin(self, why: Began) -> None:
+        self._mark(new_session(), why, why)
+
+    def _continue(self, turn: Turn, how: str) -> None:
+        """Goes on from a turn. Where another call has, this one is a fork: the same tokens, told apart."""
+        if turn.continued:
+            self._mark(new_session(), "forked", how)
+        else:
+            self._mark(turn.session, None, how)
+
+    def _mark(self, session: str, began: Began | None, how: str) -> None:
+        self._session, self._how = session, how
+        more = {SESSION: session} | ({} if began is None else {BEGAN: began})
+        self._record.attributes = self._attributes | more
+
+    def ended(self) -> None:
+        """The answer is here as a whole. It is learned before anything can go on from it."""
+        record = self._record
+        if self._session and not record.truncated:
+            self._exact.metrics.exact_calls[(self._how,)] += 1
+            asyncio.get_running_loop().call_soon(self._learn)
+
+    def _learn(self) -> None:
+        record = self._record
+        bodies = record.plain, record.response()
+        self._exact.learn(self._name, self._session, self._key, bodies, record.stream)
+
+
+def _connected(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        # The call is left without a link and a task: the next sweep ends it.
+        _log.error("an exact call could not be sent", exc_info=error)
+
+
+def _why(turn: Turn, asked: Json, text: bool) -> Began:
+    """Why tokens cannot go on although the conversation does."""
+    if not text:
+        return "media"
+    if not turn.piece.ended:
+        return "cut"
+    return "template" if session_store.tools(asked) == turn.tools else "tools"
+
+
+def _quiet(asked: Json, conversation: list[Json] | None = None) -> Json:
+    """A request to render: the opening of a next turn is left out where a conversation is given."""
+    kept = {name: value for name, value in asked.items() if name not in ("stream", "stream_options")}
+    return kept if conversation is None else kept | {"messages": conversation, "add_generation_prompt": False}
+
+
+def _generation(engine: Engine, asked: Json, whole: Rendered, prompt: bytes, record: Record) -> Generation:
+    words = Words(asked, whole.request, listed(prompt))
+    return Generation(engine, words, _sampled(asked, whole), prompt, record)
+
+
+def _sampled(asked: Json, whole: Rendered) -> Json:
+    """What generate is asked. How many tokens there is room for follows from the ids that are sent, not from these."""
+    sampling = obj(whole.request.get("sampling_params"))
+    if sampling.get("max_tokens") not in (asked.get("max_tokens"), asked.get("max_completion_tokens")):
+        sampling = {name: value for name, value in sampling.items() if name != "max_tokens"}
+    return whole.request | {"sampling_params": sampling, "stream": bool(asked.get("stream"))}

@@ -1,0 +1,53 @@
+"""What generate answers, plain or event by event. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from penstock.gateway.dialects.loose_json import Json, arr, obj
+
+
+class Delta(msgspec.Struct):
+    """What came of a choice: a whole choice of a plain answer, or a piece of a streamed one."""
+
+    index: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    logprobs: Any = None
+
+
+class Event(msgspec.Struct):
+    """An answer of generate, or an event of its stream."""
+
+    choices: list[Delta] = []
+    usage: Any = None
+    created: int | None = None
+    error: Json | None = None
+
+
+event = msgspec.json.Decoder(Event).decode
+"""Raises `ValueError` on what is not an answer of generate."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What has come of one choice and was not said yet."""
+
+    ids: list[int] = field(default_factory=list[int])
+    logprobs: list[Any] | None = None
+    finish: str | None = None
+    stop: int | str | None = None
+    usage: Any = None
+
+    def add(self, delta: Delta, usage: Any) -> None:
+        """Takes what came with one event."""
+        self.ids += delta.token_ids or ()
+        if delta.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *arr(obj(delta.logprobs).get("content"))]
+        self.finish = delta.finish_reason or self.finish
+        self.stop = delta.stop_reason if delta.stop_reason is not None else self.stop
+        self.usage = usage or self.usage

@@ -1,0 +1,95 @@
+"""Where a conversation goes on: the tokens that a chat template writes after a model's turn. Pure.
+
+A session is what the engine has read and made, turn by turn: tokens before an answer, the answer, tokens before the
+next one. The template writes the same conversation anew (`whole`), with the past answers as it would have written them,
+which may differ from the very tokens: text is tokenised another way, white space is stripped, JSON is written anew,
+reasoning is left out. What is to be sent after the last answer stands in `whole` behind the end of that answer's turn.
+
+Nothing is guessed. All that stood between two answers must stand in `whole` as it was, in its order, so that only
+answers were written anew. The last token of the answer must be the one that the template ends a turn with, whatever the
+turn says: with another text in its place the same stands there (`tail_of`). And that token must stand in the turn once,
+so that the model did not write the same as text. Otherwise there is no way to go on.
+
+Ids are bytes of 32-bit integers, as in `gateway.dialects.token_ids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.gateway.dialects.token_ids import WIDTH
+
+
+class Piece(NamedTuple):
+    """One turn of a session."""
+
+    before: bytes
+    """Ids between the answer before and this one, the opening of this turn included; at first, the whole prompt."""
+    answer: bytes
+    """Ids that the model made."""
+    ended: bool
+    """True when the model ended its turn itself: its last id says so, and is no text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A conversation as the template writes it now."""
+
+    whole: bytes
+    """All of it, with the opening of the next turn."""
+    upto: bytes
+    """Up to the end of the last answer's turn, without an opening."""
+    opening: bytes
+    """What the template puts at the end so that the model speaks."""
+    tail: bytes
+    """What it puts after the token that ends a turn of the model, whatever that says; see `tail_of`."""
+
+
+def joined(pieces: Sequence[Piece], written: Written) -> bytes | None:
+    """What is to be sent after the last answer; None when the session cannot go on."""
+    last, opening = pieces[-1], written.opening
+    if not last.ended or not written.whole.endswith(opening):
+        return None
+    rest, end = _rest(pieces, written.whole, opening), last.answer[-WIDTH:]
+    if rest is None or tail_of(pieces, written.upto, opening) != written.tail:
+        return None
+    at = find(rest, end)
+    found = rest[at + WIDTH :] if at >= 0 else b""
+    # What goes on has something new in it: else the model would be asked to speak twice.
+    return found if found.startswith(written.tail) and len(found) > len(written.tail) + len(opening) else None
+
+
+def tail_of(pieces: Sequence[Piece], ids: bytes, opening: bytes) -> bytes | None:
+    """What the template puts after the token that the last answer ends with. `ids`: the conversation, up to the end of
+    the turn of that answer or of another one in its place. None unless the token stands in that turn, and once."""
+    rest = _rest(pieces, ids, opening)
+    return None if rest is None else _only(rest, pieces[-1].answer[-WIDTH:])
+
+
+def _rest(pieces: Sequence[Piece], ids: bytes, opening: bytes) -> bytes | None:
+    """What follows the place where the last answer begins; None unless everything between answers stands there."""
+    at, end = 0, b""
+    for number, piece in enumerate(pieces):
+        between = end + piece.before[: len(piece.before) - len(opening)]
+        # A turn is over where its end stands first; of one that was cut off only what comes after it is known.
+        found = find(ids, end or between, at) if number else 0
+        if found < 0 or not piece.before.endswith(opening) or not ids.startswith(between, found):
+            return None
+        at, end = found + len(between), piece.answer[-WIDTH:] if piece.ended else b""
+    return ids[at:]
+
+
+def _only(ids: bytes, end: bytes) -> bytes | None:
+    """What follows an id that stands there once; None when it does not."""
+    at = find(ids, end)
+    return None if at < 0 or find(ids, end, at + WIDTH) >= 0 else ids[at + WIDTH :]
+
+
+def find(ids: bytes, some: bytes, start: int = 0) -> int:
+    """Where ids stand among others, in bytes; -1 when they do not."""
+    at = ids.find(some, start)
+    while at >= 0 and at % WIDTH:
+        at = ids.find(some, at + 1)
+    return at

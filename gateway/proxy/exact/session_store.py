@@ -1,0 +1,105 @@
+"""What all calls of exact routes share: the sessions, and where they are read again when they were forgotten or lost.
+
+Everything about a session follows from requests and answers: the same function learns from a call that has just ended
+and from one on the tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Final
+from uuid import uuid4
+
+import aiohttp
+import orjson
+
+from penstock.gateway.calls.turns import plain_bodies
+from penstock.gateway.dialects.loose_json import Json, loads, obj, text
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.proxy.exact.chat_reading import Said, answered, messages, said
+from penstock.gateway.proxy.exact.sessions import SESSION, Attempt, Key, Sessions
+from penstock.gateway.releases.replay.sender import aside
+from penstock.gateway.store import Store
+from penstock.gateway.store.recorder import Recorder
+
+LIMIT: Final = 256 << 20
+"""Bytes that sessions take in memory."""
+_USUAL: Final[Json] = {
+    "echo": False,
+    "continue_final_message": False,
+    "add_generation_prompt": True,
+    "truncate_prompt_tokens": None,
+    "use_beam_search": False,
+}
+"""Fields by which the prompt is another one than the conversation and the opening of the next turn."""
+
+
+class Exact:
+    """What all calls of exact routes share."""
+
+    def __init__(
+        self, session: Callable[[], aiohttp.ClientSession], tape: Store, recorder: Recorder, metrics: Metrics
+    ) -> None:
+        self.session, self.metrics = session, metrics
+        self.rendering: set[str] = set()
+        """Upstreams that were seen to render."""
+        self._sessions = Sessions(LIMIT)
+        self._tape, self._recorder = tape, recorder
+
+    async def attempt(self, name: tuple[str, str], conversation: Sequence[Said]) -> Attempt:
+        """What is known of an attempt; of one that is not in memory, what the tape tells."""
+        known = self._sessions.get(name)
+        if known is None and any(one.role == "assistant" for one in conversation):
+            await self._recorder.flush()
+            read = await aside(lambda: self._read(name))
+            known = self._sessions.get(name) or read
+        known = known or Attempt()
+        self._sessions.put(name, known)
+        return known
+
+    def learn(self, name: tuple[str, str], session: str, key: Key, bodies: tuple[bytes, bytes], stream: bool) -> None:
+        """Takes a call that has ended. What was forgotten meanwhile is read from the tape when it is wanted."""
+        known = self._sessions.get(name)
+        if known is not None:
+            learn(known, session, key, bodies, stream)
+            self._sessions.put(name, known)
+
+    def _read(self, name: tuple[str, str]) -> Attempt:
+        """From the tape; on a thread."""
+        found = Attempt()
+        for span in self._tape.spans(*name):
+            exchange = self._tape.exchange(span) if span.kind == "llm" and span.status == "ok" else None
+            if exchange is not None and not span.truncated:
+                bodies, attributes = plain_bodies(exchange), span.attributes or {}
+                session = text(attributes.get(SESSION)) or new_session()
+                learn(found, session, key(span.agent, bodies[0], span.versions or {}), bodies, span.stream)
+        return found
+
+
+def learn(attempt: Attempt, session: str, key: Key, bodies: tuple[bytes, bytes], stream: bool) -> None:
+    """Takes a request and its answer, where they are chat completions with all token ids."""
+    asked, answers = obj(loads(bodies[0])), answered(bodies[1], stream)
+    if answers and usual(asked):
+        attempt.add(session, key, said(messages(asked)), tools(asked), answers)
+
+
+def usual(asked: Json) -> bool:
+    """Whether the prompt of a request is its conversation and the opening of the next turn."""
+    return bool(asked.get("messages")) and all(asked.get(name) in (None, value) for name, value in _USUAL.items())
+
+
+def key(agent: str | None, body: bytes, versions: Mapping[str, str]) -> Key:
+    """Whose tokens a call's are. `body`: its request, as it goes upstream."""
+    model = text(obj(loads(body)).get("model")) or ""
+    return agent or "", model, *(f"{name}={version}" for name, version in sorted(versions.items()))
+
+
+def tools(asked: Json) -> bytes:
+    """A digest of the tools on offer."""
+    return blake2b(orjson.dumps(asked.get("tools"), option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+
+
+def new_session() -> str:
+    """A name that no other session has."""
+    return uuid4().hex[:12]

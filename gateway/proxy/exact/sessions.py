@@ -1,0 +1,202 @@
+"""The sessions of late: by attempt, what was said and the tokens of it. Pure, bounded, in memory.
+
+An answer with its conversation is a `Turn`; it goes on from the turn whose tokens its prompt begins with. A request
+goes on from the newest turn whose conversation and answer its messages begin with, compared by their fingerprints
+(`gateway.dialects.parts`), as `penstock doctor` does, and by the reasoning that it sends back. What a turn is one of is
+told by its `key`: tokens of another model or version are not gone on from.
+
+The attempts that were not asked of for the longest are forgotten first. What is forgotten, or lost by a restart, can be
+put back from the tape: everything follows from requests and answers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from penstock.gateway.proxy.exact.chat_reading import Answered, Said
+from penstock.gateway.proxy.exact.joining import Piece
+
+Key: TypeAlias = tuple[str, ...]
+"""Whose tokens they are: agent, model, versions."""
+Began: TypeAlias = Literal["first", "forked", "compacted", "version", "tools", "template", "cut", "media"]
+"""Why a session begins."""
+
+SESSION: Final = "penstock.session"
+"""Attribute of a call: the session that it belongs to."""
+BEGAN: Final = "penstock.session.began"
+"""Attribute of a call that begins one: why."""
+_SYSTEM: Final = ("system", "developer")
+_EACH: Final = 400
+"""Bytes that a turn takes besides its ids."""
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """An answer, and how its tokens came about."""
+
+    session: str
+    key: Key
+    parent: Turn | None
+    """The turn that it goes on from."""
+    piece: Piece
+    size: int
+    """Length of all ids up to its end; bytes."""
+    thought: str
+    """Its reasoning."""
+    place: int
+    """How many messages that say something were before it."""
+    tools: bytes
+    """Of the request, digested."""
+    continued: bool = False
+    """Whether another turn goes on from it."""
+
+    def pieces(self) -> list[Piece]:
+        """All turns of its session up to it."""
+        found: list[Piece] = []
+        turn: Turn | None = self
+        while turn is not None:
+            found.append(turn.piece)
+            turn = turn.parent
+        return found[::-1]
+
+    def ids(self) -> bytes:
+        """All that the engine has seen and made of it."""
+        return b"".join(part for piece in self.pieces() for part in (piece.before, piece.answer))
+
+
+@dataclass(slots=True)
+class Habits:
+    """What a template does whatever is said; seen once, it is not asked again."""
+
+    opening: bytes | None = None
+    """What it puts at the end so that the model speaks."""
+    tails: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    """What it puts after the token that ends a turn."""
+
+
+class Found(NamedTuple):
+    """What a request goes on from."""
+
+    turn: Turn
+    message: int
+    """Index of the message that is its answer."""
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """The turns of one attempt."""
+
+    turns: dict[bytes, list[Turn]] = field(default_factory=dict[bytes, list[Turn]])
+    """By the digest of what was said up to their end."""
+    seen: set[bytes] = field(default_factory=set[bytes])
+    """Digests of every beginning of every conversation."""
+    answers: set[bytes] = field(default_factory=set[bytes])
+    """Digests of answers."""
+    habits: dict[Key, Habits] = field(default_factory=dict[Key, "Habits"])
+    """Of the templates."""
+    size: int = 0
+
+    def find(self, key: Key, said: Sequence[Said]) -> Found | Began:
+        """What a conversation goes on from, or why it begins anew."""
+        prefixes, strange = _prefixes(key, said), False
+        for at in range(len(said) - 1, -1, -1):
+            for turn in reversed(self.turns.get(prefixes[at], ()) if said[at].role == "assistant" else ()):
+                if turn.key == key and _thoughts(turn, said[: at + 1]):
+                    return Found(turn, said[at].at)
+                strange = strange or turn.key != key
+        return "version" if strange else self._why(key, said, prefixes)
+
+    def _why(self, key: Key, said: Sequence[Said], prefixes: Sequence[bytes]) -> Began:
+        """As `adapters.starts` tells it."""
+        shared = next((at for at, one in enumerate(prefixes) if one not in self.seen), len(said))
+        if all(one.role in _SYSTEM for one in said[:shared]):
+            kept = any(one.role == "assistant" and _after(_agent(key), one.print) in self.answers for one in said)
+            return "compacted" if kept else "first"
+        return "forked" if shared == len(said) or said[shared - 1].role == "assistant" else "compacted"
+
+    def add(self, session: str, key: Key, said: Sequence[Said], tools: bytes, answers: Sequence[Answered]) -> None:
+        """Takes the answers to a request. Each is of `session`."""
+        prefixes, before = _prefixes(key, said), self.find(key, said)
+        self.seen.update(prefixes)
+        for answer in answers:
+            parent = before.turn if isinstance(before, Found) else None
+            parent = parent if parent is not None and answer.prompt.startswith(parent.ids()) else None
+            turn = _turn(session, key, parent, len(said), tools, answer)
+            if answer.print:
+                whole = _after(prefixes[-1] if prefixes else _agent(key), answer.print)
+                self.turns.setdefault(whole, []).append(turn)
+                self.seen.add(whole)
+                self.answers.add(_after(_agent(key), answer.print))
+            self.size += _EACH + len(turn.piece.before) + len(turn.piece.answer)
+
+
+class Sessions:
+    """Those of all attempts."""
+
+    def __init__(self, most_bytes: int, most_attempts: int = 100_000) -> None:
+        self._most_bytes, self._most_attempts = most_bytes, most_attempts
+        self._attempts: OrderedDict[tuple[str, str], tuple[Attempt, int]] = OrderedDict()
+        """With the size that each was counted with."""
+        self._size = 0
+
+    def get(self, name: tuple[str, str]) -> Attempt | None:
+        """The turns of an attempt; None when nothing is known of it."""
+        if name not in self._attempts:
+            return None
+        self._attempts.move_to_end(name)
+        return self._attempts[name][0]
+
+    def put(self, name: tuple[str, str], attempt: Attempt) -> None:
+        """Keeps what is known of an attempt now, and forgets others for it. The largest one alone may be too large."""
+        self._drop(name)
+        self._attempts[name] = attempt, attempt.size
+        self._size += attempt.size
+        while len(self._attempts) > 1 and self._full:
+            self._drop(next(iter(self._attempts)))
+
+    @property
+    def _full(self) -> bool:
+        return self._size > self._most_bytes or len(self._attempts) > self._most_attempts
+
+    def _drop(self, name: tuple[str, str]) -> None:
+        _, size = self._attempts.pop(name, (None, 0))
+        self._size -= size
+
+
+def _turn(session: str, key: Key, parent: Turn | None, place: int, tools: bytes, answer: Answered) -> Turn:
+    known = 0 if parent is None else parent.size
+    piece = Piece(answer.prompt[known:], answer.ids, answer.ended)
+    if parent is not None:
+        parent.continued = True
+    size = len(answer.prompt) + len(answer.ids)
+    return Turn(session, key, parent, piece, size, answer.thought, place, tools)
+
+
+def _thoughts(turn: Turn | None, said: Sequence[Said]) -> bool:
+    """Whether no reasoning that is sent back is another than the model's."""
+    while turn is not None:
+        if said[turn.place].thought not in ("", turn.thought):
+            return False
+        turn = turn.parent
+    return True
+
+
+def _prefixes(key: Key, said: Iterable[Said]) -> list[bytes]:
+    """A digest of what was said up to each message. Conversations of different agents have nothing in common."""
+    found, whole = list[bytes](), _agent(key)
+    for one in said:
+        whole = _after(whole, one.print)
+        found.append(whole)
+    return found
+
+
+def _after(before: bytes, print: bytes) -> bytes:
+    return blake2b(print, key=before, digest_size=16).digest()
+
+
+def _agent(key: Key) -> bytes:
+    return blake2b(key[0].encode(), digest_size=16).digest()

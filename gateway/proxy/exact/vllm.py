@@ -1,0 +1,145 @@
+"""What exact sessions ask of vLLM: how its template writes a conversation, an answer to token ids, and what it says.
+
+    render     POST {base}/chat/completions/render     a chat request -> its token ids and sampling parameters
+    generate   POST {root}/inference/v1/generate       token ids -> token ids
+    derender   POST {base}/chat/completions/derender   token ids -> a chat answer, by the server's own parsers
+
+They need `--enable-scale-out`; seen with vLLM 0.32. `{root}` is the base URL without `/v1`. Requests carry the headers
+of the call that they are made for, and the upstream's own key.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from penstock.gateway.dialects.loose_json import Json, loads, obj
+from penstock.gateway.http.errors import UpstreamFault
+from penstock.gateway.http.request import Request
+from penstock.gateway.releases.replay.questions import DROPPED
+from penstock.gateway.upstreams.pool import Pool
+
+RENDER, DERENDER, GENERATE = "/chat/completions/render", "/chat/completions/derender", "/inference/v1/generate"
+_OURS: Final = DROPPED | {b"host", b"content-type", b"accept", b"expect"}
+_UNTOUCHED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+_HEADERS: Final = [("Content-Type", "application/json"), ("Accept-Encoding", "identity")]
+
+
+class EngineError(Exception):
+    """The engine refuses a request."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"HTTP {status}: {body[:300].decode('utf-8', 'replace')}")
+        self.status, self.body = status, body
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as its template writes it."""
+
+    ids: bytes
+    """As 32-bit integers."""
+    request: Json
+    """What generate takes: sampling parameters, model, and the rest."""
+    plain: bool
+    """Whether the ids are all of it: there are no pictures."""
+
+
+class Engine:
+    """One upstream, for one call."""
+
+    def __init__(self, session: Callable[[], aiohttp.ClientSession], pool: Pool, request: Request) -> None:
+        self.pool = pool
+        self._session = session
+        self._headers = _headers(pool, request)
+
+    @property
+    def generates_at(self) -> str:
+        """The path of generate."""
+        return self.pool.path.removesuffix("/v1") + GENERATE
+
+    async def render(self, asked: Json) -> Rendered:
+        """Raises `EngineError`, `UpstreamFault` where the endpoint is not served, or what aiohttp does."""
+        try:
+            answer = await self.ask(self.pool.target("/v1" + RENDER), orjson.dumps(asked))
+        except EngineError as error:
+            if not _served(error):
+                raise UpstreamFault(502, "scale_out", self._unserved()) from None
+            raise
+        return _rendered(answer)
+
+    async def derender(self, body: bytes) -> bytes:
+        """Raises `EngineError`, or what aiohttp does."""
+        return await self.ask(self.pool.target("/v1" + DERENDER), body)
+
+    async def ask(self, path: str, body: bytes) -> bytes:
+        """The whole answer. These requests change nothing: one whose connection was closed is sent once more."""
+        try:
+            return await self._ask(path, body)
+        except aiohttp.ServerDisconnectedError:
+            return await self._ask(path, body)
+
+    async def _ask(self, path: str, body: bytes) -> bytes:
+        async with self.post(path, body) as response:
+            answer = await response.read()
+            if response.status >= 400:
+                raise EngineError(response.status, answer)
+            return answer
+
+    @asynccontextmanager
+    async def post(self, path: str, body: bytes) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """A request; leaving it early ends it."""
+        config = self.pool.config
+        bounds = aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout, sock_read=config.read_timeout)
+        async with self._session().post(
+            URL(self.pool.origin + path, encoded=True),
+            data=body,
+            headers=self._headers,
+            skip_auto_headers=_UNTOUCHED,
+            timeout=bounds,
+            allow_redirects=False,
+        ) as response:
+            yield response
+
+    def _unserved(self) -> str:
+        return (
+            f"upstream {self.pool.name!r} ({self.pool.origin}) does not serve {RENDER}, which a route with "
+            'tokens = "exact" needs: start vLLM (0.32 or newer) with --enable-scale-out, or leave tokens out'
+        )
+
+
+def _headers(pool: Pool, request: Request) -> list[tuple[str, str]]:
+    """As the call itself would send them, less what is about its own body."""
+    head, _ = pool.heads.compose(request, b"/", None)
+    lines = [line.partition(b": ")[::2] for line in head.split(b"\r\n")[1:] if line]
+    kept = [(name, value) for name, value in lines if name.lower() not in _OURS]
+    return [*_HEADERS, *((name.decode("latin-1"), value.decode("latin-1")) for name, value in kept)]
+
+
+def _served(error: EngineError) -> bool:
+    """Whether an error is about the request, and not about the endpoint."""
+    if error.status in (404, 405):
+        # An unknown model is an error of the API; an unknown path is one of the server.
+        return bool(obj(loads(error.body)).get("error"))
+    return error.status != 403 or b"scale-out" not in error.body
+
+
+def _rendered(answer: bytes) -> Rendered:
+    try:
+        request: Json = orjson.loads(answer)
+        ids = array("i", request.pop("token_ids")).tobytes()
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise EngineError(502, f"the engine's rendering cannot be read: {error!r}".encode()) from None
+    return Rendered(ids, request, request.get("features") is None)
+
+
+def listed(ids: bytes) -> list[int]:
+    """Ids as JSON has them."""
+    return array("i", ids).tolist()

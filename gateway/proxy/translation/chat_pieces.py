@@ -1,0 +1,131 @@
+"""The engine's answer, read: what each chunk of a chat stream adds, as pieces that say one thing each. Pure.
+
+Chunks bring what they like: nothing at all (the tokens of a tool call's frame), text with a finish reason, two tool
+calls at once. The pieces come in the order in which an answer is told: a tool call first has its head (id and name),
+then its arguments; an older call is not gone back to. A plain answer is read into the same pieces, so that it is told
+as a streamed one.
+
+What cannot be told raises `Untold`: an engine that was stopped in the middle (`abort`) has not answered, and an
+answer that was cut must not pass as a whole one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from penstock.gateway.dialects.loose_json import Json, count, error_message, loads, obj, objs, text
+
+Kind = Literal["reasoning", "text", "refusal", "call", "arguments"]
+FINISHES: Final = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
+"""Ends of an answer that the agents' formats have a word for."""
+_REASONING: Final = ("reasoning", "reasoning_content")
+
+
+class Untold(Exception):
+    """The engine's answer cannot be told in the agent's format; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One thing that an answer says."""
+
+    kind: Kind
+    text: str = ""
+    """Of a call its id."""
+    name: str = ""
+    """Of a call."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What is known of an answer besides its pieces."""
+
+    id: str = ""
+    model: str = ""
+    created: int = 0
+    finish: str | None = None
+    stop: str | None = None
+    """The stop sequence that ended it."""
+    usage: Json | None = None
+    ids: bool = False
+    """True once there were token ids."""
+    calls: int = 0
+    """How many tool calls have begun."""
+
+    def chunk(self, data: str | bytes) -> list[Piece]:
+        """What a chunk of a stream adds; raises `Untold`."""
+        chunk = self._document(data)
+        return [piece for choice in objs(chunk.get("choices"))[:1] for piece in self._choice(choice, "delta")]
+
+    def plain(self, data: bytes) -> list[Piece]:
+        """What a plain answer says; raises `Untold`."""
+        answer = self._document(data)
+        if not objs(answer.get("choices")):
+            raise Untold("the engine's answer has no choices")
+        pieces = self._choice(objs(answer["choices"])[0], "message")
+        self.check()
+        return pieces
+
+    def check(self) -> None:
+        """Raises `Untold` unless it has come to an end that can be told."""
+        if self.finish is None:
+            raise Untold("the engine's answer ended early")
+        if self.finish not in FINISHES:
+            raise Untold(f"the engine ended its answer with finish_reason {self.finish!r}")
+
+    def _document(self, data: str | bytes) -> Json:
+        found = obj(loads(data))
+        if problem := error_message(found):
+            raise Untold(problem)
+        if not found:
+            raise Untold("the engine's answer is not readable JSON")
+        self.id, self.model = text(found.get("id")) or self.id, text(found.get("model")) or self.model
+        self.created = count(found.get("created")) or self.created
+        self.usage = obj(found.get("usage")) or self.usage
+        return found
+
+    def _choice(self, choice: Json, key: str) -> list[Piece]:
+        self.finish = text(choice.get("finish_reason")) or self.finish
+        self.stop = text(choice.get("stop_reason")) or self.stop
+        self.ids = self.ids or bool(choice.get("token_ids"))
+        said = obj(choice.get(key))
+        thought = next((found for name in _REASONING if (found := text(said.get(name)))), None)
+        return [
+            *([Piece("reasoning", thought)] if thought else []),
+            *([Piece("text", found)] if (found := text(said.get("content"))) else []),
+            *([Piece("refusal", found)] if (found := text(said.get("refusal"))) else []),
+            *[piece for at, call in enumerate(objs(said.get("tool_calls"))) for piece in self._call(call, key, at)],
+        ]
+
+    def _call(self, call: Json, key: str, at: int) -> list[Piece]:
+        """A call, or more of the newest one."""
+        index = at if key == "message" else count(call.get("index"))
+        if index is None:
+            index = self.calls - (0 if call.get("id") else 1)
+        function = obj(call.get("function"))
+        arguments = text(function.get("arguments"))
+        more = [Piece("arguments", arguments)] if arguments else []
+        if index == self.calls - 1:
+            return more
+        name, known_as = text(function.get("name")), text(call.get("id"))
+        if index != self.calls or not name or not known_as:
+            raise Untold("the engine's tool calls come out of order, or without a name or an id")
+        self.calls += 1
+        return [Piece("call", known_as, name), *more]
+
+
+def joined(pieces: list[Piece], kind: Kind) -> str | None:
+    """What the pieces of a kind say together; None when there is none."""
+    return "".join([piece.text for piece in pieces if piece.kind == kind]) or None
+
+
+def called(pieces: list[Piece]) -> list[tuple[Piece, str]]:
+    """The calls, each with its arguments."""
+    found: list[tuple[Piece, str]] = []
+    for piece in pieces:
+        if piece.kind == "call":
+            found.append((piece, ""))
+        elif piece.kind == "arguments":
+            found[-1] = found[-1][0], found[-1][1] + piece.text
+    return found

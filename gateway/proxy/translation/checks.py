@@ -1,0 +1,77 @@
+"""What a request may hold to be translated. Pure; everything else is refused, with its place, rather than left out.
+
+Chat completions have no word for much of what messages and responses can ask: tools that the provider runs, documents,
+conversations that it keeps. A request that asks for one of these would get an answer to another question. What only
+says how a request is to be served (caching, tiers, storing) is left out: the answer is the same without it. Which is
+which is in the tables of `asking_messages` and `asking_responses`, and in docs/translation.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, Final, NoReturn
+
+from penstock.gateway.dialects.loose_json import Json, arr, loads, obj, text
+from penstock.gateway.http.errors import ClientFault
+
+KIND: Final = "translation"
+"""What spans call it."""
+_ABSENT: Final[tuple[Any, ...]] = (None, False, [], {}, "")
+
+
+def refuse(field: str, message: str) -> NoReturn:
+    """A request that cannot be translated."""
+    raise ClientFault(400, KIND, message, field)
+
+
+def document(body: bytes) -> Json:
+    """The request; refused unless it is a JSON object."""
+    asked = obj(loads(body))
+    if not asked:
+        refuse("body", "the request is no readable JSON object")
+    if not text(asked.get("model")):
+        refuse("model", "the request names no model")
+    return asked
+
+
+def only(asked: Json, known: Collection[str], left_out: Collection[str], where: str = "") -> Json:
+    """The fields of an object that are translated; others than those and what may be left out are refused."""
+    for name, value in asked.items():
+        if name not in known and name not in left_out and value not in _ABSENT:
+            refuse(where + name, "it cannot be said in chat completions, which is all that this model's engine speaks")
+    return {name: value for name, value in asked.items() if name in known and value is not None}
+
+
+def one_of(value: Any, allowed: Collection[str | None], where: str) -> str:
+    """A value that must be one of these."""
+    if not (isinstance(value, str) or value is None) or value not in allowed:
+        shown = ", ".join(repr(one) for one in allowed if one is not None)
+        refuse(where, f"{value!r} cannot be said in chat completions; allowed: {shown}")
+    return value or ""
+
+
+def inner(asked: Json, name: str, where: str = "") -> Json:
+    """A field that must be an object, if it is there."""
+    value = asked.get(name)
+    if value is not None and not isinstance(value, dict):
+        refuse(where + name, "it must be an object")
+    return obj(value)
+
+
+def items(value: Any, where: str) -> Iterator[tuple[Json, str]]:
+    """The objects in an array, each with its place."""
+    if not isinstance(value, list):
+        refuse(where, "it must be an array")
+    for at, item in enumerate(arr(value)):
+        place = f"{where}[{at}]"
+        if not isinstance(item, dict):
+            refuse(place, "it must be an object")
+        yield obj(item), place
+
+
+def said(value: Any, where: str) -> str:
+    """A value that must be a string with something in it."""
+    found = text(value)
+    if not found:
+        refuse(where, "it must be a string that is not empty")
+    return found

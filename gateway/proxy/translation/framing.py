@@ -1,0 +1,232 @@
+"""A translated answer on its way to the client: its head, and the transfer framing of what it is told. Sans-I/O.
+
+A stream is told as it comes: each read of the engine's becomes the events that it completes, in the same callback. A
+plain answer and an error are held until they are whole. Whatever cannot be told is an error in the agent's own shape:
+a status while nothing has gone out, an event after that.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import orjson
+
+from penstock.gateway.calls.answer_masking import keep
+from penstock.gateway.dialects.errors import error_body
+from penstock.gateway.dialects.loose_json import error_message, loads, obj
+from penstock.gateway.dialects.sse import Parser
+from penstock.gateway.http.errors import UpstreamFault
+from penstock.gateway.http.headers import client_head, refusal_head
+from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.model.known_secrets import NONE, Secrets
+from penstock.gateway.proxy.translation.answer import Telling, written
+from penstock.gateway.proxy.translation.chat_pieces import Answer, Untold
+from penstock.gateway.proxy.translation.checks import KIND
+
+LIMIT: Final = 64 << 20
+"""Bytes of a plain answer that are held at most."""
+_IDENTITY: Final = (None, b"identity")
+_FRAMING: Final = frozenset({b"content-type", b"content-length", b"transfer-encoding", b"trailer"})
+_SHOWN: Final = 500
+"""Characters of an error that is no JSON."""
+BROKEN: Final = "the engine broke off its answer"
+
+
+class Told(Protocol):
+    """What both ways share; the face of `gateway.calls.capture.framing.Passing`, and what the span needs to know."""
+
+    sent: list[bytes]
+    """What the client has got of the answer's body."""
+    problem: str | None
+    """Why the answer could not be told."""
+
+    @property
+    def ids(self) -> bool:
+        """True once there were token ids of an answer."""
+        ...
+
+    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+        """What the client gets of the head, and of what came in the same read."""
+        ...
+
+    def go_on(self, link: Link, raw: bytes) -> bytes:
+        """What it gets of a read."""
+        ...
+
+    def broken(self) -> bytes:
+        """What it still gets of an answer that will not be completed; the same, however often it is asked."""
+        ...
+
+
+def streams(link: Link, http10: bool) -> bool:
+    """Whether an answer can be told as it comes. `http10`: a client that takes no chunks must be told its length, if
+    the engine's head tells one."""
+    told = link.status < 400 and link.events and link.encoding in _IDENTITY
+    return told and not (http10 and link.length_known)
+
+
+class Stream:
+    """A stream of events."""
+
+    def __init__(self, telling: Telling, http10: bool) -> None:
+        """`http10`: whether the client takes no chunks."""
+        self.sent: list[bytes] = []
+        self.problem: str | None = None
+        self._telling = telling
+        self._chunked = not http10
+        self._last: bytes | None = None
+        self._parser = Parser()
+        self._answer = Answer()
+        self._headed = self._begun = self._over = False
+
+    @property
+    def ids(self) -> bool:
+        """True once there were token ids of an answer."""
+        return self._answer.ids
+
+    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+        """The head at once."""
+        if link.length_known:
+            lines = client_head(head, frozenset({b"content-length"}), close=False)
+            head = lines[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"
+        else:
+            self._chunked = self._chunked and link.chunked
+        out, self._headed = self.go_on(link, raw), True
+        return head + out
+
+    def go_on(self, link: Link, raw: bytes) -> bytes:
+        """The events that follow from the read."""
+        out = b"".join([self._event(event.data) for event in self._parser.feed(b"".join(link.pieces))])
+        out += self._end() if link.done else b""
+        return self._framed(out, link.done)
+
+    def broken(self) -> bytes:
+        """An event that says so; the stream itself has no end. Nothing where not even its head could be told."""
+        if self._last is None:
+            self._last = b""
+            self._last = self._framed(self._fail(BROKEN), False) if self._headed else b""
+        return self._last
+
+    def _event(self, data: str) -> bytes:
+        if self._over:
+            return b""
+        try:
+            return self._end() if data.strip() == "[DONE]" else self._told(data)
+        except Untold as untold:
+            return self._fail(str(untold))
+
+    def _told(self, data: str) -> bytes:
+        pieces = self._answer.chunk(data)
+        events = [] if self._begun else self._telling.begin(self._answer)
+        self._begun = True
+        for piece in pieces:
+            events += self._telling.tell(piece)
+        return written(events)
+
+    def _end(self) -> bytes:
+        if self._over:
+            return b""
+        try:
+            self._answer.check()
+        except Untold as untold:
+            return self._fail(str(untold))
+        self._over = True
+        return written(self._telling.end(self._answer))
+
+    def _fail(self, message: str) -> bytes:
+        if self._over:
+            return b""
+        self._over, self.problem = True, message
+        return written(self._telling.broken(message))
+
+    def _framed(self, out: bytes, done: bool) -> bytes:
+        if out:
+            self.sent.append(out)
+        if not self._chunked:
+            return out
+        return (b"%x\r\n%b\r\n" % (len(out), out) if out else b"") + (b"0\r\n\r\n" if done else b"")
+
+
+class Whole:
+    """A plain answer, or an error."""
+
+    def __init__(
+        self, telling: Telling, family: str, asked_stream: bool, own: Secrets = NONE, limit: int = LIMIT
+    ) -> None:
+        """`family`: whose errors are written; `asked_stream`: whether the agent waits for events; `own`: the gateway's
+        keys, which are taken out of errors."""
+        self.sent: list[bytes] = []
+        self.problem: str | None = None
+        self._telling = telling
+        self._family = family
+        self._asked_stream = asked_stream
+        self._own = own
+        self._limit = limit
+        self._answer = Answer()
+        self._head = b""
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._last: bytes | None = None
+
+    @property
+    def ids(self) -> bool:
+        """True once there were token ids of an answer."""
+        return self._answer.ids
+
+    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+        """Nothing before the answer is whole."""
+        self._head = head
+        return self.go_on(link, raw)
+
+    def go_on(self, link: Link, raw: bytes) -> bytes:
+        """Everything, once it is whole."""
+        self._size += sum(map(len, link.pieces))
+        if self._size <= self._limit:
+            self._pieces += link.pieces
+        return self._finished(link) if link.done and not self.sent else b""
+
+    def broken(self) -> bytes:
+        """An answer that says so."""
+        if self._last is None:
+            self._last = b""
+            self._last = b"" if self.sent else self._refused(BROKEN)
+        return self._last
+
+    def _finished(self, link: Link) -> bytes:
+        body = b"".join(self._pieces)
+        if link.status >= 400:
+            self._head = self._own.hide(self._head)
+            message = _message(keep(self._own, body, (link.encoding or b"").decode("latin-1")).body)
+            return self._mended(error_body(self._family, link.status, message, f"http_{link.status}"))
+        try:
+            return self._mended(self._told(link, body))
+        except Untold as untold:
+            return self._refused(str(untold))
+
+    def _told(self, link: Link, body: bytes) -> bytes:
+        if self._size > self._limit:
+            raise Untold(f"the engine's answer has more than {self._limit} bytes")
+        if link.encoding not in _IDENTITY:
+            raise Untold("the engine compressed its answer, unasked")
+        if link.events or self._asked_stream:
+            raise Untold(f"the engine {'streamed' if link.events else 'did not stream'} its answer, unasked")
+        return orjson.dumps(self._telling.whole(self._answer, self._answer.plain(body)))
+
+    def _mended(self, body: bytes) -> bytes:
+        """The engine's head with another body."""
+        self.sent.append(body)
+        head = client_head(self._head, _FRAMING, close=False)
+        return b"%bContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (head[:-2], len(body), body)
+
+    def _refused(self, message: str) -> bytes:
+        """An error of the gateway's own: nothing of the engine's answer has gone out."""
+        self.problem = message
+        body = error_body(self._family, 502, message, KIND)
+        self.sent.append(body)
+        close = b"\r\nconnection: close\r\n" in self._head.lower()
+        return refusal_head(UpstreamFault(502, KIND, message), len(body), not close) + body
+
+
+def _message(body: bytes) -> str:
+    """What an error of the engine's says."""
+    return error_message(obj(loads(body))) or body.decode("utf-8", "replace")[:_SHOWN] or "the engine gave no reason"

@@ -1,0 +1,160 @@
+"""An answer of chat completions, told as one of messages.
+
+litellm makes the events and the plain answer. It is fed piece by piece, since it takes a chunk that says nothing for
+the begin of a text and mixes the arguments of two calls in one chunk. Ids are the engine's, to the letter, also where
+Anthropic's would look different: the agent's next request brings them back. The stop sequence is named.
+
+Arguments that are no JSON object stand as Anthropic advises, below the key `INVALID_JSON`; litellm would mend them, and
+nobody would know what the model has said. In a stream arguments are told as they come once they begin as an object
+does; what begins otherwise, blanks too, would be more than Anthropic's own SDK can read, and is held until it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from penstock.gateway.dialects.loose_json import Json, dumps, loads
+from penstock.gateway.proxy.translation.chat_pieces import Answer, Kind, Piece, called, joined
+from penstock.gateway.proxy.translation.litellm import Library
+from penstock.gateway.proxy.translation.stepping import Steps
+
+INVALID: Final = "INVALID_JSON"
+_DELTAS: Final[dict[Kind, str]] = {"reasoning": "reasoning_content", "text": "content", "refusal": "refusal"}
+
+
+class Messages:
+    """One answer."""
+
+    def __init__(self, library: Library, asked: Json) -> None:
+        self._library = library
+        self._steps = Steps(lambda feed: library.events(feed, asked["model"]))
+        self._about: Json = {}
+        self._arguments = _Arguments()
+        self._empty = True
+
+    def whole(self, answer: Answer, pieces: list[Piece]) -> Json:
+        """A message."""
+        calls = called(pieces)
+        choice = {"index": 0, "message": _message(pieces), "finish_reason": _finish(answer)}
+        chat = self._library.answer(**_about(answer), choices=[choice], usage=_usage(answer))
+        told: Json = dict(self._library.messages.translate_openai_response_to_anthropic(chat))
+        ids = iter([call.text for call, _ in calls])
+        told["content"] = [_mended(block, ids) for block in told["content"] if block.get("text") != ""]
+        return told | _stopped(answer)
+
+    def begin(self, answer: Answer) -> list[Json]:
+        """The begin of a message, under the engine's id."""
+        self._about = _about(answer)
+        events = self._put({})
+        events[0]["message"] |= {"id": answer.id, "model": answer.model}
+        return events
+
+    def tell(self, piece: Piece) -> list[Json]:
+        """A delta, and the begin of its block."""
+        self._empty = False
+        if piece.kind == "arguments":
+            return self._argued(self._arguments.told(piece.text))
+        events = self._argued(self._arguments.rest())
+        if piece.kind == "call":
+            begun = self._put({"tool_calls": [_function(piece, "")]})
+            return [*events, *(_named(event, piece) for event in begun)]
+        return [*events, *self._put({_DELTAS[piece.kind]: piece.text})]
+
+    def end(self, answer: Answer) -> list[Json]:
+        """The ends of the last block and of the message."""
+        events = self._argued(self._arguments.rest())
+        events += [*self._put({}, _finish(answer)), *self._feed(choices=[], usage=_usage(answer)), *self._steps.close()]
+        # Of an answer that says nothing litellm makes an empty text, which no agent may send back.
+        kept = [event for event in events if not (self._empty and event["type"].startswith("content_block"))]
+        return [_ended(event, answer) for event in kept]
+
+    def broken(self, message: str) -> list[Json]:
+        """An error."""
+        return [{"type": "error", "error": {"type": "api_error", "message": message}}]
+
+    def _argued(self, arguments: str) -> list[Json]:
+        return self._put({"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}) if arguments else []
+
+    def _put(self, delta: Json, finish: str | None = None) -> list[Json]:
+        return self._feed(choices=[{"index": 0, "delta": delta, "finish_reason": finish}])
+
+    def _feed(self, **said: Any) -> list[Json]:
+        return self._steps.put(self._library.chunk(**self._about, **said))
+
+
+class _Arguments:
+    """Arguments of a call, as they come."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_object = False
+
+    def told(self, text: str) -> str:
+        """What can be told with this piece."""
+        if self._is_object:
+            return text
+        self._held += text
+        self._is_object = self._held.lstrip().startswith("{")
+        return self._held if self._is_object else ""
+
+    def rest(self) -> str:
+        """What is left of a call that is over."""
+        held, told = self._held, self._is_object
+        self._held, self._is_object = "", False
+        return "" if told or not held.strip() else _object(held)
+
+
+def _about(answer: Answer) -> Json:
+    return {"id": answer.id, "created": answer.created, "model": answer.model}
+
+
+def _message(pieces: list[Piece]) -> Json:
+    """The message of a plain answer. Arguments that are no object stand below a key of their own."""
+    said = {name: joined(pieces, kind) for kind, name in _DELTAS.items()}
+    calls = [_function(call, _object(arguments)) for call, arguments in called(pieces)]
+    return {"role": "assistant", **said, "tool_calls": calls or None}
+
+
+def _function(call: Piece, arguments: str) -> Json:
+    return {"index": 0, "id": call.text, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _object(arguments: str) -> str:
+    return arguments if isinstance(loads(arguments.strip() or "{}"), dict) else dumps({INVALID: arguments})
+
+
+def _usage(answer: Answer) -> Json:
+    return answer.usage or {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
+def _finish(answer: Answer) -> str | None:
+    """Where a tool was prescribed, engines end calls of it with `stop`."""
+    return "tool_calls" if answer.calls and answer.finish in ("stop", "function_call") else answer.finish
+
+
+def _stopped(answer: Answer) -> Json:
+    """Which sequence ended it, if one did."""
+    if answer.stop is None or answer.calls:
+        return {"stop_sequence": None}
+    return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop}
+
+
+def _mended(block: Json, ids: Iterator[str]) -> Json:
+    """A block with the engine's id; reasoning has a signature, which only Anthropic can give."""
+    if block["type"] == "tool_use":
+        return block | {"id": next(ids)}
+    return block | {"signature": ""} if block["type"] == "thinking" else block
+
+
+def _named(event: Json, call: Piece) -> Json:
+    """The begin of a call with the engine's id."""
+    if event["type"] == "content_block_start":
+        event["content_block"] |= {"id": call.text}
+    return event
+
+
+def _ended(event: Json, answer: Answer) -> Json:
+    if event["type"] == "message_delta":
+        event["delta"] |= _stopped(answer)
+    return event

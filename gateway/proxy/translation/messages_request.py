@@ -1,0 +1,173 @@
+"""A request of messages -> the request of chat completions that asks the same.
+
+litellm makes it. What it would alter, lose or guess is put right around it, each with a test: a name of a tool stays
+whole however long it is; a forbidden parallel call is passed on, and so is a tool's failure, for which chat has no
+flag; reasoning goes where vLLM reads it; a schema for the answer stays as it was given. It is never told the model's
+name, from which it would guess a provider.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from penstock.gateway.dialects.loose_json import Json, arr, count, dumps, loads, obj, objs, text
+from penstock.gateway.proxy.translation.checks import inner, items, one_of, only, refuse, said
+from penstock.gateway.proxy.translation.litellm import Library
+
+MODEL: Final = "engine"
+"""The model's name while litellm has the request."""
+FIELDS: Final = frozenset(
+    {
+        "model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stop_sequences", "stream",
+        "tools", "tool_choice", "thinking", "metadata", "output_config", "output_format",
+    }
+)  # fmt: skip
+LEFT_OUT: Final = frozenset({"cache_control", "context_management", "service_tier", "inference_geo"})
+TOOL: Final = frozenset({"type", "name", "description", "input_schema", "strict"})
+TOOL_LEFT_OUT: Final = frozenset({"cache_control", "eager_input_streaming"})
+BLOCKS: Final = {
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "thinking", "tool_use"),
+    "system": ("text",),
+    "tool_result": ("text", "image"),
+}
+"""Kinds of blocks, by where they stand."""
+FAILED: Final = "Error: "
+"""Put before a tool's result that is marked as an error."""
+
+
+def asking(library: Library, asked: Json) -> Json:
+    """The request of chat completions; raises `ClientFault` for what cannot be said in it."""
+    _check_management(asked)
+    known = only(asked, FIELDS, LEFT_OUT)
+    check(known)
+    chat, _ = library.messages.translate_anthropic_to_openai(_prepared(known), preserve_midturn_system=True)
+    return _mended(chat, library.names(_named(known)), known)
+
+
+def check(asked: Json) -> None:
+    """Raises `ClientFault` for what chat completions have no word for."""
+    messages = list(items(asked.get("messages"), "messages"))
+    if not messages:
+        refuse("messages", "there must be one")
+    for message, where in messages:
+        role = one_of(message.get("role"), ("user", "assistant", "system"), f"{where}.role")
+        _check_content(message.get("content"), role, f"{where}.content")
+    _check_content(asked.get("system", ""), "system", "system")
+    for tool, where in items(asked.get("tools", []), "tools"):
+        one_of(tool.get("type"), (None, "custom"), f"{where}.type")
+        only(tool, TOOL, TOOL_LEFT_OUT, f"{where}.")
+        said(tool.get("name"), f"{where}.name")
+        if not isinstance(tool.get("input_schema"), dict):
+            refuse(f"{where}.input_schema", "it must be an object")
+    inner(asked, "metadata")
+    if choice := inner(asked, "tool_choice"):
+        one_of(choice.get("type"), ("auto", "any", "tool", "none"), "tool_choice.type")
+    if choice.get("type") == "tool":
+        said(choice.get("name"), "tool_choice.name")
+    _check_thinking(asked)
+
+
+def _check_management(asked: Json) -> None:
+    """What clears nothing may be left out; coding agents send it with every request."""
+    for edit, where in items(inner(asked, "context_management").get("edits") or [], "context_management.edits"):
+        if not (str(edit.get("type")).startswith("clear_thinking_") and edit.get("keep") == "all"):
+            refuse(where, "nobody edits conversations here")
+
+
+def _check_thinking(asked: Json) -> None:
+    if thinking := inner(asked, "thinking"):
+        kind = one_of(thinking.get("type"), ("enabled", "disabled", "adaptive"), "thinking.type")
+        if kind == "enabled" and count(thinking.get("budget_tokens")) is None:
+            refuse("thinking.budget_tokens", "it must be a number")
+    only(inner(asked, "output_config"), ("effort", "format"), (), "output_config.")
+    inner(asked, "output_format")
+    inner(obj(asked.get("output_config")), "format", "output_config.")
+    if form := _format(asked):
+        one_of(form.get("type"), ("json_schema",), "output_config.format.type")
+        if not inner(form, "schema", "output_config.format."):
+            refuse("output_config.format.schema", "it must be an object that is not empty")
+
+
+def _check_content(content: Any, kind: str, where: str) -> None:
+    if isinstance(content, str):
+        return
+    for block, place in items(content, where):
+        name = one_of(block.get("type"), BLOCKS[kind], f"{place}.type")
+        if name == "tool_result":
+            said(block.get("tool_use_id"), f"{place}.tool_use_id")
+            _check_content(block.get("content") or "", "tool_result", f"{place}.content")
+        elif name == "tool_use":
+            said(block.get("id"), f"{place}.id")
+            said(block.get("name"), f"{place}.name")
+        elif name == "image":
+            one_of(obj(block.get("source")).get("type"), ("base64", "url"), f"{place}.source.type")
+        elif not isinstance(block.get(name), str):
+            refuse(f"{place}.{name}", "it must be a string")
+
+
+def _prepared(asked: Json) -> Json:
+    """For litellm, which writes into what it is given."""
+    prepared: Json = loads(dumps(asked)) | {"model": MODEL}
+    prepared["tools"] = [only(tool, TOOL, TOOL_LEFT_OUT) for tool in objs(prepared.get("tools"))]
+    for message in objs(prepared["messages"]):
+        for block in objs(message.get("content")):
+            if block.get("type") == "tool_result" and block.get("is_error"):
+                block["content"] = _failed(block.get("content") or "")
+    return prepared
+
+
+def _failed(content: Any) -> Any:
+    """A tool's result that says that the tool has failed."""
+    if not isinstance(content, str):
+        return [{"type": "text", "text": FAILED}, *arr(content)]
+    return content if content.startswith(FAILED) else FAILED + content
+
+
+def _named(asked: Json) -> list[Json]:
+    """What has the name of a tool."""
+    blocks = [block for message in objs(asked["messages"]) for block in objs(message.get("content"))]
+    return [*objs(asked.get("tools")), *(block for block in blocks if block["type"] == "tool_use"), _choice(asked)]
+
+
+def _choice(asked: Json) -> Json:
+    return obj(asked.get("tool_choice"))
+
+
+def _mended(chat: Json, names: dict[str, str], asked: Json) -> Json:
+    """litellm's translation, with what the agent has said."""
+    chat["model"] = asked["model"]
+    for message in objs(chat["messages"]):
+        _mend_message(message, names)
+    for tool in objs(chat.get("tools")):
+        _whole(tool["function"], names)
+    if isinstance(chat.get("tool_choice"), dict):
+        _whole(chat["tool_choice"]["function"], names)
+    if _choice(asked).get("disable_parallel_tool_use"):
+        chat["parallel_tool_calls"] = False
+    if form := _format(asked):
+        chat["response_format"]["json_schema"]["schema"] = form["schema"]
+    effort = text(obj(asked.get("output_config")).get("effort"))
+    if effort and obj(asked.get("thinking")).get("type") != "disabled":
+        chat["reasoning_effort"] = effort
+    if chat.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    return chat
+
+
+def _mend_message(message: Json, names: dict[str, str]) -> None:
+    message.pop("thinking_blocks", None)
+    if (thought := message.pop("reasoning_content", None)) is not None:
+        message["reasoning"] = thought
+    for call in objs(message.get("tool_calls")):
+        _whole(call["function"], names)
+
+
+def _whole(function: Json, names: dict[str, str]) -> None:
+    """The name of a tool that was cut, whole again."""
+    function["name"] = names.get(function["name"], function["name"])
+
+
+def _format(asked: Json) -> Json:
+    """The form that the answer is to have, under its old name and its new one."""
+    return obj(asked.get("output_format")) or obj(obj(asked.get("output_config")).get("format"))

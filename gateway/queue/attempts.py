@@ -1,0 +1,219 @@
+"""What every operation on the queue works with: records of rollouts and attempts, and their changes of state, which are
+the moves of `gateway.model.lifecycle` and no others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.gateway.model import lifecycle
+from penstock.gateway.model.lifecycle import ACTIVE, FINAL, LIVE, WAITING
+from penstock.gateway.model.span import Attempt, AttemptStatus, Outcome, Rollout, RolloutStatus
+from penstock.gateway.store import keys, records
+from penstock.gateway.store.batch import Batch
+from penstock.gateway.store.cache import Live
+from penstock.gateway.store.operation import Refused, queue_key
+from penstock.gateway.store.records import Entry
+
+if TYPE_CHECKING:
+    from penstock.gateway.store.writer import Writer
+
+GRACE_NS = 30 * 10**9
+"""How long an attempt that was given up and shows a sign of life is its worker's again."""
+
+
+class Ledger:
+    """The records as one transaction sees and changes them."""
+
+    def __init__(self, writer: Writer, batch: Batch) -> None:
+        self._writer = writer
+        self._batch = batch
+        self._txn = batch.txn
+        self._dbs = writer.dbs
+
+    # -- moves ------------------------------------------------------------------------------------------------
+
+    def sign_of_life(self, live: Live, now: int, lease_ns: int = GRACE_NS) -> None:
+        """`preparing` becomes `running`; `unresponsive` too, with a lease, while nobody else has its rollout; and what
+        had ended by being quiet."""
+        status = status_of(live)
+        if ended_quietly(live):
+            put(live, status=lifecycle.move_attempt(status, AttemptStatus.RUNNING), ended_ns=None)
+            self._tell(live)
+            self.begin_unclaimed(live, now)
+        if status not in (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE):
+            return
+        rollout = self._rollout(live.name[0])
+        if rollout.attempt != live.name[1] or rollout.status not in (RolloutStatus.PREPARING, RolloutStatus.REQUEUING):
+            return
+        if status == AttemptStatus.UNRESPONSIVE:
+            if not self._may_revive(rollout, live, now, now + lease_ns):
+                return
+            self._leave_queue(rollout)
+            self._put("live", live.key, b"")
+            put(live, ended_ns=None, outcome=None)
+        put(live, status=lifecycle.move_attempt(status, AttemptStatus.RUNNING))
+        self._tell(live)
+        self._move(rollout, RolloutStatus.RUNNING, now)
+
+    def begin_unclaimed(self, live: Live, now: int) -> None:
+        """An attempt that no worker has claimed shows itself, for the first time or again: its quiet time is watched.
+        Its rollout runs again, unless somebody has said how it ended."""
+        self._put("unclaimed", live.place, b"")
+        self._writer.unclaimed.append(live.name)
+        rollout = self._rollout(live.name[0])
+        ended = rollout.status == RolloutStatus.SUCCEEDED and rollout.origin != "queued"
+        if ended and all(get(other, "outcome") is None for other in self._lives(rollout.id)):
+            self._move(rollout, RolloutStatus.RUNNING, now)
+
+    def _end_quietly(self, live: Live, rollout: Rollout) -> None:
+        """It has ended when it was last heard of; without an outcome, because nobody has said anything."""
+        seen = get(live, "last_seen_ns")
+        put(live, status=lifecycle.move_attempt(status_of(live), AttemptStatus.SUCCEEDED), ended_ns=seen)
+        self._forget(live)
+        self._tell(live)
+        runs = rollout.status in ACTIVE and rollout.origin != "queued"
+        if runs and not any(status_of(other) in LIVE for other in self._lives(rollout.id)):
+            self._move(rollout, RolloutStatus.SUCCEEDED, seen)
+
+    def _lives(self, rollout: str) -> list[Live]:
+        return [self._writer.live(self._batch, Entry(rollout, attempt)) for attempt in self._attempts(rollout)]
+
+    def _may_revive(self, rollout: Rollout, live: Live, now: int, lease: int) -> bool:
+        """Not when it would be given up again at once: the agent itself has been silent too long. The lease that its
+        worker relies on is never cut short."""
+        lease = max(get(live, "lease_ns") or 0, lease)
+        due = lifecycle.deadline(rollout.config, get(live, "created_ns"), get(live, "last_seen_ns"), lease)
+        if due is not None and due[0] <= now:
+            return False
+        put(live, lease_ns=lease)
+        return True
+
+    def _follow(self, rollout: Rollout, live: Live, end: AttemptStatus, now: int) -> None:
+        """The rollout goes where the end of its attempt sends it. The end of an attempt that is not its own, because
+        another was handed out or it has ended, changes nothing."""
+        if decides(rollout, live):
+            self._move(rollout, lifecycle.after_attempt(end, rollout.tries, rollout.config), now)
+            self._queue_again(rollout, live, now)
+
+    def _queue_again(self, rollout: Rollout, live: Live, now: int) -> None:
+        """A rollout that is to have another attempt joins the queue, now or when the lease of the last one is over."""
+        if rollout.status == RolloutStatus.REQUEUING:
+            lease = get(live, "lease_ns")
+            if lease is not None and lease > now:
+                self._put("live", live.key, b"")
+            else:
+                self._join_queue(rollout)
+
+    def _move(self, rollout: Rollout, status: RolloutStatus, now: int) -> None:
+        rollout.status = lifecycle.move_rollout(rollout.status, status)
+        rollout.ended_ns = now if status in FINAL else None
+        self._write_rollout(rollout)
+
+    def _write_rollout(self, rollout: Rollout) -> None:
+        self._writer.put_rollout(self._batch, rollout)
+        self._batch.append(b"r" + keys.rollout_key(rollout.id))
+
+    def _end_attempt(self, live: Live, status: AttemptStatus, now: int, outcome: Outcome) -> None:
+        moved = lifecycle.move_attempt(status_of(live), status)
+        put(live, status=moved, ended_ns=now, outcome=records.outcome_values(outcome))
+        self._forget(live)
+        self._tell(live)
+
+    def _join_queue(self, rollout: Rollout) -> None:
+        key = queue_key(rollout)
+        self._put("queue", key, keys.rollout_key(rollout.id))
+        self._writer.waiting.add(key, rollout.id)
+
+    def _leave_queue(self, rollout: Rollout) -> None:
+        if rollout.status in WAITING:
+            key = queue_key(rollout)
+            self._txn.delete(key, db=self._dbs["queue"])
+            self._writer.waiting.remove(key)
+
+    def _release(self, live: Live) -> None:
+        """Its worker has nothing to do with it any more: the next attempt may be handed out."""
+        self._forget(live)
+        put(live, lease_ns=None)
+        self._writer.touch(self._batch, live)
+        rollout = self._rollout(live.name[0])
+        if rollout.status == RolloutStatus.REQUEUING and rollout.attempt == live.name[1]:
+            self._join_queue(rollout)
+
+    def _forget(self, live: Live) -> None:
+        database, key = ("live", live.key) if get(live, "worker") else ("unclaimed", live.place)
+        self._txn.delete(key, db=self._dbs[database])
+        self._batch.wrote = True
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def _put(self, database: str, key: bytes, value: bytes) -> None:
+        self._txn.put(key, value, db=self._dbs[database])
+        self._batch.wrote = True
+
+    def _tell(self, live: Live) -> None:
+        self._writer.touch(self._batch, live)
+        self._batch.append(b"a" + live.key)
+
+    def _known(self, name: str) -> Rollout | None:
+        known = self._writer.rollout(self._batch, name)
+        return None if known is None else known.rollout
+
+    def _rollout(self, name: str) -> Rollout:
+        found = self._known(name)
+        if found is None:
+            raise Refused("not_found", f"there is no rollout {name!r}; `penstock rollouts` lists them", "rid", name)
+        return found
+
+    def _attempts(self, rollout: str) -> list[str]:
+        known = self._writer.rollout(self._batch, rollout)
+        return [] if known is None else known.attempts
+
+    def _live(self, rollout: str, attempt: str) -> Live | None:
+        if attempt not in self._attempts(rollout):
+            return None
+        return self._writer.live(self._batch, Entry(rollout, attempt))
+
+    def _attempt(self, name: tuple[str, str]) -> Live:
+        live = self._live(*name)
+        if live is None:
+            self._rollout(name[0])
+            hint = f"`penstock show {name[0]}` shows them"
+            raise Refused("not_found", f"rollout {name[0]!r} has no attempt {name[1]!r}; {hint}", "aid", name[1])
+        return live
+
+
+def deadline(rollout: Rollout, live: Live) -> tuple[int, AttemptStatus] | None:
+    """When a live attempt ends by itself, and how."""
+    seen, lease = get(live, "last_seen_ns"), get(live, "lease_ns")
+    return lifecycle.deadline(rollout.config, get(live, "created_ns"), seen, lease)
+
+
+_PLACES = {name: place for place, name in enumerate(records.ATTEMPT)}
+
+
+def get(live: Live, name: str) -> Any:
+    return live.values[_PLACES[name]]
+
+
+def put(live: Live, **values: Any) -> None:
+    for name, value in values.items():
+        live.values[_PLACES[name]] = value
+
+
+def status_of(live: Live) -> AttemptStatus:
+    return AttemptStatus(get(live, "status"))
+
+
+def decides(rollout: Rollout, live: Live) -> bool:
+    """Whether the rollout follows when this attempt ends."""
+    return rollout.status in ACTIVE and rollout.attempt in (None, live.name[1])
+
+
+def ended_quietly(live: Live) -> bool:
+    """Whether it has ended because nothing was heard of it: every other end has an outcome."""
+    return status_of(live) == AttemptStatus.SUCCEEDED and get(live, "outcome") is None
+
+
+def attempt_of(live: Live) -> Attempt:
+    return records.attempt_of(*live.name, live.values)

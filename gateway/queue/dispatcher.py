@@ -1,0 +1,358 @@
+"""The desk where work is handed out: what the control API does to the queue, and what the clock does to it.
+
+Everything that changes is an operation on the tape (`gateway.queue.operations`), done by the recorder's thread in the order
+in which it came, together with the calls: when the end of an attempt is answered, all its calls are durable. Here is
+what needs an event loop. Claims that find nothing wait in a line, without touching the tape, and as many are
+woken as there is work. Live attempts are in a heap of deadlines; when one is due the tape is asked whether it really
+is (it may have been heard of since), so that a sign of life costs nothing here. An attempt that the clock or somebody
+has ended stays there until its worker has let go of it: no other attempt at its rollout is handed out before.
+
+Attempts that nobody has claimed are in the heap too: they end when nothing was heard of them for the quiet time. The
+writer notes those that begin, and they are fetched now and then. A hundred thousand of them cost a look each in a quiet
+time, some at a time, between the other work of the recorder.
+
+The clock is the tape's: it starts with the machine's and then runs evenly, so that a clock that is set cannot end
+anything. Times that an earlier life of the gateway has written are taken as they are, but workers have `GRACE_S`
+after a start to be heard of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from heapq import heappop, heappush
+from typing import TypeVar
+
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.lifecycle import deadline
+from penstock.gateway.model.queue import (
+    ClaimRequest,
+    Enqueued,
+    FinishRequest,
+    HeartbeatRequest,
+    HeldAnswer,
+    QueueState,
+    RewardAnswer,
+    RolloutSpec,
+)
+from penstock.gateway.model.span import AttemptStatus, Judgement, Mode, RewardSource, Rollout
+from penstock.gateway.store import Claimed, Entry, Finished, TapeError, Work
+from penstock.gateway.store.operation import MODES, Looked
+from penstock.gateway.store.recorder import Recorder
+
+GRACE_S = 15.0
+NEVER_NS = 1 << 63
+AT_ONCE = 20
+"""Attempts that are looked at in one transaction: calls wait for it no longer than for a batch of others."""
+_RETRY_S, _SWEEP_S = 1.0, 5.0
+_log = logging.getLogger("penstock.queue")
+T = TypeVar("T")
+
+
+class Desk:
+    """Hands out work. `start` before use, `stop` before the recorder closes."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        metrics: Metrics,
+        now_ns: Callable[[], int],
+        trust_agent: bool = False,
+        quiet_s: float = 1800.0,
+    ) -> None:
+        """`now_ns` is the clock of the tape; `trust_agent`: whether what an agent says of itself is trained on;
+        `quiet_s`: how long an attempt that nobody has claimed may be silent before it has ended."""
+        self._recorder = recorder
+        self._store = recorder.store
+        self._metrics = metrics
+        self.now_ns = now_ns
+        self._trust_agent = trust_agent
+        self._quiet_s = quiet_s
+        self._line: dict[asyncio.Future[None], frozenset[Mode]] = {}
+        self._due: list[tuple[int, tuple[str, str]]] = []
+        self._watched: dict[tuple[str, str], int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._expiring: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    async def start(self) -> None:
+        """Takes up what was handed out in an earlier life."""
+        now = self.now_ns()
+        for rollout, attempt, due in await self._do(lambda work: work.take_up(now, int(GRACE_S * 1e9))):
+            self._watch(rollout, attempt, due)
+        for rollout, attempt in await asyncio.to_thread(self._store.unclaimed):
+            # How long they have been quiet is on the tape; their clients have time to come back.
+            self._watch(rollout, attempt, now + int(min(GRACE_S, self._quiet_s) * 1e9))
+        self._sweep()
+
+    async def stop(self) -> None:
+        """Sends away who waits and stops the clock."""
+        self._stopped = True
+        for timer in (self._timer, self._sweeper):
+            if timer is not None:
+                timer.cancel()
+        if self._expiring is not None:
+            self._expiring.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._expiring
+        self._wake()
+
+    def _do(self, operation: Callable[[Work], T]) -> asyncio.Future[T]:
+        return self._recorder.submit(operation)
+
+    # -- giving work -------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, specs: Sequence[RolloutSpec]) -> list[Enqueued]:
+        """Queues tasks, all or none; raises `Refused`."""
+        named = [(spec.id or f"ro-{secrets.token_hex(8)}", spec) for spec in specs]
+        now = self.now_ns()
+        made = await self._do(lambda work: work.enqueue(named, now))
+        self._wake_for(Counter(spec.mode for (_, spec), one in zip(named, made, strict=True) if one.created))
+        return made
+
+    async def cancel(self, rollout: str) -> Rollout:
+        """Ends a rollout; raises `Refused`."""
+        now = self.now_ns()
+        return await self._do(lambda work: work.cancel(rollout, now))
+
+    async def requeue(self, rollout: str) -> Rollout:
+        """Queues a rollout that has ended; raises `Refused`."""
+        now = self.now_ns()
+        found = await self._do(lambda work: work.requeue(rollout, now))
+        if found.attempt is not None:
+            # Its last worker may still have to kill the agent.
+            self._watch(found.id, found.attempt, now)
+        self._wake_for({found.mode: 1})
+        return found
+
+    async def set_state(self, state: QueueState) -> None:
+        """Opens or closes the queue."""
+        await self._do(lambda work: work.set_state(state))
+        # Those who wait must hear of it: of work, or that there will be none.
+        self._wake()
+
+    async def note(self, name: str, value: bytes) -> None:
+        """Keeps a small value that `Store.note` finds again."""
+        await self._do(lambda work: work.note(name, value))
+
+    # -- doing it ----------------------------------------------------------------------------------------------------
+
+    async def claim(self, asked: ClaimRequest) -> list[Claimed]:
+        """Work for a worker, waiting for it if need be; nothing when there is none in time or it is not handed out."""
+        modes = frozenset(asked.modes or MODES)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + asked.wait_s
+        while True:
+            state, waiting = self._store.queue_state()
+            if state == "open" and modes & waiting.keys() and (claimed := await self._take(asked, modes)):
+                return claimed
+            if self._stopped or state == "draining" or not await self._wait(modes, until):
+                return []
+
+    async def _take(self, asked: ClaimRequest, modes: frozenset[Mode]) -> list[Claimed]:
+        now, lease = self.now_ns(), int(asked.lease_s * 1e9)
+        reward = asked.reward_on_failure
+        taking = self._do(lambda work: work.claim(asked.worker, asked.limit, modes, lease, now, reward))
+        try:
+            claimed = await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._give_back)
+            raise
+        if claimed:
+            self._metrics.claim_seconds.observe((self.now_ns() - now) / 1e9)
+        for one in claimed:
+            self._watch_claimed(one)
+        if claimed:
+            self._pass_on()
+        return claimed
+
+    async def hand_out(self, name: str, spec: RolloutSpec, asked: ClaimRequest) -> Claimed:
+        """Hands out one task that does not wait in the queue, once more if it has ended; raises `Refused`."""
+        now, lease = self.now_ns(), int(asked.lease_s * 1e9)
+        made = await self._do(lambda work: work.hand_out(name, spec, asked.worker, lease, now))
+        self._watch_claimed(made)
+        return made
+
+    def _watch_claimed(self, claimed: Claimed) -> None:
+        attempt = claimed.attempt
+        due = deadline(claimed.rollout.config, attempt.created_ns, attempt.last_seen_ns, attempt.lease_ns)
+        self._watch(attempt.rollout, attempt.id, None if due is None else due[0])
+
+    def _give_back(self, taking: asyncio.Future[list[Claimed]]) -> None:
+        """The client has gone: what was claimed for it goes to somebody else."""
+        if taking.cancelled() or taking.exception() is not None:
+            return
+        names = [(one.rollout.id, one.attempt.id) for one in taking.result()]
+        if names and not self._stopped:
+            self._do(lambda work: work.give_back(names, self.now_ns())).add_done_callback(self._gave_back)
+
+    def _gave_back(self, giving: asyncio.Future[None]) -> None:
+        if not giving.cancelled() and (error := giving.exception()) is not None:
+            _log.error("what a client left behind waits for its lease to end: %s", error)
+        self._pass_on()
+
+    async def _wait(self, modes: frozenset[Mode], until: float) -> bool:
+        """True when there may be work; False when it is time to give up."""
+        loop = asyncio.get_running_loop()
+        if until <= loop.time():
+            return False
+        woken: asyncio.Future[None] = loop.create_future()
+        self._line[woken] = modes
+        try:
+            async with asyncio.timeout_at(until):
+                await woken
+        except TimeoutError:
+            # It may have been woken in the very moment in which its time was over.
+            return woken.done() and not woken.cancelled()
+        except asyncio.CancelledError:
+            if woken.done() and not woken.cancelled():
+                self._pass_on()
+            raise
+        finally:
+            self._line.pop(woken, None)
+        return True
+
+    def _pass_on(self) -> None:
+        """Whoever was woken for some work may have left: as long as there is any, somebody who takes it looks."""
+        if self._line:
+            state, waiting = self._store.queue_state()
+            if state == "open":
+                self._wake_for(dict.fromkeys(waiting, 1))
+
+    def _wake_for(self, counts: Mapping[Mode, int]) -> None:
+        """Wakes as many of those who wait as there is new work for them, the longest waiting first."""
+        left = {mode: count for mode, count in counts.items() if count > 0}
+        if not left:
+            return
+        for woken, modes in list(self._line.items()):
+            if not left:
+                return
+            mode = next((mode for mode in left if mode in modes), None)
+            if mode is not None and not woken.done():
+                left[mode] -= 1
+                if not left[mode]:
+                    del left[mode]
+                self._call(woken)
+
+    def _wake(self) -> None:
+        """Everybody."""
+        for woken in list(self._line):
+            self._call(woken)
+
+    def _call(self, woken: asyncio.Future[None]) -> None:
+        del self._line[woken]
+        if not woken.done():
+            woken.set_result(None)
+
+    async def heartbeat(self, worker: str, asked: HeartbeatRequest) -> list[HeldAnswer]:
+        """Renews a worker's leases."""
+        now, lease = self.now_ns(), int(asked.lease_s * 1e9)
+        answers = await self._do(lambda work: work.heartbeat(worker, asked, lease, now))
+        for answer in answers:
+            # A shorter lease than the last one, or one that was revived.
+            if answer.held:
+                self._watch(answer.rollout, answer.attempt, now + lease)
+        # It may have let go of what another worker waits for.
+        self._pass_on()
+        return answers
+
+    async def finish(self, rollout: str, attempt: str, asked: FinishRequest) -> Finished:
+        """Ends an attempt; raises `Refused`."""
+        name, now = (rollout, attempt), self.now_ns()
+        rewards = [(judgement, self._trusts(judgement)) for judgement in asked.rewards]
+        end = AttemptStatus(asked.status)
+        try:
+            done = await self._do(lambda work: work.finish(name, asked.worker, end, asked.outcome, rewards, now))
+            self._watched.pop(name, None)
+            self._count(done.ended, done.rewarded)
+            return done
+        finally:
+            # Also when it is refused: its rollout may have waited for this worker to let go of it.
+            self._pass_on()
+
+    # -- judging it --------------------------------------------------------------------------------------------------
+
+    async def reward(self, rollout: str, attempt: str, judgement: Judgement) -> RewardAnswer:
+        """Keeps a reward; raises `Refused`."""
+        name, trusted, now = (rollout, attempt), self._trusts(judgement), self.now_ns()
+        kept, new = await self._do(lambda work: work.reward(name, judgement, trusted, now))
+        self._count(None, [judgement.source] if new else [])
+        return kept
+
+    def _count(self, ended: AttemptStatus | None, rewarded: Sequence[RewardSource]) -> None:
+        if ended is not None:
+            self._metrics.attempts[(ended,)] += 1
+        for source in rewarded:
+            self._metrics.rewards[(source,)] += 1
+
+    def _trusts(self, judgement: Judgement) -> bool:
+        return judgement.source != "agent" or self._trust_agent
+
+    async def add(self, entries: Sequence[Entry], known: bool = False) -> list[int]:
+        """Adds spans that are no calls; their sequences. `known`: refuses those of attempts that are not there."""
+        now = self.now_ns()
+        return await self._do(lambda work: work.add(entries, now, known))
+
+    # -- the clock ---------------------------------------------------------------------------------------------------
+
+    def _watch(self, rollout: str, attempt: str, due_ns: int | None) -> None:
+        """Looks at a live attempt when its time has come."""
+        name = rollout, attempt
+        if due_ns is not None and due_ns < self._watched.get(name, NEVER_NS) and not self._stopped:
+            self._watched[name] = due_ns
+            heappush(self._due, (due_ns, name))
+            if self._due[0][1] == name:
+                self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # What has ended in the meantime need not be looked at.
+        while self._due and self._watched.get(self._due[0][1]) != self._due[0][0]:
+            heappop(self._due)
+        if self._due and self._expiring is None and not self._stopped:
+            seconds = max(0.0, (self._due[0][0] - self.now_ns()) / 1e9)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._expiring = asyncio.ensure_future(self._expire())
+
+    async def _expire(self) -> None:
+        now, due = self.now_ns(), list[tuple[str, str]]()
+        while self._due and self._due[0][0] <= now and len(due) < AT_ONCE:
+            at, name = heappop(self._due)
+            # Only the earliest of an attempt's times counts.
+            if self._watched.get(name) == at:
+                del self._watched[name]
+                due.append(name)
+        if not due:
+            self._expiring = None
+            self._set_timer()
+            return
+        try:
+            looked = await self._do(lambda work: work.expire(due, now, self._quiet_s))
+        except TapeError as error:
+            _log.error("%d attempts could not be looked at: %s", len(due), error)
+            looked = [Looked(*name, now + int(_RETRY_S * 1e9)) for name in due]
+        self._expiring = None
+        for one in looked:
+            self._count(one.ended, [one.rewarded] if one.rewarded else [])
+            self._watch(one.rollout, one.attempt, one.again_ns)
+        self._wake_for(Counter(one.requeued for one in looked if one.requeued is not None))
+        self._set_timer()
+
+    def _sweep(self) -> None:
+        """Finds attempts that were given up and revived by a call, and those that nobody has claimed: nobody here was
+        told of them."""
+        self._sweeper = asyncio.get_running_loop().call_later(min(_SWEEP_S, self._quiet_s), self._sweep)
+        now = self.now_ns()
+        for name in self._store.newly_unclaimed():
+            self._watch(*name, now + int(self._quiet_s * 1e9))
+        for name in self._store.live():
+            if name not in self._watched:
+                self._watch(*name, now)

@@ -1,0 +1,483 @@
+"""The queue and what becomes of its rollouts, as operations inside a write transaction.
+
+Each is one method of `Work` and decides by the tables of `gateway.model.lifecycle`. Everything that can be refused is looked
+at before anything is written, so that a refusal changes nothing and the other operations of the transaction stand.
+
+What is handed back was no try: it is not counted, and its rollout is in the queue again.
+
+An attempt that the clock or a person has ended may still run at its worker. Its rollout is `requeuing` then, but joins
+the queue only when the worker has let go of the attempt (it says so by `finish`) or its lease is over, which is when
+the worker must have killed the agent: nothing runs twice at the same time.
+
+Operations and calls go through one queue in order: when one has been committed, so has every call that ended before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from penstock.gateway.http import redact
+from penstock.gateway.model.lifecycle import FINAL, LIVE, WAITING, after_attempt, quiet_deadline
+from penstock.gateway.model.queue import (
+    Enqueued,
+    HeartbeatRequest,
+    Held,
+    HeldAnswer,
+    QueueState,
+    RewardAnswer,
+    RolloutSpec,
+)
+from penstock.gateway.model.span import (
+    AttemptStatus,
+    Judgement,
+    Mode,
+    Outcome,
+    Reward,
+    RewardSource,
+    Rollout,
+    RolloutStatus,
+    Worker,
+)
+from penstock.gateway.queue.attempts import Ledger, attempt_of, deadline, decides, ended_quietly, get, put, status_of
+from penstock.gateway.releases.operations import Releasing
+from penstock.gateway.runs.operations import Reporting
+from penstock.gateway.store import keys, records
+from penstock.gateway.store.cache import Known, Live
+from penstock.gateway.store.environment import scan
+from penstock.gateway.store.operation import MODES, Claimed, Finished, Looked, Refused
+from penstock.gateway.store.records import Entry
+
+FORGOTTEN_NS = 24 * 3600 * 10**9
+"""After how long a worker that is not heard of is forgotten."""
+
+
+class Work(Ledger):
+    """What can be done in one transaction."""
+
+    @property
+    def releases(self) -> Releasing:
+        """What can be done to releases in it."""
+        return Releasing(self._writer, self._batch)
+
+    @property
+    def runs(self) -> Reporting:
+        """What can be done to training runs in it."""
+        return Reporting(self._writer, self._batch)
+
+    # -- giving work -------------------------------------------------------------------------------------------------
+
+    def enqueue(self, specs: Sequence[tuple[str, RolloutSpec]], now: int) -> list[Enqueued]:
+        """Queues tasks by name; those that are there already, just as they are given, are left alone."""
+        seen: dict[str, RolloutSpec] = {}
+        present: dict[str, Rollout] = {}
+        for place, (name, spec) in enumerate(specs):
+            found = self._known(name)
+            if found is not None:
+                _same(place, name, spec, found)
+                present[name] = found
+            elif seen.setdefault(name, spec) != spec:
+                raise _taken(place, name, "another rollout of this request")
+        made: list[Enqueued] = []
+        for name, spec in specs:
+            created = name not in present
+            if created:
+                present[name] = self._enqueue(name, spec, now)
+            made.append(Enqueued(id=name, status=present[name].status, created=created))
+        return made
+
+    def _enqueue(self, name: str, spec: RolloutSpec, now: int) -> Rollout:
+        rollout = Rollout(
+            id=name,
+            origin="queued",
+            mode=spec.mode,
+            status=RolloutStatus.QUEUING,
+            created_ns=now,
+            input=spec.input,
+            group=spec.group,
+            metadata=spec.metadata,
+            priority=spec.priority,
+            config=spec.config,
+        )
+        rollout.place = self._writer.add_rollout(self._batch, Known(rollout, []))
+        self._writer.put_rollout(self._batch, rollout)
+        task = records.task_record(spec.input, spec.metadata)
+        if task is not None:
+            self._put("tasks", keys.rollout_key(name), task)
+        self._join_queue(rollout)
+        return rollout
+
+    def cancel(self, name: str, now: int) -> Rollout:
+        """Ends a rollout that waits or runs; one that was cancelled already stays so."""
+        rollout = self._rollout(name)
+        if rollout.status == RolloutStatus.CANCELLED:
+            return rollout.model_copy()
+        if rollout.status in FINAL:
+            raise Refused("conflict", f"rollout {name!r} has {rollout.status} already", "rid", name)
+        for attempt in self._attempts(name):
+            live = self._live(name, attempt)
+            if live is not None and status_of(live) in LIVE:
+                self._end_attempt(live, AttemptStatus.CANCELLED, now, Outcome(reason="its rollout was cancelled"))
+        self._leave_queue(rollout)
+        self._move(rollout, RolloutStatus.CANCELLED, now)
+        return rollout.model_copy()
+
+    def requeue(self, name: str, now: int) -> Rollout:
+        """Queues a rollout again that has ended."""
+        rollout = self._rollout(name)
+        if rollout.origin != "queued":
+            raise Refused("conflict", f"rollout {name!r} did not come from the queue: it has no task", "rid", name)
+        if rollout.status in WAITING:
+            return rollout.model_copy()
+        if rollout.status not in FINAL:
+            raise Refused("conflict", f"rollout {name!r} is {rollout.status}: cancel it first", "rid", name)
+        self._move(rollout, RolloutStatus.REQUEUING, now)
+        if rollout.attempt is None:
+            self._join_queue(rollout)
+        else:
+            self._queue_again(rollout, self._attempt((name, rollout.attempt)), now)
+        return rollout.model_copy()
+
+    def set_state(self, state: QueueState) -> None:
+        """Opens or closes the queue."""
+        self._put("meta", b"queue", state.encode())
+        self._writer.waiting.state = state
+
+    def note(self, name: str, value: bytes) -> None:
+        """Keeps a small value under a name, for a part of the gateway that must find it again after a restart."""
+        self._put("meta", b"note " + name.encode(), value)
+
+    # -- doing it ----------------------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        worker: str,
+        limit: int,
+        modes: Iterable[Mode] | None,
+        lease_ns: int,
+        now: int,
+        reward_on_failure: float | None = None,
+    ) -> list[Claimed]:
+        """Hands out what is next; nothing while the queue is not open."""
+        wanted = [MODES.index(mode) for mode in modes or MODES]
+        claimed: list[Claimed] = []
+        while self._writer.waiting.state == "open" and len(claimed) < limit:
+            found = self._writer.waiting.next(wanted)
+            if found is None:
+                break
+            claimed.append(self._claim(found[1], worker, now + lease_ns, now, reward_on_failure))
+        return claimed
+
+    def hand_out(self, name: str, spec: RolloutSpec, worker: str, lease_ns: int, now: int) -> Claimed:
+        """Hands out this task and no other, once more if it has ended. It is in the queue within this transaction only:
+        nobody else can claim it."""
+        if self._known(name) is None:
+            self._enqueue(name, spec, now)
+        else:
+            self.requeue(name, now)
+        return self._claim(name, worker, now + lease_ns, now)
+
+    def _claim(
+        self, name: str, worker: str, lease_ns: int, now: int, reward_on_failure: float | None = None
+    ) -> Claimed:
+        rollout = self._rollout(name)
+        self._leave_queue(rollout)
+        rollout.tries += 1
+        rollout.attempt = self._free_name(rollout)
+        live = self._writer.live(self._batch, Entry(name, rollout.attempt, start_ns=now))
+        put(live, status=AttemptStatus.PREPARING, worker=worker, lease_ns=lease_ns, last_seen_ns=now)
+        put(live, reward_on_failure=reward_on_failure)
+        self._put("live", live.key, b"")
+        self._writer.touch(self._batch, live)
+        self._move(rollout, RolloutStatus.PREPARING, now)
+        return Claimed(rollout.model_copy(), attempt_of(live))
+
+    def _free_name(self, rollout: Rollout) -> str:
+        """`a1`, `a2` ...: an agent may have used such a name by itself."""
+        taken, number = self._attempts(rollout.id), rollout.tries
+        while f"a{number}" in taken:
+            number += 1
+        return f"a{number}"
+
+    def heartbeat(self, worker: str, asked: HeartbeatRequest, lease_ns: int, now: int) -> list[HeldAnswer]:
+        """Renews leases, and says which of them are lost."""
+        answers = [self._renew(worker, one, lease_ns, now) for one in asked.attempts]
+        known = self._worker(worker, now)
+        if asked.complete:
+            names = [f"{one.rollout}/{one.attempt}" for one in asked.attempts]
+            for name in set(known.attempts) - set(names):
+                self._let_go(worker, name)
+            known.attempts, known.figures = names, asked.figures
+        known.last_seen_ns = now
+        known.finished += self._writer.finished.pop(worker, 0)
+        self._put("workers", worker.encode(), known.model_dump_json(exclude_defaults=True).encode())
+        return answers
+
+    def _renew(self, worker: str, held: Held, lease_ns: int, now: int) -> HeldAnswer:
+        live = self._live(held.rollout, held.attempt)
+        status = None if live is None else status_of(live)
+        if live is not None and get(live, "worker") == worker:
+            if status in LIVE:
+                put(live, lease_ns=now + lease_ns)
+                self._writer.touch(self._batch, live)
+            if held.running or status == AttemptStatus.UNRESPONSIVE:
+                self.sign_of_life(live, now, lease_ns)
+            status = status_of(live)
+            return HeldAnswer(rollout=held.rollout, attempt=held.attempt, held=status in LIVE, status=status)
+        return HeldAnswer(rollout=held.rollout, attempt=held.attempt, held=False, status=status)
+
+    def _let_go(self, worker: str, name: str) -> None:
+        """What a worker no longer names is over there; if it had been ended before, another attempt may begin."""
+        live = self._live(*name.split("/"))
+        if live is not None and get(live, "worker") == worker and status_of(live) not in LIVE:
+            self._release(live)
+
+    def finish(
+        self,
+        name: tuple[str, str],
+        worker: str | None,
+        end: AttemptStatus,
+        outcome: Outcome,
+        rewards: Sequence[tuple[Judgement, bool]],
+        now: int,
+    ) -> Finished:
+        """Ends an attempt with its rewards (and whether each is trusted). The same end may be said again."""
+        live, outcome = self._attempt(name), self._outcome(outcome)
+        holder = get(live, "worker")
+        if worker is not None and holder is not None and worker != holder:
+            raise Refused("conflict", f"attempt {'/'.join(name)} is held by worker {holder!r}", "worker", worker)
+        for judgement, _ in rewards:
+            _check_span(live, judgement)
+        if end == AttemptStatus.ENVIRONMENT and holder is None:
+            message = f"attempt {'/'.join(name)} was not claimed, so it cannot be handed back; finish it as failed"
+            raise Refused("conflict", message, "status", end)
+        if status_of(live) == AttemptStatus.UNRESPONSIVE or ended_quietly(live):
+            self.sign_of_life(live, now)
+        if end == AttemptStatus.ENVIRONMENT and status_of(live) == AttemptStatus.FAILED:
+            return self._hand_back(live, outcome, now)
+        ended = status_of(live) not in LIVE
+        if ended:
+            self._release(live)
+        if ended and status_of(live) != end:
+            raise Refused("conflict", f"attempt {'/'.join(name)} has ended as {status_of(live)}", "status", end)
+        rewarded: list[RewardSource] = []
+        for place, (judgement, trusted) in enumerate(rewards):
+            # What is said again with the same end is not kept again.
+            made = judgement.key is None
+            keyed = judgement.model_copy(update={"key": f"finish.{place}"}) if made else judgement
+            if self._judge(live, keyed, trusted, now, known_new=made and not ended)[2]:
+                rewarded.append(judgement.source)
+        rollout = self._rollout(name[0])
+        if not ended:
+            put(live, lease_ns=None)
+            if self._reward_failure(rollout, live, end, now):
+                rewarded.append("rule")
+            self._end_attempt(live, end, now, outcome)
+            rollout.tries -= end == AttemptStatus.ENVIRONMENT
+            self._follow(rollout, live, end, now)
+            if holder is not None:
+                self._writer.finished[holder] += 1
+        elif get(live, "outcome") is None or get(live, "outcome")[records.OUTCOME.index("duration_ns")] is None:
+            # The clock had ended it; its worker knows more.
+            put(live, outcome=records.outcome_values(outcome))
+            self._tell(live)
+        return Finished(rollout.model_copy(), attempt_of(live), None if ended else end, rewarded)
+
+    def _outcome(self, said: Outcome) -> Outcome:
+        """What is known of an end, as it may be kept: agents print their keys."""
+        secrets = self._writer.secrets
+        told = {"reason": secrets.texts([said.reason])[0], "output": secrets.json(said.output)}
+        return said.model_copy(update=told)
+
+    def _hand_back(self, live: Live, outcome: Outcome, now: int) -> Finished:
+        """It had failed, and its worker has found out that it was no try. What was said of it does not count, and its
+        rollout waits again if this was its end."""
+        rollout = self._rollout(live.name[0])
+        self._end_attempt(live, AttemptStatus.ENVIRONMENT, get(live, "ended_ns"), outcome)
+        put(live, reward=None)
+        rollout.tries -= 1
+        if rollout.status == RolloutStatus.FAILED and rollout.attempt == live.name[1]:
+            self._move(rollout, RolloutStatus.REQUEUING, now)
+            self._queue_again(rollout, live, now)
+        else:
+            self._write_rollout(rollout)
+        return Finished(rollout.model_copy(), attempt_of(live), AttemptStatus.ENVIRONMENT, [])
+
+    def give_back(self, names: Iterable[tuple[str, str]], now: int) -> None:
+        """Takes back what was claimed and could not be handed over: it was no try."""
+        for name in names:
+            live, rollout = self._attempt(name), self._rollout(name[0])
+            if status_of(live) != AttemptStatus.PREPARING or rollout.attempt != name[1]:
+                continue
+            put(live, lease_ns=None)
+            self._end_attempt(live, AttemptStatus.CANCELLED, now, Outcome(reason="its worker left before it had it"))
+            rollout.tries -= 1
+            self._move(rollout, RolloutStatus.REQUEUING, now)
+            self._join_queue(rollout)
+
+    def expire(self, names: Iterable[tuple[str, str]], now: int, quiet_s: float) -> list[Looked]:
+        """Ends the attempts whose time has really come. `quiet_s`: how long those may be silent that nobody has
+        claimed."""
+        return [self._expire(name, now, quiet_s) for name in names]
+
+    def _expire(self, name: tuple[str, str], now: int, quiet_s: float) -> Looked:
+        if (again := self._not_quiet_yet(name, now, quiet_s)) is not None:
+            return Looked(*name, again)
+        live = self._live(*name)
+        if live is None:
+            return Looked(*name, None)
+        rollout = self._rollout(name[0])
+        if status_of(live) not in LIVE:
+            return self._look_at_ended(live, rollout, now)
+        if self._calling(live):
+            # An agent that waits for an answer is not silent.
+            put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
+        unclaimed = get(live, "worker") is None
+        due = quiet_deadline(get(live, "last_seen_ns"), quiet_s) if unclaimed else deadline(rollout, live)
+        if due is None or due[0] > now:
+            return Looked(*name, None if due is None else due[0])
+        if unclaimed:
+            self._end_quietly(live, rollout)
+            return Looked(*name, None, ended=due[1])
+        rewarded = self._reward_failure(rollout, live, due[1], now)
+        self._end_attempt(live, due[1], now, Outcome(reason=_REASONS[due[1]]))
+        self._follow(rollout, live, due[1], now)
+        looked = self._look_at_ended(live, rollout, now)
+        return looked._replace(ended=due[1], rewarded="rule" if rewarded else None)
+
+    def _not_quiet_yet(self, name: tuple[str, str], now: int, quiet_s: float) -> int | None:
+        """When to look again at an attempt that nobody has claimed and that was heard of lately: most of them are so
+        when they are looked at, and they may be very many."""
+        values = self._writer.peek(self._batch, name)
+        if values is None or values[_WORKER] is not None or values[_STATUS] not in LIVE:
+            return None
+        due, _ = quiet_deadline(values[_SEEN], quiet_s)
+        return due if due > now else None
+
+    def _calling(self, live: Live) -> bool:
+        """True while a call of it runs."""
+        return next(scan(self._txn, self._dbs["open"], live.key), None) is not None
+
+    def _look_at_ended(self, live: Live, rollout: Rollout, now: int) -> Looked:
+        """Its worker may still have to kill the agent: the next attempt waits for as long as the lease lasts."""
+        lease = get(live, "lease_ns")
+        if rollout.status != RolloutStatus.REQUEUING or rollout.attempt != live.name[1]:
+            self._forget(live)
+            return Looked(*live.name, None)
+        if lease is not None and lease > now:
+            return Looked(*live.name, lease)
+        self._release(live)
+        return Looked(*live.name, None, requeued=rollout.mode)
+
+    def take_up(self, now: int, grace_ns: int) -> list[tuple[str, str, int | None]]:
+        """What was handed out in an earlier life, with when to look at it; workers have time to come back."""
+        found: list[tuple[str, str, int | None]] = []
+        for key, _ in list(scan(self._txn, self._dbs["live"], b"")):
+            name = keys.split_attempt_key(key)
+            live = self._attempt(name)
+            lease = get(live, "lease_ns")
+            if lease is not None and lease < now + grace_ns:
+                put(live, lease_ns=now + grace_ns)
+            # Nobody could be heard of while there was no gateway.
+            put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
+            self._writer.touch(self._batch, live)
+            due = deadline(self._rollout(name[0]), live)
+            found.append((*name, now if status_of(live) not in LIVE else None if due is None else due[0]))
+        return found
+
+    # -- judging it --------------------------------------------------------------------------------------------------
+
+    def reward(self, name: tuple[str, str], judgement: Judgement, trusted: bool, now: int) -> tuple[RewardAnswer, bool]:
+        """Keeps a reward, and whether it is new: one with a key that the attempt has already seen was kept then."""
+        live = self._attempt(name)
+        _check_span(live, judgement)
+        sequence, reward, new = self._judge(live, judgement, trusted, now)
+        answer = RewardAnswer(sequence=sequence, trusted=reward.trusted, late=reward.late, reward=get(live, "reward"))
+        return answer, new
+
+    def _judge(
+        self, live: Live, judgement: Judgement, trusted: bool, now: int, known_new: bool = False
+    ) -> tuple[int, Reward, bool]:
+        """(its span, the reward, whether it is new); `known_new` spares looking for its key."""
+        late = status_of(live) not in LIVE
+        reward = Reward(**dict(judgement), trusted=trusted, late=late)
+        # What an agent says must not stand in the way of what is trusted.
+        key = None if reward.key is None else live.key + (b"t" if trusted else b"u") + reward.key.encode()
+        earlier = None if key is None or known_new else self._batch.view.get("rewards", key)
+        if earlier is not None:
+            return int.from_bytes(earlier), reward, False
+        entry = Entry(*live.name, kind="reward", name="reward", method="", status="ok", start_ns=now, end_ns=now)
+        entry.attributes = self._writer.secrets.json(reward.attributes())
+        self._writer.put(self._batch, entry, seen_ns=0)
+        if key is not None:
+            self._put("rewards", key, keys.u32(entry.sequence))
+        if reward.trusted and reward.value is not None:
+            put(live, reward=reward.value)
+            self._tell(live)
+        return entry.sequence, reward, True
+
+    def _reward_failure(self, rollout: Rollout, live: Live, end: AttemptStatus, now: int) -> bool:
+        """The attempt with which the rollout is about to fail gets the reward that is configured for that, unless it
+        has one already. An attempt ends once, so this is done once."""
+        own = rollout.config.reward_on_failure
+        value = get(live, "reward_on_failure") if own is None else own
+        fails = after_attempt(end, rollout.tries, rollout.config) == RolloutStatus.FAILED
+        if value is None or not (fails and decides(rollout, live)) or get(live, "reward") is not None:
+            return False
+        reason = f"reward_on_failure: it ended as {end}"
+        self._judge(live, Judgement(value=value, source="rule", reason=reason), True, now)
+        return True
+
+    def add(self, entries: Sequence[Entry], now: int, known: bool = False) -> list[int]:
+        """Adds spans that are no calls; their sequences. `known`: their attempts must be there already."""
+        for name in {(entry.rollout, entry.attempt) for entry in entries} if known else ():
+            self._attempt(name)
+        made = [self._without_secrets(entry) for entry in entries]
+        for entry in made:
+            self._writer.put(self._batch, entry, seen_ns=now)
+        return [entry.sequence for entry in made]
+
+    def _without_secrets(self, entry: Entry) -> Entry:
+        """A span as it may be kept; the one that was handed in may still be read."""
+        secrets, said = self._writer.secrets, entry.attributes
+        kept = None if said is None else secrets.json(redact.attributes(said, by_name=entry.kind == "otel"))
+        name, error = secrets.texts((entry.name, entry.error))
+        return replace(entry, sequence=0, name=name, error=error, attributes=kept)
+
+    def _worker(self, name: str, now: int) -> Worker:
+        stored = self._batch.view.get("workers", name.encode())
+        if stored is not None:
+            return Worker.model_validate_json(stored)
+        for key, record in list(scan(self._txn, self._dbs["workers"], b"")):
+            if Worker.model_validate_json(record).last_seen_ns < now - FORGOTTEN_NS:
+                self._txn.delete(key, db=self._dbs["workers"])
+        return Worker(id=name, first_seen_ns=now)
+
+
+_STATUS, _SEEN, _WORKER = map(records.ATTEMPT.index, ("status", "last_seen_ns", "worker"))
+_GIVEN = ("input", "mode", "group", "metadata", "priority", "config")
+_REASONS = {
+    AttemptStatus.TIMEOUT: "it took longer than config.timeout_s",
+    AttemptStatus.UNRESPONSIVE: "nothing was heard of it in time",
+}
+
+
+def _check_span(live: Live, judgement: Judgement) -> None:
+    spans = get(live, "spans")
+    if judgement.span is not None and judgement.span > spans:
+        message = f"attempt {'/'.join(live.name)} has no span {judgement.span}: the last is {spans}"
+        raise Refused("invalid", message, "span", str(judgement.span))
+
+
+def _same(place: int, name: str, spec: RolloutSpec, present: Rollout) -> None:
+    """Refuses a name that means something else."""
+    if present.origin != "queued":
+        raise _taken(place, name, "a rollout that did not come from the queue")
+    for field in _GIVEN:
+        if getattr(present, field) != getattr(spec, field):
+            raise _taken(place, name, f"a rollout with another {field}")
+
+
+def _taken(place: int, name: str, by: str) -> Refused:
+    message = f"rollouts[{place}].id: {name!r} is the name of {by}; choose another"
+    return Refused("conflict", message, f"rollouts[{place}].id", name)

@@ -1,0 +1,160 @@
+"""Keeps servers holding the adapters that calls may ask for: loads what is missing, unloads what nobody needs.
+
+Wanted are the stable versions, the candidates of live releases, and every version that an unfinished rollout is pinned
+to: the tape is read for that only when there is something to load or unload. What a check has loaded stays while its
+release is checked. It looks after every change of a release, and every half minute, because a server that was restarted
+has lost its adapters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Final
+
+import aiohttp
+
+from penstock.gateway.config import Upstream
+from penstock.gateway.model.release import Release, Resource, Stable
+from penstock.gateway.model.weights import ModelVersion, Residency
+from penstock.gateway.releases.adapter_server import Engine, ServingError, Settled, settle
+from penstock.gateway.releases.needs import pinned
+from penstock.gateway.store import Store, TapeError
+
+EVERY_S: Final = 30.0
+_log = logging.getLogger("penstock.releases")
+
+
+class Residents:
+    """The adapters of all servers. `start` before use."""
+
+    def __init__(
+        self,
+        tape: Store,
+        upstreams: Mapping[str, Upstream],
+        session: Callable[[], aiohttp.ClientSession],
+        now_ns: Callable[[], int],
+    ) -> None:
+        """`upstreams` by name; `session` for what is asked of them."""
+        self._tape = tape
+        self._upstreams = upstreams
+        self._session = session
+        self._now_ns = now_ns
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._said: dict[str, str] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def start(self) -> None:
+        """From now on."""
+        self._task = asyncio.ensure_future(self._run())
+
+    def changed(self) -> None:
+        """A resource or a release has changed."""
+        self._changed.set()
+
+    def mended(self) -> asyncio.Future[None]:
+        """A server does not know a version that it should hold: done when all have been looked at once more."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
+        self._changed.set()
+        return done
+
+    async def stop(self) -> None:
+        """Leaves the servers as they are."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while True:
+            self._changed.clear()
+            waiting, self._waiting = self._waiting, []
+            try:
+                await self.settle(lost=bool(waiting))
+            except TapeError as error:
+                _log.error("adapters are not looked after: %s", error)
+            for done in waiting:
+                done.set_result(None)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._changed.wait()
+
+    async def settle(self, lost: bool = False) -> None:
+        """Looks at every server once. `lost`: a call was refused; what rollouts are pinned to may be missing."""
+        known = await asyncio.to_thread(lambda: _known(self._tape.resources()))
+        for name, versions in known.items():
+            if name in self._upstreams and any(one.adapter is not None for one, _ in versions.values()):
+                await self._settle(self._upstreams[name], versions, lost)
+
+    def _read(self) -> tuple[set[str], set[str]]:
+        """What is wanted, and what a check may have loaded by now."""
+        releases = self._tape.releases()
+        checked = {
+            f"{one.resource}@{one.candidate}" for one in releases if one.stage == "draft" or one.held_in == "draft"
+        }
+        return _wanted(self._tape.resources(), releases), checked
+
+    async def _settle(self, upstream: Upstream, versions: Mapping[str, tuple[ModelVersion, str]], lost: bool) -> None:
+        residency = Residency({served: version for served, (version, _) in versions.items()})
+        engine = Engine(self._session(), upstream.base_url, upstream.key())
+        try:
+            # The tape after the server: what a check has loaded by then belongs to a release that is there.
+            present = await engine.adapters()
+            wanted, checked = await asyncio.to_thread(self._read)
+            names = [served for served, (_, place) in versions.items() if place in wanted]
+            names += [
+                served for served, (_, place) in versions.items() if place in checked - wanted and served in present
+            ]
+            plan = residency.plan(present, names)
+            if lost or plan.unload or plan.load or self._said.get(upstream.name):
+                # A server that has lost its adapters has lost those of pinned rollouts too, and may have refused some.
+                held = await asyncio.to_thread(pinned, self._tape, self._now_ns())
+                names += [served for served, (_, place) in versions.items() if place in held and served not in names]
+            done = await settle(engine, residency, names, present)
+        except ServingError as error:
+            self._say(upstream.name, str(error))
+            return
+        if done.done:
+            _log.info("upstream %r: loaded or unloaded %s", upstream.name, ", ".join(done.done))
+        self._say(upstream.name, _trouble(done))
+
+    def _say(self, upstream: str, trouble: str) -> None:
+        """Into the log, once each time that it changes."""
+        if trouble != self._said.get(upstream, ""):
+            self._said[upstream] = trouble
+            if trouble:
+                _log.error("upstream %r: %s", upstream, trouble)
+
+
+def _known(
+    resources: Mapping[str, tuple[Stable, list[Resource]]],
+) -> dict[str, dict[str, tuple[ModelVersion, str]]]:
+    """By upstream: what is served under which name, and NAME@VERSION of it."""
+    found: dict[str, dict[str, tuple[ModelVersion, str]]] = {}
+    for _, versions in resources.values():
+        for version in versions:
+            content = version.read()
+            if isinstance(content, ModelVersion):
+                served = content.name(version.name, version.version)
+                found.setdefault(content.upstream, {})[served] = content, version.place
+    return found
+
+
+def _wanted(resources: Mapping[str, tuple[Stable, list[Resource]]], releases: Iterable[Release]) -> set[str]:
+    """NAME@VERSION of what new rollouts may be given."""
+    stable = {
+        f"{name}@{version}"
+        for name, (one, _) in resources.items()
+        for version in (one.version, *(rule.version for rule in one.rules))
+    }
+    # Whether a draft's candidate can be loaded at all is found out by its check.
+    live = [release for release in releases if release.live and release.stage != "draft"]
+    return stable | {f"{it.resource}@{version}" for it in live for version in (it.stable, it.candidate)}
+
+
+def _trouble(done: Settled) -> str:
+    return "; ".join([*done.plan.problems.values(), *map(str, done.failed.values()), *done.plan.warnings])

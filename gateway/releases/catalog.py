@@ -1,0 +1,277 @@
+"""Where traffic is switched: which resources a call uses, what its rollout is given of them, and the request to send.
+
+`look` is asked for every call and must cost nothing while nothing is registered. `pinned` answers from memory; the
+first call of a rollout that uses a resource waits until its pin is on the tape (`pin`), so that no crash can put a
+rollout on two arms. What is known of resources and releases is a `Catalog`, made anew when one changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.model_name import replace_model
+from penstock.gateway.canary.assignment import Asker, speaks_to, stable_version
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.release import Audience, Pin, PromptText, Release, Resource, Stable, ToolText
+from penstock.gateway.model.template import Template
+from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.prompts.recognise import Known, Recogniser
+from penstock.gateway.prompts.rewrite import Findings, Rewritten, find, write
+from penstock.gateway.releases.operations import Wanted
+from penstock.gateway.store import TapeError
+from penstock.gateway.store.recorder import Recorder
+
+REMEMBERED: Final = 16_384
+"""Rollouts whose pins are remembered."""
+_log = logging.getLogger("penstock.releases")
+
+
+class Tape(Protocol):
+    """The slice of the tape that is read."""
+
+    def resources(self) -> dict[str, tuple[Stable, list[Resource]]]: ...
+    def releases(self) -> list[Release]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One version of a model, as calls are sent to it."""
+
+    upstream: str
+    served: str
+    adapter: bool
+    """Whether it is loaded, and not what the server was started with."""
+
+
+class Catalog:
+    """Resources and releases as the data plane needs them; immutable."""
+
+    def __init__(self, resources: Mapping[str, tuple[Stable, list[Resource]]], releases: Iterable[Release]) -> None:
+        self.stable = {name: stable for name, (stable, _) in resources.items()}
+        self.models: dict[str, dict[str, Weights]] = {}
+        self.templates: dict[str, dict[str, Template]] = {}
+        known: list[Known] = []
+        for name, (_, versions) in resources.items():
+            for version in versions:
+                content = version.read()
+                if isinstance(content, ModelVersion):
+                    served = content.name(name, version.version)
+                    self.models.setdefault(name, {})[version.version] = Weights(
+                        content.upstream, served, content.adapter is not None
+                    )
+                    continue
+                self.templates.setdefault(name, {})[version.version] = content.template
+                if content.sent:
+                    known.append(_known(name, content))
+        self.recogniser = Recogniser(known)
+        found = list(releases)
+        self.releases = {one.id: one for one in found}
+        self.rehearses = any(one.policy.replay.closed_loop for one in found)
+        """Whether there can be an agent in rehearsal."""
+
+    def written(
+        self, body: bytes, prompts: Findings | None, model: str | None, versions: Mapping[str, str]
+    ) -> tuple[Rewritten, Weights | None]:
+        """A request with these versions of its resources in it, and where its weights are served."""
+        made, weights = Rewritten(body, [], []), None
+        if prompts is not None and prompts.uses:
+            made = write(
+                body, prompts, {name: self.templates[name][it] for name, it in versions.items() if name != model}
+            )
+        if model is not None:
+            weights = self.models[model][versions[model]]
+            made.body = replace_model(made.body, weights.served)
+        return made, weights
+
+    def taken_back(self, pin: Pin) -> bool:
+        """Whether a rollout must fall back: its release was rolled back since."""
+        release = None if pin.release is None else self.releases.get(pin.release)
+        return pin.arm == "candidate" and not pin.mixed and release is not None and release.stage == "rolled_back"
+
+    @property
+    def empty(self) -> bool:
+        """True while there is nothing to switch."""
+        return not (self.models or self.templates)
+
+
+def _known(name: str, content: PromptText | ToolText) -> Known:
+    return Known(name, content.template, content.tool if isinstance(content, ToolText) else None)
+
+
+@dataclass(slots=True)
+class Found:
+    """What a call uses."""
+
+    resources: list[str]
+    prompts: Findings | None
+    model: str | None
+    """The model asked for, when it is a resource."""
+
+
+@dataclass(slots=True)
+class Switched:
+    """The request to send."""
+
+    body: bytes
+    upstream: str | None
+    """Where it must go; None where routes decide."""
+    versions: dict[str, str]
+    """Version by resource."""
+    arm: str | None
+    """RELEASE:ARM of each release that the rollout takes part in, with commas between them."""
+    texts: dict[str, str]
+    """SHA-256 of each prompt as the agent sent it, by resource."""
+
+
+class Switch:
+    """Holds the catalog and the pins of late."""
+
+    def __init__(
+        self, tape: Tape, recorder: Recorder, metrics: Metrics, mended: Callable[[], asyncio.Future[None]]
+    ) -> None:
+        """`mended` is asked when a server does not know the version that it was sent; done when that was looked
+        after."""
+        self._tape = tape
+        self._recorder = recorder
+        self._metrics = metrics
+        self.mended = mended
+        self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
+        self._reloading = asyncio.Lock()
+        self.catalog = Catalog({}, ())
+
+    async def reload(self) -> None:
+        """A resource or a release has changed. A thread reads them: a thousand long prompts would hold up calls."""
+        async with self._reloading:
+            self.catalog = await asyncio.to_thread(self._read)
+
+    def _read(self) -> Catalog:
+        return Catalog(self._tape.resources(), self._tape.releases())
+
+    # -- what does it use? ------------------------------------------------------------------------------------------
+
+    def look(self, call: Admitted, explicit: str | None) -> Found | None:
+        """What a call uses of the catalog, None for nothing. `explicit`: the prompt that its header names."""
+        catalog, found = self.catalog, Found([], None, None)
+        if catalog.templates:
+            found.prompts = findings = find(call.body, call.dialect, catalog.recogniser, explicit)
+            # First, because it reads the model's name too.
+            call.asked = call.asked or findings.asked
+            found.resources = list(
+                dict.fromkeys(it.resource for it in findings.uses if it.resource in catalog.templates)
+            )
+            for miss in findings.misses:
+                self._metrics.prompt_misses[(miss.why,)] += 1
+            if not found.resources:
+                # Otherwise they are counted when the others are written.
+                self._metrics.prompt_misses[("unknown",)] += len(findings.uses)
+        if catalog.models and call.model in catalog.models:
+            found.model = call.model
+            found.resources.append(call.model)
+        return found if found.resources else None
+
+    # -- what is it given? ------------------------------------------------------------------------------------------
+
+    def pinned(self, call: Admitted, found: Found) -> dict[str, Pin] | None:
+        """The pins of what it uses; None when it must be pinned first."""
+        pins = self._pins.get(call.address.rollout)
+        if pins is None:
+            return None
+        self._pins.move_to_end(call.address.rollout)
+        agent = call.address.agent or ""
+        mine = {pin.resource: pin for pin in pins if pin.agent == agent}
+        for resource in found.resources:
+            pin = mine.get(resource)
+            if pin is None or self.catalog.taken_back(pin):
+                return None
+        return mine
+
+    def taken_back(self, found: Found, pins: Mapping[str, Pin]) -> bool:
+        """Whether a call that was given these must be given others by now."""
+        return any(self.catalog.taken_back(pins[name]) for name in found.resources)
+
+    def pin(self, call: Admitted, found: Found, now: int) -> asyncio.Future[list[Pin]]:
+        """Pins its rollout; done when that is durable. What comes back is remembered."""
+        wanted = Wanted(
+            call.address.rollout,
+            _asker(call, found),
+            tuple(found.resources),
+            tuple(self._pins.get(call.address.rollout, ())),
+        )
+        pinning = self._recorder.submit(lambda work: work.releases.pin(wanted, now))
+        pinning.add_done_callback(lambda done: self._remember(wanted, done))
+        return pinning
+
+    def _remember(self, wanted: Wanted, done: asyncio.Future[list[Pin]]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._keep(wanted.rollout, done.result())
+
+    def _keep(self, rollout: str, pins: list[Pin]) -> None:
+        self._pins[rollout] = pins
+        self._pins.move_to_end(rollout)
+        if len(self._pins) > REMEMBERED:
+            self._pins.popitem(last=False)
+
+    def unpinned(self, call: Admitted, found: Found, error: BaseException) -> dict[str, Pin]:
+        """The stable versions, for a call that goes on although the tape takes no pin, unless its rollout is on an arm
+        already. They are kept in memory."""
+        if not isinstance(error, TapeError):
+            _log.error("rollout %s could not be pinned", call.address.rollout, exc_info=error)
+        asker = _asker(call, found)
+        pins = list(map(self._fallen_back, self._pins.get(call.address.rollout, [])))
+        for resource in found.resources:
+            mine = [pin for pin in pins if pin.resource == resource]
+            if all(pin.agent != asker.agent for pin in mine):
+                version = stable_version(self.catalog.stable[resource], asker)
+                other = next((pin for pin in mine if self._covers(pin, asker)), None)
+                made = Pin(resource=resource, version=version) if other is None else other
+                pins.append(made.model_copy(update={"agent": asker.agent}))
+        self._keep(call.address.rollout, pins)
+        return {pin.resource: pin for pin in pins if pin.agent == asker.agent}
+
+    def adapted(self, versions: Mapping[str, str]) -> bool:
+        """Whether one of these is an adapter, which a server can lose."""
+        models = self.catalog.models
+        return any(name in models and models[name][version].adapter for name, version in versions.items())
+
+    def _fallen_back(self, pin: Pin) -> Pin:
+        if not self.catalog.taken_back(pin) or pin.release is None:
+            return pin
+        return pin.model_copy(update={"version": self.catalog.releases[pin.release].stable, "mixed": True})
+
+    def _covers(self, pin: Pin, asker: Asker) -> bool:
+        """Whether the release of another agent's pin speaks to this one too. Mode and metadata are the rollout's."""
+        release = None if pin.release is None else self.catalog.releases.get(pin.release)
+        if release is None:
+            return False
+        return speaks_to(Audience(agents=release.only.agents, models=release.only.models), asker)
+
+    # -- the request to send -----------------------------------------------------------------------------------------
+
+    def switched(self, call: Admitted, found: Found, pins: Mapping[str, Pin]) -> Switched:
+        """The request with what its rollout was given in it."""
+        given = {name: pins[name].version for name in found.resources}
+        made, weights = self.catalog.written(call.body, found.prompts, found.model, given)
+        for use in made.uses:
+            self._metrics.prompt_rewrites[(use.way,)] += 1
+        # Those that were found before are counted.
+        for miss in made.misses[0 if found.prompts is None else len(found.prompts.misses) :]:
+            self._metrics.prompt_misses[(miss.why,)] += 1
+        texts = {use.resource: use.sha256 for use in made.uses}
+        versions = {name: given[name] for name in (*texts, *([] if found.model is None else [found.model]))}
+        arms = sorted({f"{pin.release}:{pin.arm}" for name in versions if (pin := pins[name]).release is not None})
+        return Switched(
+            made.body, None if weights is None else weights.upstream, versions, ",".join(arms) or None, texts
+        )
+
+
+def _asker(call: Admitted, found: Found) -> Asker:
+    """Who asks; what only the tape knows of its rollout is filled in there."""
+    model = found.model or call.model or ""
+    return Asker(call.address.agent or "", model, call.address.mode, {})

@@ -1,0 +1,92 @@
+"""The first stage of a release: can the candidate be sent at all? Nothing of an agent's is touched.
+
+A text must keep every slot of the stable version, render, and say something. Weights must load on their upstream, and
+answer a canned prompt with numbers that are numbers; they stay loaded, so that the canary's first call does not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import aiohttp
+
+from penstock.gateway.config import Upstream
+from penstock.gateway.display.rollouts import counted
+from penstock.gateway.model.release import Release, Resource, Stable
+from penstock.gateway.model.template import Template, TemplateError, check_candidate
+from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.releases.adapter_server import Engine, ServingError
+from penstock.gateway.releases.jobs import Progress, Report
+
+Find = Callable[[str], tuple[Stable, list[Resource]] | None]
+WARM = 4
+"""Questions that are asked at once before a version gets traffic."""
+
+
+class Checking:
+    """The job of the stage `draft`."""
+
+    def __init__(
+        self, resource: Find, upstreams: Mapping[str, Upstream], session: Callable[[], aiohttp.ClientSession]
+    ) -> None:
+        """`resource` finds one by name; `upstreams` by name; `session` for what is asked of them."""
+        self._resource = resource
+        self._upstreams = upstreams
+        self._session = session
+
+    async def __call__(self, release: Release, progress: Progress) -> Report:
+        """Whether the candidate can be sent."""
+        found = self._resource(release.resource)
+        assert found is not None
+        versions = {version.version: version for version in found[1]}
+        stable, candidate = versions[release.stable], versions[release.candidate]
+        content = candidate.read()
+        if isinstance(content, ModelVersion):
+            return await self._weights(content, content.name(candidate.name, candidate.version), progress)
+        before = stable.template
+        assert before is not None
+        return text_report(before, content.template)
+
+    async def _weights(self, content: ModelVersion, name: str, progress: Progress) -> Report:
+        upstream = self._upstreams.get(content.upstream)
+        if upstream is None:
+            known = ", ".join(self._upstreams)
+            return Report(False, f"upstream {content.upstream!r} is not configured; there are {known}")
+        engine = Engine(self._session(), upstream.base_url, upstream.key())
+        progress.total = 2 + (content.adapter is not None)
+        try:
+            loaded = content.adapter is not None and await engine.load(name, content.adapter, content.base)
+            progress.done += content.adapter is not None
+            checked = await engine.check(name, numbers=content.adapter is not None)
+            if checked.problem is not None:
+                raise checked.problem
+            progress.done += 1
+            seconds = await engine.warm(name, WARM)
+            progress.done += 1
+        except ServingError as error:
+            return Report(False, str(error), {"trouble": error.kind, "served": name})
+        evidence = {
+            "served": name,
+            "loaded": loaded,
+            "answer_s": round(checked.seconds, 3),
+            "warm_s": round(seconds, 3),
+        }
+        return Report(True, f"{name} answers on upstream {content.upstream!r}", evidence)
+
+
+def text_report(stable: Template, candidate: Template) -> Report:
+    """Whether a text can take the place of another."""
+    try:
+        check_candidate(stable, candidate)
+        text = candidate.render(dict.fromkeys(candidate.slots, "x"))
+    except TemplateError as error:
+        return Report(False, f"its slots are not those of the stable version: {error}")
+    before, after = sum(map(len, stable.anchors)), sum(map(len, candidate.anchors))
+    evidence = {"slots": sorted(set(candidate.slots)), "characters": after, "characters_before": before}
+    if not text.strip():
+        return Report(False, "it is empty", evidence)
+    return Report(
+        True,
+        f"it keeps its {counted(len(candidate.slots), 'slot')} and renders; {before} characters become {after}",
+        evidence,
+    )

@@ -1,0 +1,362 @@
+"""Resources, releases and pins, as operations inside a write transaction.
+
+Every change of a release is one operation: it names the revision it was made from, writes the release, the next link of
+its audit chain and, at a promotion, the stable version. A rollout is pinned here too, by the release as it is in this
+very transaction: that decides its arm, once, and is durable before its first affected call goes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel
+
+from penstock.gateway.canary.assignment import Asker, apart, share, speaks_to, stable_version
+from penstock.gateway.canary.stages import MoveError, check_move
+from penstock.gateway.model.release import (
+    Assignment,
+    Audience,
+    Entry,
+    NewVersion,
+    Pin,
+    Release,
+    Resource,
+    Rule,
+    Seen,
+    Stable,
+    digest,
+)
+from penstock.gateway.model.template import TemplateError, check_candidate
+from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.queue.attempts import Ledger
+from penstock.gateway.store import keys
+from penstock.gateway.store.environment import scan
+from penstock.gateway.store.operation import Refused
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Wanted(NamedTuple):
+    """What a call of a rollout needs to be pinned."""
+
+    rollout: str
+    asker: Asker
+    resources: Sequence[str]
+    given: Sequence[Pin] = ()
+    """What is remembered of it: more than the tape has where the tape took no pin for a while."""
+
+
+class Releasing(Ledger):
+    """What can be done to releases in one transaction."""
+
+    # -- resources ---------------------------------------------------------------------------------------------------
+
+    def add_version(self, name: str, new: NewVersion, now: int) -> Resource:
+        """Registers a version; the first one is stable. The same again is the one that is there."""
+        present = self._versions(name)
+        sha256 = digest("", {"kind": new.kind, "content": new.read().model_dump(mode="json")})
+        for version in present:
+            if version.sha256 == sha256 and new.version in (None, version.version):
+                return version
+        version = new.version or _free(present)
+        made = Resource(
+            **new.model_dump(exclude={"version"}), name=name, version=version, created_ns=now, sha256=sha256
+        )
+        self._check_version(made, present)
+        self._put("resources", _named(name, version), made.model_dump_json().encode())
+        if not present:
+            self._put_stable(name, Stable(version=version))
+        self._batch.append(b"v" + keys.rollout_key(name))
+        return made
+
+    def _check_version(self, made: Resource, present: Sequence[Resource]) -> None:
+        if any(version.version == made.version for version in present):
+            message = f"{made.place} is registered with another content; versions never change, choose another name"
+            raise Refused("conflict", message, "version", made.version)
+        if any(version.kind != made.kind for version in present):
+            message = f"kind: {made.name!r} is a {present[0].kind}, its versions cannot be a {made.kind}"
+            raise Refused("invalid", message, "kind", made.kind)
+        if made.parent is not None and all(version.version != made.parent for version in present):
+            raise Refused("invalid", f"parent: {made.name!r} has no version {made.parent!r}", "parent", made.parent)
+        if made.kind == "model":
+            self._check_served(made)
+        elif present and not made.content.get("sent"):
+            self._check_slots(made, present)
+
+    def _check_slots(self, made: Resource, present: Sequence[Resource]) -> None:
+        before = made.parent or self.stable(made.name).version
+        earlier, template = next(v for v in present if v.version == before).template, made.template
+        assert earlier is not None
+        assert template is not None
+        try:
+            check_candidate(earlier, template)
+        except TemplateError as error:
+            message = f"content.text: not the slots of {made.name}@{before}: {error}"
+            raise Refused("invalid", message, "content.text") from None
+
+    def _check_served(self, made: Resource) -> None:
+        """A name that an engine serves is never given to other weights."""
+        mine = _served(made)
+        for _, record in list(scan(self._txn, self._dbs["resources"], b"")):
+            other = Resource.model_validate_json(record)
+            if other.kind == "model" and _served(other)[:2] == mine[:2] and _served(other) != mine:
+                message = (
+                    f"content.served: upstream {mine[0]!r} serves {mine[1]!r} for {other.place} already, from other "
+                    "weights; give this version a name of its own"
+                )
+                raise Refused("conflict", message, "content.served", mine[1])
+
+    def _versions(self, name: str) -> list[Resource]:
+        found = scan(self._txn, self._dbs["resources"], keys.rollout_key(name))
+        versions = [Resource.model_validate_json(record) for _, record in found]
+        return sorted(versions, key=lambda version: version.created_ns)
+
+    def stable(self, name: str) -> Stable:
+        """What new rollouts get."""
+        stored = self._batch.view.get("stable", name.encode())
+        if stored is None:
+            message = f"there is no resource {name!r}; `penstock resource add {name}` registers one"
+            raise Refused("not_found", message, "resource", name)
+        return Stable.model_validate_json(stored)
+
+    def _put_stable(self, name: str, stable: Stable) -> None:
+        self._put("stable", name.encode(), stable.model_dump_json().encode())
+
+    # -- releases ----------------------------------------------------------------------------------------------------
+
+    def start(self, new: Release, entry: Entry, now: int) -> Release:
+        """Begins a release; everything but its name, stable version and chain is given."""
+        stable, versions = self.stable(new.resource), {one.version: one for one in self._versions(new.resource)}
+        before = _of(stable, new.only)
+        if new.candidate not in versions:
+            message = f"{new.resource!r} has no version {new.candidate!r}; it has {', '.join(versions)}"
+            raise Refused("not_found", message, "candidate", new.candidate)
+        if new.candidate == before:
+            message = f"{new.resource}@{before} is the stable version already: there is nothing to try"
+            raise Refused("conflict", message, "candidate", new.candidate)
+        for other in self._live_releases(new.resource):
+            if not apart(other.only, new.only):
+                message = (
+                    f"release {other.id} is live for the same calls ({other.stage}); end it first, or give each an "
+                    "audience of its own (--only)"
+                )
+                raise Refused("conflict", message, "resource", new.resource)
+        number = 1 + len(list(scan(self._txn, self._dbs["releases"], new.resource.encode() + b"-")))
+        while self._batch.view.get("releases", f"{new.resource}-{number}".encode()) is not None:
+            number += 1
+        made = new.model_copy(
+            update={
+                "id": f"{new.resource}-{number}",
+                "kind": versions[new.candidate].kind,
+                "stable": before,
+                "created_ns": now,
+            }
+        )
+        return self._write(made, entry.model_copy(update={"before": None, "config": made.config()}), now)
+
+    def change(self, name: str, revision: int | None, update: Mapping[str, Any], entry: Entry, now: int) -> Release:
+        """Moves a release on, with the next link of its chain. `revision`: the one that this was decided from, None for
+        a person, who has decided whatever happened in between. Promotion makes the candidate stable."""
+        release = self.stored(name)
+        if revision is not None and release.revision != revision:
+            raise _outdated(release, revision)
+        after = update.get("stage", release.stage)
+        try:
+            if "stage" in update:
+                check_move(release.stage, after)
+        except MoveError as error:
+            raise Refused("conflict", f"release {name}: {error}", "stage", after) from None
+        if after == "promoted" and release.stage == "held" and release.held_in != "canary":
+            message = f"release {name} was held in {release.held_in}: nobody has seen its candidate work yet; resume it"
+            raise Refused("conflict", message, "stage", after)
+        made = release.model_copy(update=dict(update))
+        if after == "promoted":
+            self._promote(made)
+        return self._write(made, entry.model_copy(update={"before": release.stage, "config": made.config()}), now)
+
+    def _promote(self, release: Release) -> None:
+        stable = self.stable(release.resource)
+        if release.only == Audience():
+            stable = Stable(version=release.candidate)
+        else:
+            kept = [rule for rule in stable.rules if rule.only != release.only]
+            stable.rules = [Rule(only=release.only, version=release.candidate), *kept]
+        self._put_stable(release.resource, stable)
+
+    def _write(self, release: Release, entry: Entry, now: int) -> Release:
+        """The release and its next link."""
+        release.revision += 1
+        link = entry.model_copy(
+            update={
+                "number": release.revision,
+                "at_ns": now,
+                "after": release.stage,
+                "step": release.step,
+                "split": release.split,
+            }
+        ).sealed(release.head)
+        release.head, release.changed_ns, release.reason = link.hash, now, link.why
+        self._put("audit", _numbered(release.id, link.number), link.model_dump_json().encode())
+        self._put_release(release)
+        self._batch.append(b"e" + keys.rollout_key(release.id))
+        return release.model_copy()
+
+    def _put_release(self, release: Release) -> None:
+        self._put("releases", release.id.encode(), release.model_dump_json().encode())
+        self._writer.releases.pop(release.id, None)
+        if release.live:
+            self._writer.releases[release.id] = release.model_copy()
+
+    def stored(self, name: str) -> Release:
+        """As it is in this transaction; raises `Refused`."""
+        stored = self._batch.view.get("releases", name.encode())
+        if stored is None:
+            raise Refused(
+                "not_found", f"there is no release {name!r}; `penstock release list` lists them", "release", name
+            )
+        return Release.model_validate_json(stored)
+
+    def _live_releases(self, resource: str) -> list[Release]:
+        return [release for release in self._writer.releases.values() if release.resource == resource]
+
+    # -- rollouts ----------------------------------------------------------------------------------------------------
+
+    def pin(self, wanted: Wanted, now: int) -> list[Pin]:
+        """Gives a rollout the versions that a call of it needs; all its pins. What it has it keeps, unless its release
+        was rolled back."""
+        known = self._known(wanted.rollout)
+        if known is not None:
+            wanted = wanted._replace(asker=wanted.asker._replace(mode=known.mode, metadata=known.metadata))
+        stored = self._batch.view.get("pins", keys.rollout_key(wanted.rollout))
+        pins = [] if stored is None else pins_of(stored)
+        before = [pin.model_copy() for pin in pins]
+        known_to = {(pin.resource, pin.agent) for pin in pins}
+        pins += [pin.model_copy() for pin in wanted.given if (pin.resource, pin.agent) not in known_to]
+        for resource in wanted.resources:
+            mine = next((p for p in pins if p.resource == resource and p.agent == wanted.asker.agent), None)
+            if mine is None:
+                pins.append(self._pin(wanted, resource, [p for p in pins if p.resource == resource], now))
+            else:
+                self._fall_back(mine)
+        if pins != before:
+            self._put("pins", keys.rollout_key(wanted.rollout), pins_record(pins))
+        return pins
+
+    def _fall_back(self, pin: Pin) -> Pin:
+        """The one exception to "one rollout, one arm"."""
+        if pin.arm == "candidate" and not pin.mixed and pin.release is not None:
+            release = self.stored(pin.release)
+            if release.stage == "rolled_back":
+                pin.version, pin.mixed = release.stable, True
+        return pin
+
+    def _pin(self, wanted: Wanted, resource: str, others: Sequence[Pin], now: int) -> Pin:
+        asker = wanted.asker
+        made = Pin(resource=resource, agent=asker.agent, version=stable_version(self.stable(resource), asker))
+        live = next((one for one in self._live_releases(resource) if speaks_to(one.only, asker)), None)
+        for other in others:
+            # Another agent of the rollout is on an arm of a release that speaks to this one too: so is this one.
+            if self._covers(other, asker):
+                return self._fall_back(other.model_copy(update={"agent": asker.agent}))
+        if live is None or live.stage != "canary":
+            return made
+        if any(other.release is None and speaks_to(live.only, asker._replace(agent=other.agent)) for other in others):
+            # The rollout began before the release: it takes no part.
+            return made
+        arm = "candidate" if share(live.salt, wanted.rollout) < live.split else "stable"
+        number = live.assigned + 1
+        assignment = Assignment(
+            number=number,
+            rollout=wanted.rollout,
+            arm=arm,
+            probability=live.split,
+            stage=live.policy.stages[live.step].name,
+            assigned_ns=now,
+        )
+        self._put("assigned", _numbered(live.id, number), assignment.model_dump_json().encode())
+        self._put_release(live.model_copy(update={"assigned": number}))
+        return made.model_copy(
+            update={
+                "version": live.candidate if arm == "candidate" else live.stable,
+                "release": live.id,
+                "arm": arm,
+                "probability": live.split,
+                "number": number,
+            }
+        )
+
+    def _covers(self, pin: Pin, asker: Asker) -> bool:
+        return pin.release is not None and speaks_to(self.stored(pin.release).only, asker)
+
+    def outcomes(self, release: Release, after: int) -> Iterator[tuple[Assignment, Seen]]:
+        """What was counted behind this number."""
+        for number in range(max(0, after) + 1, release.counted + 1):
+            assigned, seen = (
+                self._batch.view.get(name, _numbered(release.id, number)) for name in ("assigned", "seen")
+            )
+            if assigned is not None and seen is not None:
+                yield Assignment.model_validate_json(assigned), Seen.model_validate_json(seen)
+
+    def count(self, name: str, revision: int, seen: Sequence[Seen]) -> Release:
+        """Keeps what was seen of the next assignments, in order; nothing is decided by it."""
+        release = self.stored(name)
+        numbers = [one.number for one in seen]
+        if release.revision != revision:
+            raise _outdated(release, revision)
+        if numbers != list(range(release.counted + 1, release.counted + 1 + len(seen))):
+            message = f"release {name}: assignments {numbers} cannot be counted after {release.counted}"
+            raise Refused("conflict", message, "number")
+        for one in seen:
+            self._put("seen", _numbered(name, one.number), one.model_dump_json().encode())
+        release.counted += len(seen)
+        self._put_release(release)
+        return release.model_copy()
+
+
+def pins_of(record: bytes) -> list[Pin]:
+    """Pins from their record."""
+    return Pins.model_validate_json(record).pins
+
+
+def pins_record(pins: Sequence[Pin]) -> bytes:
+    """The record of a rollout's pins."""
+    return Pins(pins=list(pins)).model_dump_json(exclude_defaults=True).encode()
+
+
+class Pins(BaseModel):
+    """The pins of a rollout, as they are stored."""
+
+    pins: list[Pin]
+
+
+def _outdated(release: Release, revision: int) -> Refused:
+    message = f"release {release.id} has changed since (revision {release.revision}, not {revision})"
+    return Refused("conflict", message, "revision", str(revision))
+
+
+def _named(name: str, version: str) -> bytes:
+    return keys.attempt_key(name, version)
+
+
+def _numbered(name: str, number: int) -> bytes:
+    return keys.rollout_key(name) + keys.u32(number)
+
+
+def _free(present: Sequence[Resource]) -> str:
+    taken, number = {version.version for version in present}, len(present) + 1
+    while f"v{number}" in taken:
+        number += 1
+    return f"v{number}"
+
+
+def _served(resource: Resource) -> tuple[str, str, str | None]:
+    """(upstream, name there, adapter)."""
+    content = resource.read()
+    assert isinstance(content, ModelVersion)
+    return content.upstream, content.name(resource.name, resource.version), content.adapter
+
+
+def _of(stable: Stable, only: Audience) -> str:
+    """The version that an audience gets now."""
+    return next((rule.version for rule in stable.rules if rule.only == only), stable.version)

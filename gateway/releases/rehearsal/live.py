@@ -1,0 +1,223 @@
+"""Rehearsals under way, as the data plane and the control API see them.
+
+A rehearsal's runs are rollouts of their own, two for each recorded one: `RELEASE-rehearsal-aREVISION-NUMBER-LEG`. What
+comes below such an address is answered here and never passed on as it is, also when no such rehearsal is under way (it
+is over, or the gateway has just been started): an agent that got a tool call would run the tool. While no release has
+asked for a rehearsal the data plane does not look (`Catalog.rehearses`).
+
+Runs are handed out as work is, with a lease, but not from the queue: only who asks for this release gets them. What
+was handed out is on the tape, so that a restart loses no run that has ended. The results that an agent has had are in
+memory: one that had an answer before a restart cannot go on, is told so, and is rehearsed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.canary.assignment import Asker
+from penstock.gateway.http.errors import ClientFault, GatewayFault
+from penstock.gateway.http.request import Request
+from penstock.gateway.model.attributes import LEG, REHEARSAL, REPLAY_OF
+from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
+from penstock.gateway.model.release import Release
+from penstock.gateway.model.span import RolloutConfig
+from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.releases.rehearsal.recorded_rollouts import Original, answered
+from penstock.gateway.releases.rehearsal.tool_player import Play, Played, Role
+from penstock.gateway.releases.replay.questions import ANSWERING, RUN
+from penstock.gateway.releases.replay.sender import Asking, Means, aside
+from penstock.gateway.store import Claimed, Refused, TapeError
+
+RESTARTED: Final = "restarted"
+"""Short reason of a refusal: the gateway has lost what the agent was told."""
+OVER: Final = "rehearsal"
+"""Short reason of a refusal: no rehearsal of the call's address is under way."""
+_READY_S: Final = 30.0
+"""How long a call waits for a gateway that takes a rehearsal up again."""
+
+
+@dataclass(slots=True)
+class Leg:
+    """One of the two runs of a recorded rollout."""
+
+    rollout: str
+    """Its own."""
+    side: str
+    """`candidate` or `incumbent`."""
+    version: str
+    """The version that it is given."""
+    original: Original
+    state: Literal["waiting", "running", "over"] = "waiting"
+    attempt: str | None = None
+    """The one that may call; None until it is handed out."""
+    plays: dict[str, Play] = field(default_factory=dict[str, Play])
+    """What is under way, by attempt."""
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Of its spans."""
+        return {REPLAY_OF: self.original.name, LEG: self.side}
+
+    @property
+    def spec(self) -> RolloutSpec:
+        """Its rollout. It is handed out again by us, and by nobody else."""
+        config = RolloutConfig(max_attempts=1, retry_on=[])
+        told = dict(self.attributes)
+        return RolloutSpec(
+            id=self.rollout, input=self.original.rollout.input, mode="test", config=config, metadata=told
+        )
+
+
+@dataclass(slots=True)
+class Rehearsed:
+    """A release that rehearses."""
+
+    release: Release
+    asking: Asking
+    legs: dict[str, Leg]
+    """By rollout, in the order in which they are handed out."""
+
+
+def leg_name(release: Release, number: int, leg: str) -> str:
+    """Rollout of a run; it follows from the release, so that it is found again."""
+    return f"{release.id[-80:]}{REHEARSAL}{release.revision}-{number}-{leg}"
+
+
+class Rehearsals:
+    """All of a gateway."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._under_way: dict[str, Rehearsed] = {}
+        self._legs: dict[str, tuple[Rehearsed, Leg]] = {}
+        self._news = asyncio.Event()
+        """Set, and replaced, when something may be had that could not be had before."""
+
+    def open(self, rehearsed: Rehearsed) -> None:
+        """Its runs may be had."""
+        self._under_way[rehearsed.release.id] = rehearsed
+        self._legs |= {name: (rehearsed, leg) for name, leg in rehearsed.legs.items()}
+        self.changed()
+
+    def close(self, rehearsed: Rehearsed) -> None:
+        """No call of its runs is answered any more."""
+        self._under_way.pop(rehearsed.release.id, None)
+        for name in rehearsed.legs:
+            self._legs.pop(name, None)
+        self.changed()
+
+    def changed(self) -> None:
+        """Who waits looks again."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    # -- calls of agents ---------------------------------------------------------------------------------------------
+
+    def plays(self, call: Admitted) -> bool:
+        """Whether a call of a run is answered by `answer`; what else may pass asks for no answer of a model's."""
+        return call.dialect.name in ANSWERING or call.dialect.name == "opaque"
+
+    def attributes(self, rollout: str) -> Mapping[str, str]:
+        """Of the spans of a run's calls."""
+        found = self._legs.get(rollout)
+        return {} if found is None else found[1].attributes
+
+    async def answer(self, call: Admitted, request: Request, prompt: str | None) -> Played:
+        """What the agent gets; raises `Refusal`. `prompt`: the one that the call names."""
+        if call.dialect.name == "opaque":
+            message = f"a rehearsal asks models and does nothing else: {call.path[:80]!r} is not passed on"
+            raise ClientFault(400, OVER, message)
+        rehearsed, leg = await self._found(call.address.rollout)
+        if leg.state != "running" or call.address.attempt != leg.attempt:
+            raise ClientFault(400, OVER, f"the run {call.address.rollout} is over")
+        async with leg.starting:
+            play = leg.plays.get(call.address.attempt)
+            if play is None:
+                play = leg.plays[call.address.attempt] = await self._begin(rehearsed, leg, call.address.attempt)
+        return await play.answer(call, request, prompt)
+
+    async def _found(self, rollout: str) -> tuple[Rehearsed, Leg]:
+        """The run, as soon as it is under way again after a restart."""
+        until = asyncio.get_running_loop().time() + _READY_S
+        while (found := self._legs.get(rollout)) is None:
+            news = self._news
+            if not await aside(lambda: self._may_come(rollout)):
+                raise ClientFault(400, OVER, f"the rehearsal that {rollout} is a run of is over")
+            try:
+                async with asyncio.timeout_at(until):
+                    await news.wait()
+            except TimeoutError:
+                raise GatewayFault(503, OVER, f"the rehearsal that {rollout} is a run of is not under way") from None
+        return found
+
+    def _may_come(self, rollout: str) -> bool:
+        return rollout in self._legs or any(
+            one.stage == "checked" and rollout.startswith(f"{one.id[-80:]}{REHEARSAL}{one.revision}-")
+            for one in self._means.tape.releases()
+        )
+
+    async def _begin(self, rehearsed: Rehearsed, leg: Leg, attempt: str) -> Play:
+        original, name = leg.original, f"{leg.rollout}/{attempt}"
+        asker = Asker("", "", original.rollout.mode, original.rollout.metadata or {})
+        role = Role(rehearsed.release, leg.version, asker, leg.attributes | {RUN: name}, original.name)
+        play = Play(self._means, rehearsed.asking, role, original.cassette.again())
+        if await aside(lambda: any(map(answered, self._means.tape.spans(leg.rollout, attempt)))):
+            message = f"the gateway was restarted in the middle of {name}: it will be rehearsed again"
+            play.over = ClientFault(400, RESTARTED, message)
+        return play
+
+    # -- who runs agents ---------------------------------------------------------------------------------------------
+
+    async def claim(self, release: str, asked: ClaimRequest, desk: Desk) -> tuple[list[Claimed], bool, int]:
+        """(runs for a worker, whether there may be more of them, how many wait); waits for them if need be. Raises
+        `Refused`."""
+        until = asyncio.get_running_loop().time() + asked.wait_s
+        while True:
+            news, found = self._news, self._means.tape.release(release)
+            if found is None:
+                message = f"there is no release {release!r}; `penstock release list` lists them"
+                raise Refused("not_found", message, "release", release)
+            if not found.policy.replay.closed_loop:
+                message = f"release {release} rehearses nothing: its policy has replay.closed_loop = 0"
+                raise Refused("conflict", message, "release", release)
+            claimed = await self._claim(release, asked, desk)
+            more = found.stage in ("draft", "checked")
+            if claimed or not more or not await _until(news, until):
+                return claimed, more, len(self._waiting(release))
+
+    async def _claim(self, release: str, asked: ClaimRequest, desk: Desk) -> list[Claimed]:
+        claimed: list[Claimed] = []
+        for leg in self._waiting(release)[: asked.limit]:
+            leg.state = "running"
+            # If its worker leaves now, it is handed out again when the lease is over.
+            claimed.append(await asyncio.shield(_hand_out(leg, asked, desk)))
+        return claimed
+
+    def _waiting(self, release: str) -> list[Leg]:
+        rehearsed = self._under_way.get(release)
+        return [] if rehearsed is None else [leg for leg in rehearsed.legs.values() if leg.state == "waiting"]
+
+
+async def _hand_out(leg: Leg, asked: ClaimRequest, desk: Desk) -> Claimed:
+    try:
+        made = await desk.hand_out(leg.rollout, leg.spec, asked)
+    except (Refused, TapeError):
+        leg.state = "waiting"
+        raise
+    leg.attempt = made.attempt.id
+    return made
+
+
+async def _until(news: asyncio.Event, until: float) -> bool:
+    """True when there may be something new; False when it is time to give up."""
+    try:
+        async with asyncio.timeout_at(until):
+            await news.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,116 @@
+"""Recorded rollouts that can be rehearsed: their input is known, they succeeded, and they ended with words. Runs on
+threads; reads the tape only.
+
+Rehearsed are the newest rollouts that used the resource, as `recorded` says of calls, none of whose calls the candidate
+has answered; in an order that follows from the seed. One whose provider ran tools by itself, or that ended with a call
+that nobody answered (as agents do that hand over their result in a tool call), cannot be rehearsed: what there is to
+compare is the last answer, and no agent may see a tool call in a rehearsal.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from penstock.gateway.calls.turns import read_exchange, unpacked
+from penstock.gateway.model.attributes import own
+from penstock.gateway.model.release import Release
+from penstock.gateway.model.span import Rollout, RolloutStatus, Span, SpanStatus, Turn
+from penstock.gateway.releases.rehearsal.recorded_tools import Cassette
+from penstock.gateway.releases.replay.agreement import action
+from penstock.gateway.releases.replay.questions import ANSWERING, unrepeatable
+from penstock.gateway.releases.replay.recorded_calls import HISTORY, Recorded, Recordings
+from penstock.gateway.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A rollout to rehearse."""
+
+    rollout: Rollout
+    cassette: Cassette
+    last: Turn
+    """Its last answer."""
+
+    @property
+    def name(self) -> str:
+        """ROLLOUT/ATTEMPT."""
+        return f"{self.rollout.id}/{self.rollout.attempt}"
+
+
+@dataclass(slots=True)
+class Originals:
+    """What is rehearsed."""
+
+    found: list[Original] = field(default_factory=list[Original])
+    """In the order in which they are rehearsed."""
+    passed_over: Counter[str] = field(default_factory=Counter[str])
+    """Rollouts that used the resource and cannot be rehearsed, by why."""
+
+
+def draw(tape: Store, release: Release, recordings: Recordings, stopped: Callable[[], bool]) -> Originals:
+    """As many as the policy wants, at most. `stopped`: asked between rollouts whether nobody wants them any more."""
+    drawn = Originals()
+    for _, rollout in islice(tape.rollouts(), HISTORY):
+        if stopped() or len(drawn.found) >= release.policy.replay.closed_loop:
+            break
+        one = _original(tape, release, recordings, rollout)
+        if isinstance(one, Original):
+            drawn.found.append(one)
+        elif one:
+            drawn.passed_over[one] += 1
+    random.Random(f"{release.salt}/rehearsal").shuffle(drawn.found)
+    return drawn
+
+
+def _original(tape: Store, release: Release, recordings: Recordings, rollout: Rollout) -> Original | str:
+    """Why it cannot be rehearsed, empty when it is not meant."""
+    ended = rollout.ended_ns is not None and rollout.ended_ns <= release.changed_ns
+    if rollout.status != RolloutStatus.SUCCEEDED or not ended or not _told(tape, rollout):
+        return ""
+    spans = [span for span in tape.spans(rollout.id, rollout.attempt) if span.kind == "llm"]
+    if any(own(span) or (span.versions or {}).get(release.resource) == release.candidate for span in spans):
+        return ""
+    used = (span for span in spans if recordings.may(span, rollout))
+    if not any(isinstance(recordings.open(span), Recorded) for span in used):
+        return ""
+    if rollout.input is None:
+        return "it has no input"
+    return _read(tape, rollout, [span for span in spans if answered(span)])
+
+
+def _told(tape: Store, rollout: Rollout) -> bool:
+    """Whether somebody has said that it ended, not only its silence."""
+    return rollout.origin == "queued" or any(one.outcome is not None for one in tape.attempts(rollout.id))
+
+
+def answered(span: Span) -> bool:
+    """Whether it is a call whose answer can be compared."""
+    return span.kind == "llm" and span.status == SpanStatus.OK and bool(span.choices) and span.dialect in ANSWERING
+
+
+def _read(tape: Store, rollout: Rollout, spans: list[Span]) -> Original | str:
+    turns: list[Turn] = []
+    for span in spans:
+        exchange = tape.exchange(span)
+        if exchange is None or span.truncated:
+            return "its bytes were not kept"
+        problem = unrepeatable(span.dialect, unpacked(exchange).request_body)
+        if problem is not None:
+            return problem
+        turns.append(read_exchange(span.dialect, exchange, span))
+    last = turns[spans.index(final(spans))]
+    did = action(last)
+    if did is None:
+        return "its last answer cannot be read"
+    if did.calls:
+        return f"it ended with a call of {did.calls[0][0]}, which nobody answered"
+    return Original(rollout, Cassette.of(turns), last)
+
+
+def final(spans: list[Span]) -> Span:
+    """Of answered calls the one whose answer came last."""
+    return max(spans, key=lambda span: span.end_ns or 0)

@@ -1,0 +1,133 @@
+"""Recorded tool results, for an agent that is run again without its tools. Pure.
+
+A `Cassette` answers a tool call with what the same call returned in the recorded rollout: the tool, its arguments as
+canonical JSON, and the how-manieth of its kind it is (a second look at a seat may find it taken). A call that the
+recorded agent did not make has no result: that is a *miss*, and from there on the run has *diverged*. What a tool would
+have said then nobody knows, so nothing is made up; whoever runs the agent ends it there and counts it.
+
+Results are taken from the requests: an agent sends with every call what its tools have returned so far, or names the
+response that it goes on from, where the provider keeps conversations. Ids of calls are matched in their order, since
+real agents use one several times.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.gateway.model.span import Message, Part, Turn
+from penstock.gateway.releases.replay.agreement import canonical
+
+Key = tuple[str, str]
+"""Tool and canonical arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A call that was not recorded."""
+
+    tool: str
+    arguments: str
+    """As canonical JSON."""
+    occurrence: int
+    """The how-manieth call with these arguments it is, from 1."""
+
+
+@dataclass(slots=True)
+class Cassette:
+    """The tool results of one rollout; plays once, from its beginning."""
+
+    results: Mapping[Key, Sequence[Part]]
+    """Of each call the results, in the order of its occurrences."""
+    unanswered: int = 0
+    """Calls in the recording that have no result: the last ones of an agent that was stopped."""
+    misses: list[Miss] = field(default_factory=list[Miss])
+    """What was asked for in vain, the first of which is where the run diverged."""
+    _played: dict[Key, int] = field(default_factory=dict[Key, int])
+
+    @classmethod
+    def of(cls, turns: Iterable[Turn]) -> Cassette:
+        """The results in a rollout's exchanges, in their order. Each agent's conversation is told again in its every
+        request: a call counts once, by its id; where a dialect has no ids, by its place."""
+        conversations: list[list[Message]] = []
+        kept: dict[str, list[Message]] = {}
+        for turn in turns:
+            messages = [message for message in turn.messages if message.role not in ("system", "developer")]
+            messages = kept.get(str(turn.sampling.get("previous_response_id")), []) + messages
+            _follow(conversations, messages)
+            if turn.response_id is not None and turn.choices:
+                kept[turn.response_id] = [*messages, turn.choices[0].message]
+        calls = [call for conversation in conversations for call in _answered(conversation)]
+        results: dict[Key, list[Part]] = defaultdict(list)
+        for key, result in calls:
+            if result is not None:
+                results[key].append(result)
+        return cls(dict(results), unanswered=sum(result is None for _, result in calls))
+
+    def answer(self, tool: str, arguments: str) -> Part | None:
+        """What this call returned when it was recorded: text, and in `data` what is more than text; None for a miss.
+        `arguments`: JSON text."""
+        key = tool, canonical(arguments)
+        self._played[key] = occurrence = self._played.get(key, 0) + 1
+        recorded = self.results.get(key, ())
+        if occurrence <= len(recorded):
+            return recorded[occurrence - 1]
+        self.misses.append(Miss(*key, occurrence))
+        return None
+
+    def take_back(self, calls: Iterable[tuple[str, str]]) -> None:
+        """Calls that were answered for nothing: what they were for failed, and will be asked for again."""
+        for tool, arguments in calls:
+            self._played[tool, canonical(arguments)] -= 1
+
+    def again(self) -> Cassette:
+        """The same from its beginning."""
+        return Cassette(self.results, self.unanswered)
+
+    @property
+    def diverged(self) -> bool:
+        """True once something was asked for that is not recorded."""
+        return bool(self.misses)
+
+    @property
+    def played(self) -> int:
+        """Calls that were answered."""
+        return sum(self._played.values()) - len(self.misses)
+
+
+def _follow(conversations: list[list[Message]], messages: list[Message]) -> None:
+    """Puts a request's messages in the place of the conversation that they continue, or beside the others."""
+    for at, known in enumerate(conversations):
+        if messages[: len(known)] == known:
+            conversations[at] = messages
+            return
+        if known[: len(messages)] == messages:
+            # Asked once more.
+            return
+    conversations.append(messages)
+
+
+def _answered(messages: list[Message]) -> list[tuple[Key, Part | None]]:
+    """The calls of a conversation, each with its result."""
+    waiting: list[tuple[str | None, Key, int]] = []
+    found: list[tuple[Key, Part | None]] = []
+    for message in messages:
+        for part in message.parts:
+            if part.type == "tool_call":
+                key = part.name or "", canonical(part.arguments or "")
+                waiting.append((part.id, key, len(found)))
+                found.append((key, None))
+            elif part.type == "tool_call_response" and waiting:
+                # Without an id it answers the first call of that name that still waits.
+                mine = next((it for it in waiting if _answers(part, it[0], it[1])), None)
+                if mine is not None:
+                    waiting.remove(mine)
+                    found[mine[2]] = mine[1], part
+    return found
+
+
+def _answers(result: Part, call_id: str | None, key: Key) -> bool:
+    if result.id is not None or call_id is not None:
+        return result.id == call_id
+    return result.name in (None, key[0])

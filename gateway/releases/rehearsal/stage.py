@@ -1,0 +1,322 @@
+"""Closed-loop replay: recorded rollouts done again by the agent itself, with recorded tool results.
+
+After the recorded calls were asked again (`replay`), each of the recorded rollouts that were drawn (`originals`) is run
+twice by the agent's command on a person's machine: once with the candidate, once with the incumbent. Its tools are
+played (`playing`); it may take any number of steps. A run ends as
+
+* *answered*: the agent ended well; its last answer is scored against the recorded rollout's by the policy's judge;
+* *diverged*: it wanted a tool result that was not recorded. It has no score, and is counted;
+* *failed*: the agent failed, or ended without an answer: score 0, as a call that fails in a replay.
+
+A run that was lost with its worker or with a restart is done again, `TRIES` times in all. Pairs of answered or failed
+runs go into the same test as replayed calls, in the order of the draw. Of a pair with a run that diverged, or of which
+both failed, nothing is known. When the *incumbent* diverged or failed in more than half of the pairs, nothing is known
+at all and the candidate does not pass: such an agent cannot be rehearsed. A candidate that diverges more often than the
+incumbent takes another way, which need not be a worse one: the evidence has an e-value for it, which decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from penstock.gateway.calls.turns import read_exchange
+from penstock.gateway.canary.betting import Paired
+from penstock.gateway.canary.pass_test import InOrder, Trial
+from penstock.gateway.dialects.loose_json import dumps, loads
+from penstock.gateway.model.attributes import REPLAY_OF
+from penstock.gateway.model.release import Release
+from penstock.gateway.model.span import Attempt, AttemptStatus, Span, Turn
+from penstock.gateway.releases.jobs import Progress, Report
+from penstock.gateway.releases.rehearsal.live import RESTARTED, Leg, Rehearsals, Rehearsed, leg_name
+from penstock.gateway.releases.rehearsal.recorded_rollouts import Originals, answered, draw, final
+from penstock.gateway.releases.rehearsal.tool_player import DIVERGED, SPENT, UNFIT
+from penstock.gateway.releases.replay.judges import JudgeError, make_judge
+from penstock.gateway.releases.replay.questions import CANDIDATE, INCUMBENT
+from penstock.gateway.releases.replay.recorded_calls import Recordings
+from penstock.gateway.releases.replay.sender import Asking, Means, aside
+from penstock.gateway.releases.replay.stage import HOPELESS, SHOWN, Replay
+from penstock.gateway.store import Refused
+from penstock.gateway.store.feed import Feed
+
+LEGS: Final = (CANDIDATE, INCUMBENT)
+TRIES: Final = 5
+"""How often a run is handed out at most."""
+BETWEEN_S: Final = 0.05
+"""Between two looks at runs under way."""
+LIVE: Final = (AttemptStatus.PREPARING, AttemptStatus.RUNNING)
+LOST: Final = (AttemptStatus.UNRESPONSIVE, AttemptStatus.CANCELLED)
+How = Literal["answered", "diverged", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a run has ended."""
+
+    how: How
+    why: str = ""
+    turn: Turn | None = None
+    """The last answer of one that was answered."""
+
+
+class Replays:
+    """The job of the stage `checked`: recorded calls asked again and then, where the policy wants it, rehearsals."""
+
+    def __init__(self, means: Means, rehearsals: Rehearsals, feed: Feed) -> None:
+        self._means = means
+        self._replay = Replay(means)
+        self._rehearsals = rehearsals
+        self._feed = feed
+
+    async def __call__(self, release: Release, progress: Progress) -> Report:
+        """Whether the candidate passes."""
+        if not release.policy.replay.closed_loop:
+            return await self._replay(release, progress)
+        report = await self._replayed(release, progress)
+        if not report.ok:
+            return report
+        rehearsal = Rehearsal(self._means, self._rehearsals, self._feed, release, progress)
+        try:
+            found = await rehearsal.run()
+        except JudgeError as error:
+            found = Report(False, str(error), rehearsal.evidence())
+        await rehearsal.asking.close(found.why)
+        evidence = report.evidence | {"rehearsal": found.evidence}
+        return Report(found.ok, f"{report.why}; rehearsed: {found.why}", evidence)
+
+    async def _replayed(self, release: Release, progress: Progress) -> Report:
+        """What the calls have come to; after a restart, what they had come to: a judge is not asked again."""
+        name = f"replay {release.id} {release.revision}"
+        noted = await aside(lambda: self._means.tape.note(name))
+        if noted is not None:
+            return Report(**loads(noted))
+        report = await self._replay(release, progress)
+        await self._means.recorder.submit(lambda work: work.note(name, dumps(asdict(report)).encode()))
+        return report
+
+
+class Rehearsal:
+    """One release's."""
+
+    def __init__(self, means: Means, rehearsals: Rehearsals, feed: Feed, release: Release, progress: Progress) -> None:
+        policy = release.policy.replay
+        self.asking = Asking(means, release, "rehearsal", policy.budget, policy.concurrency)
+        self._means = means
+        self._rehearsals = rehearsals
+        self._feed = feed
+        self._release = release
+        self._policy = policy
+        self._progress = progress
+        self._pairs: list[tuple[Leg, Leg]] = []
+        self._ends: dict[str, End] = {}
+        self._scored: set[int] = set()
+        self._order: InOrder[int] = InOrder()
+        self._scores: dict[int, tuple[float, float] | None] = {}
+        """Of candidate and incumbent, by place in the order; None when nothing is known."""
+        self._trial = Trial(policy.margin, policy.alpha)
+        self._diverging = Paired(0.0)
+        self._counted = 0
+        self._passed_over: Counter[str] = Counter()
+        self._unknown: Counter[str] = Counter()
+        self._worse: list[str] = []
+
+    async def run(self) -> Report:
+        """Waits until its runs were done by somebody, or it is decided; raises `JudgeError`."""
+        self._judge = make_judge(self._policy.judge, self.asking, self._means.routes)
+        _ = await self.asking.earlier()
+        drawn = await self._draw()
+        self._passed_over = drawn.passed_over
+        if not drawn.found:
+            return self._nothing()
+        self._progress.doing, self._progress.done, self._progress.total = "rehearsal", 0, 2 * len(drawn.found)
+        release = self._release
+        versions = {CANDIDATE: release.candidate, INCUMBENT: release.stable}
+        for number, original in enumerate(drawn.found, 1):
+            one, other = (Leg(leg_name(release, number, leg), leg, versions[leg], original) for leg in LEGS)
+            self._pairs.append((one, other))
+        legs = {leg.rollout: leg for pair in self._pairs for leg in pair}
+        await self._follow(Rehearsed(release, self.asking, legs))
+        return self._report()
+
+    async def _draw(self) -> Originals:
+        stopped = threading.Event()
+        recordings = Recordings(self._means, self._release)
+        try:
+            return await aside(lambda: draw(self._means.tape, self._release, recordings, stopped.is_set))
+        finally:
+            stopped.set()
+
+    # -- following the runs ------------------------------------------------------------------------------------------
+
+    async def _follow(self, rehearsed: Rehearsed) -> None:
+        cursor = self._feed.cursor
+        # What an earlier life of the gateway has handed out.
+        for leg in rehearsed.legs.values():
+            await self._look(leg)
+        await self._score_pairs()
+        self._rehearsals.open(rehearsed)
+        try:
+            while not self._over:
+                cursor = await self._feed.wait(cursor)
+                for leg in rehearsed.legs.values():
+                    if leg.state == "running" and leg.attempt is not None:
+                        await self._look(leg)
+                await self._score_pairs()
+                await asyncio.sleep(BETWEEN_S)
+        finally:
+            self._rehearsals.close(rehearsed)
+        for leg in rehearsed.legs.values():
+            if leg.state == "running":
+                await self._cancel(leg)
+
+    @property
+    def _over(self) -> bool:
+        hopeless = not self._trial.calls and self._unknown.total() >= HOPELESS
+        return hopeless or self._counted == len(self._pairs) or self._trial.verdict() is not None
+
+    async def _cancel(self, leg: Leg) -> None:
+        """Its worker hears of it with its next heartbeat and kills the agent."""
+        now = self._means.now_ns()
+        with suppress(Refused):
+            await self._means.recorder.submit(lambda work: work.cancel(leg.rollout, now))
+
+    async def _look(self, leg: Leg) -> None:
+        """Where a run stands, as the tape has it."""
+        attempt, end = await aside(lambda: self._read(leg))
+        if attempt is None:
+            return
+        if attempt.status in LIVE:
+            leg.state, leg.attempt = "running", attempt.id
+        elif end is not None:
+            leg.state, self._ends[leg.rollout] = "over", end
+            self._progress.done += 1
+        else:
+            leg.state, leg.attempt = "waiting", None
+            self._rehearsals.changed()
+
+    def _read(self, leg: Leg) -> tuple[Attempt | None, End | None]:
+        """(its newest attempt, how it has ended; None when it is not over, or must be done again)."""
+        rollout = self._means.tape.rollout(leg.rollout)
+        if rollout is None:
+            return None, None
+        last = next(one for one in self._means.tape.attempts(leg.rollout) if one.id == rollout.attempt)
+        if last.status in LIVE:
+            return last, None
+        again = rollout.tries < TRIES
+        spans = [span for span in self._means.tape.spans(leg.rollout, last.id) if span.kind == "llm"]
+        refused = {span.error: span for span in spans if span.error in (DIVERGED, RESTARTED, SPENT, UNFIT)}
+        if DIVERGED in refused:
+            return last, End("diverged", self._said(refused[DIVERGED]))
+        if last.status in LOST or RESTARTED in refused:
+            return last, None if again else End("failed", f"it was lost {TRIES} times")
+        if last.status != AttemptStatus.SUCCEEDED or refused:
+            reason = "" if last.outcome is None else last.outcome.reason or ""
+            said = self._said(next(iter(refused.values()))) if refused else reason or f"it has ended as {last.status}"
+            return last, End("failed", said)
+        return last, self._answer([span for span in spans if answered(span)])
+
+    def _answer(self, spans: list[Span]) -> End:
+        if not spans:
+            return End("failed", "the agent has asked no model")
+        span = final(spans)
+        exchange = self._means.tape.exchange(span)
+        if exchange is None:
+            return End("failed", "the bytes of its last answer were not kept")
+        return End("answered", "", read_exchange(span.dialect, exchange, span))
+
+    def _said(self, span: Span) -> str:
+        """Why a call was refused."""
+        exchange = self._means.tape.exchange(span)
+        return span.error or "" if exchange is None else read_exchange(span.dialect, exchange, span).error or ""
+
+    # -- scoring -----------------------------------------------------------------------------------------------------
+
+    async def _score_pairs(self) -> None:
+        """Pairs both of whose runs are over, in the order of the draw."""
+        for at, pair in enumerate(self._pairs):
+            if at not in self._scores and all(leg.rollout in self._ends for leg in pair):
+                self._scores[at] = await self._pair(pair)
+                for one in self._order.put(at, at):
+                    self._count(one)
+
+    async def _pair(self, pair: tuple[Leg, Leg]) -> tuple[float, float] | None:
+        ends = [self._ends[leg.rollout] for leg in pair]
+        if any(end.how == "diverged" for end in ends) or all(end.how == "failed" for end in ends):
+            return None
+        one, other = [await self._score(leg, end) for leg, end in zip(pair, ends, strict=True)]
+        return None if one is None or other is None else (one, other)
+
+    async def _score(self, leg: Leg, end: End) -> float | None:
+        if end.turn is None:
+            return 0.0
+        original = leg.original
+        return (await self._judge.score(original.last, end.turn, {REPLAY_OF: original.name})).score
+
+    def _count(self, at: int) -> None:
+        """The next pair in order. What comes after the end changes nothing."""
+        if self._over:
+            return
+        self._counted += 1
+        ends, scores = [self._ends[leg.rollout] for leg in self._pairs[at]], self._scores[at]
+        self._diverging.add(*(float(end.how != "diverged") for end in ends))
+        if scores is None:
+            why = next((end.why for end in reversed(ends) if end.why), "the judge gave no score")
+            self._unknown[why[:300]] += 1
+            return
+        self._trial.add(*scores)
+        if scores[0] < scores[1]:
+            self._worse.append(self._pairs[at][0].original.name)
+
+    # -- what it comes to --------------------------------------------------------------------------------------------
+
+    def _nothing(self) -> Report:
+        why = f"there are no recorded rollouts of {self._release.resource} that can be rehearsed"
+        for reason, count in self._passed_over.most_common(1):
+            why += f" ({count} were passed over: {reason})"
+        return Report(False, f"{why}; record some, or set replay.closed_loop = 0", self.evidence())
+
+    def _report(self) -> Report:
+        astray = sum(self._number(how)[INCUMBENT] for how in ("diverged", "failed"))
+        if 2 * astray > self._counted:
+            reason = self._unknown.most_common(1)[0][0] if self._unknown else "its agents failed"
+            why = f"nothing is known: the incumbent diverged or failed in {astray} of {self._counted} runs ({reason})"
+            return Report(False, why, self.evidence())
+        verdict = self._trial.verdict(used_up=True) or "undecided"
+        why = self._trial.sentence(verdict, "last answer", "rehearsed runs")
+        if not self._trial.calls:
+            why = "undecided: no pair of runs could be compared; no harm is shown"
+        diverged = self._number("diverged")
+        if any(diverged.values()):
+            why += f"; {diverged[CANDIDATE]} runs of the candidate and {diverged[INCUMBENT]} of the incumbent diverged"
+        return Report(verdict != "fail", why, self.evidence(verdict))
+
+    def _number(self, how: How) -> dict[str, int]:
+        """Runs that ended so, by leg, of the pairs that were counted."""
+        counted = self._pairs[: self._counted]
+        return {leg: sum(self._ends[pair[at].rollout].how == how for pair in counted) for at, leg in enumerate(LEGS)}
+
+    def evidence(self, verdict: str = "unknown") -> dict[str, Any]:
+        """What the audit keeps."""
+        release, policy = self._release, self._policy
+        figures = self._trial.figures()
+        return {
+            "verdict": verdict,
+            "pairs": self._counted,
+            "scored": figures.pop("calls"),
+            **figures,
+            "diverged": self._number("diverged"),
+            "diverges_more": self._diverging.harm,
+            "failed": self._number("failed"),
+            "unknown": dict(self._unknown.most_common(SHOWN)),
+            "passed_over": dict(self._passed_over),
+            "worse": self._worse[:SHOWN],
+            "requests": self.asking.spent,
+            "spans": f"{self.asking.rollout}/{self.asking.attempt}",
+            "runs": leg_name(release, 1, "*").removesuffix("1-*") + "*",
+            "judge": policy.judge,
+            "steps": policy.steps,
+        }

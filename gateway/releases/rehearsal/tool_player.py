@@ -1,0 +1,260 @@
+"""One agent in rehearsal: the gateway plays its tools on the model's side.
+
+A call of the agent becomes a question to its leg's version. When the answer calls tools, the agent does not get it: the
+calls are looked up in the recorded rollout's cassette (`closed_loop`), the answer and the recorded results are put
+behind the request (`continuing`), and the model is asked again, until an answer calls none. That one goes to the agent,
+as it came. So the agent runs no tool, whatever the version makes it want; all else that it does happens.
+
+A call that is not on the cassette ends the run: it has *diverged*, and this and every further call of the agent is
+refused. So it is where the version cannot be written in, where the provider would run a tool of its own, or where too
+many requests were made. What failed on the way (the provider, the client that left) is taken back: the agent may ask
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Final, NoReturn
+
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.answer_masking import keep, unencoded
+from penstock.gateway.calls.model_name import replace_model
+from penstock.gateway.calls.turns import decode_body
+from penstock.gateway.canary.assignment import Asker, speaks_to, stable_version
+from penstock.gateway.dialects.json_post import Post
+from penstock.gateway.dialects.loose_json import loads, obj
+from penstock.gateway.http.errors import ClientFault, GatewayFault, Refusal, UpstreamFault
+from penstock.gateway.http.headers import HOP
+from penstock.gateway.http.request import Request
+from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.model.release import Release
+from penstock.gateway.model.span import Part, Turn
+from penstock.gateway.releases.rehearsal.continuation import (
+    FIELDS,
+    CannotContinue,
+    Hidden,
+    conversation,
+    exchange,
+    restored,
+    with_conversation,
+)
+from penstock.gateway.releases.rehearsal.recorded_tools import Cassette
+from penstock.gateway.releases.replay.questions import Question, rewritten, unrepeatable
+from penstock.gateway.releases.replay.replies import Reply
+from penstock.gateway.releases.replay.sender import Asking, Means
+from penstock.gateway.upstreams.pool import Pool
+
+DIVERGED: Final = "diverged"
+"""Short reason of a refusal: the run has left what was recorded."""
+SPENT: Final = "steps"
+"""Short reason of a refusal: too many requests were made for it."""
+UNFIT: Final = "version"
+"""Short reason of a refusal: its version cannot be written into the request."""
+_OWN: Final = HOP | {b"content-length", b"transfer-encoding", b"trailer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What the agent gets: an answer of the model's, as it came."""
+
+    reply: Reply
+
+    @property
+    def status(self) -> int:
+        """HTTP."""
+        return self.reply.status or 502
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Those that are true of it as a whole."""
+        return [(name, value) for name, value in self.reply.headers if name.lower() not in _OWN]
+
+    def without(self, own: Secrets) -> Played:
+        """The same without the gateway's own keys."""
+        kept = keep(own, self.reply.body, self.reply.header(b"content-encoding"))
+        headers = unencoded(self.reply.headers) if kept.bare else self.reply.headers
+        fields = [(name, own.hide(value)) for name, value in headers]
+        return Played(replace(self.reply, pieces=[kept.body], headers=fields))
+
+    def head(self, keep_alive: bool) -> bytes:
+        """Its head."""
+        lines = [b"HTTP/1.1 %d %b" % (self.status, _phrase(self.status))]
+        lines += [b"%b: %b" % header for header in self.headers]
+        lines.append(b"Content-Length: %d" % len(self.reply.body))
+        return b"\r\n".join([*lines, *([] if keep_alive else [b"Connection: close"]), b"", b""])
+
+
+def _phrase(status: int) -> bytes:
+    try:
+        return HTTPStatus(status).phrase.encode()
+    except ValueError:
+        return b"Status"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What one run is of."""
+
+    release: Release
+    version: str
+    """The version that it is given."""
+    asker: Asker
+    """As whom the recorded rollout asked, but for agent and model."""
+    attributes: Mapping[str, str]
+    """Of the spans of its requests."""
+    of: str
+    """The recorded rollout, for a person."""
+
+
+class Play:
+    """One agent at work."""
+
+    def __init__(self, means: Means, asking: Asking, role: Role, cassette: Cassette) -> None:
+        """`cassette` from its beginning."""
+        self._means = means
+        self._asking = asking
+        self._role = role
+        self._cassette = cassette
+        self._left = role.release.policy.replay.steps
+        self._told: list[Hidden] = []
+        self.over: Refusal | None = None
+        """Why every further call is refused."""
+
+    async def answer(self, call: Admitted, request: Request, prompt: str | None) -> Played:
+        """What the agent gets; raises `Refusal`. `prompt`: the one that the call names."""
+        if self.over is not None:
+            raise self.over
+        problem = unrepeatable(call.dialect.name, call.body)
+        if problem is not None:
+            self._end(DIVERGED, f"this rehearsal has diverged: {problem}")
+        question = self._question(call, request, prompt)
+        played: list[tuple[str, str]] = []
+        answered = False
+        try:
+            reply, hidden = await self._play(question, played)
+            answered = hidden is not None
+        finally:
+            if not answered:
+                self._cassette.take_back(played)
+        if hidden:
+            said = conversation(call.dialect.name, obj(loads(call.body)))
+            self._told.append(Hidden(said, hidden))
+        return Played(reply)
+
+    async def _play(self, question: Question, played: list[tuple[str, str]]) -> tuple[Reply, Sequence[object] | None]:
+        """(the answer that calls no tool, what was played before it); None for that when the model has failed."""
+        hidden: list[object] = []
+        asked = obj(loads(question.body))
+        while True:
+            answer = await self._ask(question)
+            reply = answer[0]
+            if answer[1] is None:
+                return reply, None
+            calls = self._calls(answer[1])
+            if not calls:
+                return reply, hidden
+            hidden += self._results(question, reply, calls, played)
+            told = conversation(question.dialect.name, asked)
+            body = with_conversation(question.dialect.name, asked, [*told, *hidden])
+            question = replace(question, body=body)
+
+    async def _ask(self, question: Question) -> tuple[Reply, Turn | None]:
+        if not self._left:
+            steps = self._role.release.policy.replay.steps
+            self._end(SPENT, f"this rehearsal has made {steps} requests to the model (replay.steps); it ends here")
+        self._left -= 1
+        answer = await self._asking.ask(question)
+        reply = answer.reply
+        assert reply is not None
+        if reply.status is None or reply.error is not None:
+            status = 504 if reply.error == "timeout" else 502
+            message = f"upstream {question.pool.name!r} did not answer: {reply.problem}"
+            raise UpstreamFault(status, reply.error or "upstream_closed", message)
+        return reply, answer.turn
+
+    def _calls(self, turn: Turn) -> list[Part]:
+        """The tool calls of an answer."""
+        choices = sorted(turn.choices, key=lambda one: one.index)
+        found = [[part for part in choice.message.parts if part.type == "tool_call"] for choice in choices]
+        if any(found[1:]):
+            self._end(DIVERGED, "this rehearsal has diverged: several choices of one answer call tools")
+        return found[0]
+
+    def _results(
+        self, question: Question, reply: Reply, calls: Sequence[Part], played: list[tuple[str, str]]
+    ) -> Sequence[object]:
+        """The answer with the recorded results of its calls."""
+        results: list[Part] = []
+        for call in calls:
+            tool, arguments = call.name or "", call.arguments or ""
+            result = self._cassette.answer(tool, arguments)
+            if result is None:
+                self._miss()
+            played.append((tool, arguments))
+            results.append(result)
+        assert isinstance(question.dialect, Post)
+        response = decode_body(reply.body, reply.header(b"content-encoding"))[0]
+        try:
+            return exchange(question.dialect, response, reply.stream, results)
+        except CannotContinue as error:
+            self._end(DIVERGED, f"this rehearsal has diverged: {error}")
+
+    def _miss(self) -> NoReturn:
+        miss = self._cassette.misses[-1]
+        times = "" if miss.occurrence == 1 else f" {miss.occurrence} times"
+        message = (
+            f"this rehearsal has diverged: the model calls {miss.tool}({miss.arguments[:500]}){times}, and "
+            f"{self._role.of}, which is rehearsed, did not: there is no result to go on with"
+        )
+        self._end(DIVERGED, message)
+
+    def _end(self, kind: str, message: str) -> NoReturn:
+        self.over = ClientFault(400, kind, message)
+        raise self.over
+
+    # -- the question ------------------------------------------------------------------------------------------------
+
+    def _question(self, call: Admitted, request: Request, prompt: str | None) -> Question:
+        """The agent's call with its versions in it, and with what the agent has not seen."""
+        call = self._restored(call)
+        means, model = self._means, call.model
+        found = means.switch.look(call, prompt)
+        versions = {} if found is None else {name: self._version(name, call, model) for name in found.resources}
+        body, upstream = call.body, None
+        if found is not None:
+            made = rewritten(means.switch.catalog, call.body, found.prompts, found.model, versions)
+            if isinstance(made, str):
+                self._end(UNFIT, f"this rehearsal cannot go on: {made}")
+            body, upstream = made[0], None if made[1] is None else made[1].upstream
+        pool, alias = self._pool(call, model, upstream)
+        body = body if alias is None else replace_model(body, alias)
+        said, agent = self._role.attributes, call.address.agent
+        return Question(pool, call.dialect, request, call.path, body, said, model, agent, versions)
+
+    def _restored(self, call: Admitted) -> Admitted:
+        name, asked = call.dialect.name, obj(loads(call.body))
+        if name not in FIELDS or not self._told:
+            return call
+        told = conversation(name, asked)
+        whole = restored(told, self._told)
+        return call if len(whole) == len(told) else replace(call, body=with_conversation(name, asked, whole))
+
+    def _version(self, resource: str, call: Admitted, model: str | None) -> str:
+        """The run's own version; of other resources, and of calls that the release does not speak to, the stable."""
+        role = self._role
+        asker = role.asker._replace(agent=call.address.agent or "", model=model or "")
+        if resource == role.release.resource and speaks_to(role.release.only, asker):
+            return role.version
+        return stable_version(self._means.switch.catalog.stable[resource], asker)
+
+    def _pool(self, call: Admitted, model: str | None, upstream: str | None) -> tuple[Pool, str | None]:
+        """(where it goes, model name to send instead)."""
+        if upstream is None:
+            pools, alias = self._means.routes.of(model, call.dialect.family)
+            return pools[0], alias
+        pool = self._means.pools.get(upstream)
+        if pool is None:
+            raise GatewayFault(503, "upstream", f"upstream {upstream!r} is not configured any more")
+        return pool, None

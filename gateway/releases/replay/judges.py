@@ -1,0 +1,156 @@
+"""Who says how far an answer agrees with another: `exact`, a verifier function, or a judge model.
+
+* `exact`: the same next action (`gateway.releases.replay.agreement`).
+* `module:function`: called with both exchanges as dictionaries (the fields of `gateway.model.span.Turn`: messages, tools,
+  choices ...), the recorded one first; it returns a number in [0, 1] or a bool. It runs on a thread and must come back.
+* the name of a model: asked by way of the routes. What agrees exactly is not asked about. Otherwise it is asked twice,
+  with the positions exchanged, and not told which answer was recorded; the score is the mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+from penstock.gateway.dialects import by_name
+from penstock.gateway.http.request import Request
+from penstock.gateway.model.attributes import LEG
+from penstock.gateway.model.span import Turn
+from penstock.gateway.releases.replay.agreement import exact, judge_prompts, judged
+from penstock.gateway.releases.replay.questions import JUDGE, Question
+from penstock.gateway.releases.replay.sender import Asking
+from penstock.gateway.upstreams.routes import Routes
+
+_FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+_TOKENS = 1024
+"""What a judge may say at most, where an API wants to know."""
+
+
+class JudgeError(Exception):
+    """It cannot judge; the message says why and what to do."""
+
+
+class Judged(NamedTuple):
+    """A judgement."""
+
+    score: float | None
+    """In [0, 1]; None when the judge gave none."""
+    requests: int = 0
+    """Requests that it took."""
+
+
+class Judge(Protocol):
+    """One of the three."""
+
+    requests: int
+    """Requests that a judgement takes at most."""
+
+    async def score(self, recorded: Turn, answered: Turn, of: Mapping[str, str]) -> Judged:
+        """How far two answers agree; `of`: attributes of the span, which say which call it is about. Raises
+        `JudgeError`."""
+        ...
+
+
+def make_judge(name: str, asking: Asking, routes: Routes) -> Judge:
+    """The judge of this name; raises `JudgeError`."""
+    if name == "exact":
+        return Exact()
+    found = _FUNCTION.fullmatch(name)
+    return Model(name, asking, routes) if found is None else Verifier(name, _function(name, found[1], found[2]))
+
+
+class Exact:
+    """The same or not."""
+
+    requests = 0
+
+    async def score(self, recorded: Turn, answered: Turn, of: Mapping[str, str]) -> Judged:
+        """0 or 1."""
+        return Judged(exact(recorded, answered))
+
+
+class Verifier:
+    """Somebody's function."""
+
+    requests = 0
+
+    def __init__(self, name: str, function: Callable[[Any, Any], Any]) -> None:
+        self._name = name
+        self._function = function
+
+    async def score(self, recorded: Turn, answered: Turn, of: Mapping[str, str]) -> Judged:
+        """What the function says."""
+        one, other = recorded.model_dump(mode="json"), answered.model_dump(mode="json")
+        try:
+            found = await asyncio.to_thread(self._function, one, other)
+        except Exception as error:
+            raise JudgeError(f"verifier {self._name} failed on {_named(of)}: {error!r}") from error
+        if inspect.iscoroutine(found):
+            found.close()
+            raise JudgeError(f"verifier {self._name} is a coroutine function; it must be a plain one")
+        if not isinstance(found, int | float) or not 0 <= found <= 1:
+            shown = repr(found)[:100]
+            raise JudgeError(f"verifier {self._name} returned {shown} for {_named(of)}, not a number in [0, 1]")
+        return Judged(float(found))
+
+
+def _named(of: Mapping[str, str]) -> str:
+    return next(iter(of.values()), "a call")
+
+
+def _function(name: str, module: str, function: str) -> Callable[[Any, Any], Any]:
+    hint = "it is looked for where the gateway imports from (PYTHONPATH); a model of such a name needs a route to it"
+    try:
+        found = getattr(import_module(module), function)
+    except Exception as error:
+        raise JudgeError(f"verifier {name} cannot be loaded: {error!r}; {hint}") from error
+    if not callable(found):
+        raise JudgeError(f"verifier {name} is no function")
+    return found
+
+
+class Model:
+    """A model as a judge."""
+
+    requests = 2
+
+    def __init__(self, name: str, asking: Asking, routes: Routes) -> None:
+        # An Anthropic API is spoken where a route leads to one, or the name says so.
+        family = "anthropic" if name.startswith("claude") else "openai"
+        pools, alias = routes.of(name, family)
+        self._name, self._pool = alias or name, pools[0]
+        self._anthropic = self._pool.config.dialect == "anthropic"
+        self._asking = asking
+
+    async def score(self, recorded: Turn, answered: Turn, of: Mapping[str, str]) -> Judged:
+        """The mean of two judgements."""
+        if exact(recorded, answered):
+            return Judged(1.0)
+        prompts = judge_prompts(recorded, answered)
+        answers = await asyncio.gather(*(self._asking.ask(self._question(prompt, of)) for prompt in prompts))
+        scores = [score for answer in answers if (score := judged(answer.turn)) is not None]
+        return Judged(sum(scores) / 2 if len(scores) == 2 else None, 2)
+
+    def _question(self, prompt: str, of: Mapping[str, str]) -> Question:
+        asked: dict[str, Any] = {"model": self._name, "messages": [{"role": "user", "content": prompt}]}
+        if self._anthropic:
+            asked["max_tokens"] = _TOKENS
+        request = Request()
+        request.method = "POST"
+        request.headers = [(b"content-type", b"Content-Type", b"application/json")]
+        if self._anthropic:
+            request.headers.append((b"anthropic-version", b"anthropic-version", b"2023-06-01"))
+        return Question(
+            self._pool,
+            by_name("messages" if self._anthropic else "chat"),
+            request,
+            "/v1/messages" if self._anthropic else "/v1/chat/completions",
+            json.dumps(asked).encode(),
+            {**of, LEG: JUDGE},
+            self._name,
+        )

@@ -1,0 +1,120 @@
+"""A recorded or live call, asked once more for a release: which requests may be, and what is sent. Pure.
+
+The agent's tools are never run, whatever an answer calls. A request that would make the *provider* run something, or
+change a conversation that it keeps, is not asked again (`unrepeatable`). Its span says which call it repeats
+(`gateway.model.attributes`: ROLLOUT/ATTEMPT#SEQUENCE, of a rehearsal ROLLOUT/ATTEMPT) and for whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.gateway.calls.address import ADDRESS_HEADERS
+from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.loose_json import loads, obj, objs, text
+from penstock.gateway.http.request import Request
+from penstock.gateway.prompts.rewrite import Findings
+from penstock.gateway.releases.catalog import Catalog, Weights
+from penstock.gateway.upstreams.pool import Pool
+
+RUN = "penstock.rehearsal"
+"""Attribute of a request that was made for an agent in rehearsal: its ROLLOUT/ATTEMPT."""
+CANDIDATE, INCUMBENT, JUDGE = "candidate", "incumbent", "judge"
+DROPPED: Final = ADDRESS_HEADERS | {
+    b"content-length",
+    b"transfer-encoding",
+    b"accept-encoding",
+    b"content-encoding",
+    b"idempotency-key",
+    b"x-idempotency-key",
+    b"x-stainless-retry-count",
+    b"traceparent",
+    b"tracestate",
+}
+"""Headers that were true of one request only: an idempotency key would bring the first answer again, and what is asked
+again is sent without an encoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request to an upstream."""
+
+    pool: Pool
+    dialect: Dialect
+    request: Request
+    """Its method and headers; keys are replaced by the upstream's own, where it has one."""
+    path: str
+    """Path and query below an address."""
+    body: bytes
+    attributes: Mapping[str, str]
+    """Of its span."""
+    model: str | None = None
+    """As the agent asked for it."""
+    agent: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Versions that stand in it, by resource."""
+
+
+def headers(question: Question) -> list[tuple[bytes, bytes]]:
+    """As the data plane would send them, less what was true of one request only."""
+    head, _ = question.pool.heads.compose(question.request, b"/", None)
+    lines = [line.partition(b": ")[::2] for line in head.split(b"\r\n")[1:] if line]
+    kept = [(name, value) for name, value in lines if name.lower() not in DROPPED]
+    return [*kept, (b"Accept-Encoding", b"identity")]
+
+
+def place(rollout: str, attempt: str, sequence: int) -> str:
+    """How a repeated call is named."""
+    return f"{rollout}/{attempt}#{sequence}"
+
+
+def unmasked(path: str) -> str:
+    """A recorded path without the parameters whose values were masked: keys, which the upstream has its own of."""
+    head, _, query = path.partition("?")
+    kept = "&".join(one for one in query.split("&") if not one.endswith("=***"))
+    return f"{head}?{kept}" if kept else head
+
+
+def rewritten(
+    catalog: Catalog, body: bytes, prompts: Findings | None, model: str | None, versions: Mapping[str, str]
+) -> tuple[bytes, Weights | None] | str:
+    """(a request with these versions of its resources, where weights are served), or why a version does not fit."""
+    made, weights = catalog.written(body, prompts, model, versions)
+    if prompts is not None and len(made.uses) < len(prompts.uses):
+        return f"a version cannot be written in: {made.misses[-1].detail}"
+    return made.body, weights
+
+
+_CLIENT_TOOLS: Final[Mapping[str, tuple[str, ...]]] = {
+    "chat": ("function", "custom"),
+    "responses": ("function", "custom", "local_shell", "apply_patch", "computer"),
+    "messages": ("custom", "bash_", "text_editor_", "computer_", "memory_"),
+}
+"""Beginnings of the types of tools that the agent runs itself, by dialect."""
+_SERVER_FIELDS: Final = ("web_search_options", "plugins", "mcp_servers", "conversation", "background")
+"""Fields by which the provider runs something, goes on by itself, or changes a conversation that it keeps."""
+ANSWERING: Final = (*_CLIENT_TOOLS, "completions", "gemini")
+"""Dialects whose answers can be compared."""
+
+
+def unrepeatable(dialect: str, body: bytes) -> str | None:
+    """Why a request must not be asked again; None when it may."""
+    asked = obj(loads(body))
+    if not asked:
+        return "its request is no JSON object"
+    for name in _SERVER_FIELDS:
+        if asked.get(name):
+            return f"the provider would act by itself ({name})"
+    offered = asked.get("tools")
+    for tool in objs([offered] if isinstance(offered, dict) else offered):
+        kinds = [key for key in tool if "unction" not in key] if dialect == "gemini" else [_kind(tool, dialect)]
+        for kind in kinds:
+            if not kind.startswith(_CLIENT_TOOLS.get(dialect, ("\0",))):
+                return f"the provider would run a tool of its own ({kind})"
+    return None
+
+
+def _kind(tool: Mapping[str, Any], dialect: str) -> str:
+    return text(tool.get("type")) or ("custom" if dialect == "messages" else "function")

@@ -1,0 +1,199 @@
+"""The recorded calls of a resource: which of them are asked again, and how. Runs on threads; reads the tape only.
+
+Calls are drawn from the newest rollouts, one of each, and only then a second of each and so on, up to `FEW`: a long
+rollout must not speak for all. Which of a rollout's calls, and the order in which they are asked, follow from the seed.
+Only what ended before the stage began is drawn, so that a gateway that was restarted draws the same calls again.
+
+A call qualifies when it was answered, and used the resource: its span names it, or it asked for the model, or one of
+its texts is what agents are known to send. It is asked again as it was sent upstream, with another version in the place
+of the one that it had; of other models that are resources it gets the stable version, which is surely there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from penstock.gateway.calls.capture.request import original
+from penstock.gateway.calls.turns import read_exchange, unpacked
+from penstock.gateway.canary.assignment import Asker, speaks_to
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.http.redact import MASK
+from penstock.gateway.http.request import Request
+from penstock.gateway.model.attributes import LEG, REPLAY_OF, own
+from penstock.gateway.model.release import Release, ToolText
+from penstock.gateway.model.span import Exchange, Rollout, Span, SpanStatus, Turn
+from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.prompts.recognise import Known, Recogniser
+from penstock.gateway.prompts.rewrite import Findings, find
+from penstock.gateway.releases.replay.agreement import action
+from penstock.gateway.releases.replay.questions import ANSWERING, Question, place, rewritten, unmasked, unrepeatable
+from penstock.gateway.releases.replay.sender import Means
+from penstock.gateway.upstreams.pool import Pool
+
+FEW = 5
+"""Calls of one rollout at most."""
+TRIES = 20
+"""Calls of a rollout that are looked into for one that qualifies."""
+HISTORY = 20_000
+"""Rollouts that are looked at, newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A call that can be asked again."""
+
+    span: Span
+    exchange: Exchange
+    dialect: Dialect
+    turn: Turn
+    prompts: Findings | None
+    """Where the resource stands in it, if it is a text."""
+
+    @property
+    def name(self) -> str:
+        """ROLLOUT/ATTEMPT#SEQUENCE."""
+        return place(self.span.rollout, self.span.attempt, self.span.sequence)
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What is asked again."""
+
+    spans: list[Span] = field(default_factory=list[Span])
+    """In the order in which they are asked."""
+    passed_over: Counter[str] = field(default_factory=Counter[str])
+    """Calls that used the resource and do not qualify, by why."""
+
+
+class Recordings:
+    """Recorded calls of a release's resource."""
+
+    def __init__(self, means: Means, release: Release) -> None:
+        self._tape = means.tape
+        self._pools = means.pools
+        self._catalog = means.switch.catalog
+        self._release = release
+        self._known: dict[str, Recogniser] = {}
+        """Tells a version in the requests that it was written into."""
+        found = self._tape.resource(release.resource)
+        for version in [] if found is None else found[1]:
+            content = version.read()
+            if not isinstance(content, ModelVersion):
+                tool = content.tool if isinstance(content, ToolText) else None
+                self._known[version.version] = Recogniser([Known(release.resource, content.template, tool)])
+
+    def draw(self, wanted: int, seed: str, stopped: Callable[[], bool]) -> Drawn:
+        """So many calls at most. `stopped`: asked between rollouts whether nobody wants them any more."""
+        drawn, turns = Drawn(), list[Iterator[Span]]()
+        for _, rollout in islice(self._tape.rollouts(), HISTORY):
+            if stopped() or len(drawn.spans) >= wanted:
+                break
+            calls = self._calls(rollout, random.Random(f"{seed}/{rollout.id}"), drawn.passed_over)
+            if (first := next(calls, None)) is not None:
+                drawn.spans.append(first)
+                turns.append(calls)
+        for _ in range(FEW - 1):
+            for calls in turns:
+                if not stopped() and len(drawn.spans) < wanted and (more := next(calls, None)) is not None:
+                    drawn.spans.append(more)
+        random.Random(seed).shuffle(drawn.spans)
+        return drawn
+
+    def _calls(self, rollout: Rollout, rng: random.Random, passed_over: Counter[str]) -> Iterator[Span]:
+        """The calls of a rollout that qualify, in a random order."""
+        spans = [span for span in self._tape.spans(rollout.id) if self.may(span, rollout)]
+        rng.shuffle(spans)
+        for span in spans[:TRIES]:
+            found = self.open(span)
+            if isinstance(found, Recorded):
+                yield span
+            elif found:
+                passed_over[found] += 1
+
+    def may(self, span: Span, rollout: Rollout) -> bool:
+        """Whether a call qualifies, as far as its head tells."""
+        release, versions = self._release, span.versions or {}
+        if span.kind != "llm" or span.status != SpanStatus.OK or not span.choices or span.dialect not in ANSWERING:
+            return False
+        if own(span) or span.truncated or (span.end_ns or 0) > release.changed_ns:
+            return False
+        if versions.get(release.resource) == release.candidate:
+            # What is compared with must not be the candidate's own.
+            return False
+        if release.kind == "model" and span.model != release.resource:
+            return False
+        asker = Asker(span.agent or "", span.model or "", rollout.mode, rollout.metadata or {})
+        return speaks_to(release.only, asker)
+
+    def open(self, span: Span) -> Recorded | str:
+        """The whole call; why it does not qualify, empty when it has nothing to do with the resource."""
+        exchange, dialect = self._tape.exchange(span), by_name(span.dialect)
+        if exchange is None:
+            return "its bytes were not kept"
+        exchange = unpacked(exchange)
+        asked = original(span.dialect, exchange.request_body, span.attributes)
+        exchange = exchange.model_copy(update={"request_body": asked})
+        prompts = None
+        if self._release.kind != "model":
+            prompts = self._find(span, exchange.request_body, dialect)
+            if not prompts.uses:
+                named = self._release.resource in (span.versions or {})
+                return "its text cannot be told from what stands around it" if named else ""
+        problem = unrepeatable(span.dialect, exchange.request_body)
+        if problem is not None:
+            return problem
+        turn = read_exchange(span.dialect, exchange, span)
+        return Recorded(span, exchange, dialect, turn, prompts) if action(turn) else "its answer cannot be read"
+
+    def _find(self, span: Span, body: bytes, dialect: Dialect) -> Findings:
+        version = (span.versions or {}).get(self._release.resource)
+        known = self._known.get(version or "") or self._catalog.recogniser.only(self._release.resource)
+        return find(body, dialect, known)
+
+    # -- asked again -------------------------------------------------------------------------------------------------
+
+    def question(self, recorded: Recorded, version: str, leg: str) -> Question | str:
+        """The call with this version of the resource in it; why that cannot be."""
+        span, resource, catalog = recorded.span, self._release.resource, self._catalog
+        versions = {resource: version}
+        model = span.model if span.model in catalog.models else None
+        if model is not None and model != resource:
+            versions[model] = catalog.stable[model].version
+        made = rewritten(catalog, recorded.exchange.request_body, recorded.prompts, model, versions)
+        if isinstance(made, str):
+            return made
+        body, weights = made
+        pool = self._pools.get((span.upstream or "") if weights is None else weights.upstream)
+        if pool is None:
+            return f"upstream {span.upstream if weights is None else weights.upstream!r} is not configured any more"
+        return Question(
+            pool,
+            recorded.dialect,
+            _request(span, recorded.exchange),
+            unmasked(span.path),
+            body,
+            {REPLAY_OF: recorded.name, LEG: leg},
+            span.model,
+            span.agent,
+            versions,
+        )
+
+
+def _request(span: Span, exchange: Exchange) -> Request:
+    """The request's method and headers, without those whose values were masked."""
+    request = Request()
+    request.method = span.method
+    for name, value in exchange.request_headers:
+        if MASK.decode() not in value:
+            request.headers.append((name.lower().encode("latin-1"), name.encode("latin-1"), value.encode("latin-1")))
+    return request
+
+
+def without_key(pool: Pool | None) -> bool:
+    """Whether calls to an upstream need the agents' own keys, which are never recorded."""
+    return pool is not None and pool.config.key_env is None

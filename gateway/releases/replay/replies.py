@@ -1,0 +1,99 @@
+"""What came back to a request of the gateway's own, read by read, and the span that it makes. Does no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.gateway.calls.answer_masking import keep, rescaled, unencoded
+from penstock.gateway.http.redact import Redactor
+from penstock.gateway.http.redact import url as redact_url
+from penstock.gateway.model.span import Turn
+from penstock.gateway.releases.replay.questions import Question
+from penstock.gateway.store import Entry
+from penstock.gateway.store.codec import Body
+
+LARGEST: Final = 64 << 20
+"""Bytes of an answer from which it is given up."""
+
+
+class TooLarge(Exception):
+    """The answer is given up."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What came back, as far as it came."""
+
+    sent: list[tuple[bytes, bytes]]
+    """Header lines of the request."""
+    status: int | None = None
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
+    pieces: list[bytes] = field(default_factory=list[bytes])
+    marks: list[int] = field(default_factory=list[int])
+    size: int = 0
+    error: str | None = None
+    problem: str | None = None
+
+    def arrived(self, piece: bytes, seconds: float) -> None:
+        """Takes one read; raises `TooLarge`."""
+        self.size += len(piece)
+        if self.size > LARGEST:
+            raise TooLarge
+        self.pieces.append(piece)
+        self.marks += (int(seconds * 1e6), len(piece))
+
+    @property
+    def body(self) -> bytes:
+        """All that has come."""
+        return b"".join(self.pieces)
+
+    @property
+    def stream(self) -> bool:
+        """Whether it came as events."""
+        return self.header(b"content-type").startswith("text/event-stream")
+
+    def header(self, name: bytes) -> str:
+        """Values of a header, with commas between them."""
+        return ",".join(value.decode("latin-1") for key, value in self.headers if key.lower() == name)
+
+
+def complete(question: Question, reply: Reply, entry: Entry, redactor: Redactor) -> tuple[Turn | None, str | None]:
+    """(the exchange read, why it failed): one of them. Completes the entry."""
+    secrets = redactor.secrets(question.request.headers, question.path)
+    encoding, stream = reply.header(b"content-encoding"), reply.stream
+    asked, kept = secrets.hide(question.body), keep(secrets, reply.body, encoding)
+    turn = question.dialect.read(asked, kept.plain, stream)
+    facts = question.dialect.facts(asked, kept.plain, stream)
+    failed, problem = _failure(reply, turn, kept.plain, facts.failed)
+    entry.status, entry.error = ("error", failed) if failed else ("ok", None)
+    entry.http_status, entry.stream = reply.status, stream
+    entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
+    entry.usage, entry.tool_calls, entry.choices = facts.usage, facts.tool_calls, facts.choices
+    entry.first_byte_ns = reply.marks[0] * 1000 if reply.marks else None
+    entry.response_bytes, entry.truncated = reply.size, reply.error == "too_large"
+    headers = unencoded(reply.headers) if kept.bare else reply.headers
+    entry.body = Body(
+        redact_url(question.pool.url(question.path)),
+        secrets.hide(redactor.block(reply.sent)),
+        asked,
+        secrets.hide(redactor.block(headers)),
+        kept.body,
+        b"",
+        rescaled(reply.marks, len(kept.body)) if kept.bare else reply.marks,
+    )
+    return (None, problem or kept.problem) if failed else (turn, None)
+
+
+def _failure(reply: Reply, turn: Turn, response: bytes, why: str | None) -> tuple[str | None, str | None]:
+    """(short reason, a sentence) when there is no answer to compare."""
+    if reply.error is not None:
+        return reply.error, reply.problem
+    if reply.status is None or reply.status >= 400:
+        said = turn.error or response[:300].decode("utf-8", "replace")
+        return f"http_{reply.status}", f"HTTP {reply.status}: {' '.join(said.split())}"
+    if why is not None:
+        return why, turn.error or "; ".join(turn.problems)
+    if not turn.choices:
+        return "no_answer", "; ".join(turn.problems) or "it holds no answer"
+    return None, None

@@ -1,0 +1,225 @@
+"""Requests of the gateway's own: sent once, read whole, and kept. Nothing is ever repeated.
+
+Every request becomes a span, as calls of agents do, but of a rollout of the release's own (`RELEASE-replay`,
+`RELEASE-rehearsal`, `RELEASE-shadow`, mode `test`) that has no rewards and takes part in no release. It has one attempt
+for each time that the stage is entered; what stands there was paid for, so that no restart doubles a budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import aiohttp
+from yarl import URL
+
+from penstock.gateway.http.errors import Refusal
+from penstock.gateway.http.redact import Redactor
+from penstock.gateway.http.redact import url as redact_url
+from penstock.gateway.model.release import Release
+from penstock.gateway.model.span import AttemptStatus, Outcome, Span, Turn
+from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.releases.replay.questions import Question, headers
+from penstock.gateway.releases.replay.replies import LARGEST, Reply, TooLarge, complete
+from penstock.gateway.store import Entry, Refused, Store
+from penstock.gateway.store.codec import Body
+from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.upstreams.gate import Gate
+from penstock.gateway.upstreams.pool import Pool
+from penstock.gateway.upstreams.routes import Routes
+
+T = TypeVar("T")
+_UNTOUCHED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the gateway lends to those who ask."""
+
+    tape: Store
+    switch: Switch
+    recorder: Recorder
+    pools: Mapping[str, Pool]
+    routes: Routes
+    session: Callable[[], aiohttp.ClientSession]
+    now_ns: Callable[[], int]
+    """The clock of the tape."""
+    redactor: Redactor = field(default_factory=Redactor)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of it."""
+
+    turn: Turn | None
+    """None when it failed."""
+    seconds: float
+    problem: str | None = None
+    """Why it failed, for a person."""
+    reply: Reply | None = None
+    """What came back, as it came; None when nobody was asked."""
+
+    @property
+    def failed(self) -> bool:
+        """True when there is nothing to compare."""
+        return self.turn is None
+
+
+class Asking:
+    """Asks for one release, with a budget and few requests at a time; keeps what comes."""
+
+    def __init__(self, means: Means, release: Release, stage: str, budget: int, concurrency: int) -> None:
+        """`stage`: what is asked for, `replay`, `rehearsal` or `shadow`; `budget`: requests at most."""
+        # A release's name may be as long as a rollout's; its number is at the end.
+        self.rollout = f"{release.id[-118:]}-{stage}"
+        self.attempt = f"a{release.revision}"
+        self.spent = 0
+        self.left = budget
+        """Requests that may still be set aside."""
+        self._means = means
+        self._slots = asyncio.Semaphore(concurrency)
+
+    async def earlier(self) -> list[Span]:
+        """What was asked in this stage before the gateway was restarted; it counts."""
+        found = await aside(lambda: list(self._means.tape.spans(self.rollout, self.attempt)))
+        self.spent += len(found)
+        self.left -= len(found)
+        return found
+
+    def reserve(self, requests: int) -> bool:
+        """Sets a part of the budget aside; False when so much is not left."""
+        if requests > self.left:
+            return False
+        self.left -= requests
+        return True
+
+    def release(self, requests: int) -> None:
+        """Gives back what was set aside and not used."""
+        self.left += requests
+
+    async def ask(self, question: Question) -> Answer:
+        """Asks when a slot is free. What was asked is on the tape when this returns, or is cancelled."""
+        async with self._slots:
+            self.spent += 1
+            entry, began = self._opened(question), time.monotonic()
+            try:
+                reply = await self._send(question, began)
+                seconds, entry.end_ns = time.monotonic() - began, self._means.now_ns()
+                turn, problem = await aside(lambda: complete(question, reply, entry, self._means.redactor))
+            except asyncio.CancelledError:
+                entry.status, entry.error, entry.end_ns = "cancelled", "stopped", self._means.now_ns()
+                self._means.recorder.put(_Made(entry))
+                raise
+            await self._keep(entry)
+            return Answer(turn, seconds, problem, reply)
+
+    def _opened(self, question: Question) -> Entry:
+        entry = Entry(self.rollout, self.attempt, mode="test", start_ns=self._means.now_ns())
+        entry.dialect, entry.method = question.dialect.name, question.request.method
+        entry.path, entry.upstream = redact_url(question.path), question.pool.name
+        entry.model, entry.agent = question.model, question.agent
+        entry.versions, entry.attributes = dict(question.versions) or None, dict(question.attributes)
+        entry.request_bytes = len(question.body)
+        body = self._means.redactor.own.hide(question.body)
+        entry.body = Body(redact_url(question.pool.url(question.path)), b"", body, b"", b"", b"", [])
+        return entry
+
+    async def _send(self, question: Question, began: float) -> Reply:
+        pool, reply = question.pool, Reply(headers(question))
+        bounds = aiohttp.ClientTimeout(
+            total=None, sock_connect=pool.config.connect_timeout, sock_read=pool.config.read_timeout
+        )
+        try:
+            if pool.gate.shut:
+                await _open(pool.gate)
+            async with self._means.session().request(
+                question.request.method,
+                URL(pool.url(question.path), encoded=True),
+                data=question.body,
+                headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in reply.sent],
+                skip_auto_headers=_UNTOUCHED,
+                timeout=bounds,
+                allow_redirects=False,
+                auto_decompress=False,
+            ) as response:
+                reply.status, reply.headers = response.status, list(response.raw_headers)
+                async for piece in response.content.iter_any():
+                    reply.arrived(piece, time.monotonic() - began)
+        except Refusal as refusal:
+            reply.error, reply.problem = refusal.kind, refusal.message
+        except TooLarge:
+            reply.error, reply.problem = "too_large", f"the answer is larger than {LARGEST} bytes"
+        except TimeoutError as error:
+            reply.error, reply.problem = "timeout", str(error) or f"no answer within {pool.config.read_timeout:g} s"
+        except aiohttp.ClientError as error:
+            reply.error = "upstream_closed" if reply.status else "connect"
+            reply.problem = str(error) or type(error).__name__
+        return reply
+
+    async def close(self, why: str) -> None:
+        """Nothing more will be asked."""
+        if self.spent:
+            name, now = (self.rollout, self.attempt), self._means.now_ns()
+            end = AttemptStatus.SUCCEEDED, Outcome(reason=why[:2000])
+            with suppress(Refused):
+                await self._means.recorder.submit(lambda work: work.finish(name, None, *end, [], now))
+
+    async def _keep(self, entry: Entry) -> None:
+        """Waits until it is on the tape: a full queue slows this down and nobody else."""
+        kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._means.recorder.put(_Made(entry), lambda done: None if kept.done() else kept.set_result(done))
+        await kept
+
+
+async def aside(do: Callable[[], T]) -> T:
+    """On a thread. It is over when the thread is, also when it is cancelled: the tape may be closed after it."""
+    working = asyncio.ensure_future(asyncio.to_thread(do))
+    try:
+        return await asyncio.shield(working)
+    finally:
+        if not working.done():
+            await asyncio.wait([working])
+
+
+class _Waiting:
+    """A request before the gate of an upstream whose weights are being changed."""
+
+    def __init__(self) -> None:
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_open(self) -> None:
+        """It may go."""
+        if not self.opened.done():
+            self.opened.set_result(None)
+
+    def on_refused(self, refusal: Refusal) -> None:
+        """It has waited in vain."""
+        if not self.opened.done():
+            self.opened.set_exception(refusal)
+
+
+async def _open(gate: Gate) -> None:
+    """Waits as agents' calls do; raises `Refusal`."""
+    waiting = _Waiting()
+    gate.wait(waiting)
+    try:
+        await waiting.opened
+    finally:
+        gate.leave(waiting)
+
+
+class _Made:
+    """An entry that is complete, as the recorder takes it."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+        body = entry.body
+        self.weight = 0 if body is None else 2 * len(body.request) + len(body.response)
+
+    def entry(self, final: bool) -> Entry:
+        """Itself."""
+        return self._entry

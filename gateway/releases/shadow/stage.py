@@ -1,0 +1,270 @@
+"""The stage *shadowed*: a sample of live calls is sent to the candidate too, after their answers have gone out.
+
+A call is offered when it is over (`offer`) and costs nothing while nobody mirrors (`mirrors` is empty). It is mirrored
+when it used the resource, its rollout is on no candidate, its share of luck says so and a slot is free; nothing waits,
+what finds no slot is counted and let go. The mirrored request is what the call would have been on the candidate, with
+the same headers. It begins when the call is on the tape, which is after its last byte has gone.
+
+The stage is over when so many calls were mirrored, or the budget is used up. It passes unless the candidate fails more
+often than the very calls that it mirrors: paired errors, in the order of the calls, in the betting test
+(`gateway.canary.betting`) with alpha = 0.05; it ends at once when that is shown. Agreement with the live answers and
+latency are reported and decide nothing: without a second leg of the incumbent its own noise is in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from penstock.gateway.calls.model_name import replace_model
+from penstock.gateway.calls.record import Record
+from penstock.gateway.canary.assignment import Asker, speaks_to
+from penstock.gateway.canary.betting import Paired
+from penstock.gateway.canary.pass_test import InOrder
+from penstock.gateway.model.attributes import LEG, SHADOW_OF
+from penstock.gateway.model.release import Pin, Release
+from penstock.gateway.model.span import Span, SpanStatus, Turn
+from penstock.gateway.releases.catalog import Found
+from penstock.gateway.releases.jobs import Progress, Report
+from penstock.gateway.releases.replay.agreement import action
+from penstock.gateway.releases.replay.judges import Judge, JudgeError, make_judge
+from penstock.gateway.releases.replay.questions import ANSWERING, CANDIDATE, Question, place, rewritten, unrepeatable
+from penstock.gateway.releases.replay.sender import Answer, Asking, Means, aside
+
+ALPHA: Final = 0.05
+"""Probability of stopping a candidate that fails no more often."""
+
+
+class Shadow:
+    """The job of the stage `replayed`; the data plane offers it calls."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self.mirrors: dict[str, Mirror] = {}
+        """Releases that mirror now, by name."""
+
+    def offer(self, record: Record, found: Found, pins: Mapping[str, Pin]) -> None:
+        """A call is over and was handed to the recorder; never raises and never waits."""
+        for mirror in self.mirrors.values():
+            mirror.offer(record, found, pins)
+
+    async def __call__(self, release: Release, progress: Progress) -> Report:
+        """Whether the candidate passes; waits for traffic as long as it takes."""
+        mirror = Mirror(self._means, release, progress)
+        try:
+            await mirror.prepare()
+            self.mirrors[release.id] = mirror
+            report = await mirror.run()
+        except JudgeError as error:
+            report = Report(False, str(error), mirror.evidence())
+        finally:
+            self.mirrors.pop(release.id, None)
+            await mirror.stop()
+        await mirror.asking.close(report.why)
+        return report
+
+
+@dataclass(frozen=True, slots=True)
+class Mirrored:
+    """A live call and its mirror."""
+
+    candidate: bool
+    live: bool
+    """Which of them was answered."""
+    seconds: tuple[float, float] | None = None
+    """How long each took, candidate first, where both were answered."""
+    score: float | None = None
+    """Agreement, where there is any to speak of."""
+
+
+class Mirror:
+    """One release that mirrors."""
+
+    def __init__(self, means: Means, release: Release, progress: Progress) -> None:
+        self._policy = policy = release.policy.shadow
+        self.asking = Asking(means, release, "shadow", policy.budget, policy.concurrency)
+        self._means = means
+        self._release = release
+        self._progress = progress
+        self._judge: Judge
+        self._random = random.Random(release.salt)
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Mirrors under way."""
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._begun = 0
+        self._order: InOrder[Mirrored | None] = InOrder()
+        self._test = Paired(0.0)
+        self._done: list[Mirrored] = []
+        self._left_out: Counter[str] = Counter()
+
+    async def prepare(self) -> None:
+        """Takes in what was mirrored before a restart; raises `JudgeError`."""
+        self._judge = make_judge(self._policy.judge, self.asking, self._means.routes)
+        self._progress.total = self._policy.calls
+        for span in await self.asking.earlier():
+            live = await aside(lambda span=span: self._live(span))
+            if live is not None and span.status in (SpanStatus.OK, SpanStatus.ERROR):
+                self._count(_again(span, live))
+        self._look()
+
+    def _live(self, span: Span) -> Span | None:
+        said = span.attributes or {}
+        name, _, sequence = str(said.get(SHADOW_OF, "")).rpartition("#")
+        rollout, _, attempt = name.partition("/")
+        return self._means.tape.span(rollout, attempt, int(sequence)) if said.get(LEG) == CANDIDATE else None
+
+    async def run(self) -> Report:
+        """Until enough were mirrored; raises `JudgeError`."""
+        await self._over
+        return self._report()
+
+    async def stop(self) -> None:
+        """Leaves nothing running."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    # -- a call ------------------------------------------------------------------------------------------------------
+
+    def offer(self, record: Record, found: Found, pins: Mapping[str, Pin]) -> None:
+        """Decides whether it is mirrored."""
+        if self._release.resource not in found.resources or self._over.done():
+            return
+        if any(pin.arm == "candidate" and not pin.mixed for pin in pins.values()):
+            return
+        if self._random.random() >= self._policy.share or len(self._done) + len(self.tasks) >= self._policy.calls:
+            return
+        if len(self.tasks) >= self._policy.concurrency:
+            self._left_out["no slot was free"] += 1
+        elif self.asking.reserve(1 + self._judge.requests):
+            task = asyncio.ensure_future(self._mirror(self._begun, record, found, pins))
+            self._begun += 1
+            self.tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._over.done():
+            self._over.set_exception(error)
+        self._look()
+
+    async def _mirror(self, number: int, record: Record, found: Found, pins: Mapping[str, Pin]) -> None:
+        await self._means.recorder.flush()
+        used, made = 0, await aside(lambda: self._question(record, found, pins))
+        mirrored: Mirrored | None = None
+        if isinstance(made, Question):
+            answer = await self.asking.ask(made)
+            mirrored, judged = await self._compared(record, answer, made)
+            used = 1 + judged
+        elif made:
+            self._left_out[made] += 1
+        self.asking.release(1 + self._judge.requests - used)
+        for one in self._order.put(number, mirrored):
+            if one is not None:
+                self._count(one)
+
+    def _question(self, record: Record, found: Found, pins: Mapping[str, Pin]) -> Question | str:
+        """What the call would have been on the candidate; why it is not mirrored, empty when it is not meant."""
+        call, pool, catalog, release = record.call, record.pool, self._means.switch.catalog, self._release
+        rollout, address = self._means.tape.rollout(call.address.rollout), call.address
+        model = found.model or call.model
+        mode, metadata = (address.mode, {}) if rollout is None else (rollout.mode, rollout.metadata or {})
+        if not speaks_to(release.only, Asker(address.agent or "", model or "", mode, metadata)):
+            return ""
+        if call.dialect.name not in ANSWERING or record.truncated or not record.sequence or pool is None:
+            return "it was not answered or recorded whole"
+        problem = None if record.retell else unrepeatable(call.dialect.name, call.body)
+        if problem is not None:
+            return problem
+        versions = {name: pins[name].version for name in found.resources} | {release.resource: release.candidate}
+        made = rewritten(catalog, call.body, found.prompts, found.model, versions)
+        if isinstance(made, str):
+            return made
+        body, weights = made
+        if weights is None:
+            # A route may have given the model another name.
+            body = replace_model(body, call.dialect.model(record.plain) or "")
+        elif (pool := self._means.pools.get(weights.upstream)) is None:
+            return f"upstream {weights.upstream!r} is not configured any more"
+        if record.retell is not None:
+            body = record.retell(body)
+        of = place(address.rollout, address.attempt, record.sequence)
+        said = {SHADOW_OF: of, LEG: CANDIDATE}
+        return Question(pool, call.dialect, record.request, call.path, body, said, model, call.address.agent, versions)
+
+    async def _compared(self, record: Record, answer: Answer, asked: Question) -> tuple[Mirrored, int]:
+        """(what is known of both, requests that it took)."""
+        if record.status != "ok" or answer.turn is None:
+            return Mirrored(answer.turn is not None, record.status == "ok"), 0
+        live = await aside(lambda: _turn(record))
+        seconds = answer.seconds, ((record.end_ns or 0) - record.request.started_ns) / 1e9
+        if action(live) is None:
+            return Mirrored(True, True, seconds), 0
+        score, used = await self._judge.score(live, answer.turn, {SHADOW_OF: asked.attributes[SHADOW_OF]})
+        return Mirrored(True, True, seconds, score), used
+
+    # -- counting ----------------------------------------------------------------------------------------------------
+
+    def _count(self, one: Mirrored) -> None:
+        """The next call in order."""
+        self._done.append(one)
+        self._progress.done = len(self._done)
+        if self._test.harm < 1 / ALPHA:
+            self._test.add(float(one.candidate), float(one.live))
+
+    def _look(self) -> None:
+        """Is it over?"""
+        spent = not self.tasks and self.asking.left < 1 + self._judge.requests
+        enough = not self.tasks and len(self._done) >= self._policy.calls
+        if not self._over.done() and (spent or enough or self._test.harm >= 1 / ALPHA):
+            self._over.set_result(None)
+
+    def _report(self) -> Report:
+        figures = self.evidence()
+        if not self._done:
+            return Report(False, "no call was mirrored: the budget is used up; raise shadow.budget", figures)
+        worse = self._test.harm >= 1 / ALPHA
+        why = (
+            f"of {len(self._done)} mirrored calls {figures['candidate_errors']:.1%} failed on the candidate and "
+            f"{figures['live_errors']:.1%} live: it fails {'more often' if worse else 'not clearly more often'} "
+            f"(e = {self._test.harm:.4g} of {1 / ALPHA:g})"
+        )
+        if "agreement" in figures:
+            why += f"; its next action agrees with the live one in {figures['agreement']:.1%} of {figures['compared']}"
+        return Report(not worse, why, figures)
+
+    def evidence(self) -> dict[str, Any]:
+        """What the audit keeps."""
+        done, policy = self._done, self._policy
+        figures: dict[str, Any] = {"calls": len(done), "harm": self._test.harm, "alpha": ALPHA}
+        if done:
+            figures["candidate_errors"] = sum(not one.candidate for one in done) / len(done)
+            figures["live_errors"] = sum(not one.live for one in done) / len(done)
+        if seconds := [one.seconds for one in done if one.seconds is not None]:
+            figures["candidate_p50_s"] = round(median(one for one, _ in seconds), 4)
+            figures["live_p50_s"] = round(median(other for _, other in seconds), 4)
+        if scores := [one.score for one in done if one.score is not None]:
+            figures |= {"agreement": sum(scores) / len(scores), "compared": len(scores)}
+        return figures | {
+            "left_out": dict(self._left_out),
+            "requests": self.asking.spent,
+            "spans": f"{self.asking.rollout}/{self.asking.attempt}",
+            "judge": policy.judge,
+            "share": policy.share,
+        }
+
+
+def _again(span: Span, live: Span) -> Mirrored:
+    """From before a restart, without a score."""
+    both = span.status == live.status == SpanStatus.OK
+    seconds = ((span.duration_ns or 0) / 1e9, (live.duration_ns or 0) / 1e9) if both else None
+    return Mirrored(span.status == SpanStatus.OK, live.status == SpanStatus.OK, seconds)
+
+
+def _turn(record: Record) -> Turn:
+    return record.call.dialect.read(record.plain, record.response(), record.stream)

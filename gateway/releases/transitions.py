@@ -1,0 +1,75 @@
+"""What changes of a release by a decision of the rules, or by a person's word, and the entry that says so. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from shlex import join
+from typing import Any, Final
+
+from penstock.gateway.display.release_summary import audience_terms
+from penstock.gateway.model.release import Entry, Release
+from penstock.gateway.store import Refused
+
+
+def entry(action: str, who: str, why: str, assignment: int | None = None) -> Entry:
+    """A link of the chain, as far as it is known before it is written."""
+    return Entry(number=0, at_ns=0, who=who, action=action, before=None, after="draft", why=why, assignment=assignment)
+
+
+ROLLED_BACK: Final[Mapping[str, Any]] = {"stage": "rolled_back", "split": 0.0, "waits": None, "held_in": None}
+
+
+def _advance(release: Release) -> Mapping[str, Any]:
+    step = release.step + 1
+    return {"stage": "canary", "step": step, "split": release.policy.stages[step].split, "waits": None}
+
+
+def _hold(release: Release) -> Mapping[str, Any]:
+    if release.stage == "held":
+        ways = "resume, promote, rollback or abort" if release.held_in == "canary" else "resume, rollback or abort"
+        message = f"release {release.id} is held already: {ways} it"
+        raise Refused("conflict", message, "release", release.id)
+    return {"stage": "held", "held_in": release.stage}
+
+
+def _resume(release: Release) -> Mapping[str, Any]:
+    if release.held_in is None:
+        raise Refused("conflict", f"release {release.id} is {release.stage}, not held", "release", release.id)
+    return {"stage": release.held_in, "held_in": None}
+
+
+def _approve(release: Release) -> Mapping[str, Any]:
+    if release.waits != "approval":
+        message = f"release {release.id} ({release.stage}) does not wait for approval: there is nothing to approve"
+        raise Refused("conflict", message, "release", release.id)
+    return {"waits": None}
+
+
+def _roll_back(release: Release) -> Mapping[str, Any]:
+    if release.stage == "promoted":
+        again = ["penstock", "release", "start", release.resource, "--candidate", release.stable]
+        again += [word for one in audience_terms(release.only) for word in ("--only", one)]
+        message = f"release {release.id} is promoted: {release.candidate} is stable; {join(again)} takes it back"
+        raise Refused("conflict", message, "release", release.id)
+    return ROLLED_BACK
+
+
+Update = Callable[[Release], Mapping[str, Any]]
+DECIDED: Final[Mapping[str, Update]] = {
+    "advance": _advance,
+    "promote": lambda _: {"stage": "promoted", "split": 0.0, "waits": None},
+    "roll_back": lambda _: ROLLED_BACK,
+    "hold": _hold,
+    "wait": lambda _: {"waits": "approval"},
+}
+"""What changes of a release by each decision of the rules."""
+WANTED: Final[Mapping[str, Update]] = {
+    "promote": lambda _: {"stage": "promoted", "split": 0.0, "waits": None, "held_in": None},
+    "rollback": _roll_back,
+    "abort": lambda _: {"stage": "aborted", "split": 0.0, "waits": None, "held_in": None},
+    "hold": _hold,
+    "resume": _resume,
+    "approve": _approve,
+}
+"""What changes of it when a person says so."""
+ACTIONS: Final = tuple(WANTED)

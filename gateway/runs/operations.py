@@ -1,0 +1,255 @@
+"""Training runs, as operations inside a write transaction.
+
+Points come as they are posted: each post is a small block (`gateway.runs.blocks`), so that a step of training is one
+record of a few hundred bytes. When the small blocks of a run have `FOLD` rows they are folded into one packed block, in
+the transaction of the post that was one too many. A resume cuts off what is superseded: blocks beyond the step go, the
+one that the step is in is written anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from math import nan
+
+from pydantic import BaseModel
+
+from penstock.gateway.model.run import (
+    MOST_CONFIG,
+    MOST_METRICS,
+    NewRun,
+    Point,
+    PointsRequest,
+    Run,
+    RunChange,
+    RunEnd,
+    RunEvent,
+    RunHead,
+)
+from penstock.gateway.queue.attempts import Ledger
+from penstock.gateway.runs.blocks import Block, Row, merged, record
+from penstock.gateway.store import keys
+from penstock.gateway.store.environment import scan
+from penstock.gateway.store.operation import Refused
+
+FOLD = 256
+"""Rows of small blocks from which they are folded."""
+
+
+class Book(BaseModel):
+    """A run as it is stored, without its configuration."""
+
+    run: RunHead
+    next: int = 1
+    """Number of the next block."""
+    small: int = 1
+    """Number of the first block that is not folded."""
+    rows: int = 0
+    """Rows in the blocks that are not folded."""
+
+
+class Reporting(Ledger):
+    """What can be done to training runs in one transaction."""
+
+    def start(self, new: NewRun, now: int) -> Run:
+        """Starts a run; the same again is the one that is there."""
+        config = json.dumps(new.config, ensure_ascii=False).encode()
+        if len(config) > MOST_CONFIG:
+            raise Refused("invalid", f"config: {len(config):,} bytes of JSON; at most {MOST_CONFIG:,}", "config")
+        name = new.id or self._free(new.kind)
+        known = self._batch.view.get("runs", keys.rollout_key(name))
+        if known is not None:
+            return self._same(new, Book.model_validate_json(known).run, config)
+        head = RunHead(**new.model_dump(exclude={"id", "config"}), id=name, created_ns=now, last_seen_ns=now)
+        self._put("run_configs", keys.rollout_key(name), config)
+        cursor = self._write(Book(run=head))
+        self._txn.put(keys.number(cursor), keys.rollout_key(name), db=self._dbs["run_order"], append=True)
+        return Run(**dict(head), config=new.config)
+
+    def _same(self, new: NewRun, run: RunHead, config: bytes) -> Run:
+        given = new.model_dump(exclude={"id", "config", "steps"})
+        different = [name for name, value in given.items() if getattr(run, name) != value]
+        if self._batch.view.get("run_configs", keys.rollout_key(run.id)) != config:
+            different.append("config")
+        if different:
+            message = f"there is a run {run.id!r} with another {different[0]}; choose another id, or resume that one"
+            raise Refused("conflict", message, "id", run.id)
+        return Run(**dict(run), config=new.config)
+
+    def _free(self, kind: str) -> str:
+        number = 1
+        while self._batch.view.get("runs", keys.rollout_key(f"{kind}-{number}")) is not None:
+            number += 1
+        return f"{kind}-{number}"
+
+    def change(self, name: str, said: RunChange, now: int) -> RunHead:
+        """Keeps what a trainer says of its run."""
+        book = self._book(name)
+        for made in said.made:
+            if self._batch.view.get("resources", keys.attempt_key(made.name, made.version)) is None:
+                message = f"made: there is no {made.name}@{made.version}; register it first"
+                raise Refused("invalid", message, "made", f"{made.name}@{made.version}")
+        run = book.run
+        for made in said.made:
+            if made not in run.made:
+                run.made.append(made)
+        run.message = run.message if said.message is None else said.message
+        run.steps = said.steps or run.steps
+        return self._heard(book, now)
+
+    def finish(self, name: str, end: RunEnd, now: int) -> RunHead:
+        """Ends a run; the same end may be said again."""
+        book = self._book(name)
+        run = book.run
+        _fence(run, end.resumed)
+        if run.status != "running":
+            if run.status == end.status:
+                return run
+            message = f"run {name!r} has {run.status} already"
+            raise Refused("conflict", message, "status", end.status)
+        run.status, run.ended_ns = end.status, now
+        run.message = run.message if end.message is None else end.message
+        return self._heard(book, now)
+
+    # -- points ------------------------------------------------------------------------------------------------------
+
+    def report(self, name: str, asked: PointsRequest, now: int) -> RunHead:
+        """Keeps points, after cutting off what is superseded."""
+        book = self._book(name)
+        resumes = self._resumes(book.run, asked)
+        if book.run.status != "running" and not resumes:
+            message = f"run {name!r} has {book.run.status}; since_step resumes it"
+            raise Refused("conflict", message, "run", name)
+        rows = merged(_rows(asked.points, now))
+        self._name(book.run, asked.points)
+        if resumes and asked.since_step is not None:
+            self._resume(book, asked.since_step, asked.resumed, now)
+        if rows:
+            self._add(book, rows)
+        return self._heard(book, now)
+
+    def _resumes(self, run: RunHead, asked: PointsRequest) -> bool:
+        """Whether this cuts anything off; refuses a trainer that another one has taken over from."""
+        said, since = asked.resumed, asked.since_step
+        if since is None or said is None:
+            _fence(run, said)
+            return since is not None
+        if said > run.resumed:
+            return True
+        _fence(run, said)
+        if since != run.since_step:
+            message = f"resume {said} of run {run.id!r} went on from step {run.since_step}, not {since}"
+            raise Refused("conflict", message, "since_step", str(since))
+        return False
+
+    def _name(self, run: RunHead, points: Iterable[Point]) -> None:
+        """Adds the metrics that are new."""
+        names = list(dict.fromkeys([*run.metrics, *(name for point in points for name in point.values)]))
+        if len(names) > MOST_METRICS:
+            message = f"points: {names[MOST_METRICS]!r} is one metric too many; a run has at most {MOST_METRICS}"
+            raise Refused("invalid", message, "points", names[MOST_METRICS])
+        run.metrics = names
+
+    def _resume(self, book: Book, since: int, resumed: int | None, now: int) -> None:
+        run = book.run
+        run.step = self._cut(book, since)
+        run.since_step, run.resumed = since, run.resumed + 1 if resumed is None else resumed
+        run.status, run.ended_ns = "running", None
+        self._put_event(run.id, RunEvent(step=since, text=f"resumed from step {since}"), now)
+
+    def _cut(self, book: Book, since: int) -> int | None:
+        """Removes points of this step and later; the highest step that is left."""
+        highest, prefix = -1, keys.rollout_key(book.run.id)
+        book.rows = 0
+        for key, stored in list(scan(self._txn, self._dbs["run_metrics"], prefix)):
+            block, number = Block(stored), int.from_bytes(key[len(prefix) :])
+            left = [row for row in block.rows() if row.step < since] if block.last >= since else None
+            if left == []:
+                self._remove(key)
+                continue
+            if left is not None:
+                self._put("run_metrics", key, record(left, packed=number < book.small))
+            highest = max(highest, block.last if left is None else left[-1].step)
+            if number >= book.small:
+                book.rows += len(block.steps if left is None else left)
+        return None if highest < 0 else highest
+
+    def _add(self, book: Book, rows: Sequence[Row]) -> None:
+        self._put("run_metrics", _block(book.run.id, book.next), record(rows, packed=False))
+        book.next, book.rows = book.next + 1, book.rows + len(rows)
+        book.run.step = max(rows[-1].step, -1 if book.run.step is None else book.run.step)
+        if book.rows >= FOLD:
+            self._fold(book)
+
+    def _fold(self, book: Book) -> None:
+        """The small blocks become one, in the place of the last of them."""
+        wanted = [_block(book.run.id, number) for number in range(book.small, book.next)]
+        stored = [(key, found) for key in wanted if (found := self._batch.view.get("run_metrics", key)) is not None]
+        rows = merged(row for _, found in stored for row in Block(found).rows())
+        for key, _ in stored[:-1]:
+            self._remove(key)
+        self._put("run_metrics", stored[-1][0], record(rows, packed=True))
+        book.small, book.rows = book.next, 0
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def tell(self, name: str, events: Iterable[RunEvent], now: int) -> int:
+        """Keeps events; how many were new. One that is there already, with its time, is not doubled."""
+        book = self._book(name)
+        kept = sum([self._put_event(name, event, now) for event in events])
+        self._heard(book, now)
+        return kept
+
+    def _put_event(self, run: str, event: RunEvent, now: int) -> bool:
+        key = event_key(run, event, now)
+        if self._batch.view.get("run_events", key) is not None:
+            return False
+        self._put("run_events", key, event.model_dump_json(exclude={"time_ns"}, exclude_defaults=True).encode())
+        return True
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def _book(self, name: str) -> Book:
+        stored = self._batch.view.get("runs", keys.rollout_key(name))
+        if stored is None:
+            raise Refused("not_found", f"there is no run {name!r}; `penstock runs list` lists them", "run", name)
+        return Book.model_validate_json(stored)
+
+    def _heard(self, book: Book, now: int) -> RunHead:
+        book.run.last_seen_ns = max(now, book.run.last_seen_ns)
+        self._write(book)
+        return book.run
+
+    def _write(self, book: Book) -> int:
+        """The run, and its place in the change feed."""
+        self._put("runs", keys.rollout_key(book.run.id), book.model_dump_json(exclude_defaults=True).encode())
+        return self._batch.append(b"t" + keys.rollout_key(book.run.id))
+
+    def _remove(self, key: bytes) -> None:
+        self._txn.delete(key, db=self._dbs["run_metrics"])
+        self._batch.wrote = True
+
+
+def _fence(run: RunHead, said: int | None) -> None:
+    """Refuses a trainer that another one has taken over from."""
+    if said is not None and said != run.resumed:
+        message = f"run {run.id!r} was resumed {run.resumed} times, not {said}: another trainer has taken it over"
+        raise Refused("conflict", message, "resumed", str(said))
+
+
+def event_key(run: str, event: RunEvent, now: int) -> bytes:
+    """Where an event is kept: by its time, and apart from others of that time."""
+    said = json.dumps([event.step, event.level, event.text]).encode()
+    at = now if event.time_ns is None else event.time_ns
+    return keys.rollout_key(run) + keys.number(at) + blake2b(said, digest_size=7).digest()
+
+
+def _block(run: str, number: int) -> bytes:
+    return keys.rollout_key(run) + keys.u32(number)
+
+
+def _rows(points: Iterable[Point], now: int) -> Iterable[Row]:
+    for point in points:
+        values = {name: nan if value is None else value for name, value in point.values.items()}
+        yield Row(point.step, now if point.time_ns is None else point.time_ns, values)

@@ -1,0 +1,99 @@
+"""Reading training runs. Each read is one short transaction in which records are taken; they are decoded after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from penstock.gateway.model.run import Run, RunEvent, RunHead
+from penstock.gateway.releases.reader import ReleaseReader
+from penstock.gateway.runs.blocks import Block, Row, bounds, merged
+from penstock.gateway.runs.curves import Series, series
+from penstock.gateway.runs.operations import Book
+from penstock.gateway.store import keys
+from penstock.gateway.store.environment import scan
+from penstock.gateway.store.reader import downwards
+
+_SLICE = 256
+_HASH = 7
+Place = tuple[int, int]
+"""Of an event: its time in ns and a hash of what it says."""
+
+
+class RunReader(ReleaseReader):
+    """The reader that knows training runs too."""
+
+    def run_heads(self, before: int | None = None) -> Iterator[tuple[int, RunHead]]:
+        """All runs, newest first, with a position that `before` takes."""
+        start = None if before is None else keys.number(before)
+        while True:
+            with self.view() as view, view.txn.cursor(db=self._env.dbs["run_order"]) as cursor:
+                found = downwards(cursor, start, _SLICE)
+                stored = [(keys.to_number(at), view.get("runs", run)) for at, run in found]
+            yield from ((at, Book.model_validate_json(book).run) for at, book in stored if book is not None)
+            if len(found) < _SLICE:
+                return
+            start = found[-1][0]
+
+    def run_head(self, name: str) -> RunHead | None:
+        """One run without its configuration; None when there is none."""
+        with self.view() as view:
+            book = view.get("runs", keys.rollout_key(name))
+        return None if book is None else Book.model_validate_json(book).run
+
+    def run(self, name: str) -> Run | None:
+        """One run."""
+        with self.view() as view:
+            book, config = (view.get(database, keys.rollout_key(name)) for database in ("runs", "run_configs"))
+        if book is None:
+            return None
+        return Run(**dict(Book.model_validate_json(book).run), config=json.loads(config or b"null"))
+
+    def run_whole(self, key: bytes) -> tuple[Book, list[tuple[int, Block]]]:
+        """A run as it is stored, and its blocks by number in the order of their writing, as of one moment."""
+        with self.view() as view:
+            book = view.get("runs", key)
+            stored = list(scan(view.txn, self._env.dbs["run_metrics"], key))
+        blocks = [(int.from_bytes(at[len(key) :]), Block(record)) for at, record in stored]
+        return Book.model_validate_json(book or b"{}"), blocks
+
+    def _records(self, name: str, since: int, until: int | None) -> list[bytes]:
+        """Its blocks that reach into these steps, in the order of their writing."""
+        with self.view() as view:
+            found = (record for _, record in scan(view.txn, self._env.dbs["run_metrics"], keys.rollout_key(name)))
+            return [it for it in found if bounds(it)[1] >= since and (until is None or bounds(it)[0] <= until)]
+
+    def run_series(self, name: str, metrics: Sequence[str], since: int = 0, until: int | None = None) -> list[Series]:
+        """Metrics of a run, in this order, at every step from `since` to `until`, and at some others."""
+        blocks = [Block(record) for record in self._records(name, since, until)]
+        return [series(blocks, metric) for metric in metrics]
+
+    def run_points(self, name: str, since: int, limit: int) -> list[Row]:
+        """Points of a run from this step on, by step."""
+        records = self._records(name, since, None)
+        chosen: dict[int, Block] = {}
+        steps: set[int] = set()
+        for at in sorted(range(len(records)), key=lambda at: bounds(records[at])):
+            if len(steps) >= limit and bounds(records[at])[0] > sorted(steps)[limit - 1]:
+                break
+            chosen[at] = Block(records[at])
+            steps.update(step for step in chosen[at].steps if step >= since)
+        rows = merged(row for at in sorted(chosen) for row in chosen[at].rows())
+        return [row for row in rows if row.step >= since][:limit]
+
+    def run_events(self, name: str, before: Place | None, limit: int) -> list[tuple[Place, RunEvent]]:
+        """Events of a run, newest first, with the places that `before` takes."""
+        prefix = keys.rollout_key(name)
+        start = prefix + (b"\xff" * 16 if before is None else keys.number(before[0]) + before[1].to_bytes(_HASH))
+        with self.view() as view, view.txn.cursor(db=self._env.dbs["run_events"]) as cursor:
+            found = downwards(cursor, start, limit)
+        mine = [(key, value) for key, value in found if key.startswith(prefix)]
+        return [
+            ((keys.to_number(key[-15:]), int.from_bytes(key[-_HASH:])), event_of(key, value)) for key, value in mine
+        ]
+
+
+def event_of(key: bytes, value: bytes) -> RunEvent:
+    """An event from its record."""
+    said = json.loads(value)
+    return RunEvent(time_ns=keys.to_number(key[-15:-7]), **said)

@@ -1,0 +1,132 @@
+"""The control plane behind the port of the data plane: an aiohttp server at the other end of a socket pair.
+
+A request for it passes the same parser and the same queue as a call, so that either plane can follow the other on a
+keep-alive connection. What changes something is an operation and answered at once (`gateway.api.operations`); anything else
+goes to aiohttp unchanged, on a connection that nobody else uses until it is answered. Neither is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from penstock.gateway.api.operations import Operations
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.http.client_connection import Front
+from penstock.gateway.http.headers import control_head, framed
+from penstock.gateway.http.request import Request
+from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.proxy.relay import Relay
+from penstock.gateway.upstreams.pool import Connector
+
+TRACES = "/v1/traces"
+_AGENT_PATHS = frozenset({"/rewards", "/events", TRACES})
+_PATHS = (b"/api", b"/metrics", b"/healthz", b"/readyz")
+
+
+def is_control(target: bytes) -> bool:
+    """True when a request target is the control plane's."""
+    if not target.startswith(_PATHS):
+        return False
+    path = target.partition(b"?")[0]
+    return any(path == name or path.startswith(name + b"/") for name in _PATHS)
+
+
+def agent_target(method: str, call: Admitted) -> bytes | None:
+    """Where the control plane serves what an agent says of itself; None for a call.
+
+    Its scope is in the path: it was checked by whoever admitted it, and nobody else can ask for these paths.
+    """
+    path = call.path.partition("?")[0]
+    if method != "POST" or path not in _AGENT_PATHS:
+        return None
+    if call.address.origin == "implicit":
+        return b"/agent/none" + path.encode() if path == TRACES else None
+    kind = "token" if call.token else "open"
+    return f"/agent/{kind}/{call.address.rollout}/{call.address.attempt}{path}".encode()
+
+
+class ControlPlane(Connector):
+    """Makes connections to the embedded server."""
+
+    def __init__(self, server: Callable[[], asyncio.Protocol], operations: Operations) -> None:
+        """`server` makes its protocols."""
+        super().__init__("control plane")
+        self._server = server
+        self._operations = operations
+        self._idle: list[Link] = []
+
+    def serve(self, front: Front, request: Request, target: bytes | None = None) -> None:
+        """Begins a request; `target` is where it goes instead of where it says, if the data plane has checked it."""
+        found = self._operations.find(request.method, request.target if target is None else target)
+        if found is not None:
+            self._operations.serve(front, request, *found, trusted=target is not None)
+            return
+        front.served = call = ControlCall(front, request)
+        call.target = request.target if target is None else target
+        if self._idle:
+            link = self._idle.pop()
+            link.reused = True
+            call.on_connected(link)
+        else:
+            call.connecting = self.connect(call)
+
+    def put_back(self, link: Link) -> None:
+        """Keeps a connection for the next request: making one costs as much as serving one."""
+        self._idle.append(link)
+
+    def forget(self, link: Link) -> None:
+        """The connection is gone."""
+        if link in self._idle:
+            self._idle.remove(link)
+
+    async def open(self, link: Link) -> None:
+        """Connects by a socket pair."""
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        await loop.connect_accepted_socket(self._server, theirs)
+        await loop.create_unix_connection(lambda: link, sock=ours)
+
+
+class ControlCall(Relay):
+    """One request of the control plane."""
+
+    __slots__ = ("target",)
+
+    target: bytes
+
+    def on_client_gone(self) -> None:
+        """Cancels the handler."""
+        self.cancel_link()
+
+    def on_connected(self, link: Link) -> None:
+        """Sends the request."""
+        self.send(link, control_head(self.request, self.target), framed(self.request, self.request.body()))
+
+    def on_unreachable(self, reason: str, detail: str) -> None:
+        """Out of file descriptors, or stopping."""
+        self.connecting = None
+        self.break_off()
+
+    def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
+        """Passes on the head."""
+        self._pass_on(link, self.begin_answer(link, head, raw))
+
+    def on_data(self, link: Link, raw: bytes) -> None:
+        """Passes on a read."""
+        self._pass_on(link, self.continue_answer(link, raw))
+
+    def _pass_on(self, link: Link, out: bytes) -> None:
+        link.pieces = []
+        self.front.transport.write(out)
+        if link.done:
+            self.release_link()
+            self.end_answer()
+
+    def on_broken(self, link: Link, reason: str) -> None:
+        """The handler was cancelled."""
+        self.link = None
+        self.break_off()

@@ -1,0 +1,373 @@
+"""How nouns and bodies become bytes on the tape, and come back.
+
+Nouns are positional msgpack: an order of fields is the format, trailing defaults are cut off, missing ones are filled
+in when read (so a field may be appended). What the key says is not repeated in the value.
+
+Agents resend the whole conversation with every call, so a body is stored as what is new: the request body without the
+longest common prefix and suffix that it shares with its *base* (an earlier body, usually the attempt's previous call),
+and everything else of the exchange, compressed by zstd with the neighbourhood of the cut and the base's own remainder
+as dictionary; under load many bodies are compressed together instead. Byte-exact, nothing is parsed. A body without a
+base is a keyframe; the first call of an attempt may lean on a keyframe of another attempt with the same system prompt.
+`DEPTH` and `_CHAIN` bound the chain that a read has to follow.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import msgspec
+import zstandard
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from penstock.gateway.model.span import Chunk, Exchange, Side, Usage
+
+DEPTH = 32
+UNREADABLE = (zstandard.ZstdError, struct.error, ValueError, TypeError, LookupError, MemoryError)
+"""What decoding raises when the bytes are not what they should be."""
+
+_CHAIN = 8 << 20
+_NEAR = 16384
+_FAR = 32768
+_STEPS = (16384, 1024, 128)
+_INLINE = 700
+"""Five to a page of 4 KB: larger ones would leave more of it empty, and beyond half a page take pages of their own."""
+_FRAME = 3
+"""What msgpack puts before a record."""
+_SEGMENT = 131072
+_SHARED = (b"\1", b"\2")
+"""Stand for the rollout, and for the rollout and the attempt, that the record before names too. No id begins so."""
+_OF_ROLLOUTS = (b"r", b"a", b"o", b"s")
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_LEVEL = 6
+_WHOLE = 1 << 53
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+_alone = zstandard.ZstdCompressor(level=_LEVEL)
+_some = zstandard.ZstdCompressor(level=6)
+_many = zstandard.ZstdCompressor(level=1)
+_MANY = 64
+"""Records from which the machine is busy enough to be worth more than the disk."""
+
+
+def encode(values: list[Any], defaults: list[Any]) -> bytes:
+    """A positional record without its trailing defaults."""
+    end = len(values)
+    while end and values[end - 1] == defaults[end - 1]:
+        end -= 1
+    return _pack(values[:end])
+
+
+def decode(record: bytes) -> list[Any]:
+    """The positions of a record."""
+    return _unpack(record)
+
+
+def fields(model: type[BaseModel], skip: tuple[str, ...] = ()) -> list[str]:
+    """The stored positions of a model: its fields in order, less those that the key holds."""
+    return [name for name in model.model_fields if name not in skip]
+
+
+def defaults(model: type[BaseModel], names: list[str]) -> list[Any]:
+    """What each position is when it is missing, as it is stored."""
+    found = [model.model_fields[name].get_default(call_default_factory=True) for name in names]
+    return [None if value is PydanticUndefined else _storable(value) for value in found]
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return [_storable(getattr(value, name)) for name in type(value).model_fields]
+    return value
+
+
+def values(noun: BaseModel, names: list[str]) -> list[Any]:
+    """A noun as positions; nested nouns become lists."""
+    return [_storable(getattr(noun, name)) for name in names]
+
+
+def usage_values(usage: Usage | None) -> list[int | None] | None:
+    """Usage as positions; a number that no provider can mean is dropped."""
+    if usage is None:
+        return None
+    u = usage
+    counts = [u.input_tokens, u.output_tokens, u.cached_tokens, u.cache_write_tokens, u.reasoning_tokens]
+    return [None if count is None or not 0 <= count < _WHOLE else count for count in counts]
+
+
+@dataclass(slots=True)
+class Body:
+    """The bytes of one call on their way to the tape; header blocks are `name: value CRLF` lines, already masked."""
+
+    url: str
+    request_headers: bytes
+    request: bytes
+    response_headers: bytes
+    response: bytes
+    trailers: bytes
+    marks: list[int]
+    """Arrival of the response, read by read: microseconds since the start, then size, in turn."""
+    sides: list[Side] = field(default_factory=list[Side])
+    """Parties that were spoken with in another wire format."""
+
+
+@dataclass(slots=True)
+class Base:
+    """A body that others may lean on."""
+
+    number: int
+    depth: int
+    request: bytes
+    rest: bytes
+    """The beginning of what else its record holds."""
+    sides: tuple[bytes, ...] = ()
+    """The requests of its sides."""
+
+    @property
+    def size(self) -> int:
+        """Memory it holds; bytes."""
+        return len(self.request) + len(self.rest) + sum(map(len, self.sides))
+
+    def carries(self, request: bytes) -> bool:
+        """False when the chain would become too long to be read back quickly."""
+        return self.depth < DEPTH and self.depth * len(request) < _CHAIN
+
+
+def pack_body(body: Body, number: int, base: Base | None, alone: bool) -> tuple[bytes, Base]:
+    """(record, itself as a base) of the body with this number.
+
+    `alone`: the record is compressed by itself, with the base as dictionary. Otherwise it is left as it is: records of
+    one segment are each other's dictionary and are compressed together, at a third of the cost (`pack_segments`).
+    """
+    request, sides = body.request, tuple(side.request_body for side in body.sides)
+    prefix, suffix, middle = _cut(None if base is None else base.request, request)
+    # The beginning serves the next body as dictionary: what may be long and repeats least stands last.
+    parts = [body.url, body.request_headers, body.response_headers, body.trailers, body.marks, body.response, middle]
+    if sides:
+        parts.append(_pack_sides(body.sides, () if base is None else base.sides))
+    rest = _pack(parts)
+    lower, depth = (0, 0) if base is None else (base.number, base.depth + 1)
+    stored = _compress(rest, base, prefix) if alone else rest
+    return _pack((lower, depth, prefix, suffix, alone, stored)), Base(number, depth, request, rest[:_FAR], sides)
+
+
+def _cut(base: bytes | None, request: bytes) -> tuple[int, int, bytes]:
+    """(length of the prefix, of the suffix that a request shares with its base's, what lies between)."""
+    if base is None:
+        return 0, 0, request
+    prefix = common_prefix(base, request)
+    suffix = common_suffix(base, request, min(len(base), len(request)) - prefix)
+    return prefix, suffix, request[prefix : len(request) - suffix]
+
+
+def _joined(base: bytes, prefix: int, suffix: int, middle: bytes) -> bytes:
+    """The inverse."""
+    return b"".join((base[:prefix], middle, base[len(base) - suffix :]))
+
+
+def _pack_sides(sides: list[Side], bases: tuple[bytes, ...]) -> list[Any]:
+    """Requests of sides grow like those of calls: each leans on the base's in its place."""
+    under = [*bases[: len(sides)], *[None] * (len(sides) - len(bases))]
+    return [
+        (side.who, side.dialect, side.path, *_cut(base, side.request_body), side.response_body)
+        for side, base in zip(sides, under, strict=True)
+    ]
+
+
+def _unpack_sides(packed: list[Any], bases: tuple[bytes, ...]) -> list[Side]:
+    under = [*bases[: len(packed)], *[b""] * (len(packed) - len(bases))]
+    return [
+        Side(
+            who=who,
+            dialect=dialect,
+            path=path,
+            request_body=_joined(base, prefix, suffix, middle),
+            response_body=response,
+        )
+        for (who, dialect, path, prefix, suffix, middle, response), base in zip(packed, under, strict=True)
+    ]
+
+
+def base_of(record: bytes) -> int:
+    """Number of the body that this one leans on; 0 for a keyframe."""
+    return _unpack(record)[0]
+
+
+def unpack_body(record: bytes, base: Base | None, number: int) -> tuple[Body, Base]:
+    """The body, and itself as a base for the next one in the chain."""
+    _, depth, prefix, suffix, compressed, rest = _unpack(record)
+    if compressed:
+        rest = _decompress(rest, base, prefix)
+    url, request_headers, response_headers, trailers, marks, response, middle, *more = _unpack(rest)
+    request = middle if base is None else _joined(base.request, prefix, suffix, middle)
+    sides = _unpack_sides(more[0] if more else [], () if base is None else base.sides)
+    body = Body(url, request_headers, request, response_headers, response, trailers, marks, sides)
+    return body, Base(number, depth, request, rest[:_FAR], tuple(side.request_body for side in sides))
+
+
+def _compress(rest: bytes, base: Base | None, prefix: int) -> bytes:
+    """A zstd frame without its magic number: every record has one, and it is always the same."""
+    compressor = _alone
+    if base is not None:
+        compressor = zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(base, prefix))
+    return compressor.compress(rest)[len(_ZSTD) :]
+
+
+def _decompress(frame: bytes, base: Base | None, prefix: int) -> bytes:
+    dictionary = None if base is None else _dictionary(base, prefix)
+    return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(_ZSTD + frame)
+
+
+def _dictionary(base: Base, prefix: int) -> zstandard.ZstdCompressionDict:
+    near = base.request[max(0, prefix - _NEAR) : prefix]
+    # The compressor refuses a dictionary of less than eight bytes.
+    raw = b"".join((bytes(8), near, base.rest))
+    return zstandard.ZstdCompressionDict(raw, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+def common_prefix(a: bytes, b: bytes) -> int:
+    """Length of the longest common prefix: memcmp in steps that become smaller, then the first byte that differs."""
+    done, most = 0, min(len(a), len(b))
+    for step in _STEPS:
+        while done + step <= most and b.startswith(a[done : done + step], done):
+            done += step
+    end = min(done + _STEPS[-1], most)
+    return done + _agreeing(a[done:end], b[done:end], "big")
+
+
+def common_suffix(a: bytes, b: bytes, most: int) -> int:
+    """Length of the longest common suffix of at most `most` bytes, found in the same way."""
+    done, end_a, end_b = 0, len(a), len(b)
+    for step in _STEPS:
+        while done + step <= most and b.endswith(a[end_a - done - step : end_a - done], 0, end_b - done):
+            done += step
+    size = min(done + _STEPS[-1], most) - done
+    return done + _agreeing(a[end_a - done - size : end_a - done], b[end_b - done - size : end_b - done], "little")
+
+
+def _agreeing(a: bytes, b: bytes, order: Literal["big", "little"]) -> int:
+    """How many bytes of two pieces of one length agree, from the first on (`big`) or from the last back (`little`)."""
+    differing = int.from_bytes(a, order) ^ int.from_bytes(b, order)
+    return len(a) - (differing.bit_length() + 7) // 8
+
+
+def pack_small(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """(place of its first record, how many they are, segment) of segments that fit into the pages of the tree.
+
+    A larger value takes pages of its own and leaves the rest of the last one empty: of a few KB that is much.
+    """
+    return ((first, len(run), _pack(run)) for first, run in _runs(records, _INLINE))
+
+
+def pack_segments(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """(place of its first record, how many they are, segment) of segments that are each compressed as a whole.
+
+    A read decompresses the whole segment: it is bounded.
+    """
+    compressor = _some if len(records) < _MANY else _many
+    return ((first, len(run), compressor.compress(_pack(run))) for first, run in _runs(records, _SEGMENT))
+
+
+def pack_log(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """The same of the records of the log; many are one segment, which costs least.
+
+    A rollout, its attempt and its calls often follow each other: a record names what the one before it names by a byte
+    (`_SHARED`), because names are most of what there is to say of a short rollout.
+    """
+    shared = _share(records)
+    if len(records) >= _MANY:
+        yield 0, len(records), _pack(shared)
+        return
+    for first, run in _runs(shared, _INLINE):
+        # The first of a segment has nothing before it.
+        yield first, len(run), _pack([records[first], *run[1:]])
+
+
+def unpack_log(segment: bytes) -> list[bytes]:
+    """The inverse."""
+    found: list[bytes] = []
+    names: tuple[bytes, ...] = ()
+    for record in cast(list[bytes], _unpack(segment)):
+        if record[1:2] in _SHARED:
+            record = record[:1] + b"".join(names[: record[1]]) + record[2:]
+        names = _names(record)
+        found.append(record)
+    return found
+
+
+def _share(records: list[bytes]) -> list[bytes]:
+    shared: list[bytes] = []
+    before: tuple[bytes, ...] = ()
+    for record in records:
+        names = _names(record)
+        same = 0
+        while same < len(names) and same < len(before) and names[same] == before[same]:
+            same += 1
+        shared.append(record[:1] + _SHARED[same - 1] + record[1 + sum(map(len, names[:same])) :] if same else record)
+        before = names
+    return shared
+
+
+def _names(record: bytes) -> tuple[bytes, ...]:
+    """The rollout that a record of the log is about, and the attempt, each with its NUL; none of other records."""
+    if record[:1] not in _OF_ROLLOUTS:
+        return ()
+    end = record.find(0, 1) + 1
+    if record[:1] == b"r":
+        return (record[1:end],)
+    return record[1:end], record[end : record.find(0, end) + 1]
+
+
+def _runs(records: list[bytes], most: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Runs of records of at most so many bytes together, or of one that is larger."""
+    first = size = 0
+    for at, record in enumerate(records):
+        if at > first and size + len(record) > most:
+            yield first, records[first:at]
+            first, size = at, 0
+        size += len(record) + _FRAME
+    if records:
+        yield first, records[first:]
+
+
+def unpack_segment(segment: bytes) -> list[bytes]:
+    """The inverse of the first two. A zstd frame starts with 28 B5 2F FD; no msgpack array does."""
+    if segment[:4] == _ZSTD:
+        segment = zstandard.ZstdDecompressor().decompress(segment)
+    return cast(list[bytes], _unpack(segment))
+
+
+def pack_open(head: bytes, body: bytes | None) -> bytes:
+    """The value of an `open` key."""
+    return _pack((head, body))
+
+
+def unpack_open(value: bytes) -> tuple[bytes, bytes | None]:
+    """The inverse: head and body."""
+    head, body = _unpack(value)
+    return head, body
+
+
+def header_lines(block: bytes) -> list[tuple[str, str]]:
+    """`name: value CRLF` lines as pairs, bytes above 0x7f as latin-1 (RFC 9110 §5.5)."""
+    lines = block.decode("latin-1").split("\r\n")
+    pairs = (line.partition(":") for line in lines if line)
+    return [(name, value.strip(" \t")) for name, _, value in pairs]
+
+
+def exchange(body: Body) -> Exchange:
+    """A stored body as the noun."""
+    marks = iter(body.marks)
+    return Exchange(
+        url=body.url,
+        request_headers=header_lines(body.request_headers),
+        request_body=body.request,
+        response_headers=header_lines(body.response_headers),
+        response_body=body.response,
+        trailers=header_lines(body.trailers),
+        chunks=[Chunk(at_ns=at * 1000, size=size) for at, size in zip(marks, marks, strict=True)],
+        sides=body.sides,
+    )

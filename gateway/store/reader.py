@@ -1,0 +1,268 @@
+"""Reading the tape. Every read is one short transaction or a series of slices: no reader keeps old pages alive.
+
+Generators hold no transaction while their consumer works.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+
+from penstock.gateway.model.queue import QueueStatus
+from penstock.gateway.model.span import ID_PATTERN, Attempt, Change, Exchange, Mode, Rollout, Span, Worker
+from penstock.gateway.store import codec, keys
+from penstock.gateway.store.environment import ORDER, Cursor, Environment, scan
+from penstock.gateway.store.operation import MODES
+from penstock.gateway.store.records import Style
+from penstock.gateway.store.view import View
+
+_ID = re.compile(ID_PATTERN)
+_SLICE = 256
+_SEGMENTS = 2000
+"""Segments of the log that are looked through in one transaction."""
+_STEP = 50
+"""Heads that are decoded at once: consumers often stop after a page."""
+
+
+class Reader:
+    """Everything that can be asked of a tape; thread-safe."""
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self._styles: dict[int, Style] = {}
+
+    @contextmanager
+    def view(self) -> Generator[View]:
+        """A short transaction."""
+        with self._env.read() as txn:
+            yield View(txn, self._env.dbs, self._styles)
+
+    def cursor(self) -> int:
+        """The newest committed change."""
+        with self.view() as view:
+            return view.last("log")
+
+    def rollout(self, rollout: str) -> Rollout | None:
+        """One rollout, None when the tape has none of that name."""
+        if not _possible(rollout):
+            return None
+        with self.view() as view:
+            return view.rollout(rollout)
+
+    def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]:
+        """All rollouts, newest first, with a position that `before` takes."""
+        for slice_ in self._orders(before):
+            with self.view() as view:
+                stored = [(number, view.rollout(view.name(number))) for number in slice_]
+            yield from ((number, rollout) for number, rollout in stored if rollout is not None)
+
+    def numbers(self) -> Iterator[int]:
+        """The number of every rollout, newest first."""
+        for slice_ in self._orders(None):
+            yield from slice_
+
+    def _orders(self, before: int | None) -> Iterator[list[int]]:
+        """Numbers of rollouts, newest first, each list read in one transaction."""
+        while True:
+            with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
+                found = _numbers(cursor, before)
+            yield found
+            if len(found) < _SLICE:
+                return
+            before = found[-1]
+
+    def attempts(self, rollout: str) -> list[Attempt]:
+        """The attempts of a rollout, oldest first."""
+        if not _possible(rollout):
+            return []
+        with self.view() as view:
+            return view.attempts(rollout)
+
+    def span(self, rollout: str, attempt: str, sequence: int) -> Span | None:
+        """One head, None when there is none."""
+        if not 0 < sequence <= keys.HIGHEST_SEQUENCE or not _possible(rollout, attempt):
+            return None
+        with self.view() as view:
+            return view.span(rollout, attempt, sequence)
+
+    def spans(self, rollout: str, attempt: str | None = None, after: tuple[str, int] | None = None) -> Iterator[Span]:
+        """Heads by attempt (oldest first) and sequence; `after` is (attempt, sequence) of the last one seen."""
+        if attempt is not None and not _possible(rollout, attempt):
+            return
+        names = [found.id for found in self.attempts(rollout)] if attempt is None else [attempt]
+        if after is not None and after[0] in names:
+            names = names[names.index(after[0]) :]
+        for name in names:
+            yield from self._attempt_spans(rollout, name, after[1] if after is not None and after[0] == name else 0)
+
+    def _attempt_spans(self, rollout: str, attempt: str, after: int) -> Iterator[Span]:
+        after = min(max(0, after), keys.HIGHEST_SEQUENCE)
+        while True:
+            with self.view() as view:
+                found = view.spans(rollout, attempt, after, _STEP)
+            yield from found
+            after += len(found)
+            if not found:
+                return
+
+    def recent(self, before: int | None = None) -> Iterator[tuple[int, Span]]:
+        """All spans, newest change first, each once, with a position that `before` takes."""
+        newest = self.cursor()
+        if before is not None:
+            newest = min(newest, before - 1)
+        while newest > 0:
+            with self.view() as view:
+                first, records = view.log_segment(newest)
+                last = max(first, newest - _STEP + 1)
+                told = [view.change(at, records[at - first]) for at in range(newest, last - 1, -1)]
+            yield from (
+                (change.cursor, change.span) for change in told if change is not None and change.span is not None
+            )
+            newest = last - 1
+
+    def changes(self, since: int, limit: int) -> tuple[list[Change], int]:
+        """At most `limit` changes after `since`, oldest first, and the cursor to go on from.
+
+        Of a call that has ended in the meantime only the end is told.
+        """
+        found: list[Change] = []
+        since = max(0, since)
+        with self.view() as view:
+            newest = view.last("log")
+            while since < newest and len(found) < limit:
+                first, records = view.log_segment(since + 1)
+                change = view.change(since + 1, records[since + 1 - first])
+                since += 1
+                if change is not None:
+                    found.append(change)
+        return found, since
+
+    def exchange(self, span: Span) -> Exchange | None:
+        """The bytes of a call; None when none were kept. Of an open call the request is there."""
+        return next(exchange for _, exchange in self.exchanges([span]))
+
+    def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]:
+        """The bytes of several calls. Where each stands on the one before it, no chain is followed down again."""
+        base: codec.Base | None = None
+        for span in spans:
+            with self.view() as view:
+                if span.body is None:
+                    body = view.open_body(span.rollout, span.attempt, span.sequence)
+                else:
+                    body, base = view.body(span.body, base)
+            yield span, None if body is None else codec.exchange(body)
+
+    def figures(self) -> dict[str, int]:
+        """Sizes and counts of the tape."""
+        with self.view() as view:
+            counts = {name: view.txn.stat(self._env.dbs[name])["entries"] for name in ("rollouts", "attempts", "open")}
+            cursor = view.last("log")
+            map_bytes, used_bytes = self._env.sizes()
+        return {
+            "rollouts": counts["rollouts"],
+            "attempts": counts["attempts"],
+            "changes": cursor,
+            "open": counts["open"],
+            "map_bytes": map_bytes,
+            "used_bytes": used_bytes,
+        }
+
+    def live(self) -> list[tuple[str, str]]:
+        """(rollout, attempt) of those that were claimed and have not ended."""
+        return [keys.split_attempt_key(key) for key, _ in self.slices("live")]
+
+    def unclaimed(self) -> list[tuple[str, str]]:
+        """(rollout, attempt) of those that run and that nobody has claimed. All of them: for a start."""
+        with self.view() as view:
+            places = [key for key, _ in scan(view.txn, self._env.dbs["unclaimed"], b"")]
+            return [(view.name(keys.to_number(key)), keys.attempt_of_place(key)) for key in places]
+
+    def queue(self) -> QueueStatus:
+        """How much work there is. Walks through the queue: for people and scrapes, not for claims."""
+        with self.view() as view:
+            state, claimed = view.queue_state(), view.txn.stat(self._env.dbs["live"])["entries"]
+        waiting: dict[Mode, int] = {}
+        oldest: tuple[int, str] | None = None
+        for key, name in self.slices("queue"):
+            mode = MODES[key[0]]
+            waiting[mode] = waiting.get(mode, 0) + 1
+            made = keys.to_number(key[-8:]), name[:-1].decode("ascii")
+            oldest = made if oldest is None else min(oldest, made)
+        found = None if oldest is None else self.rollout(oldest[1])
+        return QueueStatus(
+            state=state, waiting=waiting, claimed=claimed, oldest_ns=None if found is None else found.created_ns
+        )
+
+    def workers(self) -> list[Worker]:
+        """All that are remembered, by name."""
+        return [Worker.model_validate_json(record) for _, record in self.slices("workers")]
+
+    def note(self, name: str) -> bytes | None:
+        """What `Work.note` has kept under a name."""
+        with self.view() as view:
+            return view.get("meta", b"note " + name.encode())
+
+    def find_response(self, response_id: str) -> Span | None:
+        """The newest span whose response has this id. Looks through the log backwards, bytes before records: a recent
+        one is found at once, one of a million spans ago in a fraction of a second."""
+        wanted, before = response_id.encode(), None
+        while True:
+            with self.view() as view:
+                found, before = view.log_segments_with(wanted, before, _SEGMENTS)
+                spans = [span for change in found if (span := change.span) is not None]
+            for span in spans:
+                if span.response_id == response_id:
+                    return span
+            if before is None:
+                return None
+
+    def slices(self, database: str) -> Iterator[tuple[bytes, bytes]]:
+        """All records of a database by key, read in slices of one transaction each."""
+        start = b""
+        while True:
+            with self.view() as view, view.txn.cursor(db=self._env.dbs[database]) as cursor:
+                found = _upwards(cursor, start)
+            yield from found
+            if len(found) < _SLICE:
+                return
+            start = found[-1][0] + b"\0"
+
+
+def _possible(*names: str) -> bool:
+    """False when there can be nothing of that name."""
+    return all(map(_ID.fullmatch, names))
+
+
+def _numbers(cursor: Cursor, before: int | None) -> list[int]:
+    """A slice of the numbers below this one, highest first."""
+    start = keys.number(min(max(0, before or 0), keys.HIGHEST_NUMBER))
+    if before is not None and cursor.set_range_dup(ORDER, start):
+        more = cursor.prev_dup()
+    else:
+        more = cursor.set_key(ORDER) and cursor.last_dup()
+    found: list[int] = []
+    while more and len(found) < _SLICE:
+        found.append(keys.to_number(cursor.value()))
+        more = cursor.prev_dup()
+    return found
+
+
+def _upwards(cursor: Cursor, start: bytes) -> list[tuple[bytes, bytes]]:
+    """A slice from this key on."""
+    items: list[tuple[bytes, bytes]] = []
+    more = cursor.set_range(start)
+    while more and len(items) < _SLICE:
+        items.append(cursor.item())
+        more = cursor.next()
+    return items
+
+
+def downwards(cursor: Cursor, start: bytes | None, most: int = _SLICE) -> list[tuple[bytes, bytes]]:
+    """Up to so many records before this key, highest first; None is the end."""
+    items: list[tuple[bytes, bytes]] = []
+    more = cursor.prev() if start is not None and cursor.set_range(start) else cursor.last()
+    while more and len(items) < most:
+        items.append(cursor.item())
+        more = cursor.prev()
+    return items

@@ -1,0 +1,316 @@
+"""Finished calls and tasks -> tape, in batches and in order, on one thread, never delaying a byte.
+
+The loop appends calls to a queue; the thread takes what is there, draws facts out of the bodies, masks secrets and
+commits. Calls that have run for `announce_seconds` are put on the tape as open, so that they are seen, and so that a
+crash leaves an `interrupted` span and not a hole; with `record = "strict"` every call is, before it is sent upstream.
+
+The queue is bounded in bytes: when it is full, the end of the *call* waits (`full`), because training data is never
+dropped to save latency. When the tape itself fails, what happens is the mode's `on_record_failure`; the heads of
+unrecorded calls are kept, without bodies, until the tape takes them, and count as gaps. A call that cannot be written
+because of a bug is lost alone: it is logged, counted as a gap, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+from penstock.gateway.config import Tape
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.store import Entry, Item, Store, TapeError, Task, Work
+
+_log = logging.getLogger("penstock.recorder")
+_BATCH = 256
+_BATCH_BYTES = 16 << 20
+_KEPT_GAPS = 10_000
+_RETRY_SECONDS = 0.5
+_SWITCH_SECONDS = 0.0002
+
+
+class Recordable(Protocol):
+    """A call, as the recorder sees it."""
+
+    @property
+    def weight(self) -> int:
+        """Bytes it holds in memory now."""
+        ...
+
+    def entry(self, final: bool) -> Entry | None:
+        """What goes to the tape, called on the recorder's thread: the same object every time, or None for an
+        announcement of a call that has ended since."""
+        ...
+
+
+Done = Callable[[bool], None]
+T = TypeVar("T")
+
+
+class _Queued(NamedTuple):
+    call: Recordable | Task[Any] | None
+    """None for a mark in the queue, which writes nothing."""
+    final: bool
+    weight: int
+    done: Done | None
+
+
+class Recorder:
+    """One queue, one thread, one store."""
+
+    def __init__(self, store: Store, config: Tape, metrics: Metrics, committed: Callable[[int], None]) -> None:
+        """`committed` is called on the loop with the newest cursor after every commit, never before."""
+        self.store = store
+        self.failing: str | None = None
+        """Why the tape cannot be written now; None while it can."""
+        self._config = config
+        self._metrics = metrics
+        self._committed = committed
+        self._strict = config.record == "strict"
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[_Queued] = deque()
+        self._taken: list[_Queued] = []
+        self._held: list[Entry] = []
+        self._wake = threading.Event()
+        self._hurry = threading.Event()
+        self._sleeping = False
+        self._closed = self._ended = False
+        self._thread = threading.Thread(target=self._run, name="penstock-recorder", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread. The loop must not wait long for the interpreter while the thread computes."""
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """False when nothing is written any more: it is closed, or its thread died of a bug, which was logged."""
+        return not self._ended
+
+    def put(self, call: Recordable, done: Done | None = None) -> None:
+        """Queues a finished call; `done` is called on the loop with True once it is on disk, False when it is lost."""
+        self._push(call, True, done)
+
+    def announce(self, call: Recordable, done: Done | None = None) -> None:
+        """Queues a running call, to be seen as open; `done` as in `put`."""
+        self._push(call, False, done)
+
+    @property
+    def full(self) -> bool:
+        """True when the end of the next call has to wait for the writer."""
+        return self._metrics.recorder_queue_bytes > self._config.queue_bytes
+
+    def submit(self, do: Callable[[Work], T]) -> asyncio.Future[T]:
+        """Does something in the next transaction, after all that was queued before; done when it is durable.
+
+        Fails with `Refused` when it cannot be done and with `TapeError` when the tape does not take it; nothing is
+        written then.
+        """
+        task = Task(do)
+        done: asyncio.Future[T] = self._loop.create_future()
+
+        def release(kept: bool) -> None:
+            if done.done():
+                return
+            if not kept:
+                done.set_exception(TapeError(self.failing or "it could not be written; the gateway's log says why"))
+            elif task.refusal is not None:
+                done.set_exception(task.refusal)
+            else:
+                done.set_result(cast(T, task.result))
+
+        self._push(task, True, release)
+        # Somebody waits for the answer: what else comes may go with the next commit.
+        self._hurry.set()
+        return done
+
+    def _push(self, call: Recordable | Task[Any] | None, final: bool, done: Done | None) -> None:
+        weight = 0 if call is None or isinstance(call, Task) else call.weight
+        self._metrics.recorder_queue_bytes += weight
+        self._metrics.recorder_queue_calls += 1
+        self._queue.append(_Queued(call, final, weight, done))
+        if self._sleeping:
+            self._sleeping = False
+            self._wake.set()
+        elif self._ended:
+            self._abandon()
+
+    async def flush(self) -> bool:
+        """Returns once everything queued before is durable; False when the tape does not take it."""
+        done: asyncio.Future[bool] = self._loop.create_future()
+
+        def release(kept: bool) -> None:
+            if not done.done():
+                done.set_result(kept)
+
+        self._push(None, True, release)
+        return await done
+
+    async def close(self) -> None:
+        """Writes what is queued and stops the thread."""
+        self._closed = True
+        self._wake.set()
+        await asyncio.to_thread(self._thread.join)
+        self._ended = True
+        self._abandon()
+
+    # -- on the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._await_work():
+                self._taken = self._take()
+                if self._taken:
+                    self._write(self._taken)
+                    self._taken = []
+                elif self.failing is not None:
+                    self._write_held()
+            self._write_held()
+        except BaseException:
+            self.failing = "the recorder stopped; the log says why"
+            _log.critical("the recorder stopped: nothing is recorded any more", exc_info=True)
+            self._queue.extendleft(reversed(self._taken))
+            self._ended = True
+            self._loop.call_soon_threadsafe(self._abandon)
+        if self._held:
+            _log.error("%d calls that were answered are not on the tape: %s", len(self._held), self.failing)
+
+    def _await_work(self) -> bool:
+        """False when it is time to stop. Otherwise there is work, gathered for `commit_ms`."""
+        if not self._queue:
+            if self._closed:
+                return False
+            self._sleeping = True
+            if not self._queue and not self._closed:
+                self._wake.wait(_RETRY_SECONDS if self.failing is not None else None)
+            self._sleeping = False
+            self._wake.clear()
+        if not self._strict and not self._closed and len(self._queue) < _BATCH:
+            self._hurry.wait(self._config.commit_ms / 1000)
+        self._hurry.clear()
+        return True
+
+    def _take(self) -> list[_Queued]:
+        batch: list[_Queued] = []
+        weight = 0
+        while self._queue and len(batch) < _BATCH and weight < _BATCH_BYTES:
+            item = self._queue.popleft()
+            weight += item.weight
+            batch.append(item)
+        return batch
+
+    def _write(self, batch: list[_Queued]) -> None:
+        began = time.perf_counter()
+        entries = self._entries(batch)
+        written = [entry for entry in entries if entry is not None]
+        try:
+            cursor, lost = self._commit(written)
+        except TapeError as error:
+            self._failed(str(error), written)
+            self._loop.call_soon_threadsafe(self._after, batch, None, 0, 0.0)
+            return
+        self.failing = None
+        seconds, spans = time.perf_counter() - began, sum(isinstance(item, Entry) for item in written)
+        if lost:
+            gone = [item for item, entry in zip(batch, entries, strict=True) if id(entry) in lost]
+            batch = [item for item, entry in zip(batch, entries, strict=True) if id(entry) not in lost]
+            self._loop.call_soon_threadsafe(self._after, gone, None, 0, 0.0)
+        self._loop.call_soon_threadsafe(self._after, batch, cursor, spans, seconds)
+
+    def _entries(self, batch: list[_Queued]) -> list[Item | None]:
+        """What each is on the tape, None where there is nothing to write; an item that fails leaves the batch."""
+        entries: list[Item | None] = []
+        for item in batch.copy():
+            try:
+                entries.append(
+                    item.call if item.call is None or isinstance(item.call, Task) else item.call.entry(item.final)
+                )
+            except Exception:
+                _log.exception("a call cannot be recorded: it is lost")
+                self._metrics.recording_gaps += item.final
+                batch.remove(item)
+                self._loop.call_soon_threadsafe(self._after, [item], None, 0, 0.0)
+        return entries
+
+    def _commit(self, entries: list[Item]) -> tuple[int, set[int]]:
+        """Writes the entries and those held back; returns the cursor and those that broke the writer and are lost."""
+        everything: list[Item] = [*self._held, *entries]
+        if not everything:
+            return 0, set()
+        try:
+            cursor, lost = self.store.write(everything), set[int]()
+        except TapeError:
+            raise
+        except Exception:
+            _log.exception("%d calls cannot be written together: trying each alone", len(everything))
+            cursor, lost = self._commit_singly(everything)
+        self._held.clear()
+        return cursor, lost
+
+    def _commit_singly(self, entries: list[Item]) -> tuple[int, set[int]]:
+        cursor, lost = 0, set[int]()
+        for entry in entries:
+            try:
+                cursor = self.store.write([entry])
+            except TapeError:
+                raise
+            except Exception:
+                what = "a task" if isinstance(entry, Task) else f"a call of {entry.rollout}"
+                _log.exception("%s cannot be written: it is lost", what)
+                self._metrics.recording_gaps += not isinstance(entry, Task)
+                lost.add(id(entry))
+        return cursor, lost
+
+    def _write_held(self) -> None:
+        if not self._held:
+            self.failing = None
+            return
+        count = len(self._held)
+        try:
+            cursor, _ = self._commit([])
+        except TapeError:
+            return
+        self.failing = None
+        self._loop.call_soon_threadsafe(self._after, list[_Queued](), cursor, count, 0.0)
+
+    def _failed(self, reason: str, items: list[Item]) -> None:
+        if self.failing is None:
+            _log.error("recording stopped: %s", reason)
+        self.failing = reason
+        for entry in (item for item in items if isinstance(item, Entry)):
+            entry.body = None
+            if entry.status != "open":
+                entry.gap = True
+                self._metrics.recording_gaps += 1
+                if len(self._held) < _KEPT_GAPS:
+                    self._held.append(entry)
+
+    # -- on the loop -------------------------------------------------------------------------------------------------
+
+    def _after(self, batch: list[_Queued], cursor: int | None, spans: int, seconds: float) -> None:
+        """Lets go what waited for the batch; without a cursor it is lost."""
+        self._metrics.recorder_queue_calls -= len(batch)
+        self._metrics.recorder_queue_bytes -= sum(item.weight for item in batch)
+        if cursor:
+            self._metrics.committed(spans, seconds)
+            self._committed(cursor)
+        for item in batch:
+            if item.done is not None:
+                self._let_go(item.done, cursor is not None)
+
+    def _let_go(self, done: Done, kept: bool) -> None:
+        try:
+            done(kept)
+        except Exception:
+            _log.exception("the end of a call could not be passed on")
+
+    def _abandon(self) -> None:
+        """The thread has ended: what is queued is lost, and nobody may wait for it."""
+        lost = list(self._queue)
+        self._queue.clear()
+        self._metrics.recording_gaps += sum(item.final and not isinstance(item.call, Task | None) for item in lost)
+        self._after(lost, None, 0, 0.0)

@@ -1,0 +1,166 @@
+"""A gate before an upstream: while its weights are changed, calls wait here, at the socket, and are then served.
+
+An upstream is *open*, or *held* until a deadline. Whoever holds it changes the weights and opens it; holding again
+moves the deadline, so that a long change is held by small bounds, like a lease. When the deadline passes, the one who
+holds it is taken for dead: what waits is refused, and so is, at once, what comes, until somebody opens it or holds it
+anew. It never opens by itself: an answer from weights that are half changed would be worse than none.
+
+A call that waits is an entry in a dictionary: no task, no timer of its own. When the gate opens they go in the order in
+which they came, a few in each turn of the loop so that others are served in between; a call that comes meanwhile goes
+to the end.
+
+    if pool.gate.shut:
+        pool.gate.wait(call)  # then one of call.on_open(), call.on_refused(refusal), or gate.leave(call)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from itertools import islice
+from time import monotonic
+from typing import Protocol
+
+from penstock.gateway.http.errors import Refusal, UpstreamFault
+
+LONGEST_S = 3600.0
+"""The largest bound, in seconds: no client waits for longer."""
+_AT_ONCE = 32
+"""Calls that go in one turn of the loop."""
+_log = logging.getLogger("penstock.gate")
+
+
+class Waiter(Protocol):
+    """A call that waits."""
+
+    def on_open(self) -> None:
+        """It may go."""
+        ...
+
+    def on_refused(self, refusal: Refusal) -> None:
+        """It has waited in vain."""
+        ...
+
+
+@dataclass(slots=True)
+class Figures:
+    """What waited, since the start."""
+
+    calls: int = 0
+    """Calls that have waited, or still do."""
+    refused: int = 0
+    """Those that were refused."""
+    seconds: float = 0.0
+    """Time that calls have waited; those that still do are not in it."""
+
+
+class Gate:
+    """Before one upstream, in one process. Opened, held and asked in the event loop's thread."""
+
+    def __init__(self, upstream: str) -> None:
+        self.upstream = upstream
+        self.shut = False
+        """True while calls must `wait`: held, or some that have waited still have to go."""
+        self.held_since: float | None = None
+        """When it was held; monotonic seconds. None while it is open."""
+        self.bound_s = 0.0
+        """Seconds from when it was last held until calls are refused."""
+        self.figures = Figures()
+        self._waiting: dict[Waiter, float] = {}
+        self._deadline: asyncio.TimerHandle | None = None
+        self._overdue = False
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait."""
+        return len(self._waiting)
+
+    @property
+    def held(self) -> bool:
+        """True until it is opened, also when the deadline has passed."""
+        return self.held_since is not None
+
+    def hold(self, bound_s: float) -> None:
+        """From now on calls wait, for at most `bound_s` seconds from now; raises `ValueError` for a useless bound."""
+        if not 0 < bound_s <= LONGEST_S:
+            raise ValueError(f"bound_s must be above 0 and at most {LONGEST_S:g} seconds (found {bound_s!r})")
+        self.shut, self._overdue, self.bound_s = True, False, bound_s
+        self.held_since = self.held_since or monotonic()
+        self._stop_clock()
+        self._deadline = asyncio.get_running_loop().call_later(bound_s, self._expire)
+
+    def open(self) -> None:
+        """Lets go what waits, and from then on everything. Nothing happens when it is open."""
+        if self.held:
+            self.held_since = None
+            self._stop_clock()
+            self._let_go()
+
+    def wait(self, waiter: Waiter) -> None:
+        """Takes a call that came while it is shut; one that comes too late is refused in this very call."""
+        self.figures.calls += 1
+        self._waiting[waiter] = monotonic()
+        if self._overdue and self.held:
+            self._refuse(waiter)
+
+    def leave(self, waiter: Waiter) -> None:
+        """A call does not wait any more: its client has gone, or the gateway stops."""
+        self._stopped_waiting(waiter)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _let_go(self) -> None:
+        """Some of those that wait, then the others in later turns."""
+        if self.held:
+            return
+        for waiter in list(islice(self._waiting, _AT_ONCE)):
+            if not self.held and self._stopped_waiting(waiter):
+                self._tell(waiter)
+        self.shut = self.held or bool(self._waiting)
+        if self.shut:
+            asyncio.get_running_loop().call_soon(self._let_go)
+
+    def _expire(self) -> None:
+        self._overdue, self._deadline = True, None
+        _log.error(
+            "upstream %r was held for %g s and not opened; %d calls are refused",
+            self.upstream,
+            self.bound_s,
+            self.waiting,
+        )
+        for waiter in list(self._waiting):
+            self._refuse(waiter)
+
+    def _refuse(self, waiter: Waiter) -> None:
+        if self._stopped_waiting(waiter):
+            self.figures.refused += 1
+            self._tell(waiter, self._refusal())
+
+    def _refusal(self) -> Refusal:
+        since = monotonic() - (self.held_since or 0.0)
+        message = (
+            f"upstream {self.upstream!r} has been held for {since:.1f} s while its weights change, and was not opened "
+            f"within its bound of {self.bound_s:g} s; POST /api/upstreams/{self.upstream}/open opens it"
+        )
+        return UpstreamFault(504, "held", message)
+
+    def _stopped_waiting(self, waiter: Waiter) -> bool:
+        """False when it did not wait: it left while others were told."""
+        since = self._waiting.pop(waiter, None)
+        if since is not None:
+            self.figures.seconds += monotonic() - since
+        return since is not None
+
+    def _tell(self, waiter: Waiter, refusal: Refusal | None = None) -> None:
+        try:
+            if refusal is None:
+                waiter.on_open()
+            else:
+                waiter.on_refused(refusal)
+        except Exception:
+            # The others wait too: one call's fault is not theirs.
+            _log.exception("a call that waited for upstream %r could not go on", self.upstream)

@@ -1,0 +1,157 @@
+"""Connections to model endpoints, pooled per upstream, without a cap.
+
+A link that was idle and closes before it answered has lost a race with the server's keep-alive timer: the call is sent
+again on a fresh one. Nothing is ever sent twice once a byte of an answer was seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from abc import ABC, abstractmethod
+from collections import deque
+from time import monotonic
+from urllib.parse import urlsplit
+
+from penstock.gateway.config import Upstream
+from penstock.gateway.http.headers import RequestHeads
+from penstock.gateway.http.upstream_connection import Caller, Link
+from penstock.gateway.upstreams.gate import Gate
+
+_log = logging.getLogger("penstock.upstream")
+
+
+class Connector(ABC):
+    """Makes links."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.connections = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    async def open(self, link: Link) -> None:
+        """Connects a link; raises `OSError` or `TimeoutError`, whose text goes to the client."""
+
+    @abstractmethod
+    def put_back(self, link: Link) -> None:
+        """Takes a link whose answer is complete."""
+
+    @abstractmethod
+    def forget(self, link: Link) -> None:
+        """The connection is gone."""
+
+    def connect(self, caller: Caller) -> asyncio.Task[None]:
+        """Makes a connection and hands it to the caller; the task can be cancelled."""
+        task = asyncio.get_running_loop().create_task(self._connect(caller))
+        self._tasks.add(task)
+        task.add_done_callback(self._connected)
+        return task
+
+    async def _connect(self, caller: Caller) -> None:
+        link = Link(self)
+        try:
+            await self.open(link)
+        except TimeoutError as error:
+            caller.on_unreachable("connect_timeout", str(error))
+        except (OSError, ValueError) as error:
+            # ValueError: a host name that is none (UnicodeError), an address the transport does not take.
+            caller.on_unreachable("connect", getattr(error, "strerror", None) or str(error))
+        except asyncio.CancelledError:
+            # It may have connected in the very moment in which it was given up.
+            if hasattr(link, "transport"):
+                link.transport.abort()
+            raise
+        else:
+            caller.on_connected(link)
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # The call is left without a link and a task: the next sweep ends it.
+            _log.error("a call could not be sent to upstream %r", self.name, exc_info=error)
+
+
+class Pool(Connector):
+    """The connections to one upstream."""
+
+    def __init__(self, config: Upstream, admin_key: str | None = None) -> None:
+        """`config.key` is read here, so that a missing one stops the start and not the first call."""
+        super().__init__(config.name)
+        self.config = config
+        parts = urlsplit(config.base_url)
+        self.tls = parts.scheme == "https"
+        self.address = (parts.hostname or "", parts.port or (443 if self.tls else 80))
+        self.path = parts.path
+        self.origin = f"{parts.scheme}://{parts.netloc}"
+        self.heads = RequestHeads(parts.netloc.encode("ascii"), _credential(config), admin_key)
+        self.gate = Gate(config.name)
+        self._idle: deque[Link] = deque()
+        self._context = ssl.create_default_context() if self.tls else None
+
+    @property
+    def idle(self) -> int:
+        """Connections that wait for a call."""
+        return len(self._idle)
+
+    def url(self, path: str) -> str:
+        """What a call to this path asks for, for the record."""
+        return self.origin + self.target(path)
+
+    def target(self, path: str) -> str:
+        """The path to ask the upstream for: base URL plus path, a doubled `/v1` written once."""
+        if path.startswith("/v1") and (self.config.dialect == "openai" or self.path.endswith("/v1")):
+            return self.path + path[3:] if path[3:4] in ("/", "?", "") else self.path + path
+        return self.path + path
+
+    def take(self) -> Link | None:
+        """A connection that stands; None when there is none."""
+        while self._idle:
+            link = self._idle.pop()
+            if not link.transport.is_closing():
+                link.reused = True
+                return link
+        return None
+
+    async def open(self, link: Link) -> None:
+        """Connects within the configured time."""
+        host = self.address[0] if self.tls else None
+        try:
+            async with asyncio.timeout(self.config.connect_timeout):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: link, *self.address, ssl=self._context, server_hostname=host
+                )
+        except TimeoutError:
+            raise TimeoutError(f"no connection within {self.config.connect_timeout:g} s") from None
+
+    def put_back(self, link: Link) -> None:
+        """Keeps a connection for the next call."""
+        link.idle_since = monotonic()
+        self._idle.append(link)
+
+    def forget(self, link: Link) -> None:
+        """The connection is gone."""
+        if link in self._idle:
+            self._idle.remove(link)
+
+    def expire(self, now: float) -> None:
+        """Closes what has been idle for too long; the oldest are on the left."""
+        while self._idle and now - self._idle[0].idle_since > self.config.idle_timeout:
+            self._idle.popleft().transport.abort()
+
+    def close(self) -> None:
+        """Closes every idle connection."""
+        while self._idle:
+            self._idle.popleft().transport.abort()
+
+
+def _credential(config: Upstream) -> tuple[bytes, bytes] | None:
+    key = config.key()
+    if key is None:
+        return None
+    if config.dialect == "anthropic":
+        return b"x-api-key", key.encode()
+    if config.dialect == "gemini":
+        return b"x-goog-api-key", key.encode()
+    return b"Authorization", b"Bearer " + key.encode()

@@ -1,0 +1,1 @@
+"""Penstock: a transparent gateway for unmodified agents, and what learns from its tape."""

@@ -1,0 +1,71 @@
+"""An agent that is a Python function: `python -m penstock.sidecar.agent.callables module:function`.
+
+With `--check` it only says whether there is such a function: exit code 1 and one line when there is certainly none.
+
+The function is given the task and is run in a process of its own: its clients read the rollout's variables when they
+are made, its output is its own, and it can be killed. What it returns is the output, as the last line of stdout; an
+exception is a traceback on stderr and exit code 1, as of any script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import sys
+from typing import Any
+
+from penstock.sidecar.agent.loading import LoadError, load
+
+
+def task() -> Any:
+    """The task of this process."""
+    if path := os.environ.get("PENSTOCK_INPUT_FILE"):
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    return json.loads(os.environ["PENSTOCK_INPUT"])
+
+
+def call(name: str) -> Any:
+    """What the function returns for the task."""
+    result = load(name)(task())
+    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def check(name: str) -> None:
+    """Ends the process: with the reason when the function cannot be had, wherever it is called."""
+    try:
+        _ = load(name)
+    except LoadError as e:
+        problem = str(e)
+    except (ImportError, SyntaxError) as e:
+        problem = f"{name!r} cannot be imported: {type(e).__name__}: {e}"
+    except BaseException:
+        # What a module does when it is imported may need an attempt.
+        problem = None
+    else:
+        problem = None
+    if problem is not None:
+        print(f"\n{problem}", file=sys.stderr, flush=True)
+    os._exit(problem is not None)  # threads that the module has started are not waited for
+
+
+def main() -> None:
+    """The process."""
+    if sys.argv[1] == "--check":
+        check(sys.argv[2])
+    try:
+        line = json.dumps(call(sys.argv[1]), allow_nan=False)
+    except LoadError as e:
+        sys.exit(str(e))
+    # The function may have left a line without its end.
+    print(f"\n{line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""From a claim to what an agent is started with: arguments, variables, stdin. Pure.
+
+An unmodified agent is sent to its rollout by the variables that its client reads (docs/running-agents.md has the
+table). API keys become the rollout's own token. What could lead a client past the gateway, or give an agent the
+runner's own key, is taken out of what it inherits; `--env` comes last and may say anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from penstock.gateway.model.queue import Claim
+from penstock.gateway.model.trace import span_id, trace_id
+from penstock.sidecar.agent.templates import fill, to_json
+from penstock.sidecar.settings import Agents
+
+LARGEST_VARIABLE = 100_000
+"""Bytes of a task that still go into a variable; Linux allows 128 KiB for one."""
+OPENAI_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "HOSTED_VLLM_API_BASE")
+BARE_URLS = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_URL")
+KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY", "HOSTED_VLLM_API_KEY")
+CA_FILES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CODEX_CA_CERTIFICATE", "NODE_EXTRA_CA_CERTS")
+"""Read by clients that do not read SSL_CERT_FILE."""
+NOWHERE = "http://127.0.0.1:9/made-when-the-module-was-imported"
+"""Base URL of a client that is made before there is an attempt: the discard port, which nobody serves."""
+LEADING_NOWHERE = dict.fromkeys((*OPENAI_URLS, *BARE_URLS), NOWHERE)
+REMOVED = frozenset(
+    {
+        "PENSTOCK_ADMIN_KEY",
+        "PENSTOCK_INPUT",
+        "PENSTOCK_INPUT_FILE",
+        "ANTHROPIC_AUTH_TOKEN",
+        "CLAUDE_CODE_OAUTH_TOKEN",
+        "CLAUDE_CODE_USE_BEDROCK",
+        "CLAUDE_CODE_USE_VERTEX",
+        "OPENAI_ORG_ID",
+        "OPENAI_PROJECT_ID",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    }
+)
+"""Inherited variables that would lead past the gateway or are not the agent's business."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an agent is started with."""
+
+    argv: tuple[str, ...]
+    """Command and arguments."""
+    own: dict[str, str]
+    """The variables that the runner sets; the rest is inherited."""
+    task: str
+    """The task as JSON."""
+    file: Path | None
+    """Where the task must be put because it is too large for a variable."""
+    stdin: bytes | None
+    """What the agent reads; None closes stdin at once."""
+
+
+def plan(claim: Claim, url: str, agents: Agents, file: Path) -> Plan:
+    """How the attempt is run; raises `TemplateError`. `url` is the gateway's, `file` a place for a large task."""
+    task = to_json(claim.rollout.input)
+    large = len(task.encode()) > LARGEST_VARIABLE
+    names = _names(claim, url, task)
+    expanded = tuple(fill(template, claim.rollout.input, names) for template in agents.args)
+    own = variables(claim, url) | ({"PENSTOCK_INPUT_FILE": str(file)} if large else {"PENSTOCK_INPUT": task})
+    own |= {name: fill(value, claim.rollout.input, names) for name, value in agents.env}
+    stdin = task.encode() + b"\n" if agents.stdin else None
+    return Plan((*command(agents), *expanded), own, task, file if large else None, stdin)
+
+
+def command(agents: Agents) -> tuple[str, ...]:
+    """The command of all attempts."""
+    python = "python" if agents.image else sys.executable
+    return (
+        agents.command
+        if agents.callable is None
+        else (python, "-m", "penstock.sidecar.agent.callables", agents.callable)
+    )
+
+
+def _names(claim: Claim, url: str, task: str) -> dict[str, str]:
+    base = url + claim.address
+    return {
+        "input": task,
+        "rollout": claim.rollout.id,
+        "attempt": claim.attempt.id,
+        "openai_url": f"{base}/v1",
+        "anthropic_url": base,
+        "token": claim.token,
+    }
+
+
+def variables(claim: Claim, url: str) -> dict[str, str]:
+    """What leads every client to the rollout's own address."""
+    base, rollout, attempt = url + claim.address, claim.rollout.id, claim.attempt.id
+    return {
+        **dict.fromkeys(OPENAI_URLS, f"{base}/v1"),
+        **dict.fromkeys(BARE_URLS, base),
+        **dict.fromkeys(KEYS, claim.token),
+        "PENSTOCK_URL": base,
+        "PENSTOCK_TOKEN": claim.token,
+        "PENSTOCK_ROLLOUT_ID": rollout,
+        "PENSTOCK_ATTEMPT_ID": attempt,
+        "PENSTOCK_MODE": claim.rollout.mode,
+        **_telemetry(base, claim),
+    }
+
+
+def _telemetry(base: str, claim: Claim) -> dict[str, str]:
+    """OpenTelemetry's own variables: the agent's spans join the trace that its calls are in."""
+    rollout, attempt = claim.rollout.id, claim.attempt.id
+    trace = trace_id(rollout, attempt)
+    ids = f"penstock.rollout_id={rollout},penstock.attempt_id={attempt}"
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": base,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_EXPORTER_OTLP_HEADERS": f"authorization={quote(f'Bearer {claim.token}')}",
+        "OTEL_METRICS_EXPORTER": "none",
+        "OTEL_LOGS_EXPORTER": "none",
+        "OTEL_RESOURCE_ATTRIBUTES": ids,
+        # The runner is the root: span 0 of the attempt, before the first call.
+        "TRACEPARENT": f"00-{trace}-{span_id(trace, rollout, attempt, 0)}-01",
+    }
+
+
+def environment(inherited: Mapping[str, str], own: Mapping[str, str], key: str | None) -> dict[str, str]:
+    """All variables of an agent on this machine. `key` is the gateway's admin key: no variable may hold it."""
+    kept = _kept(inherited, key)
+    made = {**kept, **own}
+    if (before := kept.get("OTEL_RESOURCE_ATTRIBUTES")) and own["OTEL_RESOURCE_ATTRIBUTES"]:
+        made["OTEL_RESOURCE_ATTRIBUTES"] = f"{before},{own['OTEL_RESOURCE_ATTRIBUTES']}"
+    if "SSL_CERT_FILE" in made:
+        made = dict.fromkeys(CA_FILES, made["SSL_CERT_FILE"]) | made
+    return made | _past_proxies(made, urlsplit(own["PENSTOCK_URL"]).hostname or "")
+
+
+def imported(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:
+    """All variables that a module is imported with before there is an attempt: no client gets past the gateway."""
+    return _kept(inherited, key) | LEADING_NOWHERE | dict.fromkeys(KEYS, "none")
+
+
+def _kept(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:
+    return {name: value for name, value in inherited.items() if name not in REMOVED and (not key or key != value)}
+
+
+def _past_proxies(made: Mapping[str, str], host: str) -> dict[str, str]:
+    """A proxy for the world outside is not asked for the gateway."""
+    if not any(made.get(name) for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy")):
+        return {}
+    listed = ",".join(filter(None, (made.get("NO_PROXY") or made.get("no_proxy"), host)))
+    return {"NO_PROXY": listed, "no_proxy": listed}

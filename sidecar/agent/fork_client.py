@@ -1,0 +1,103 @@
+"""The runner's side of `sidecar.agent.fork_server`: attempts of a function that was imported once.
+
+The zygote is started with the first attempt, and again when it has died; attempts that it has started do not need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from penstock.sidecar.agent.process import Command, Process, Sink
+
+FLOOD = 1 << 20
+"""Bytes of output that may wait to be read."""
+
+
+class Preloaded:
+    """Starts attempts of one function."""
+
+    def __init__(self, function: str, env: Mapping[str, str], cwd: Path | None) -> None:
+        """`env` and `cwd`: what its module is imported with."""
+        self._function, self._env, self._cwd = function, env, cwd
+        self._orders: socket.socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def start(self, command: Command, grace_s: float, sink: Sink) -> Process:
+        """An attempt; of `command` its variables, directory and stdin count. Raises OSError when it cannot be tried."""
+        told = {"env": dict(command.env), "cwd": None if command.cwd is None else str(command.cwd), "grace_s": grace_s}
+        with ExitStack() as theirs:
+            stdin = theirs.enter_context(TemporaryFile())
+            _ = stdin.write(command.stdin or b"")
+            _ = stdin.seek(0)
+            (out, stdout), (err, stderr), (lives, life) = [await _pipe(theirs) for _ in range(3)]
+            ours, control = socket.socketpair()
+            theirs.callback(control.close)
+            fds = [stdin.fileno(), stdout, stderr, control.fileno(), life]
+            try:
+                pid = await self._order(json.dumps(told).encode(), fds)
+            except BaseException:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        return Process(pid, {"stdout": out, "stderr": err}, lives.read, ours, sink)
+
+    async def _order(self, told: bytes, fds: list[int]) -> int:
+        """Has an attempt started; the pid of its warden."""
+        async with self._turn:
+            if self._orders is not None:
+                try:
+                    return await asyncio.to_thread(_ask, self._orders, told, fds)
+                except OSError:
+                    # It has died since.
+                    await self.close()
+            self._orders = await self._begin()
+            return await asyncio.to_thread(_ask, self._orders, told, fds)
+
+    async def _begin(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "penstock.sidecar.agent.fork_server", str(theirs.fileno()), self._function),
+                stdin=asyncio.subprocess.DEVNULL,
+                env=self._env,
+                cwd=self._cwd,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        return ours
+
+    async def close(self) -> None:
+        """Lets the zygote go; attempts that run go on."""
+        if self._orders is not None:
+            self._orders.close()
+            self._orders = None
+        if self._process is not None:
+            _ = await self._process.wait()
+
+
+async def _pipe(theirs: ExitStack) -> tuple[asyncio.StreamReader, int]:
+    """(our end, their end)."""
+    reading, writing = os.pipe()
+    theirs.callback(os.close, writing)
+    reader, loop = asyncio.StreamReader(limit=FLOOD), asyncio.get_running_loop()
+    _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", 0))
+    return reader, writing
+
+
+def _ask(orders: socket.socket, told: bytes, fds: list[int]) -> int:
+    """One order and its answer. Blocks; raises OSError when the zygote is gone."""
+    _ = socket.send_fds(orders, [len(told).to_bytes(4)], fds)
+    orders.sendall(told)
+    answer = orders.recv(4, socket.MSG_WAITALL)
+    if len(answer) < 4:
+        raise OSError("the process that attempts are forked from has died")
+    return int.from_bytes(answer)

@@ -1,0 +1,112 @@
+"""Starts attempts of a Python function quickly: the function is imported once, and each attempt is a fork of that.
+
+    python -m penstock.sidecar.agent.fork_server FD module:function
+
+The runner (`sidecar.agent.fork_client`) has the other end of the socket FD. For each attempt it sends a length (4 bytes, big
+endian) with the descriptors stdin, stdout, stderr, the warden's control socket and one that is only held until nothing
+of the attempt is left; then JSON: `{"env": {...}, "cwd": path or null, "grace_s": 5}`. The answer is the pid (4 bytes)
+of a fork, which becomes a warden (`sidecar.agent.supervisor`); its agent calls the function. So an attempt has its own process,
+variables, output and end, as one that was started by a command has; it has not the time that imports take.
+
+What the function's module makes when it is imported is made once, before any attempt has its variables. A client that
+is made there would go past the gateway: its base URL (`environment.imported`) names a port that answers nobody.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+from penstock.sidecar.agent import callables, supervisor
+from penstock.sidecar.agent.loading import load
+
+FDS = 5
+
+
+class Zygote:
+    """What attempts are forked from. No thread may be started here."""
+
+    def __init__(self, orders: socket.socket, function: str) -> None:
+        self._orders, self._function = orders, function
+
+    def run(self) -> None:
+        """Until the runner is gone."""
+        _ = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the runner alone
+        _ = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever has ended is not waited for
+        while (order := self._order()) is not None:
+            told, fds = order
+            pid = os.fork()
+            if pid == 0:
+                self._attempt(told, fds)
+            self._orders.sendall(pid.to_bytes(4))
+            for fd in fds:
+                os.close(fd)
+
+    def _order(self) -> tuple[dict[str, Any], list[int]] | None:
+        """(what is started, its descriptors); None when the runner is gone."""
+        head, fds, _, _ = socket.recv_fds(self._orders, 4, FDS)
+        head += self._read(4 - len(head))
+        told = self._read(int.from_bytes(head))
+        return (json.loads(told), fds) if told else None
+
+    def _read(self, size: int) -> bytes:
+        """So many bytes; fewer when the runner is gone."""
+        data = bytearray()
+        while len(data) < size and (piece := self._orders.recv(size - len(data))):
+            data += piece
+        return bytes(data)
+
+    def _attempt(self, told: dict[str, Any], fds: list[int]) -> None:
+        """The fork: a warden. Both of its processes hold `life`."""
+        stdin, stdout, stderr, control, life = fds
+        self._orders.close()
+        _ = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        for fd, place in ((stdin, 0), (stdout, 1), (stderr, 2)):
+            _ = os.dup2(fd, place)
+            os.close(fd)
+        _ = supervisor.watch(control, told["grace_s"], lambda failure: self._become(told, life, failure))
+        os._exit(0)
+
+    def _become(self, told: dict[str, Any], life: int, failure: int) -> None:
+        """The agent. It ends as a Python process ends."""
+        os.close(life)
+        os.environ.clear()
+        os.environ.update(told["env"])
+        try:
+            if told["cwd"]:
+                os.chdir(told["cwd"])
+        except OSError as e:
+            _ = os.write(failure, f"cannot start in {told['cwd']!r}: {e.strerror}".encode())
+            os._exit(127)
+        os.close(failure)
+        sys.argv = [sys.argv[0], self._function]
+        raise _Agent
+
+
+class _Agent(BaseException):
+    """Leaves everything that a fork has inherited of the zygote's stack."""
+
+
+def main() -> None:
+    """The process."""
+    orders, function = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
+    os.set_inheritable(orders.fileno(), False)
+    with suppress(Exception):  # each attempt tries again, and its output says why
+        _ = load(function)
+    # What was imported is shared with every attempt as long as nobody writes to it; a collection at their end would.
+    gc.freeze()
+    try:
+        Zygote(orders, function).run()
+    except _Agent:
+        callables.main()
+
+
+if __name__ == "__main__":
+    main()

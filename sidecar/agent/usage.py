@@ -1,0 +1,65 @@
+"""What a runner's agents use: CPU and memory from /proc, GPUs from `nvidia-smi`, where there are any."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Iterable
+
+from penstock.gateway.model.span import Figures
+from penstock.sidecar.agent.supervisor import below, table
+
+SMI = ("--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits")
+SMI_S = 5.0
+
+
+class Meter:
+    """Measures trees of processes between one look and the next."""
+
+    def __init__(self) -> None:
+        self._smi = shutil.which("nvidia-smi")
+        self._ticks: dict[int, int] = {}
+        self._at = time.monotonic()
+
+    async def read(self, roots: Iterable[int]) -> Figures:
+        """The figures since the last look. What cannot be measured here is None."""
+        cpu, memory = self._processes(list(roots))
+        busy, used = await self._gpus()
+        return Figures(cpu_percent=cpu, memory_bytes=memory, gpu_percent=busy, gpu_memory_bytes=used)
+
+    def _processes(self, roots: list[int]) -> tuple[float | None, int | None]:
+        rows = table()
+        if not rows:
+            return None, None
+        trees = {root: [root, *below(root, rows)] for root in roots if root in rows}
+        ticks = {root: sum(rows[pid].ticks for pid in tree) for root, tree in trees.items()}
+        spent = sum(max(0, now - self._ticks.get(root, 0)) for root, now in ticks.items())
+        before, self._at, self._ticks = self._at, time.monotonic(), ticks
+        seconds = spent / os.sysconf("SC_CLK_TCK")
+        pages = sum(rows[pid].pages for tree in trees.values() for pid in tree)
+        return round(100 * seconds / max(self._at - before, 1e-3), 1), pages * os.sysconf("SC_PAGE_SIZE")
+
+    async def _gpus(self) -> tuple[float | None, int | None]:
+        if self._smi is None:
+            return None, None
+        process = await asyncio.create_subprocess_exec(
+            self._smi, *SMI, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+        try:
+            async with asyncio.timeout(SMI_S):
+                text = (await process.communicate())[0].decode(errors="replace")
+        except TimeoutError:
+            process.kill()
+            _ = await process.wait()
+            return None, None
+        return gpus(text)
+
+
+def gpus(text: str) -> tuple[float | None, int | None]:
+    """Busiest GPU in percent and memory in use on all in bytes, from what nvidia-smi prints (`97, 1024` a GPU)."""
+    rows = [line.split(",") for line in text.splitlines() if line.count(",") == 1]
+    busy = [float(row[0]) for row in rows if row[0].strip().isdigit()]
+    used = [int(row[1]) << 20 for row in rows if row[1].strip().isdigit()]
+    return max(busy, default=None), sum(used) if used else None

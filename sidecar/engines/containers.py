@@ -1,0 +1,56 @@
+"""Agents in containers: the `docker run` (or podman's, which takes the same options) of an attempt. Pure, but `tool`.
+
+Variables go in by name, so that no token is in a list of processes. The container has the attempt's name and is removed
+at the very end by the warden, also when the runner was killed: ending `docker run` alone does not end a container.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from hashlib import blake2b
+from urllib.parse import urlsplit
+
+from penstock.gateway.model.queue import Claim
+from penstock.sidecar.agent.environment import Plan
+from penstock.sidecar.agent.process import Command
+from penstock.sidecar.settings import Settings, UsageError
+
+TOOLS = ("docker", "podman")
+LOCAL = ("localhost", "::1")
+
+
+def tool() -> str:
+    """The command that runs containers here; raises `UsageError`."""
+    found = next(filter(None, map(shutil.which, TOOLS)), None)
+    if found is None:
+        raise UsageError(f"--image needs {' or '.join(TOOLS)}, and neither is on the PATH")
+    return found
+
+
+def command(tool: str, settings: Settings, claim: Claim, plan: Plan, env: Mapping[str, str]) -> Command:
+    """What is run for an attempt. `env` is the environment of the tool itself and holds the variables that go in."""
+    name = container(settings.name, claim)
+    agents = settings.agents
+    options = [tool, "run", "--rm", "--init", "-i", f"--name={name}", *_network(settings.gateway)]
+    options += [f"--env={variable}" for variable in sorted(plan.own)]
+    if plan.file is not None:
+        options += [f"--volume={plan.file}:{plan.file}:ro"]
+    if agents.cwd is not None:
+        options += [f"--workdir={agents.cwd}"]
+    argv = (*options, *agents.image_args, agents.image or "", *plan.argv)
+    return Command(argv, env, plan.stdin, None, after=(tool, "rm", "--force", name))
+
+
+def container(worker: str, claim: Claim) -> str:
+    """A name that no other attempt has; what an id may hold and a container's name may not becomes a dash."""
+    name = f"{worker}\0{claim.rollout.id}\0{claim.attempt.id}".encode()
+    readable = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{claim.rollout.id}-{claim.attempt.id}")[:60]
+    return f"penstock-{readable}-{blake2b(name, digest_size=6).hexdigest()}"
+
+
+def _network(gateway: str) -> list[str]:
+    """A gateway that listens on this machine alone is reached through the machine's own network only."""
+    host = urlsplit(gateway).hostname or ""
+    return ["--network=host"] if host in LOCAL or host.startswith("127.") else []

@@ -1,0 +1,228 @@
+"""Agents as Kubernetes Jobs: the runner stays where it is, and each attempt is a Job in the cluster.
+
+The pod is watched, its log is followed, and the Job is deleted when the attempt ends before it does. A cluster or a
+watch that is away for a while is asked again. The runner moves the Job's deadline on as long as it lives: when it does
+not any more, the cluster ends the Job within the lease. Pods have no stdin here, and their log does not tell stderr
+from stdout: everything is kept as stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from penstock.gateway.model.queue import Claim
+from penstock.sidecar.agent.environment import plan
+from penstock.sidecar.agent.process import Agent, Ending, Sink
+from penstock.sidecar.engines import kubernetes_job
+from penstock.sidecar.engines.kubernetes_api import Cluster, ClusterError, connect
+from penstock.sidecar.engines.kubernetes_job import Json
+from penstock.sidecar.preflight import STAND_IN, bare
+from penstock.sidecar.settings import Settings, UsageError
+
+PAUSE_S = 1.0
+WATCH_S = 240
+LOG_S = 10.0
+"""How long the rest of a log is waited for when its container has ended."""
+LEAVE_S = 30.0
+"""How long a pod that was deleted may take on top of its grace."""
+
+
+class Job:
+    """An attempt in the cluster."""
+
+    pid = None
+
+    def __init__(self, cluster: Cluster, manifest: Json, settings: Settings, sink: Sink) -> None:
+        self._cluster, self._settings, self._sink = cluster, settings, sink
+        self._name: str = manifest["metadata"]["name"]
+        self._container = kubernetes_job.container_name(manifest)
+        self._pod: str | None = None
+        self._log: asyncio.Future[None] | None = None
+        self._orders: set[asyncio.Future[None]] = set()
+        self._deleted: float | None = None
+
+    def terminate(self) -> None:
+        """Delete the Job: its pod gets TERM, and KILL after the grace."""
+        if self._deleted is None:
+            self._deleted = time.monotonic()
+            self._order(self._cluster.jobs(self._name), {"propagationPolicy": "Background"})
+
+    def kill(self) -> None:
+        """Delete the pod at once too."""
+        self.terminate()
+        if self._pod is not None:
+            self._order(self._cluster.pods(self._pod), {"gracePeriodSeconds": 0})
+
+    def _order(self, path: str, options: Json) -> None:
+        order = asyncio.ensure_future(self._delete(path, options))
+        self._orders.add(order)
+        order.add_done_callback(self._orders.discard)
+
+    async def _delete(self, path: str, options: Json) -> None:
+        while True:
+            try:
+                _ = await self._cluster.ask("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1"} | options)
+            except ClusterError as e:
+                if e.passing:
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+            return
+
+    async def wait(self) -> Ending:
+        """How it ended, once its log is read."""
+        keeping = asyncio.ensure_future(self._keep())
+        try:
+            ending = await self._follow()
+            if self._log is not None:
+                _ = await asyncio.wait({self._log}, timeout=LOG_S)
+            return ending
+        finally:
+            _ = keeping.cancel()
+            if self._log is not None:
+                _ = self._log.cancel()
+
+    async def _keep(self) -> None:
+        """Move the Job's deadline on, as heartbeats do with the lease."""
+        began, lease = time.monotonic(), self._settings.lease_s
+        while True:
+            await asyncio.sleep(lease / 3)
+            moved = {"spec": {"activeDeadlineSeconds": kubernetes_job.deadline(time.monotonic() - began, lease)}}
+            try:
+                _ = await self._cluster.ask("PATCH", self._cluster.jobs(self._name), moved)
+            except ClusterError:
+                continue  # the next one comes in time
+
+    async def _follow(self) -> Ending:
+        while True:
+            try:
+                async with aclosing(self._states()) as states:
+                    async for gone, pod in states:
+                        if (ending := self._note(gone, pod)) is not None:
+                            return ending
+            except ClusterError as e:
+                if not e.passing and e.status != 410:
+                    return Ending(error=str(e))
+            if self._overdue():
+                return Ending(error="the pod did not leave in time")
+            await asyncio.sleep(PAUSE_S)
+
+    def _overdue(self) -> bool:
+        patience = self._settings.agents.grace_s + LEAVE_S
+        return self._deleted is not None and time.monotonic() - self._deleted > patience
+
+    def _note(self, gone: bool, pod: Json) -> Ending | None:
+        name = str(pod["metadata"]["name"])
+        self._pod = name
+        if self._log is None and kubernetes_job.started(pod, self._container):
+            self._log = asyncio.ensure_future(self._read_log(name))
+        ending = kubernetes_job.ending(pod, self._container)
+        return ending or (Ending(error="the pod was deleted") if gone else None)
+
+    async def _states(self) -> AsyncGenerator[tuple[bool, Json]]:
+        """The pod as it is and as it becomes, until the watch ends; and whether it is gone."""
+        selector = {"labelSelector": f"job-name={self._name}"}
+        listed = await self._cluster.ask("GET", self._cluster.pods(), query=selector)
+        if not listed["items"] and self._deleted is not None:
+            yield True, {"metadata": {"name": ""}}
+        for pod in listed["items"]:
+            yield False, pod
+        version = str(listed["metadata"].get("resourceVersion", ""))
+        query = selector | {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_S)}
+        async with self._cluster.answering("GET", self._cluster.pods(), query=query) as response:
+            async for line in _lines(response.content.iter_any()):
+                event = cast(Json, json.loads(line))
+                if event["type"] == "ERROR":
+                    raise ClusterError(str(event["object"].get("message")), event["object"].get("code"))
+                if event["type"] != "BOOKMARK":
+                    yield event["type"] == "DELETED", event["object"]
+
+    async def _read_log(self, pod: str) -> None:
+        query = {"container": self._container, "follow": "true"}
+        try:
+            async with self._cluster.answering("GET", f"{self._cluster.pods(pod)}/log", query=query) as response:
+                async for data in response.content.iter_any():
+                    self._sink("stdout", data)
+        except ClusterError as e:
+            self._sink("stderr", f"the log ended early: {e}\n".encode())
+        self._sink("stdout", b"")
+
+    async def leave(self) -> None:
+        """Let the orders that were given reach the cluster."""
+        if self._orders:
+            _ = await asyncio.wait(self._orders, timeout=LEAVE_S)
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    waiting = b""
+    async for piece in pieces:
+        *lines, waiting = (waiting + piece).split(b"\n")
+        for line in lines:
+            yield line
+
+
+class Jobs:
+    """The engine: runs agents as Jobs of one cluster. Made by `engine`."""
+
+    def __init__(self, settings: Settings, template: Json, cluster: Cluster) -> None:
+        self._settings, self._template, self._cluster = settings, template, cluster
+
+    @asynccontextmanager
+    async def running(self, claim: Claim, sink: Sink) -> AsyncGenerator[Agent]:
+        """The agent of an attempt."""
+        made = plan(claim, self._settings.gateway, self._settings.agents, Path("input.json"))
+        manifest = kubernetes_job.job(self._template, self._settings, claim, made)
+        try:
+            _ = await self._cluster.ask("POST", self._cluster.jobs(), manifest)
+        except ClusterError as e:
+            raise OSError(str(e)) from None
+        job = Job(self._cluster, manifest, self._settings, sink)
+        finished = False
+        try:
+            yield job
+            finished = True
+        finally:
+            if not finished:
+                job.terminate()
+            await job.leave()
+
+
+@asynccontextmanager
+async def engine(settings: Settings, template: Path | None, namespace: str | None) -> AsyncGenerator[Jobs]:
+    """Runs agents as Jobs; raises `UsageError` when there is no cluster, no template or no image, or when the cluster
+    does not take such a Job."""
+    checked = kubernetes_job.checked(read(template), settings.agents.image)
+    async with connect(namespace) as cluster:
+        await _try_out(cluster, checked, settings)
+        yield Jobs(settings, checked, cluster)
+
+
+async def _try_out(cluster: Cluster, template: Json, settings: Settings) -> None:
+    """Asks the cluster whether it would take a Job, without making one: it looks at the template, at what the runner
+    may do, and at quotas."""
+    made = plan(STAND_IN, settings.gateway, bare(settings.agents), Path("input.json"))
+    manifest = kubernetes_job.job(template, settings, STAND_IN, made)
+    try:
+        _ = await cluster.ask("POST", cluster.jobs(), manifest, {"dryRun": "All"})
+    except ClusterError as e:
+        raise UsageError(f"--on kubernetes: no Job can be made in namespace {cluster.namespace!r}: {e}") from None
+
+
+def read(path: Path | None) -> Json:
+    """The template of a file, YAML or JSON; raises `UsageError`."""
+    import yaml
+
+    if path is None:
+        return kubernetes_job.TEMPLATE
+    try:
+        found: Any = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as e:
+        raise UsageError(f"--job-template: {e}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"--job-template: {path} holds no object")
+    return cast(Json, found)

@@ -1,0 +1,168 @@
+"""The Kubernetes Job of an attempt, and what its pod says. Pure: JSON in, JSON out.
+
+A Job is a template with the attempt put into it: its name, labels, image, command and variables. What makes a Job one
+attempt is not the template's business: one pod, never restarted, because trying again is the gateway's decision. The
+Job ends by itself when its runner does not move its deadline on (`activeDeadlineSeconds`), as an attempt's lease does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any, cast
+
+from penstock.gateway.model.queue import Claim
+from penstock.sidecar.agent.environment import Plan
+from penstock.sidecar.agent.process import Ending
+from penstock.sidecar.settings import Settings, UsageError
+
+Json = dict[str, Any]
+CONTAINER = "agent"
+LABEL = "penstock.dev/worker"
+TEMPLATE: Json = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "spec": {
+        "ttlSecondsAfterFinished": 300,
+        "template": {
+            "spec": {
+                "automountServiceAccountToken": False,
+                "containers": [{"name": CONTAINER}],
+            }
+        },
+    },
+}
+"""What is used when no template is given."""
+HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff", "CreateContainerConfigError"})
+"""Reasons for which a container waits for ever."""
+
+
+def checked(template: Json, agents_image: str | None) -> Json:
+    """A template that attempts can be put into; raises `UsageError`."""
+    if template.get("kind") != "Job" or template.get("apiVersion") != "batch/v1":
+        raise UsageError("--job-template: it must be of apiVersion batch/v1 and kind Job")
+    try:
+        container = _container(template)
+    except (KeyError, IndexError, TypeError):
+        raise UsageError("--job-template: it has no spec.template.spec.containers") from None
+    if not (agents_image or container.get("image")):
+        raise UsageError("--on kubernetes needs an image: --image IMAGE, or one in --job-template")
+    return template
+
+
+def job(template: Json, settings: Settings, claim: Claim, plan: Plan) -> Json:
+    """The Job of an attempt; raises ValueError when its task is too large."""
+    if plan.file is not None:
+        raise ValueError(f"a task of {len(plan.task):,} characters is too large for a Job: queue a reference to it")
+    made = deepcopy(template)
+    labels = {LABEL: label(settings.name)}
+    _merge(made.setdefault("metadata", {}), name(settings.name, claim), labels, claim)
+    spec: Json = made["spec"]
+    spec["backoffLimit"], spec["completions"], spec["parallelism"] = 0, 1, 1
+    spec["activeDeadlineSeconds"] = deadline(0.0, settings.lease_s)
+    _merge(spec["template"].setdefault("metadata", {}), None, labels, claim)
+    pod: Json = spec["template"]["spec"]
+    pod["restartPolicy"] = "Never"
+    pod["terminationGracePeriodSeconds"] = max(1, round(settings.agents.grace_s))
+    _fill(_container(made), settings, plan)
+    return made
+
+
+def deadline(elapsed_s: float, lease_s: float) -> int:
+    """`activeDeadlineSeconds` of a Job that was made so long ago and whose runner has just been heard of; s."""
+    return int(elapsed_s + lease_s) + 1
+
+
+def name(worker: str, claim: Claim) -> str:
+    """Of the Job: a DNS label, no other attempt's."""
+    whole = f"{worker}\0{claim.rollout.id}\0{claim.attempt.id}".encode()
+    readable = re.sub(r"[^a-z0-9]+", "-", f"{claim.rollout.id}-{claim.attempt.id}".lower())[:36].strip("-")
+    return f"penstock-{readable}-{blake2b(whole, digest_size=5).hexdigest()}"
+
+
+def label(text: str) -> str:
+    """A value that a label may have."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63].strip("-_.")
+
+
+def _merge(metadata: Json, name: str | None, labels: Mapping[str, str], claim: Claim) -> None:
+    if name is not None:
+        metadata["name"] = name
+        _ = metadata.pop("generateName", None)
+    metadata["labels"] = {**metadata.get("labels", {}), **labels}
+    ids = {"penstock.dev/rollout": claim.rollout.id, "penstock.dev/attempt": claim.attempt.id}
+    metadata["annotations"] = {**metadata.get("annotations", {}), **ids}
+
+
+def _container(template: Json) -> Json:
+    """The agent's: the one of that name, else the first."""
+    containers = cast("list[Json]", template["spec"]["template"]["spec"]["containers"])
+    return next((container for container in containers if container.get("name") == CONTAINER), containers[0])
+
+
+def _fill(container: Json, settings: Settings, plan: Plan) -> None:
+    agents = settings.agents
+    if agents.image:
+        container["image"] = agents.image
+    if agents.command or agents.callable:
+        container["command"] = list(plan.argv)
+        _ = container.pop("args", None)
+    elif plan.argv:
+        container["args"] = list(plan.argv)
+    if agents.cwd is not None:
+        container["workingDir"] = str(agents.cwd)
+    kept = [variable for variable in container.get("env", []) if variable["name"] not in plan.own]
+    container["env"] = kept + [{"name": name, "value": value} for name, value in plan.own.items()]
+
+
+def container_name(template: Json) -> str:
+    """Of the agent's container."""
+    return str(_container(template)["name"])
+
+
+# -- what a pod says ---------------------------------------------------------------------------------------------------
+
+
+def state(pod: Json, container: str) -> Json:
+    """The state of a container: one of waiting, running and terminated; empty before there is any."""
+    statuses = cast("list[Json]", pod.get("status", {}).get("containerStatuses") or [])
+    found = next((status for status in statuses if status.get("name") == container), Json())
+    return cast(Json, found.get("state") or {})
+
+
+def started(pod: Json, container: str) -> bool:
+    """Whether there is something to read."""
+    return bool(state(pod, container).keys() & {"running", "terminated"})
+
+
+def ending(pod: Json, container: str) -> Ending | None:
+    """How the agent ended; None while it has not."""
+    found = state(pod, container)
+    if "terminated" in found:
+        return _terminated(found["terminated"])
+    waiting = found.get("waiting", {})
+    if waiting.get("reason") in HOPELESS:
+        return Ending(error=f"{waiting['reason']}: {waiting.get('message', '')}"[:500])
+    status: Json = pod.get("status", {})
+    if status.get("phase") == "Failed":
+        return Ending(error=f"the pod failed: {status.get('reason', '')} {status.get('message', '')}"[:500])
+    return None
+
+
+def _terminated(found: Json) -> Ending:
+    code, signal = int(found.get("exitCode", 0)), found.get("signal")
+    if not signal and 128 < code < 160:
+        signal = code - 128  # the shell's way, and the kubelet's for most ends by a signal
+    named = _SIGNALS.get(signal, f"SIG{signal}") if signal else None
+    took = _ns(found.get("finishedAt")) - _ns(found.get("startedAt"))
+    return Ending(None if named else code, named, max(0, took))
+
+
+_SIGNALS = {2: "SIGINT", 6: "SIGABRT", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+
+
+def _ns(text: str | None) -> int:
+    return 0 if text is None else int(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1e9)

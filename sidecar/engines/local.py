@@ -1,0 +1,69 @@
+"""Where agents run. An engine starts the agent of a claim; `Here` runs it on this machine, in a container or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from penstock.gateway.model.queue import Claim
+from penstock.sidecar import preflight
+from penstock.sidecar.agent.environment import Plan, environment, imported, plan
+from penstock.sidecar.agent.fork_client import Preloaded
+from penstock.sidecar.agent.process import Agent, Command, Sink, start
+from penstock.sidecar.engines import containers
+from penstock.sidecar.settings import Settings
+
+
+class Engine(Protocol):
+    """Runs agents."""
+
+    def running(self, claim: Claim, sink: Sink) -> AbstractAsyncContextManager[Agent]:
+        """The agent of an attempt, started; nothing of it is left at the end. Raises `TemplateError`, OSError or
+        ValueError when it cannot be started."""
+        ...
+
+
+class Here:
+    """Runs agents on this machine."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises `UsageError` when a container is asked for and there is nothing to run it."""
+        agents = settings.agents
+        self._settings = settings
+        self._tool = containers.tool() if agents.image else None
+        self._preloaded: Preloaded | None = None
+        if agents.preload and agents.callable is not None:
+            self._preloaded = Preloaded(agents.callable, imported(os.environ, settings.key), agents.cwd)
+
+    async def __aenter__(self) -> Here:
+        """Raises `UsageError` when it is certain that no agent can work here."""
+        await preflight.check(self._settings, self._tool)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._preloaded is not None:
+            await self._preloaded.close()
+
+    @asynccontextmanager
+    async def running(self, claim: Claim, sink: Sink) -> AsyncGenerator[Agent]:
+        """The agent of an attempt."""
+        with TemporaryDirectory(prefix="penstock-") as home:
+            made = plan(claim, self._settings.gateway, self._settings.agents, Path(home, "input.json"))
+            if made.file is not None:
+                _ = made.file.write_text(made.task, encoding="utf-8")
+            starting = start if self._preloaded is None else self._preloaded.start
+            agent = await starting(self._command(claim, made), self._settings.agents.grace_s, sink)
+            try:
+                yield agent
+            finally:
+                agent.close()
+
+    def _command(self, claim: Claim, made: Plan) -> Command:
+        env = environment(os.environ, made.own, self._settings.key)
+        if self._tool is not None:
+            return containers.command(self._tool, self._settings, claim, made, env)
+        return Command(made.argv, env, made.stdin, self._settings.agents.cwd)

@@ -1,0 +1,260 @@
+"""Agents on a Ray cluster: one actor for each worker, and in each the very same runner with one agent at a time.
+
+Ray decides where the actors live, spreads them over the nodes and starts one again elsewhere when its node is gone; the
+attempt that was lost with it comes back by its lease. The queue is the gateway's: actors take work from it by
+themselves, and nothing but results comes through the driver, which shows them and passes signals on. It is also the
+driver that sees when agents cannot work (`breaker`): one actor alone would see too little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import ray as _ray
+from ray.exceptions import RayError
+
+from penstock.gateway.client.client import Client
+from penstock.sidecar.attempt import Result, hand_back
+from penstock.sidecar.breaker import Breaker
+from penstock.sidecar.engines.local import Here
+from penstock.sidecar.progress import Lines, Tally, progress
+from penstock.sidecar.runner import Runner
+from penstock.sidecar.settings import RunnerError, Settings, UsageError
+
+ray: Any = _ray
+"""Its annotations are not complete enough to be checked against."""
+LOOK_S, SILENCE_S = 0.5, 5.0
+"""Between two looks at what the actors have done; how long one that says nothing may still be at work."""
+CONNECT_S = 10.0
+"""How long a cluster may take to accept a connection."""
+OPTIONS: dict[str, Any] = {
+    "num_cpus": 1,
+    "max_concurrency": 4,  # the runner has one thread; it is told to stop, and asked for results, by others
+    "max_restarts": -1,
+    "max_task_retries": -1,
+    "scheduling_strategy": "SPREAD",
+}
+
+
+class Quiet(Lines):
+    """Collects results for the driver; what is said goes to the actor's own log."""
+
+    def __init__(self, echo: bool) -> None:
+        super().__init__(echo)
+        self.results: list[Result] = []
+
+    def ended(self, result: Result, tally: Tally) -> None:
+        """Kept until the driver asks for it."""
+        self.results.append(result)
+
+
+class Slot:
+    """A worker: an actor that runs a runner."""
+
+    def __init__(self, settings: Settings, home: str | None) -> None:
+        if home is not None and Path(home).is_dir():
+            os.chdir(home)
+        self._settings = settings
+        self._shown = Quiet(settings.echo)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runner: Runner | None = None
+        self._told: str | None = None
+
+    def run(self) -> None:
+        """Work until there is no more."""
+
+        # Not a method: Ray would make one that is async a reason to run all of them in a loop of its own.
+        async def work() -> None:
+            async with Here(self._settings) as engine:
+                with self._lock:
+                    self._loop = asyncio.get_running_loop()
+                    self._runner = runner = Runner(self._settings, engine, self._shown)
+                    if self._told is not None:
+                        getattr(runner, self._told)()
+                _ = await runner.run()
+
+        asyncio.run(work())
+
+    def tell(self, order: str) -> None:
+        """`stop` or `abandon`."""
+        with self._lock:
+            self._told = order
+            if self._loop is not None and self._loop.is_running():
+                _ = self._loop.call_soon_threadsafe(getattr(self._runner, order))
+
+    def results(self) -> list[Result]:
+        """What has ended since the last time."""
+        found, self._shown.results = self._shown.results, []
+        return found
+
+
+class Fleet:
+    """The actors, as the driver sees them."""
+
+    def __init__(self, settings: Settings, options: dict[str, Any]) -> None:
+        try:
+            actor = ray.remote(**(OPTIONS | options))(Slot)
+        except (TypeError, ValueError) as e:
+            raise UsageError(f"--ray-options: {' '.join(str(e).split())}") from None
+        # A directory that Ray itself brings to the nodes must not be left.
+        home = None if "working_dir" in options.get("runtime_env", {}) else str(settings.agents.cwd or Path.cwd())
+        shares = _shares(settings)
+        self.slots: list[Any] = [actor.remote(share, home) for share in shares]
+        self.runs: dict[Any, Any] = {slot.run.remote(): slot for slot in self.slots}
+        self._asked: dict[Any, tuple[Any, float]] = {}
+        self._ended: list[Any] = []
+
+    def going(self) -> bool:
+        """False when there is no more work for anybody. Raises `RunnerError` with what a runner raised."""
+        done, _ = ray.wait(list(self.runs), num_returns=len(self.runs), timeout=0)
+        for run in done:
+            self._ended.append(self.runs.pop(run))
+            try:
+                ray.get(run)
+            except RayError as e:
+                raise RunnerError(f"a worker on Ray failed: {_cause(e)}") from None
+        if self._ended:
+            # One has found nothing more to do: those that Ray has not placed, or not again, have nothing to wait for.
+            silent = {slot for slot, at in self._asked.values() if time.monotonic() - at > SILENCE_S}
+            self.runs = {run: slot for run, slot in self.runs.items() if slot not in silent}
+        return bool(self.runs)
+
+    def results(self) -> list[Result]:
+        """What has ended since the last time. An actor that has no place has nothing to say, and is asked on."""
+        for slot in set(self.slots) - {slot for slot, _ in self._asked.values()}:
+            self._asked[slot.results.remote()] = slot, time.monotonic()
+        return self._answers(list(self._asked), LOOK_S)
+
+    def last_results(self) -> list[Result]:
+        """What those who have come to their end have not said yet."""
+        under_way = [asked for asked, (slot, _) in self._asked.items() if slot in self._ended]
+        return self._answers([*under_way, *(slot.results.remote() for slot in self._ended)], SILENCE_S)
+
+    def _answers(self, asked: list[Any], patience_s: float) -> list[Result]:
+        found: list[Result] = []
+        done: list[Any] = ray.wait(asked, num_returns=len(asked), timeout=patience_s)[0] if asked else []
+        for answered in done:
+            _ = self._asked.pop(answered, None)
+            with suppress(RayError):
+                found += ray.get(answered)
+        return found
+
+    def tell(self, order: str) -> None:
+        """`stop` or `abandon`, to all."""
+        for slot in self.slots:
+            slot.tell.remote(order)
+
+
+def run(settings: Settings, address: str | None, options: str | None) -> Tally:
+    """Work on a cluster until there is no more."""
+    given = _options(options)
+    _check_address(address)
+    _ = os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(address=address, log_to_driver=settings.echo, logging_level=logging.WARNING, namespace="penstock")
+    except (ConnectionError, ValueError, RayError) as e:
+        raise RunnerError(f"cannot reach the Ray cluster at {address or 'this machine'}: {e}") from None
+    try:
+        with progress("bar" if sys.stderr.isatty() else "lines", settings.echo, settings.most) as shown:
+            return _drive(Fleet(settings, given), settings, shown)
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str | None) -> None:
+    """Ray itself asks for minutes, and says why in a log of its own, when nothing answers at HOST:PORT."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError):
+        raise RunnerError(
+            f"cannot reach the Ray cluster at {address}: nothing answers there; correct "
+            "--ray-address, or start it with `ray start --head`"
+        ) from None
+
+
+def _drive(fleet: Fleet, settings: Settings, shown: Lines) -> Tally:
+    tally, orders, breaker = Tally(), ["stop", "abandon"], Breaker(settings.keep_going)
+
+    def heed(*_: object) -> None:
+        order = orders.pop(0) if len(orders) > 1 else orders[0]
+        shown.say("taking no more work; once more kills the agents" if order == "stop" else "killing the agents")
+        fleet.tell(order)
+
+    before = {number: signal.signal(number, heed) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while fleet.going():
+            _mind(fleet, _tell(fleet.results(), tally, shown), breaker, settings, tally, shown)
+            time.sleep(LOOK_S)
+        _mind(fleet, _tell(fleet.last_results(), tally, shown), breaker, settings, tally, shown)
+    finally:
+        for number, handler in before.items():
+            _ = signal.signal(number, handler)
+    return tally
+
+
+def _tell(results: list[Result], tally: Tally, shown: Lines) -> list[Result]:
+    for result in results:
+        tally.add(result)
+        shown.ended(result, tally)
+    return results
+
+
+def _mind(
+    fleet: Fleet, results: list[Result], breaker: Breaker, settings: Settings, tally: Tally, shown: Lines
+) -> None:
+    """Stop the actors when agents cannot work, and hand back what was no try."""
+    found = [each for result in results for each in breaker.note(result)]
+    if breaker.tripped is not None and tally.stopped is None:
+        fleet.tell("stop")
+        tally.stopped = breaker.why()
+        shown.say(tally.stopped)
+    if found:
+        for result in asyncio.run(_hand_back(settings, found, shown)):
+            tally.hand_back(result)
+
+
+async def _hand_back(settings: Settings, results: list[Result], shown: Lines) -> list[Result]:
+    """Those that were handed back."""
+    async with Client(settings.gateway, settings.key) as client:
+        return [result for result in results if await hand_back(client, result, shown.away)]
+
+
+def _shares(settings: Settings) -> list[Settings]:
+    """The settings of each actor: one worker, a name of its own, and its share of the attempts."""
+    count = settings.workers if settings.most is None else min(settings.workers, settings.most)
+    shares = [
+        None if settings.most is None else settings.most // count + (n < settings.most % count) for n in range(count)
+    ]
+    alone = replace(settings, workers=1, keep_going=True)  # the driver minds what all of them say
+    return [replace(alone, name=f"{settings.name}-{n}", most=most) for n, most in enumerate(shares, 1)]
+
+
+def _options(text: str | None) -> dict[str, Any]:
+    try:
+        given = json.loads(text or "{}")
+    except ValueError as e:
+        raise UsageError(f"--ray-options: {text!r} is not JSON: {e}") from None
+    if not isinstance(given, dict):
+        raise UsageError(f"--ray-options: {text!r} is not a JSON object")
+    return cast("dict[str, Any]", given)
+
+
+def _cause(error: RayError) -> str:
+    cause = getattr(error, "cause", None)
+    return str(cause or error).strip().splitlines()[-1]

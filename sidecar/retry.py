@@ -1,0 +1,45 @@
+"""Waiting: for a gateway that may be away (a restart must not cost an agent's work), and for what comes first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from penstock.gateway.client.client import ClientError
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+MOST_FAILURES = 8
+"""How often a gateway that is there may say that it has failed (500)."""
+AWAY = frozenset({None, 502, 503, 504})
+T = TypeVar("T")
+
+
+async def patiently(ask: Callable[[], Awaitable[T]], away: Callable[[str], None] = lambda _: None) -> T:
+    """What the gateway answers, however long it is away; raises the `ClientError` of what it refuses. What is asked
+    must be safe to send twice. `away` is told of every failure."""
+    pause, failures = FIRST_PAUSE_S, 0
+    while True:
+        try:
+            return await ask()
+        except ClientError as e:
+            failures += e.status not in AWAY
+            if not e.passing or failures >= MOST_FAILURES:
+                raise
+            away(str(e))
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, LONGEST_PAUSE_S)
+
+
+async def unless(event: asyncio.Event, step: Coroutine[Any, Any, T]) -> T | None:
+    """The step's result; None, and the step is given up or not even begun, when the event comes first."""
+    if event.is_set():
+        step.close()
+        return None
+    task, waiting = asyncio.ensure_future(step), asyncio.ensure_future(event.wait())
+    try:
+        _ = await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        _ = waiting.cancel()
+        _ = task.cancel()

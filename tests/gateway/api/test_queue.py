@@ -1,0 +1,632 @@
+"""The queue over HTTP: what every endpoint accepts, refuses and answers again, asked of a real gateway process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import AsyncExitStack
+from io import BytesIO
+from typing import Any
+from uuid import uuid4
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.process import upstreams
+from fakes.provider import Provider
+from fakes.raw import body_of, connect, post
+from fakes.rig import Base
+
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.queue import (
+    MOST_ROLLOUTS,
+    Claim,
+    ClaimRequest,
+    Event,
+    FeedbackRequest,
+    FinishRequest,
+    HeartbeatRequest,
+    Held,
+    RolloutSpec,
+)
+from penstock.gateway.model.span import (
+    Attempt,
+    AttemptStatus,
+    Figures,
+    Judgement,
+    Mode,
+    Outcome,
+    Reward,
+    RolloutConfig,
+    RolloutStatus,
+    Span,
+)
+
+PATIENCE = 10.0
+
+
+@pytest.fixture
+async def client(base: Base) -> AsyncGenerator[Client]:
+    """A client of the module's gateway, whose queue is open and empty."""
+    async with Client(base.url) as made:
+        _ = await made.set_queue("open")
+        yield made
+        await emptied(made)
+
+
+async def emptied(client: Client) -> None:
+    """Tests of this module share a queue: none leaves anything in it."""
+    async for rollout in client.rollouts():
+        if rollout.status not in ("succeeded", "failed", "cancelled"):
+            _ = await client.cancel(rollout.id)
+
+
+def name() -> str:
+    return f"q-{uuid4().hex[:12]}"
+
+
+async def queued(client: Client, count: int = 1, **spec: Any) -> list[str]:
+    """Names of new rollouts."""
+    return [one.id for one in await client.enqueue([RolloutSpec(id=name(), **spec) for _ in range(count)])]
+
+
+async def take(client: Client, worker: str = "w1", **asked: Any) -> list[Claim]:
+    return (await client.claim(ClaimRequest(worker=worker, **asked))).claims
+
+
+async def taken(client: Client, **spec: Any) -> Attempt:
+    """An attempt in the hands of worker w1."""
+    _ = await queued(client, **spec)
+    [claim] = await take(client, modes=["train"])
+    return claim.attempt
+
+
+async def refused(step: Awaitable[Any], status: int) -> str:
+    """What the gateway says when it refuses."""
+    with pytest.raises(ClientError) as caught:
+        _ = await step
+    assert caught.value.status == status, caught.value
+    return str(caught.value)
+
+
+async def spans(client: Client, attempt: Attempt) -> list[Span]:
+    return [span async for span in client.spans(attempt.rollout, attempt.id)]
+
+
+async def rewards(client: Client, attempt: Attempt) -> list[Reward]:
+    return [Reward.of(span) for span in await spans(client, attempt) if span.kind == "reward"]
+
+
+# -- giving work -------------------------------------------------------------------------------------------------------
+
+
+async def test_tasks_come_back_as_they_were_given(client: Client) -> None:
+    task: Any = {"text": "é \U0001f600 \u2028", "n": [1, 2.5, None, True, 2**80, -0.0], "deep": {"a": {"b": []}}}
+    config = RolloutConfig(timeout_s=5, unresponsive_s=4, max_attempts=7, retry_on=["failed"])
+    spec = RolloutSpec(
+        id=name(), input=task, mode="val", group="g 1", priority=-3, config=config, metadata={"from": ["here"]}
+    )
+    [made] = await client.enqueue([spec])
+    assert (made.id, made.status, made.created) == (spec.id, RolloutStatus.QUEUING, True)
+    [claim] = await take(client, modes=["val"])
+    for rollout in (claim.rollout, await client.rollout(made.id)):
+        assert (rollout.input, rollout.mode, rollout.group, rollout.priority) == (task, "val", "g 1", -3)
+        assert (rollout.config, rollout.metadata, rollout.origin) == (config, {"from": ["here"]}, "queued")
+    assert claim.attempt.worker == "w1"
+    assert claim.address == f"/rollout/{made.id}/attempt/a1/mode/val"
+
+
+async def test_the_same_again_queues_nothing_twice(client: Client) -> None:
+    spec = RolloutSpec(id=name(), input={"q": 1})
+    both = await client.enqueue([spec, spec])
+    assert [one.created for one in both] == [True, False]
+    assert [one.created for one in await client.enqueue([spec])] == [False]
+    assert (await client.queue()).waiting == {"train": 1}
+    [claim] = await take(client)
+    [again] = await client.enqueue([spec])
+    assert (again.created, again.status) == (False, RolloutStatus.PREPARING)
+    _ = await client.finish(claim.rollout.id, "a1", FinishRequest(worker="w1", status="succeeded"))
+    [again] = await client.enqueue([spec])
+    assert (again.created, again.status) == (False, RolloutStatus.SUCCEEDED)
+    assert (await client.queue()).waiting == {}
+
+
+async def test_all_are_queued_or_none(client: Client) -> None:
+    known, new = RolloutSpec(id=name(), input=1), RolloutSpec(id=name())
+    _ = await client.enqueue([known])
+    for differs, wrong in {
+        "input": RolloutSpec(id=known.id, input=2),
+        "mode": RolloutSpec(id=known.id, input=1, mode="val"),
+        "group": RolloutSpec(id=known.id, input=1, group="g"),
+        "metadata": RolloutSpec(id=known.id, input=1, metadata={"topic": "sums"}),
+        "priority": RolloutSpec(id=known.id, input=1, priority=7),
+        "config": RolloutSpec(id=known.id, input=1, config=RolloutConfig(timeout_s=60)),
+    }.items():
+        said = await refused(client.enqueue([new, wrong]), 409)
+        assert "rollouts[1].id" in said
+        assert f"another {differs}" in said
+        assert known.id is not None
+        assert known.id in said
+    said = await refused(client.enqueue([new, RolloutSpec(id=new.id, input=3)]), 409)
+    assert "rollouts[1].id" in said
+    assert await refused(client.rollout(new.id or ""), 404)
+
+
+async def test_names_are_made_up_for_those_that_have_none(client: Client) -> None:
+    made = await client.enqueue([RolloutSpec(), RolloutSpec()])
+    assert len({one.id for one in made}) == 2
+    assert all(one.created for one in made)
+
+
+async def test_a_name_that_agents_have_used_is_not_queued(client: Client, base: Base) -> None:
+    rollout = name()
+    async with connect(base.url) as wire:
+        wire.send(post(f"/rollout/{rollout}/attempt/a1/events", b'{"events":[{"name":"hello"}]}'))
+        assert b" 200 " in await wire.message()
+    assert "did not come from the queue" in await refused(client.enqueue([RolloutSpec(id=rollout)]), 409)
+    assert "did not come from the queue" in await refused(client.requeue(rollout), 409)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ("{", "the body"),
+        ('{"rollouts":[]}', "rollouts"),
+        ('{"rollouts":[{"id":"a b"}]}', "rollouts.0.id"),
+        ('{"rollouts":[{"id":"..","input":1}]}', "rollouts.0.id"),
+        ('{"rollouts":[{},{"id":""}]}', "rollouts.1.id"),
+        ('{"rollouts":[{"mode":"trian"}]}', "rollouts.0.mode"),
+        ('{"rollouts":[{"priority":1001}]}', "rollouts.0.priority"),
+        ('{"rollouts":[{"prioritty":1}]}', "prioritty"),
+        ('{"rollouts":[{"config":{"timeout_s":0}}]}', "timeout_s"),
+        ('{"rollouts":[{"config":{"timeout_s":1e300}}]}', "timeout_s"),
+        ('{"rollouts":[{"config":{"timeout_s":Infinity}}]}', "timeout_s"),
+        ('{"rollouts":[{"config":{"max_attempts":0}}]}', "max_attempts"),
+        ('{"rollouts":[{"config":{"retry_on":["boredom"]}}]}', "retry_on"),
+        ('{"rollouts":[{"metadata":[]}]}', "metadata"),
+        ('{"rollouts":[{"input":"\\ud800"}]}', "the body"),
+        ('{"rollouts":[{"input":' + "[" * 5000 + "]" * 5000 + "}]}", "the body"),
+        ('{"rollouts":[{"input":' + "9" * 5000 + "}]}", "the body"),
+        ('{"rollouts":[' + ",".join(["{}"] * (MOST_ROLLOUTS + 1)) + "]}", "rollouts"),
+    ],
+    ids=lambda value: value[:60],
+)
+async def test_wrong_tasks_are_named(client: Client, http: aiohttp.ClientSession, body: str, field: str) -> None:
+    async with http.post(client.url + "/api/rollouts", data=body, headers=JSON) as response:
+        said: Any = await response.json()
+    assert response.status == 400, said
+    assert field in said["error"]["message"]
+    assert (await client.queue()).waiting == {}
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def test_other_content_is_refused(client: Client, http: aiohttp.ClientSession) -> None:
+    async with http.post(client.url + "/api/rollouts", data=b'{"rollouts":[{}]}') as response:
+        assert response.status == 415
+
+
+async def test_thousands_of_tasks_of_some_size_in_one_request(client: Client) -> None:
+    """Ten thousand at a time is what the API promises, and tasks are longer than a hundred bytes."""
+    made = await client.enqueue([RolloutSpec(input="x" * 1000) for _ in range(MOST_ROLLOUTS)])
+    assert len({one.id for one in made}) == MOST_ROLLOUTS
+    assert (await client.queue()).waiting == {"train": MOST_ROLLOUTS}
+    [claim] = await take(client)
+    assert claim.rollout.id == made[0].id
+    await cancel_all(client, [one.id for one in made])
+
+
+async def cancel_all(client: Client, names: list[str]) -> None:
+    for at in range(0, len(names), 200):
+        _ = await asyncio.gather(*map(client.cancel, names[at : at + 200]))
+
+
+async def test_a_task_of_several_megabytes(client: Client) -> None:
+    text = "x" * (5 << 20)
+    _ = await queued(client, input=text)
+    [claim] = await take(client)
+    assert claim.rollout.input == text
+
+
+async def test_what_is_too_large_is_told_how_large_it_may_be(client: Client, http: aiohttp.ClientSession) -> None:
+    async with http.post(client.url + "/api/rollouts", data=BytesIO(b" " * (300 << 20)), headers=JSON) as response:
+        said = await response.text()
+    assert response.status == 413, said
+
+
+# -- doing it ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_most_urgent_first_and_then_the_oldest(client: Client) -> None:
+    low, old, new, high = [(await queued(client, priority=priority))[0] for priority in (-5, 0, 0, 7)]
+    first = await take(client, limit=3)
+    assert [one.rollout.id for one in first] == [high, old, new]
+    assert [one.rollout.id for one in await take(client, limit=3)] == [low]
+
+
+@pytest.mark.parametrize(
+    ("modes", "mine"),
+    [(None, {"train", "val", "test"}), (["val"], {"val"}), (["train", "test"], {"train", "test"})],
+)
+async def test_a_worker_takes_the_modes_that_it_wants(client: Client, modes: list[Mode] | None, mine: set[str]) -> None:
+    for mode in ("train", "val", "test"):
+        _ = await queued(client, mode=mode)
+    assert {one.rollout.mode for one in await take(client, limit=9, modes=modes)} == mine
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ('{"worker":"w","limit":0}', "limit"),
+        ('{"worker":"w","limit":101}', "limit"),
+        ('{"worker":"w","wait_s":61}', "wait_s"),
+        ('{"worker":"w","wait_s":NaN}', "wait_s"),
+        ('{"worker":"w","lease_s":0.5}', "lease_s"),
+        ('{"worker":"w","modes":[]}', "modes"),
+        ('{"worker":"w","modes":["all"]}', "modes"),
+        ('{"worker":""}', "worker"),
+        ("{}", "worker"),
+        ("[]", "the body"),
+    ],
+)
+async def test_wrong_claims_are_named(client: Client, http: aiohttp.ClientSession, body: str, field: str) -> None:
+    async with http.post(client.url + "/api/claims", data=body, headers=JSON) as response:
+        said: Any = await response.json()
+    assert response.status == 400, said
+    assert field in said["error"]["message"]
+
+
+async def test_a_claim_waits_for_work_and_no_longer(client: Client) -> None:
+    answer = await client.claim(ClaimRequest(worker="w1", wait_s=0.1))
+    assert (answer.claims, answer.queue, answer.waiting) == ([], "open", 0)
+    waiting = asyncio.ensure_future(take(client, wait_s=30))
+    _ = await asyncio.wait([waiting], timeout=0.1)
+    assert not waiting.done()
+    [rollout] = await queued(client)
+    [claim] = await asyncio.wait_for(waiting, PATIENCE)
+    assert claim.rollout.id == rollout
+
+
+async def test_a_worker_that_hangs_up_while_it_waits_gets_nothing(client: Client, base: Base) -> None:
+    asked = post("/api/claims", b'{"worker":"gone","wait_s":30}', host="localhost")
+    async with AsyncExitStack() as stack:
+        wires = [await stack.enter_async_context(connect(base.url)) for _ in range(20)]
+        for wire in wires:
+            wire.send(asked)
+        waiting = asyncio.ensure_future(take(client, "stays", wait_s=30))
+        for wire in wires:
+            wire.abort()
+        rollouts = await queued(client, 3)
+        [claim] = await asyncio.wait_for(waiting, PATIENCE)
+        others = await take(client, "stays", limit=9, wait_s=PATIENCE)
+        while len(others) < 2:
+            others += await take(client, "stays", limit=9, wait_s=PATIENCE)
+        assert {claim.rollout.id, *(one.rollout.id for one in others)} == set(rollouts)
+        assert {one.rollout.tries for one in [claim, *others]} == {1}
+
+
+async def test_thousands_of_claims_at_once_never_get_the_same(client: Client) -> None:
+    rollouts = await queued(client, 500)
+    answers = await asyncio.gather(*(take(client, f"w{number}", limit=2, wait_s=0) for number in range(300)))
+    claimed = [claim.rollout.id for claims in answers for claim in claims]
+    assert sorted(claimed) == sorted(rollouts)
+    await cancel_all(client, rollouts)
+
+
+async def test_a_paused_queue_and_one_that_is_draining(client: Client) -> None:
+    [rollout] = await queued(client)
+    assert (await client.set_queue("paused")).state == "paused"
+    answer = await client.claim(ClaimRequest(worker="w1"))
+    assert (answer.claims, answer.queue, answer.waiting) == ([], "paused", 1)
+    waiting = asyncio.ensure_future(client.claim(ClaimRequest(worker="w1", wait_s=60)))
+    _ = await client.set_queue("draining")
+    answer = await asyncio.wait_for(waiting, PATIENCE)
+    assert (answer.claims, answer.queue) == ([], "draining")
+    assert (await client.heartbeat("w1", HeartbeatRequest())).queue == "draining"
+    _ = await client.set_queue("open")
+    assert [one.rollout.id for one in await take(client)] == [rollout]
+
+
+async def test_what_the_queue_says_of_itself(client: Client) -> None:
+    assert (await client.queue()).oldest_ns is None
+    [first, _] = [*await queued(client, 1, mode="val"), *await queued(client, 1)]
+    found = await client.queue()
+    assert found.waiting == {"val": 1, "train": 1}
+    assert found.oldest_ns == (await client.rollout(first)).created_ns
+    _ = await take(client, modes=["val"])
+    found = await client.queue()
+    assert (found.waiting, found.claimed) == ({"train": 1}, 1)
+
+
+async def test_heartbeats_tell_what_is_held_and_by_whom(client: Client) -> None:
+    attempt = await taken(client)
+    mine = Held(rollout=attempt.rollout, attempt=attempt.id, running=True)
+    nobodys = Held(rollout=attempt.rollout, attempt="a9")
+    unknown = Held(rollout=name(), attempt="a1")
+    asked = HeartbeatRequest(attempts=[mine, nobodys, unknown], figures=Figures(cpu_percent=12.5, memory_bytes=7))
+    answer = await client.heartbeat("w1", asked)
+    assert [(one.held, one.status) for one in answer.attempts] == [
+        (True, AttemptStatus.RUNNING),
+        (False, None),
+        (False, None),
+    ]
+    assert (await client.rollout(attempt.rollout)).status == RolloutStatus.RUNNING
+    stolen = await client.heartbeat("w2", HeartbeatRequest(attempts=[mine]))
+    assert [(one.held, one.status) for one in stolen.attempts] == [(False, AttemptStatus.RUNNING)]
+    workers = {worker.id: worker for worker in await client.workers()}
+    assert workers["w1"].figures.cpu_percent == 12.5
+    assert workers["w1"].first_seen_ns <= workers["w1"].last_seen_ns
+    _ = await client.cancel(attempt.rollout)
+    answer = await client.heartbeat("w1", HeartbeatRequest(attempts=[mine]))
+    assert [(one.held, one.status) for one in answer.attempts] == [(False, AttemptStatus.CANCELLED)]
+
+
+async def test_an_end_may_be_said_again_and_no_other(client: Client) -> None:
+    attempt = await taken(client)
+    outcome = Outcome(exit_code=0, duration_ns=9, output={"answer": [1, None, "é"]})
+    asked = FinishRequest(worker="w1", status="succeeded", outcome=outcome, rewards=[Judgement(value=0.5)])
+    for _ in range(3):
+        done = await client.finish(attempt.rollout, attempt.id, asked)
+        assert (done.rollout.status, done.attempt.status) == (RolloutStatus.SUCCEEDED, AttemptStatus.SUCCEEDED)
+        assert (done.attempt.outcome, done.attempt.reward) == (outcome, 0.5)
+    assert len(await rewards(client, attempt)) == 1
+    for other in (
+        FinishRequest(worker="w2", status="succeeded"),
+        FinishRequest(worker="w1", status="failed"),
+        FinishRequest(status="failed"),
+    ):
+        assert attempt.rollout in await refused(client.finish(attempt.rollout, attempt.id, other), 409)
+    assert (await client.rollout(attempt.rollout)).reward == 0.5
+
+
+async def test_what_is_not_there_cannot_end(client: Client) -> None:
+    attempt = await taken(client)
+    asked = FinishRequest(status="succeeded")
+    for rollout, one in ((name(), "a1"), (attempt.rollout, "a2"), ("a b", "a1"), ("x" * 200, "a1")):
+        status = 400 if " " in rollout or len(rollout) > 128 else 404
+        assert await refused(client.finish(rollout, one, asked), status)
+        assert await refused(client.reward(rollout, one, Judgement(value=1)), status)
+        assert await refused(client.events(rollout, one, [Event(name="e")]), status)
+    for rollout in (name(), "a b"):
+        status = 404 if rollout != "a b" else 400
+        assert await refused(client.cancel(rollout), status)
+        assert await refused(client.requeue(rollout), status)
+
+
+async def test_cancel_and_requeue(client: Client) -> None:
+    [waiting] = await queued(client)
+    for _ in range(2):
+        assert (await client.cancel(waiting)).status == RolloutStatus.CANCELLED
+    assert await take(client) == []
+    assert (await client.requeue(waiting)).status == RolloutStatus.REQUEUING
+    assert (await client.requeue(waiting)).status == RolloutStatus.REQUEUING
+    [claim] = await take(client)
+    assert claim.rollout.id == waiting
+    assert "cancel it first" in await refused(client.requeue(waiting), 409)
+    _ = await client.finish(waiting, claim.attempt.id, FinishRequest(status="failed"))
+    assert "failed" in await refused(client.cancel(waiting), 409)
+    assert (await client.requeue(waiting)).status == RolloutStatus.REQUEUING
+    [again] = await take(client)
+    assert (again.rollout.id, again.attempt.sequence) == (waiting, 2)
+
+
+@pytest.mark.parametrize(("most", "status"), [(1, RolloutStatus.FAILED), (2, RolloutStatus.REQUEUING)])
+async def test_retries(client: Client, most: int, status: RolloutStatus) -> None:
+    attempt = await taken(client, config=RolloutConfig(max_attempts=most, retry_on=["failed"]))
+    done = await client.finish(attempt.rollout, attempt.id, FinishRequest(worker="w1", status="failed"))
+    assert done.rollout.status == status
+    assert len(await take(client, "w2")) == most - 1
+
+
+# -- judging it --------------------------------------------------------------------------------------------------------
+
+
+async def test_rewards_are_kept_with_everything_that_was_said(client: Client) -> None:
+    attempt = await taken(client)
+    said = Judgement(value=0.25, dimensions={"style": 1.0, "é": -2}, source="judge", reason="well\nmade", key="k-1")
+    first = await client.reward(attempt.rollout, attempt.id, said)
+    assert (first.trusted, first.late, first.reward) == (True, False, 0.25)
+    again = await client.reward(attempt.rollout, attempt.id, said.model_copy(update={"value": 0.9}))
+    assert (again.sequence, again.reward) == (first.sequence, 0.25)
+    [kept] = await rewards(client, attempt)
+    assert kept == Reward(**said.model_dump(), trusted=True, late=False)
+    newer = await client.reward(attempt.rollout, attempt.id, Judgement(value=-1, source="user"))
+    assert newer.reward == -1
+    only_dimensions = await client.reward(attempt.rollout, attempt.id, Judgement(dimensions={"x": 3}))
+    assert only_dimensions.reward == -1
+    _ = await client.finish(attempt.rollout, attempt.id, FinishRequest(status="failed"))
+    late = await client.reward(attempt.rollout, attempt.id, Judgement(value=0.75))
+    assert (late.late, late.reward) == (True, 0.75)
+    assert (await client.rollout(attempt.rollout)).reward == 0.75
+    untrusted = await client.reward(attempt.rollout, attempt.id, Judgement(value=9, source="agent"))
+    assert (untrusted.trusted, untrusted.reward) == (False, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ("{}", "a reward needs a value or dimensions"),
+        ('{"value":NaN}', "value"),
+        ('{"value":Infinity}', "value"),
+        ('{"value":"high"}', "value"),
+        ('{"value":1,"dimensions":{"a":NaN}}', "dimensions"),
+        ('{"value":1,"source":"god"}', "source"),
+        ('{"value":1,"span":0}', "span"),
+        ('{"value":1,"span":5}', "no span 5"),
+        ('{"value":1,"key":""}', "key"),
+        ('{"value":1,"key":"' + "é" * 128 + '"}', "key"),
+        ('{"value":1,"key":"' + "k" * 129 + '"}', "key"),
+        ('{"value":1,"reason":"' + "r" * 10001 + '"}', "reason"),
+    ],
+    ids=lambda value: value[:40],
+)
+async def test_wrong_rewards_are_named(client: Client, http: aiohttp.ClientSession, body: str, field: str) -> None:
+    attempt = await taken(client)
+    path = f"/api/rollouts/{attempt.rollout}/attempts/{attempt.id}/rewards"
+    async with http.post(client.url + path, data=body.encode(), headers=JSON) as response:
+        said: Any = await response.json()
+    assert response.status == 400, said
+    assert field in said["error"]["message"]
+    assert await spans(client, attempt) == []
+
+
+async def test_an_end_with_a_wrong_reward_ends_nothing(client: Client) -> None:
+    attempt = await taken(client)
+    asked = FinishRequest(status="succeeded", rewards=[Judgement(value=1), Judgement(value=1, span=7)])
+    assert "no span 7" in await refused(client.finish(attempt.rollout, attempt.id, asked), 400)
+    assert (await client.rollout(attempt.rollout)).status == RolloutStatus.PREPARING
+    assert await rewards(client, attempt) == []
+
+
+async def test_events_are_kept_in_order(client: Client) -> None:
+    attempt = await taken(client)
+    said: list[Event] = [
+        Event(name="stdout", attributes={"text": "line 1\nline 2", "n": 3, "f": 0.5, "yes": True, "none": None}),
+        Event(name="state", time_ns=5),
+    ]
+    assert await client.events(attempt.rollout, attempt.id, said) == [1, 2]
+    first, second = await spans(client, attempt)
+    assert (first.kind, first.name, first.attributes) == ("event", "stdout", said[0].attributes)
+    assert (second.name, second.start_ns) == ("state", 5)
+    assert (await client.rollout(attempt.rollout)).totals.calls == 0
+
+
+async def test_the_time_of_an_event_is_not_the_time_of_a_sign_of_life(client: Client) -> None:
+    attempt = await taken(client)
+    _ = await client.events(attempt.rollout, attempt.id, [Event(name="future", time_ns=2**62)])
+    [known] = await client.attempts(attempt.rollout)
+    assert known.last_seen_ns < 2**62
+    assert (known.lease_ns or 0) < 2**62
+
+
+# -- agents ------------------------------------------------------------------------------------------------------------
+
+
+async def said_by_agent(base: Base, path: str, body: Any, token: str | None) -> tuple[int, Any]:
+    """Status and answer."""
+    headers = [] if token is None else [("Authorization", f"Bearer {token}")]
+    async with connect(base.url) as wire:
+        wire.send(post(path, json.dumps(body).encode(), headers))
+        message = await wire.message()
+    return int(message.split(b" ")[1]), json.loads(body_of(message))
+
+
+async def test_an_agent_judges_itself_and_is_not_believed(client: Client, base: Base) -> None:
+    _ = await queued(client, 2)
+    mine, other = await take(client, limit=2)
+    said = {"value": 1.0, "source": "runner", "key": "runner-output"}
+    status, answer = await said_by_agent(base, f"{mine.address}/rewards", said, mine.token)
+    assert (status, answer["trusted"], answer["reward"]) == (200, False, None)
+    # What it says does not stand in the way of what its runner says under the same key.
+    asked = FinishRequest(
+        worker="w1", status="succeeded", rewards=[Judgement(value=0.1, source="runner", key="runner-output")]
+    )
+    done = await client.finish(mine.rollout.id, mine.attempt.id, asked)
+    assert done.attempt.reward == 0.1
+    assert [(one.source, one.trusted) for one in await rewards(client, mine.attempt)] == [
+        ("agent", False),
+        ("runner", True),
+    ]
+    for path in ("rewards", "events"):
+        body = {"value": 1.0} if path == "rewards" else {"events": [{"name": "e"}]}
+        status, answer = await said_by_agent(base, f"{other.address}/{path}", body, mine.token)
+        assert status == 403, answer
+        status, answer = await said_by_agent(base, f"{mine.address}/{path}", body, mine.token[:-3] + "xyz")
+        assert status == 401, answer
+    assert await spans(client, other.attempt) == []
+
+
+async def test_an_agents_token_opens_nothing_else(client: Client, base: Base) -> None:
+    _ = await queued(client)
+    [claim] = await take(client)
+    own = f"/api/rollouts/{claim.rollout.id}/attempts/a1"
+    for path in (f"{own}/rewards", f"{own}/finish", "/api/claims", "/api/rollouts", "/api/queue", "/api/feedback"):
+        status, answer = await said_by_agent(base, path, {"value": 1}, claim.token)
+        assert status == 403, (path, answer)
+    assert (await client.rollout(claim.rollout.id)).status == RolloutStatus.PREPARING
+
+
+async def test_an_agent_is_told_what_is_wrong(client: Client, base: Base) -> None:
+    _ = await queued(client)
+    [claim] = await take(client)
+    status, answer = await said_by_agent(base, f"{claim.address}/rewards", {"valeu": 1}, claim.token)
+    assert (status, answer["error"]["field"]) == (400, "valeu")
+    status, answer = await said_by_agent(base, f"{claim.address}/events", {"events": []}, claim.token)
+    assert (status, answer["error"]["field"]) == (400, "events")
+    status, answer = await said_by_agent(base, f"{claim.address}/events", {"events": [{"name": "e"}]}, claim.token)
+    assert status == 200
+    assert (await client.rollout(claim.rollout.id)).status == RolloutStatus.RUNNING
+
+
+# -- feedback, and another life ----------------------------------------------------------------------------------------
+
+
+async def test_feedback_finds_the_rollout_of_a_response_also_after_a_restart(
+    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
+) -> None:
+    gateway = await start_gateway(upstreams(openai=provider.openai_url) + '[tape]\nrecord = "strict"\n')
+    ids: list[str] = []
+    for number, url in enumerate((gateway.url + "/v1", gateway.openai("r1", "a1"))):
+        body = {"model": "m", "messages": [{"role": "user", "content": f"Hello {number}"}]}
+        async with http.post(url + "/chat/completions", json=body) as response:
+            ids.append((await response.json())["id"])
+    async with Client(gateway.url) as client:
+        for life in range(2):
+            for number, response_id in enumerate(ids):
+                asked = FeedbackRequest(response_id=response_id, value=number + life, key="thumb")
+                answer = await client.feedback(asked)
+                assert (answer.rollout == "r1") == (number == 1)
+                assert answer.reward == number
+                [kept] = [
+                    Reward.of(span)
+                    async for span in client.spans(answer.rollout, answer.attempt)
+                    if span.kind == "reward"
+                ]
+                assert (kept.span, kept.source) == (1, "user")
+            assert "chatcmpl-none" in await refused(
+                client.feedback(FeedbackRequest(response_id="chatcmpl-none", value=1)), 404
+            )
+            if not life:
+                await gateway.restart()
+
+
+async def test_a_queue_outlives_kill_9(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway("")
+    async with Client(gateway.url) as client:
+        waiting = await queued(client, 3, mode="val")
+        attempt = await taken(client)
+        _ = await client.reward(attempt.rollout, attempt.id, Judgement(value=1, key="k"))
+        _ = await client.set_queue("paused")
+        _ = await gateway.kill()
+        await gateway.start(gateway.port)
+        found = await client.queue()
+        assert (found.state, found.waiting, found.claimed) == ("paused", {"val": 3}, 1)
+        held = Held(rollout=attempt.rollout, attempt=attempt.id, running=True)
+        assert (await client.heartbeat("w1", HeartbeatRequest(attempts=[held]))).attempts[0].held
+        again = await client.reward(attempt.rollout, attempt.id, Judgement(value=2, key="k"))
+        assert (again.reward, again.sequence) == (1, 1)
+        done = await client.finish(attempt.rollout, attempt.id, FinishRequest(worker="w1", status="succeeded"))
+        assert done.rollout.status == RolloutStatus.SUCCEEDED
+        _ = await client.set_queue("open")
+        assert [one.rollout.id for one in await take(client, limit=9)] == waiting
+
+
+async def test_who_waits_for_work_does_not_hold_up_the_end(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway("")
+    async with Client(gateway.url) as client:
+        waiting = asyncio.ensure_future(client.claim(ClaimRequest(worker="w1", wait_s=60)))
+        _ = await asyncio.wait([waiting], timeout=0.2)
+        assert await asyncio.wait_for(gateway.terminate(), 5) == 0
+        assert (await waiting).claims == []
+
+
+async def test_an_admin_key_guards_all_of_it(start_gateway: StartGateway) -> None:
+    config = '[auth]\nadmin_key_env = "ADMIN"\n'
+    gateway = await start_gateway(config, env={"ADMIN": "correct horse battery staple"})
+    async with Client(gateway.url, "wrong") as stranger, Client(gateway.url, "correct horse battery staple") as owner:
+        for step in (stranger.queue(), stranger.enqueue([RolloutSpec()]), stranger.claim(ClaimRequest(worker="w"))):
+            assert await refused(step, 401)
+        _ = await owner.enqueue([RolloutSpec()])
+        assert len(await take(owner)) == 1

@@ -1,0 +1,282 @@
+"""The API of training runs against a real gateway: what a trainer says, what a reader gets, and `kill -9` between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.experiment import prompt
+from fakes.process import Gateway
+from fakes.shell import Shell
+
+from penstock.gateway.client import runs as runs_client
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.run import Made, NewRun, Point, Run, RunChange, RunEnd, RunEvent, RunHead, seen_at
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncGenerator[Client]:
+    async with Client(gateway.url) as connected:
+        yield connected
+
+
+def at(step: int, **values: float) -> Point:
+    return Point(step=step, time_ns=1000 + step, values=dict(values))
+
+
+async def test_a_run_from_its_start_to_its_end(client: Client) -> None:
+    await client.add_version("policy-prompt", prompt("Be kind."))
+    new = NewRun(id="grpo-7", kind="grpo", name="toy", config={"lr": 1e-6, "tags": ["a"]}, steps=40, lease_s=60)
+    made = await client.start_run(new)
+    assert await client.start_run(new) == made
+    assert (made.status, made.config, made.step, made.metrics) == ("running", {"lr": 1e-6, "tags": ["a"]}, None, [])
+    with pytest.raises(ClientError, match="there is a run 'grpo-7' with another config; choose another id"):
+        await client.start_run(new.model_copy(update={"config": {"lr": 2e-6}}))
+    points = [at(0, reward=0.25, kl=NAN), at(1, reward=0.5, kl=INF), at(2, kl=0.125)]
+    head = await client.report("grpo-7", points)
+    assert (head.step, head.metrics) == (2, ["reward", "kl"])
+    again = await client.report("grpo-7", points)
+    assert again.model_copy(update={"last_seen_ns": head.last_seen_ns}) == head
+    kept = [point async for point in client.points("grpo-7")]
+    assert [point.model_dump() for point in kept] == [
+        {"step": 0, "time_ns": 1000, "values": {"reward": 0.25, "kl": None}},
+        {"step": 1, "time_ns": 1001, "values": {"reward": 0.5, "kl": None}},
+        {"step": 2, "time_ns": 1002, "values": {"kl": 0.125}},
+    ]
+    reward, kl = await client.curves("grpo-7")
+    assert (reward.exact, reward.first_step, reward.mean, reward.last) == (True, [0, 1], [0.25, 0.5], 0.5)
+    assert (kl.nulls, kl.count, kl.mean) == (2, 3, [None, None, 0.125])
+    event = RunEvent(time_ns=5, step=2, level="warning", text="dropped 3 groups")
+    assert [await client.tell("grpo-7", [event]) for _ in range(2)] == [1, 0]
+    said = RunChange(message="half way", made=[Made(name="policy-prompt", version="v1")])
+    assert (await client.change_run("grpo-7", said)).made == (await client.change_run("grpo-7", said)).made == said.made
+    with pytest.raises(ClientError, match="made: there is no policy-prompt@v9; register it first"):
+        await client.change_run("grpo-7", RunChange(made=[Made(name="policy-prompt", version="v9")]))
+    ended = await client.finish_run("grpo-7", RunEnd(status="succeeded"))
+    assert (ended.status, ended.message) == ("succeeded", "half way")
+    assert ended.ended_ns is not None
+    found = await client.run("grpo-7")
+    assert found == Run(**dict(ended), config=new.config)
+    assert [event async for event in client.run_events("grpo-7")] == [event]
+
+
+async def test_curves_are_cut_out_and_thinned(client: Client) -> None:
+    await client.start_run(NewRun(id="r", kind="sft"))
+    await client.report("r", [at(step, loss=float(step), other=1.0) for step in range(100)])
+    (loss,) = await client.curves("r", ["lo*"], since_step=10, until_step=89, max_points=8)
+    assert (loss.metric, loss.count, loss.exact) == ("loss", 80, False)
+    assert loss.first_step == list(range(10, 90, 10))
+    assert loss.low == loss.first_step
+    assert loss.high == loss.last_step == list(range(19, 99, 10))
+    assert loss.mean == [step + 4.5 for step in range(10, 90, 10)]
+    (nothing,) = await client.curves("r", ["loss"], since_step=500)
+    assert (nothing.count, nothing.exact, nothing.last, nothing.first_step, nothing.mean) == (0, True, None, [], [])
+    with pytest.raises(ClientError, match="run 'r' has no metric 'reward'") as raised:
+        await client.curves("r", ["loss", "reward"])
+    assert raised.value.status == 404
+
+
+async def test_a_resume_supersedes_and_fences(client: Client) -> None:
+    await client.start_run(NewRun(id="r", kind="grpo"))
+    await client.report("r", [at(step, reward=step) for step in range(10)], resumed=0)
+    await client.report("r", [at(6, reward=-6)], since_step=6, resumed=1)
+    await client.report("r", [at(7, reward=-7)], resumed=1)
+    await client.report("r", [at(6, reward=-6)], since_step=6, resumed=1)
+    (curve,) = await client.curves("r")
+    assert curve.mean == [0, 1, 2, 3, 4, 5, -6, -7]
+    with pytest.raises(ClientError, match="another trainer has taken it over") as raised:
+        await client.report("r", [at(8, reward=8)], resumed=0)
+    assert raised.value.status == 409
+    assert [event.text async for event in client.run_events("r")] == ["resumed from step 6"]
+    found = await client.run("r")
+    assert (found.resumed, found.since_step, found.step) == (1, 6, 7)
+
+
+async def test_lists_turn_their_pages(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, kind in enumerate(("grpo", "sft", "grpo", "dpo", "grpo")):
+        await client.start_run(NewRun(id=f"r{number}", kind=kind))
+    await client.finish_run("r2", RunEnd(status="stopped"))
+    monkeypatch.setattr(runs_client, "PAGE", 2)
+    assert [run.id async for run in client.runs()] == ["r4", "r3", "r2", "r1", "r0"]
+    assert [run.id async for run in client.runs(limit=3)] == ["r4", "r3", "r2"]
+    assert [run.id async for run in client.runs(kind="grpo")] == ["r4", "r2", "r0"]
+    assert [run.id async for run in client.runs(kind="grpo", status="running")] == ["r4", "r0"]
+    assert (await client.start_run(NewRun(kind="grpo"))).id == "grpo-1"
+    assert (await client.start_run(NewRun(kind="grpo"))).id == "grpo-2"
+    await client.report("r0", [at(step, loss=step) for step in range(5)])
+    assert [point.step async for point in client.points("r0", since_step=1)] == [1, 2, 3, 4]
+    await client.tell("r0", [RunEvent(time_ns=n, text=f"{n}") for n in range(5)])
+    assert [event.text async for event in client.run_events("r0")] == ["4", "3", "2", "1", "0"]
+    assert [event.text async for event in client.run_events("r0", limit=3)] == ["4", "3", "2"]
+
+
+async def test_what_changes_is_told(client: Client) -> None:
+    since = (await client.stats(spans=0)).cursor
+    await client.start_run(NewRun(id="r", kind="apo"))
+    await client.report("r", [at(0, loss=1)])
+    await client.tell("r", [RunEvent(text="hello")])
+    await client.finish_run("r", RunEnd(status="failed"))
+    page = await client.change_page(since)
+    assert [(change.kind, change.name) for change in page.changes] == [("run", "r")] * 4
+
+
+def test_a_run_falls_silent_when_it_is_read() -> None:
+    run = RunHead(id="r", kind="sft", last_seen_ns=10**9, lease_s=2)
+    assert [seen_at(run, second * 10**9) for second in (1, 3, 4)] == ["running", "running", "silent"]
+    assert seen_at(run.model_copy(update={"status": "stopped"}), 10**18) == "stopped"
+
+
+async def test_a_silent_run_speaks_again(client: Client) -> None:
+    await client.start_run(NewRun(id="r", kind="sft", lease_s=1))
+    async with asyncio.timeout(20):
+        while (await client.run("r")).status != "silent":
+            pass  # its lease has to pass
+    assert [run.id async for run in client.runs(status="silent")] == ["r"]
+    assert (await client.report("r", [])).status == "running"
+
+
+WRONG: list[tuple[str, Any, int, str]] = [
+    ("/api/runs", {"kind": "ppo"}, 400, "kind: 'ppo' is not 'grpo', 'sft', 'dpo' or 'apo'"),
+    ("/api/runs", {"kind": "sft", "id": "a b"}, 400, "id: 'a b' is not an id: up to 128 letters"),
+    ("/api/runs", {"kind": "sft", "step": 3}, 400, "did you mean 'steps'?"),
+    ("/api/runs", {"kind": "sft", "config": "x" * 262_143}, 400, "config: 262,145 bytes of JSON; at most 262,144"),
+    ("/api/runs/none/metrics", {}, 404, "there is no run 'none'; `penstock runs list` lists them"),
+    ("/api/runs/none/finish", {"status": "failed"}, 404, "there is no run 'none'"),
+    ("/api/runs/r/finish", {"status": "silent"}, 400, "status: 'silent' is not"),
+    ("/api/runs/a%20b/finish", {"status": "failed"}, 400, "run is not an id"),
+    (
+        "/api/runs/r/metrics",
+        {"points": [{"step": -1, "values": {"a": 1}}]},
+        400,
+        "points.0.step: -1 is not",
+    ),
+    (
+        "/api/runs/r/metrics",
+        {"points": [{"step": 1, "values": {}}]},
+        400,
+        "points.0.values: it has 0 items, not 1 or more",
+    ),
+    (
+        "/api/runs/r/metrics",
+        {"points": [{"step": 1, "values": {"a": "x"}}]},
+        400,
+        "points.0.values.a: 'x' is not a number",
+    ),
+    ("/api/runs/r/metrics", {"points": [{"step": 1, "values": {"a b": 1}}]}, 400, "points.0.values.a b"),
+    (
+        "/api/runs/r/metrics",
+        {"points": [{"step": 1, "values": {"a": 1}}] * 10_001},
+        400,
+        "it has 10,001 items, not 10,000 or less",
+    ),
+    (
+        "/api/runs/r/metrics",
+        {"points": [{"step": n, "values": dict.fromkeys(map(str, range(500)), 1)} for n in range(41)]},
+        400,
+        "20,500 values; at most 20,000 go into one request, send several",
+    ),
+    ("/api/runs/r/metrics", {"since_step": 1, "resumed": 0}, 400, "resumed: the first resume is 1"),
+    ("/api/runs/r/events", {"events": [{"text": ""}]}, 400, "events.0.text: '' is not text of 1 character or more"),
+    (
+        "/api/runs/r/events",
+        {"events": [{"text": "x", "level": "fatal"}]},
+        400,
+        "events.0.level: 'fatal' is not 'info'",
+    ),
+]
+
+
+async def test_what_is_wrong_is_said(client: Client, gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    await client.start_run(NewRun(id="r", kind="sft"))
+    for path, body, status, said in WRONG:
+        async with http.post(gateway.url + path, json=body) as response:
+            found = (await response.json())["error"]["message"]
+            assert (response.status, said in found) == (status, True), (path, found)
+    for query, said in (("cursor=x", "cursor is not a cursor"), ("status=lost", "status: 'lost' is not")):
+        async with http.get(f"{gateway.url}/api/runs?{query}") as response:
+            assert said in (await response.json())["error"]["message"]
+    async with http.get(f"{gateway.url}/api/runs/r/events?cursor=WyJydW5zIiwgM10") as response:
+        assert "cursor is a cursor of another list" in (await response.json())["error"]["message"]
+    await client.report("r", [Point(step=0, values={f"m{n}": 1.0 for n in range(100)})])
+    with pytest.raises(ClientError, match="100 metrics of up to 10,000 points; ask for 500,000 at most"):
+        await client.curves("r", max_points=10_000)
+
+
+async def test_numbers_that_json_does_not_know_are_null(
+    client: Client, gateway: Gateway, http: aiohttp.ClientSession
+) -> None:
+    await client.start_run(NewRun(id="r", kind="sft"))
+    body = json.dumps({"points": [{"step": 0, "values": {"a": NAN, "b": INF, "c": None, "d": 1e308}}]})
+    headers = {"Content-Type": "application/json"}
+    async with http.post(f"{gateway.url}/api/runs/r/metrics", data=body, headers=headers) as response:
+        assert response.status == 200
+    (point,) = [point async for point in client.points("r")]
+    assert point.values == {"a": None, "b": None, "c": None, "d": 1e308}
+
+
+async def test_the_admin_key_is_asked_for(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway('[auth]\nadmin_key_env = "ADMIN"\n', env={"ADMIN": "a long admin key"})
+    async with Client(gateway.url) as client:
+        with pytest.raises(ClientError, match="the admin key is missing"):
+            await client.start_run(NewRun(kind="sft"))
+        with pytest.raises(ClientError, match="the admin key is missing"):
+            await client.run("r")
+    async with Client(gateway.url, "a long admin key") as client:
+        assert (await client.start_run(NewRun(kind="sft"))).id == "sft-1"
+
+
+# -- kill -9 -----------------------------------------------------------------------------------------------------------
+
+LIVES, STEPS = 3, 20
+
+
+async def test_what_was_answered_survives_kill_9_and_nothing_is_doubled(gateway: Gateway) -> None:
+    """A trainer sends step after step and events with them; the gateway is killed under it, started again, and the
+    trainer sends again what was not answered. In every second life the trainer dies too, and goes five steps back."""
+    step, told, resumed, port = 0, 0, 0, gateway.port
+    since: int | None = None
+    async with Client(gateway.url) as client:
+        await client.start_run(NewRun(id="r", kind="grpo"))
+        for life in range(LIVES):
+            last, killing, back = (life + 1) * STEPS, None, False
+            while step < last:
+                if step == last - 10 and killing is None:
+                    # It dies while the next requests are on their way.
+                    killing = asyncio.ensure_future(gateway.kill())
+                point = Point(step=step, time_ns=step, values={"reward": step + life / 10, "kl": -step})
+                try:
+                    head = await client.report("r", [point], since_step=since, resumed=resumed)
+                    told += await client.tell("r", [RunEvent(time_ns=step, step=step, text=f"step {step}")])
+                except ClientError:
+                    assert killing is not None
+                    await killing
+                    if not back:
+                        await gateway.start(port)
+                    back = True
+                    continue
+                assert head.step == step
+                since, step = None, step + 1
+            assert back
+            if life % 2:
+                step, resumed, since = step - 5, resumed + 1, step - 5
+        if since is not None:
+            await client.report("r", [], since_step=since, resumed=resumed)
+        points = [point async for point in client.points("r")]
+        assert [point.step for point in points] == list(range(step))
+        assert all(point.values["kl"] == -point.step for point in points)
+        found = [event.text async for event in client.run_events("r")]
+        assert sorted(found) == sorted([*(f"step {n}" for n in range(LIVES * STEPS)), *resumes(found)])
+        assert len(resumes(found)) == resumed
+    checked = await Shell(gateway.url, gateway.data).run("check", "--data", str(gateway.data))
+    assert checked.code == 0, checked.text
+
+
+def resumes(events: list[str]) -> list[str]:
+    return [text for text in events if text.startswith("resumed")]

@@ -1,0 +1,414 @@
+"""Calls of a model that is trained: the engine is asked for tokens, the tape has them, and the client notices nothing.
+
+The provider speaks vLLM's wire form and answers the same request the same, so that what a client gets through the
+gateway can be compared with what it gets from the provider directly, byte for byte.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from array import array
+from collections.abc import AsyncGenerator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import openai
+import pytest
+from conftest import StartGateway
+from fakes import vllm_wire
+from fakes.engine import engine
+from fakes.formats import Failure
+from fakes.odd import abort, close, request, send, wait
+from fakes.packing import PACKERS
+from fakes.process import upstreams
+from fakes.provider import Provider
+from fakes.raw import body_of, chunk, connect, events_head, head, header_fields, post, reply
+from fakes.rig import CHAT, Inside, Rig, inside
+from openai.types.chat import ChatCompletionToolUnionParam
+
+from penstock.gateway.calls.capture.framing import passing
+from penstock.gateway.client.client import Client
+from penstock.gateway.demo.model import Answer, Call
+from penstock.gateway.dialects.token_ids import read_tokens
+from penstock.gateway.model.release import NewVersion
+from penstock.gateway.model.span import Span
+
+Json = dict[str, Any]
+COMPLETIONS = "/v1/completions"
+TRAIN = '[[route]]\nmodel = "policy*"\nupstream = "{}"\ntrain = true\n\n'
+ASK: Json = {"model": "policy", "messages": [{"role": "user", "content": "Où est 17?"}]}
+TOOLS: list[ChatCompletionToolUnionParam] = [
+    {"type": "function", "function": {"name": "get", "parameters": {"type": "object", "properties": {}}}}
+]
+CALLS = Answer("Let me look.", (Call("c1", "get", '{"x": "é 1"}'), Call("c2", "get", "{}")))
+
+
+@pytest.fixture(scope="module")
+def gateway_config() -> str:
+    return TRAIN.format("up")
+
+
+@pytest.fixture
+async def captured(provider: Provider, tmp_path: Path, http: aiohttp.ClientSession) -> AsyncGenerator[Inside]:
+    """A gateway in front of a provider that speaks as vLLM does."""
+    provider.formats = vllm_wire.FORMATS
+    provider.script = lambda asked: CALLS if asked.get("tools") else Answer("To be, or not to be.")
+    route = [{"model": "policy*", "upstream": ["vllm"], "train": True}]
+    upstream = [{"name": "vllm", "base_url": provider.openai_url}]
+    async with inside(tmp_path, http, upstream=upstream, route=route) as made:
+        yield made
+
+
+async def asked_of(url: str, path: str, body: bytes, *headers: tuple[str, str]) -> bytes:
+    """The whole answer to a raw request."""
+    async with connect(url) as client:
+        client.send(post(path, body, headers))
+        return await client.message()
+
+
+def told(answer: bytes) -> dict[str, str]:
+    """The head without what differs between two answers."""
+    return {name: value for name, value in header_fields(answer.partition(b"\r\n\r\n")[0]).items() if name != "date"}
+
+
+def generated(response: bytes, span: Span) -> list[tuple[list[int], int]]:
+    """Ids and number of log-probabilities of each choice."""
+    tokens = read_tokens(response, span.stream)
+    assert tokens.complete
+    return [(list(array("i", one.ids)), one.logprobs) for _, one in sorted(tokens.outputs.items())]
+
+
+CASES: list[tuple[str, Json]] = [
+    (CHAT, {}),
+    (CHAT, {"n": 2}),
+    (CHAT, {"tools": TOOLS}),
+    (CHAT, {"tools": TOOLS, "n": 2, "stream_options": {"include_usage": True}}),
+    (CHAT, {"logprobs": True, "top_logprobs": 2}),
+    (CHAT, {"return_token_ids": True}),
+    (COMPLETIONS, {"prompt": "To be"}),
+    (COMPLETIONS, {"prompt": "To be", "n": 2}),
+    (COMPLETIONS, {"prompt": "To be", "logprobs": 1}),
+    (COMPLETIONS, {"prompt": "To be", "return_token_ids": True}),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize(("path", "more"), CASES, ids=str)
+async def test_the_client_sees_what_it_would_have_seen(
+    captured: Inside, provider: Provider, path: str, more: Json, stream: bool
+) -> None:
+    body = json.dumps(ASK | more | ({"stream": True} if stream else {})).encode()
+    through = await asked_of(captured.base.url, captured.path(path), body)
+    seen = provider.log[-1]
+    directly = await asked_of(provider.url, path, body)
+    assert body_of(through) == body_of(directly)
+    assert told(through) == told(directly)
+    span = await captured.span()
+    assert await captured.tape.raw(span, "request") == seen.body
+    assert await captured.tape.raw(span, "response") == seen.response
+    count = more.get("n", 1)
+    for ids, logprobs in generated(seen.response, span):
+        assert len(ids) == logprobs > 0
+        count -= 1
+    assert count == 0
+    assert captured.gateway.metrics.captured_calls == {("yes",): 1}
+
+
+@pytest.mark.parametrize("name", list(PACKERS))
+async def test_a_request_with_an_encoding_is_asked_for_more_without_it(
+    captured: Inside, provider: Provider, name: str
+) -> None:
+    body = json.dumps(ASK).encode()
+    through = await asked_of(captured.base.url, captured.path(), PACKERS[name](body), ("Content-Encoding", name))
+    directly = await asked_of(provider.url, CHAT, body)
+    seen = provider.log[0]
+    assert body_of(through) == body_of(directly)
+    assert (json.loads(seen.body)["return_token_ids"], seen.header("content-encoding")) == (True, None)
+    assert all(ids for ids, _ in generated(seen.response, await captured.span()))
+
+
+async def test_the_tape_tells_what_was_added(captured: Inside, provider: Provider) -> None:
+    body = json.dumps(ASK | {"temperature": 0.5, "logprobs": True}).encode()
+    await asked_of(captured.base.url, captured.path(), body)
+    assert provider.log[-1].body == b'{"return_token_ids":true,' + body[1:]
+    span = await captured.span()
+    assert span.attributes == {"penstock.captured": ["return_token_ids"]}
+    detail = await captured.tape.detail(span)
+    assert detail.turn is not None
+    assert detail.turn.sampling == {"temperature": 0.5, "logprobs": True}
+
+
+async def test_a_client_that_asks_for_everything_is_let_alone(captured: Inside, provider: Provider) -> None:
+    body = json.dumps(ASK | {"logprobs": True, "return_token_ids": True}).encode()
+    through = await asked_of(captured.base.url, captured.path(), body, ("Accept-Encoding", "br"))
+    seen = provider.log[-1]
+    assert (seen.body, seen.header("accept-encoding")) == (body, "br")
+    assert body_of(through) == seen.response
+    assert (await captured.span()).attributes is None
+    assert captured.gateway.metrics.captured_calls == {}
+
+
+async def test_other_models_and_other_apis_are_let_alone(captured: Inside, provider: Provider) -> None:
+    async with connect(captured.base.url) as client:
+        for path, asked in ((CHAT, ASK | {"model": "judge"}), ("/v1/embeddings", {"model": "policy", "input": "a"})):
+            provider.formats = vllm_wire.FORMATS if path == CHAT else Provider().formats
+            body = json.dumps(asked).encode()
+            client.send(post(captured.path(path), body, [("Accept-Encoding", "gzip")]))
+            assert body_of(await client.message()) == provider.log[-1].response
+            assert (provider.log[-1].body, provider.log[-1].header("accept-encoding")) == (body, "gzip")
+
+
+async def test_an_answer_without_encoding_is_asked_for(captured: Inside, provider: Provider) -> None:
+    body = json.dumps(ASK).encode()
+    through = await asked_of(captured.base.url, captured.path(), body, ("Accept-Encoding", "gzip"))
+    assert provider.log[-1].header("accept-encoding") == "identity"
+    provider.encoding = "gzip"
+    directly = await asked_of(provider.url, CHAT, body, ("Accept-Encoding", "gzip"))
+    assert body_of(through) == gzip.decompress(body_of(directly))
+    assert "content-encoding" not in told(through)
+
+
+async def test_errors_pass_untouched(captured: Inside, provider: Provider) -> None:
+    provider.script = [Failure(429, '{"choices":[{"token_ids":[1]}]}', headers={"Retry-After": "7"})]
+    through = await asked_of(captured.base.url, captured.path(), json.dumps(ASK).encode())
+    assert body_of(through) == provider.log[-1].response
+    assert told(through)["retry-after"] == "7"
+    assert captured.gateway.metrics.captured_calls == {}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_official_client_notices_nothing(captured: Inside, provider: Provider, stream: bool) -> None:
+    async def story(base_url: str) -> list[str]:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="k") as client:
+            if not stream:
+                made = await client.chat.completions.create(model="policy", messages=ASK["messages"], tools=TOOLS)
+                return [made.to_json()]
+            chunks = await client.chat.completions.create(
+                model="policy", messages=ASK["messages"], tools=TOOLS, stream=True
+            )
+            return [chunk.to_json() async for chunk in chunks]
+
+    through = await story(captured.base.url + captured.path("/v1"))
+    assert provider.log[-1].body.startswith(b'{"return_token_ids":true,"logprobs":true,')
+    assert through == await story(provider.openai_url)
+    assert any('"name": "get"' in one for one in through)
+    span = await captured.span()
+    assert span.tool_calls == 2
+    ((ids, logprobs),) = generated(provider.log[0].response, span)
+    assert len(ids) == logprobs
+
+
+async def test_a_resource_is_captured_by_the_route_of_its_name(
+    start_gateway: StartGateway, http: aiohttp.ClientSession
+) -> None:
+    async with engine() as vllm:
+        made = await start_gateway(TRAIN.format("fake-openai") + upstreams(openai=vllm.openai_url))
+        content = {"upstream": "fake-openai", "base": "base", "adapter": "/adapters/1"}
+        async with Client(made.url) as client:
+            await client.add_version("policy", NewVersion(kind="model", content=content))
+        await vllm.until("/v1/load_lora_adapter")
+        async with http.post(made.openai("r1") + "/chat/completions", json=ASK) as response:
+            assert response.status == 200
+    asked = [body for path, body in vllm.asked if path == CHAT][-1]
+    assert asked == ASK | {"model": "policy@v1", "return_token_ids": True, "logprobs": True}
+
+
+# -- on the wire: an upstream that does as it is told ----------------------------------------------------------------
+
+BODY = json.dumps(ASK | {"stream": True}).encode()
+MORE = {"return_token_ids": True, "logprobs": True}
+GIVEN, CLEAN = (b"".join(vllm_wire.chat_events(one, CALLS)) for one in (ASK | MORE, ASK))
+PLAIN_GIVEN, PLAIN_CLEAN = (json.dumps(vllm_wire.chat(one, CALLS)).encode() for one in (ASK | MORE, ASK))
+
+
+def chunked(body: bytes, size: int) -> list[bytes]:
+    return [chunk(body[at : at + size]) for at in range(0, len(body), size)]
+
+
+@pytest.mark.parametrize(("size", "step"), [(1, 5), (3, 1), (50, 49), (1000, 7), (100_000, 100_000)])
+async def test_the_pace_of_a_stream_does_not_matter(rig: Rig, size: int, step: int) -> None:
+    answer = events_head() + b"".join(chunked(GIVEN, size)) + b"0\r\nX-Sum: 1\r\n\r\n"
+    pieces = [send(answer[at : at + step]) for at in range(0, len(answer), step)]
+    async with rig.upstream([request(), *pieces]), rig.client() as client:
+        client.send(rig.call(BODY))
+        got = await client.message()
+    assert body_of(got) == CLEAN
+    assert got.endswith(b"0\r\nX-Sum: 1\r\n\r\n")
+    assert got.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" == events_head()
+    assert await rig.tape.raw(await rig.span(), "response") == GIVEN
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=repr)
+async def test_events_keep_their_ends_comments_and_keep_alives(rig: Rig, end: bytes) -> None:
+    alive, events = b": ping" + end + end, GIVEN.split(b"\n\n")[:-1]
+    assert len(events) > CLEAN.count(b"\n\n")
+    given = b"".join(alive + event + end + end for event in events)
+    answer = events_head() + b"".join(chunked(given, 11)) + chunk(b"")
+    async with rig.upstream([request(), send(answer)]), rig.client() as client:
+        client.send(rig.call(BODY))
+        got = body_of(await client.message())
+    assert got.replace(alive, b"") == CLEAN.replace(b"\n", end)
+    assert got.count(alive) == len(events)
+
+
+async def test_an_event_is_passed_on_as_soon_as_it_is_whole(rig: Rig) -> None:
+    first, *others = GIVEN.split(b"\n\n")[:3]
+    script = [request(), send(events_head()), send(chunk(first + b"\n")), wait("sent"), send(chunk(b"\n" + others[0]))]
+    script += [wait("seen"), send(chunk(b"\n\n") + chunk(b""))]
+    async with rig.upstream(script) as upstream, rig.client() as client:
+        client.send(rig.call(BODY))
+        await client.until(b"\r\n\r\n")
+        upstream.go("sent")
+        clean = CLEAN.split(b"\n\n")
+        assert await client.until(b"\n\n\r\n") == chunk(clean[0] + b"\n\n")
+        upstream.go("seen")
+        assert await client.until(b"0\r\n\r\n") == chunk(clean[1] + b"\n\n") + chunk(b"")
+
+
+async def test_a_client_of_http_1_0_gets_a_stream_without_chunks(rig: Rig) -> None:
+    answer = events_head() + b"".join(chunked(GIVEN, 100)) + chunk(b"")
+    async with rig.upstream([request(), send(answer)]), rig.client() as client:
+        client.send(head(f"POST {rig.path()} HTTP/1.0", [("Content-Length", str(len(BODY)))]) + BODY)
+        got = await client.rest()
+    assert got.partition(b"\r\n\r\n")[2] == CLEAN
+    assert "transfer-encoding" not in header_fields(got)
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked", "close", "1.0"])
+async def test_a_plain_answer_however_it_is_framed(rig: Rig, framing: str) -> None:
+    json_head = "HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\n"
+    heads = {"length": f"content-LENGTH:  {len(PLAIN_GIVEN)}\r\n", "1.0": "", "close": ""}
+    framed = PLAIN_GIVEN
+    if framing in ("chunked", "1.0"):
+        heads[framing] = "Transfer-Encoding: chunked\r\n"
+        framed = b"".join(chunked(PLAIN_GIVEN, 300)) + chunk(b"")
+    answer = (json_head + heads[framing] + "X-After: 1\r\n\r\n").encode() + framed
+    ends = [close()] if framing == "close" else []
+    pieces = [send(answer[at : at + 97]) for at in range(0, len(answer), 97)]
+    async with rig.upstream([request(), *pieces, *ends]), rig.client() as client:
+        version = "1.0" if framing == "1.0" else "1.1"
+        own = [("Host", "h"), ("Content-Length", str(len(BODY)))]
+        client.send(head(f"POST {rig.path()} HTTP/{version}", own) + BODY)
+        got = await (client.rest() if framing in ("close", "1.0") else client.message())
+    assert body_of(got) == PLAIN_CLEAN
+    assert header_fields(got.partition(b"\r\n\r\n")[0])["x-after"] == "1"
+    if framing == "length":
+        assert header_fields(got.partition(b"\r\n\r\n")[0])["content-length"] == str(len(PLAIN_CLEAN))
+    assert await rig.tape.raw(await rig.span(), "response") == PLAIN_GIVEN
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reply(200, PLAIN_CLEAN, [("X-B", "2")]),
+        reply(200, b'{"choices":[{"token_ids":[1]}'),
+        reply(200, gzip.compress(PLAIN_GIVEN, mtime=0), [("Content-Encoding", "gzip")]),
+        reply(500, PLAIN_GIVEN),
+        reply(200, b""),
+        head("HTTP/1.1 200 OK", [("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")])
+        + b"".join(chunked(PLAIN_CLEAN, 100))
+        + b"0\r\nX-Sum: 1\r\n\r\n",
+        head("HTTP/1.1 200 OK", [("Content-Type", "application/x-ndjson"), ("Content-Length", str(len(PLAIN_GIVEN)))])
+        + PLAIN_GIVEN,
+        events_head([("Content-Encoding", "gzip")]) + chunk(gzip.compress(GIVEN, mtime=0)) + chunk(b""),
+    ],
+    ids=["ignores", "half", "gzip", "error", "empty", "chunked", "ndjson", "gzip-stream"],
+)
+async def test_what_needs_no_change_or_is_not_understood_passes_byte_for_byte(rig: Rig, answer: bytes) -> None:
+    pieces = [send(answer[at : at + 61]) for at in range(0, len(answer), 61)]
+    async with rig.upstream([request(), *pieces]), rig.client() as client:
+        client.send(rig.call(BODY))
+        assert await client.exactly(len(answer)) == answer
+        assert client.end == "open"
+
+
+async def test_a_stream_without_tokens_passes_event_by_event(rig: Rig) -> None:
+    async with rig.upstream([request(), send(events_head() + chunk(CLEAN) + chunk(b""))]), rig.client() as client:
+        client.send(rig.call(BODY))
+        assert body_of(await client.message()) == CLEAN
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_what_is_too_large_to_be_held_passes_as_it_came(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, framing: str
+) -> None:
+    monkeypatch.setattr("penstock.gateway.proxy.relay.passing", partial(passing, limit=1000))
+    answer = reply(200, PLAIN_GIVEN)
+    if framing == "chunked":
+        headers = [("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")]
+        answer = head("HTTP/1.1 200 OK", headers) + b"".join(chunked(PLAIN_GIVEN, 100)) + chunk(b"")
+    script = [request(), send(answer[:1500]), wait("passed"), send(answer[1500:])]
+    async with inside(tmp_path, http, route=[{"model": "policy", "upstream": ["up"], "train": True}]) as made:
+        async with made.upstream(script) as upstream, made.client() as client:
+            client.send(made.call(BODY))
+            assert await client.exactly(1500) == answer[:1500]
+            upstream.go("passed")
+            assert await client.exactly(len(answer) - 1500) == answer[1500:]
+        await made.span()
+        assert made.gateway.metrics.captured_calls == {("no",): 1}
+
+
+async def test_a_stream_whose_length_is_known_keeps_one(rig: Rig) -> None:
+    length = [("Content-Type", "text/event-stream"), ("Content-Length", str(len(GIVEN)))]
+    async with rig.upstream([request(), send(head("HTTP/1.1 200 OK", length) + GIVEN)]), rig.client() as client:
+        client.send(rig.call(BODY))
+        assert body_of(await client.message()) == CLEAN
+
+
+@pytest.mark.parametrize("how", [close, abort])
+async def test_an_upstream_that_breaks_off_breaks_the_clients_answer_too(rig: Rig, how: Any) -> None:
+    cut = GIVEN.index(b'"token_ids":[') + 10
+    async with rig.upstream([request(), send(events_head() + chunk(GIVEN[:cut])), how()]), rig.client() as client:
+        client.send(rig.call(BODY))
+        got = (await client.rest()).partition(b"\r\n\r\n")[2]
+    whole = GIVEN[:cut].rpartition(b"\n\n")[0].count(b"\n\n") + 1
+    assert got == chunk(b"".join(one + b"\n\n" for one in CLEAN.split(b"\n\n")[:whole]))
+    span = await rig.span()
+    assert (span.status, span.error) == ("error", "upstream_closed")
+    assert await rig.tape.raw(span, "response") == GIVEN[:cut]
+
+
+async def test_half_a_plain_answer_is_seen_to_be_half(rig: Rig) -> None:
+    answer = reply(200, PLAIN_GIVEN)
+    async with rig.upstream([request(), send(answer[:-20]), close()]), rig.client() as client:
+        client.send(rig.call(BODY))
+        got = await client.rest()
+    assert got == answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    assert (await rig.span()).status == "error"
+
+
+async def test_a_request_in_chunks_grows(rig: Rig) -> None:
+    framing = [("Host", "h"), ("Transfer-Encoding", "chunked"), ("Accept-encoding", "gzip")]
+    async with rig.upstream([request(), send(reply(200, b"{}"))]) as upstream, rig.client() as client:
+        client.send(head(f"POST {rig.path()} HTTP/1.1", framing) + b"".join(chunked(BODY, 10)) + chunk(b""))
+        await client.message()
+        seen = (await upstream.connection(0)).requests[0]
+    assert body_of(seen) == b'{"return_token_ids":true,"logprobs":true,' + BODY[1:]
+    assert header_fields(seen)["accept-encoding"] == "identity"
+
+
+async def test_a_tape_that_is_waited_for_holds_the_last_byte_only(
+    provider: Provider, tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    provider.formats = vllm_wire.FORMATS
+    route, tape = [{"model": "policy", "upstream": ["vllm"], "train": True}], {"record": "strict"}
+    upstream = [{"name": "vllm", "base_url": provider.openai_url}]
+    async with inside(tmp_path, http, upstream=upstream, route=route, tape=tape) as made:
+        for stream in (False, True):
+            body = json.dumps(ASK | {"stream": stream}).encode()
+            through = await asked_of(made.base.url, made.path(), body)
+            assert body_of(through) == body_of(await asked_of(provider.url, CHAT, body))
+
+
+async def test_metrics_tell_when_an_engine_gives_no_ids(rig: Rig, http: aiohttp.ClientSession) -> None:
+    async with rig.upstream([request(), send(reply(200, PLAIN_CLEAN))]), rig.client() as client:
+        client.send(rig.call(BODY))
+        await client.message()
+    await rig.span()
+    async with http.get(f"http://{urlsplit(rig.base.url).netloc}/metrics") as response:
+        rows = (await response.text()).splitlines()
+    assert any(row.startswith('penstock_captured_calls_total{ids="no"}') for row in rows)

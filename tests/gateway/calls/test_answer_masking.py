@@ -1,0 +1,194 @@
+"""The gateway's own keys on their way to the agent: gone from errors, and nothing else about them changes."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import zstandard
+from fakes.raw import body_of, chunk, reply
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.calls.answer_masking import HELD, hiding, keep, rescaled
+from penstock.gateway.calls.capture.framing import Passing
+from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.proxy.translation.framing import Whole as Told
+from penstock.gateway.releases.rehearsal.tool_player import Played
+from penstock.gateway.releases.replay.replies import Reply
+
+KEY = b"sk-own-0123456789abcdef"
+OWN = Secrets([KEY])
+GONE = b"*" * len(KEY)
+HEAD = b"HTTP/1.1 401 Unauthorized\r\nX-Seen: " + KEY + b"\r\n"
+CLEAN = b"HTTP/1.1 401 Unauthorized\r\nX-Seen: " + GONE + b"\r\n"
+
+
+class Client:
+    """What a client gets: a real link's reads, passed on."""
+
+    head_only = False
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+        self.way: Passing | None = None
+
+    def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
+        self.way = hiding(OWN, link, link.chunked)
+        self.got.append(self.way.begin(link, head, raw))
+        link.pieces = []
+
+    def on_data(self, link: Link, raw: bytes) -> None:
+        assert self.way is not None
+        self.got.append(self.way.go_on(link, raw))
+        link.pieces = []
+
+    def on_broken(self, link: Link, reason: str) -> None:
+        assert self.way is not None
+        self.got.append(self.way.broken())
+
+
+def received(reads: Sequence[bytes], lost: bool = False) -> list[bytes]:
+    """What the client has got of each read, and of the end."""
+    owner = SimpleNamespace(name="u", connections=0, put_back=lambda it: None, forget=lambda it: None)  # pyright: ignore
+    link, client = Link(cast(Any, owner)), Client()
+    link.connection_made(cast(Any, SimpleNamespace(is_closing=lambda: False, write=lambda it: None)))  # pyright: ignore
+    link.send(cast(Any, client), b"", b"")
+    for read in reads:
+        link.data_received(read)
+    if lost:
+        link.connection_lost(ConnectionError())
+    return client.got
+
+
+def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
+    """The data in pieces that end at these places."""
+    ends = sorted({place % len(data) for place in places} | {0, len(data)}) if data else []
+    return [data[start:end] for start, end in pairwise(ends)]
+
+
+PAYLOADS = st.lists(
+    st.one_of(
+        st.just(KEY), st.sampled_from([KEY[:9], KEY[:1], KEY[5:], b"sk-", b"\r\n0\r\n\r\n"]), st.binary(max_size=9)
+    ),
+    max_size=8,
+).map(b"".join)
+PLACES = st.lists(st.integers(0, 500), max_size=8)
+
+
+@given(PAYLOADS, PLACES)
+def test_a_plain_error_in_any_reads(payload: bytes, places: Sequence[int]) -> None:
+    wire = HEAD + b"Content-Length: %d\r\n\r\n" % len(payload) + payload
+    wanted = CLEAN + b"Content-Length: %d\r\n\r\n" % len(payload) + OWN.hide(payload)
+    assert b"".join(received(cut(wire, places))) == wanted
+
+
+@given(PAYLOADS, PLACES, PLACES)
+def test_a_chunked_error_keeps_its_chunks(payload: bytes, chunks: Sequence[int], places: Sequence[int]) -> None:
+    def framed(body: bytes, trailer: bytes) -> bytes:
+        return b"".join([*map(chunk, cut(body, chunks)), b"0\r\nX-Trailer: ", trailer, b"\r\n\r\n"])
+
+    wire = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + framed(payload, KEY)
+    wanted = CLEAN + b"Transfer-Encoding: chunked\r\n\r\n" + framed(OWN.hide(payload), GONE)
+    assert b"".join(received(cut(wire, places))) == wanted
+
+
+def test_only_what_may_be_a_key_is_held_back() -> None:
+    got = received(
+        [HEAD + b"Transfer-Encoding: chunked\r\n\r\n", chunk(b"abc"), chunk(b"the sk-own-01"), chunk(b"02 x")]
+    )
+    assert got[1:] == [chunk(b"abc"), b"d\r\nthe ", b"sk-own-01\r\n" + chunk(b"02 x")]
+
+
+@pytest.mark.parametrize(("size", "shown"), [(7, b"sk-own-"), (20, b"*" * 20)])
+def test_what_was_held_back_of_one_that_breaks_off(size: int, shown: bytes) -> None:
+    got = received([HEAD + b"Content-Length: 99\r\n\r\nis " + KEY[:size]], lost=True)
+    assert b"".join(got) == CLEAN + b"Content-Length: 99\r\n\r\nis " + shown
+
+
+ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "zstd": zstandard.ZstdCompressor().compress,
+}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_encoded_error(name: str, chunked: bool) -> None:
+    made = ENCODINGS[name](b"wrong key: " + KEY)
+    framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(made)
+    wire = HEAD + framing + b"\r\nContent-Encoding: %b\r\n\r\n" % name.encode()
+    wire += chunk(made) + chunk(b"") if chunked else made
+    got = b"".join(received(cut(wire, [50, 90, len(wire) - 8])))
+    assert got.startswith(CLEAN)
+    assert b"ncoding: " + name.encode() not in got
+    assert body_of(got) == b"wrong key: " + GONE
+    assert chunked or b"Content-Length: %d\r\n" % len(body_of(got)) in got
+
+
+def test_an_encoded_error_without_a_key_passes_as_it_came() -> None:
+    made = gzip.compress(b"no such model")
+    rest = b"Content-Length: %d\r\nContent-Encoding: gzip\r\n\r\n" % len(made) + made
+    assert b"".join(received(cut(HEAD + rest, [70, 140]))) == CLEAN + rest
+
+
+def test_what_cannot_be_decoded_passes_as_it_came() -> None:
+    for name, body in ((b"odd", b"?" * 100), (b"gzip", b"not gzip"), (b"gzip", b"\x1f\x8b" + b"z" * (HELD + 1))):
+        rest = b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (name, len(body)) + body
+        assert b"".join(received(cut(HEAD + rest, [70, 140]))) == CLEAN + rest
+
+
+def test_a_head_whose_encoded_body_never_comes() -> None:
+    rest = b"Content-Encoding: gzip\r\nContent-Length: 99\r\n\r\n"
+    assert b"".join(received([HEAD + rest + b"\x1f"], lost=True)) == CLEAN + rest
+
+
+def test_what_is_kept() -> None:
+    plain = b"the key " + KEY
+    assert keep(OWN, plain, None) == (b"the key " + GONE, b"the key " + GONE, False, None)
+    assert keep(OWN, gzip.compress(plain), "gzip") == (b"the key " + GONE, b"the key " + GONE, True, None)
+    body = gzip.compress(b"nothing")
+    kept = keep(OWN, body, "gzip")
+    assert kept.body is body
+    assert kept[1:] == (b"nothing", False, None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(1, 99)), min_size=1), st.integers(0, 9999))
+def test_arrivals_add_up_to_another_size(marks: list[tuple[int, int]], size: int) -> None:
+    flat = [value for mark in marks for value in mark]
+    made = rescaled(flat, size)
+    assert made[::2] == flat[::2]
+    assert sum(made[1::2]) == size
+    assert min(made[1::2]) >= 0
+
+
+def test_a_reply_is_one() -> None:
+    """The helper above is real: an answer without the key passes byte for byte."""
+    wire = reply(404, b"no such path")
+    assert b"".join(received([wire])) == wire
+
+
+def test_an_error_that_is_told_in_another_format() -> None:
+    """The key stands where what is shown of an error ends: no part of it is left."""
+    body = b"x" * 490 + KEY
+    link = SimpleNamespace(
+        status=401, done=True, pieces=[body], encoding=None, events=False, chunked=False, headers=[(b"X-Seen", KEY)]
+    )
+    told = Told(cast(Any, None), "anthropic", False, OWN).begin(cast(Any, link), HEAD + b"\r\n", body)
+    assert b"sk-own" not in told
+    assert b"X-Seen: " + GONE + b"\r\n" in told
+
+
+def test_an_error_to_an_agent_in_rehearsal() -> None:
+    body = gzip.compress(KEY)
+    headers = [(b"Content-Encoding", b"gzip"), (b"X-Seen", KEY)]
+    played = Played(Reply([], 401, headers, [body])).without(OWN)
+    assert played.reply.body == GONE
+    assert played.headers == [(b"Content-Encoding", b"identity"), (b"X-Seen", GONE)]

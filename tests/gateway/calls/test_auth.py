@@ -1,0 +1,107 @@
+"""Tokens open one rollout until they expire; the admin key opens the control API; tokens never do."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import hdrs
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from penstock.gateway.calls.auth import Auth, AuthError, credentials
+from penstock.gateway.model.span import ID_PATTERN
+
+SECRET = b"0123456789abcdef"
+AUTH = Auth(None, SECRET)
+KEYED = Auth("the admin key", SECRET)
+
+
+@given(st.from_regex(ID_PATTERN, fullmatch=True).filter(lambda s: not s.endswith("\n")), st.integers(1, 10**6))
+def test_a_token_opens_its_rollout_until_it_expires(rollout: str, expires_s: int) -> None:
+    token = AUTH.mint(rollout, expires_s, now=1000.5)
+    assert token.startswith("pst_")
+    assert AUTH.rollout_of(token, now=1000 + expires_s - 0.001) == rollout
+    with pytest.raises(AuthError, match="expired 0 s ago"):
+        AUTH.rollout_of(token, now=1000 + expires_s)
+    assert AUTH.rollout_of(AUTH.mint(rollout), now=1e12) == rollout
+
+
+def test_a_token_of_another_gateway_opens_nothing() -> None:
+    other = Auth(None, b"another secret!!")
+    with pytest.raises(AuthError, match="not one of this gateway's"):
+        other.rollout_of(AUTH.mint("r1"), now=0)
+
+
+@given(st.data())
+def test_a_changed_token_opens_nothing(data: st.DataObject) -> None:
+    token = AUTH.mint("r1", 60, now=0)
+    # The last character holds bits that base64 ignores.
+    at = data.draw(st.integers(4, len(token) - 2))
+    letter = data.draw(st.sampled_from("ABCxyz019-_").filter(lambda c: c != token[at]))
+    with pytest.raises(AuthError):
+        AUTH.rollout_of(token[:at] + letter + token[at + 1 :], now=0)
+
+
+@given(st.text() | st.text().map("pst_".__add__))
+def test_what_is_no_token_is_refused(text: str) -> None:
+    with pytest.raises(AuthError):
+        AUTH.rollout_of(text, now=0)
+
+
+@pytest.mark.parametrize("end", [1, 8, 40])
+def test_a_token_that_was_cut_off_is_refused(end: int) -> None:
+    with pytest.raises(AuthError):
+        AUTH.rollout_of(AUTH.mint("r1")[:-end], now=0)
+
+
+def test_mint_refuses_what_is_no_rollout_and_no_time() -> None:
+    with pytest.raises(ValueError, match="not a rollout id: 'a/b'"):
+        AUTH.mint("a/b")
+    with pytest.raises(ValueError, match="expires_s must be positive"):
+        AUTH.mint("r1", 0)
+
+
+@pytest.mark.parametrize("headers", [{"authorization": "Bearer the admin key"}, {"X-Api-Key": "the admin key"}])
+def test_the_admin_key_opens(headers: dict[str, str]) -> None:
+    assert KEYED.is_admin(headers)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer other"},
+        {"Authorization": "Basic the admin key"},
+        {"x-api-key": "thé"},
+        {"key": "x"},
+    ],
+)
+def test_nothing_else_does(headers: dict[str, str]) -> None:
+    assert not KEYED.is_admin(headers)
+
+
+def test_without_a_key_everybody_is_admin_but_an_agent() -> None:
+    assert AUTH.is_admin({})
+    assert AUTH.is_admin({"Authorization": "Bearer sk-anything"})
+    assert not AUTH.is_admin({"Authorization": f"Bearer {AUTH.mint('r1')}"})
+    assert not AUTH.is_admin({"x-api-key": "pst_garbage"})
+
+
+def test_an_agent_token_beside_the_admin_key_is_still_refused() -> None:
+    assert not KEYED.is_admin({"Authorization": "Bearer the admin key", "x-api-key": "pst_x"})
+
+
+def test_every_credential_is_seen() -> None:
+    headers = CIMultiDict([(hdrs.AUTHORIZATION, "bearer  a "), ("AUTHORIZATION", "Bearer b"), ("x-api-key", " c ")])
+    assert list(credentials(headers)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("key", ["", "pst_mine"])
+def test_a_useless_admin_key_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="admin key"):
+        Auth(key, SECRET)
+
+
+def test_a_short_secret_is_refused() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        Auth(None, b"short")

@@ -1,0 +1,216 @@
+"""Planted secrets turn up nowhere: not in the tape's files, not in what is read of it, not in logs or errors."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import aiohttp
+from fakes.odd import Script, close, request, send
+from fakes.raw import body_of, chunk, connect, get, head, post, reply
+from fakes.rig import CHAT, MESSAGES, Rig, based
+from fakes.tape import Tape
+
+from penstock.gateway.store import Store
+
+KEYS = {
+    "Authorization": "Bearer sk-PLANTED-authorization-1f6c",
+    "x-api-key": "sk-ant-PLANTED-x-api-key-1f6c",
+    "api-key": "PLANTED-api-key-1f6c",
+    "X-Goog-Api-Key": "AIza-PLANTED-goog-1f6c",
+    "Cookie": "session=PLANTED-cookie-1f6c",
+    "Proxy-Authorization": "Basic PLANTED-proxy-1f6c",
+    "X-Amz-Security-Token": "PLANTED-amz-1f6c",
+    "Referer": "https://x/?api_key=PLANTED-referer-1f6c",
+}
+QUERY = "?key=PLANTED-query-key-1f6c&api_key=PLANTED-query-api-key-1f6c&model=kept"
+ANSWERED = [("Set-Cookie", "id=PLANTED-set-cookie-1f6c; Path=/"), ("Location", "https://x/?sig=PLANTED-sig-1f6c")]
+MARK = b"PLANTED-"
+UPSTREAM_KEY, ADMIN_KEY = "sk-PLANTED-upstream-1f6c", "PLANTED-admin-1f6c"
+ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
+
+
+async def test_nothing_planted_is_found(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    env = {"UP": UPSTREAM_KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
+    with (
+        based(tmp_path, upstream_config="", env=env) as base,
+        based(tmp_path / "keyed", upstream_config='key_env = "UP"', env=env) as keyed,
+    ):
+        said = b""
+        for gateway in (base, keyed):
+            rig = Rig(gateway, Tape(gateway.url, http), "secret")
+            token = await minted(rig)
+            said += await provoke(rig, token)
+            said += await read_everything(rig)
+        assert MARK not in said
+    for gateway in (base, keyed):
+        log = gateway.log_path.read_bytes()
+        tape = b"".join(path.read_bytes() for path in (gateway.data / "tape").iterdir())
+        with Store(gateway.data, readonly=True) as store:
+            spans = list(store.spans("secret"))
+            read = b"".join(repr((span, store.exchange(span))).encode() for span in spans)
+        assert len(spans) >= 6
+        for found in (log, tape, read):
+            assert MARK not in found
+            assert token.encode() not in found
+        # Masked, not dropped: one sees that they were there.
+        assert b"('Cookie', '***')" in read
+        assert b"model=kept" in read
+
+
+async def test_what_providers_and_agents_repeat(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """The gateway's key does not reach the agent in an error or a redirection, and nobody's reaches the tape."""
+    env = {"UP": UPSTREAM_KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
+    with based(tmp_path, upstream_config='key_env = "UP"', env=env) as base:
+        rig = Rig(base, Tape(base.url, http), "secret")
+        for status in (200, 401, 302):
+            for answer, wanted in zip(answers(status), answers(status, GONE.decode()), strict=True):
+                async with rig.upstream([request(), *map(send, answer)]) as upstream, rig.client() as client:
+                    client.send(post(rig.path(), SAID, [("Authorization", f"Bearer {AGENT_KEY}")]))
+                    got, sent = await client.message(), b"".join(answer)
+                    assert (await upstream.connection(0)).requests[0].endswith(SAID)
+                if status == 200:
+                    assert got == sent
+                elif b"gzip" in sent:
+                    assert body_of(got) == gzip.decompress(wanted[-1])
+                else:
+                    assert got == b"".join(wanted)
+                    assert len(got) == len(sent)
+        printed = json.dumps({"events": [{"name": "stdout", "attributes": {"text": PRINTED}}]}).encode()
+        async with rig.client() as client:
+            client.send(post(rig.path("/events"), printed))
+            assert b" 200 " in await client.message()
+        finished = {
+            "status": "failed",
+            "outcome": {"reason": PRINTED, "output": {"env": [PRINTED]}},
+            "rewards": [{"value": 0.0, "reason": PRINTED}],
+        }
+        url = base.url + "/api/rollouts/secret/attempts/a1/finish"
+        async with rig.tape.http.post(url, json=finished, headers=ADMIN) as done:
+            assert done.status == 200, await done.text()
+        told = await read_everything(rig, 14)
+        assert UPSTREAM_KEY.encode() not in told
+        assert AGENT_KEY.encode() not in told
+        asked, answered = await raw(rig, 1, "request"), await raw(rig, 1, "response")
+        assert asked == SAID.replace(AGENT_KEY.encode(), b"*" * len(AGENT_KEY)).replace(UPSTREAM_KEY.encode(), GONE)
+        assert len(answered) == len(ECHOED)
+        assert json.loads(await raw(rig, 4, "response"))["error"]["message"].startswith("Incorrect API key: ****")
+    log, tape = base.log.encode(), b"".join(path.read_bytes() for path in (base.data / "tape").iterdir())
+    with Store(base.data, readonly=True) as store:
+        kept = [(span, store.exchange(span)) for span in store.spans("secret")]
+        read = b"".join(repr(one).encode() for one in kept)
+    for found in (log, tape, read):
+        assert MARK not in found
+    for span, exchange in kept[:12]:
+        assert exchange is not None
+        assert sum(chunk.size for chunk in exchange.chunks) == len(exchange.response_body)
+        if span.sequence in (4, 8, 12):
+            assert ("Content-Encoding", "identity") in exchange.response_headers
+
+
+async def test_what_a_provider_repeats_before_its_answer(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    with based(tmp_path, upstream_config='key_env = "UP"', env={"UP": UPSTREAM_KEY}) as base:
+        rig = Rig(base, Tape(base.url, http), "secret")
+        hints = head("HTTP/1.1 103 Early Hints", [("Link", f"</a>; key={UPSTREAM_KEY}")])
+        async with rig.upstream([request(), send(hints), send(reply(200, b"{}"))]), rig.client() as client:
+            client.send(rig.call())
+            assert await client.exactly(len(hints)) == hints.replace(UPSTREAM_KEY.encode(), GONE)
+
+
+AGENT_KEY = KEYS["Authorization"].removeprefix("Bearer ")
+GONE = b"*" * len(UPSTREAM_KEY)
+SAID = json.dumps(
+    {"model": "m", "messages": [{"role": "user", "content": f"keys {AGENT_KEY} {UPSTREAM_KEY}"}]}
+).encode()
+ECHOED = json.dumps({"error": {"message": f"Incorrect API key: {UPSTREAM_KEY} / {AGENT_KEY}", "code": "k"}}).encode()
+PRINTED = f"OPENAI_API_KEY={UPSTREAM_KEY}"
+
+
+def answers(status: int, own: str = UPSTREAM_KEY) -> list[list[bytes]]:
+    """An answer with both keys, in reads: with its length, in chunks that cut the keys apart, of an API that names the
+    model after the key, and compressed. `own`: what stands in the place of the gateway's key."""
+    line, seen = f"HTTP/1.1 {status} X", [("X-Seen", f"Bearer {own}"), ("X-Agent", AGENT_KEY)]
+    at = [ECHOED.index(UPSTREAM_KEY.encode()) + 9, ECHOED.index(AGENT_KEY.encode()) + 5]
+    echoed = ECHOED.replace(UPSTREAM_KEY.encode(), own.encode())
+    pieces = [echoed[: at[0]], echoed[at[0] : at[1]], echoed[at[1] :]]
+    plain = head(line, [*seen, ("Content-Length", str(len(echoed)))])
+    chunked = head(line, [*seen, ("Transfer-Encoding", "chunked"), ("Trailer", "X-Key")])
+    named = json.dumps({"id": own, "model": f"m-{AGENT_KEY}", "choices": []}).encode()
+    packed = gzip.compress(echoed, mtime=0)
+    return [
+        [plain + pieces[0], pieces[1], pieces[2]],
+        [chunked, *map(chunk, pieces), b"0\r\n" + f"X-Key: {own}\r\n\r\n".encode()],
+        [head(line, [("Content-Type", "application/json"), ("Content-Length", str(len(named)))]) + named],
+        [head(line, [*seen, ("Content-Encoding", "gzip"), ("Content-Length", str(len(packed)))]), packed],
+    ]
+
+
+async def raw(rig: Rig, sequence: int, side: str) -> bytes:
+    """The bytes of a call, as the tape has them."""
+    return await read(rig, f"/api/rollouts/secret/attempts/a1/spans/{sequence}/{side}")
+
+
+async def minted(rig: Rig) -> str:
+    """An agent token for the rollout."""
+    url = rig.base.url + "/api/tokens"
+    async with rig.tape.http.post(url, json={"rollout": rig.rollout}, headers=ADMIN) as made:
+        return (await made.json())["token"]
+
+
+async def provoke(rig: Rig, token: str) -> bytes:
+    """Calls that succeed, fail and are refused, all full of secrets; returns what the gateway itself answered."""
+    script: Script = [request(), send(reply(200, b"{}", ANSWERED)), request(), send(reply(401, b"{}", ANSWERED))]
+    script = [*script, request(), close()]
+    broken: Script = [request(), close()]
+    plain = [*KEYS.items(), ("X-Penstock-Token", token)]
+    agents = [("Authorization", f"Bearer {token}"), ("Cookie", KEYS["Cookie"]), ("X-Odd", token)]
+    said = b""
+    for below in (CHAT, MESSAGES):
+        async with rig.upstream(script, broken), rig.client() as client:
+            for _ in range(2):
+                client.send(post(rig.path(below + QUERY), b"{}", plain))
+                assert token.encode() not in await client.message()
+            async with rig.client() as other:
+                other.send(post(rig.path(below + QUERY), b"{}", agents))
+                said += await other.message()
+    bad = "/rollout/a%20b/attempt/a1"
+    forged = [("x-api-key", token[:-3] + "PLANTED-x")]
+    for refused in (
+        post(bad + CHAT + QUERY, b"{}", plain),
+        post(f"/rollout/other/attempt/a1{CHAT}{QUERY}", b"{}", plain),
+        post(rig.path(CHAT + QUERY), b"{}", forged),
+        head(f"GET https://u:PLANTED-user@x/{QUERY} HTTP/1.1", [("Host", "h"), *KEYS.items()]),
+        head(f"GET /x{QUERY} HTTP/3.9", [("Host", "h"), *KEYS.items()]),
+        head(f"POST {rig.path(CHAT + QUERY)} HTTP/1.1", [*KEYS.items(), ("Bad Name", "PLANTED-bad")]),
+        get("/api/nothing" + QUERY, KEYS.items(), host="127.0.0.1"),
+        get("/api/rollouts" + QUERY, [("Authorization", "Bearer PLANTED-wrong")], host="127.0.0.1"),
+    ):
+        async with connect(rig.base.url) as client:
+            client.send(refused)
+            said += await client.message()
+    return said
+
+
+async def read_everything(rig: Rig, least: int = 6) -> bytes:
+    """Every answer of the control API about the rollout, once it has so many spans."""
+    spans: list[dict[str, object]] = []
+    while len(spans) < least or any(span["status"] == "open" for span in spans):
+        spans = json.loads(await read(rig, "/api/spans"))["spans"]
+    paths = ["/api/rollouts", "/api/rollouts/secret", "/api/rollouts/secret/attempts", "/api/rollouts/secret/spans"]
+    paths += ["/api/stats", "/metrics", "/api/changes?follow=false", "/api/openapi.json", "/api/docs"]
+    for span in spans:
+        place = f"/api/rollouts/secret/attempts/{span['attempt']}/spans/{span['sequence']}"
+        paths += [place, *([place + "/request", place + "/response"] if span["kind"] == "llm" else [])]
+    return b"".join([await read(rig, path) for path in paths])
+
+
+async def read(rig: Rig, path: str) -> bytes:
+    async with rig.tape.http.get(rig.base.url + path, headers=ADMIN) as response:
+        assert response.status == 200, await response.text()
+        return await response.read()
+
+
+def test_the_mark_is_in_every_secret() -> None:
+    """The search above would find each of them."""
+    assert all("PLANTED-" in value for value in [*KEYS.values(), UPSTREAM_KEY, ADMIN_KEY])

@@ -1,0 +1,280 @@
+"""Verdicts: each rule, their order, people's part, and that a few hundred canaries keep their error rates."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+
+from penstock.gateway.canary.decision import Canary, Verdict, decide, figures, hard_stop, run
+from penstock.gateway.canary.evidence import Evidence, Observation
+from penstock.gateway.model.policy import Policy, Stage
+
+PLAIN = Policy.load("guards = {error.alpha = 0, violation.alpha = 0, missing.alpha = 0}")
+HALF = PLAIN.model_copy(update={"stages": [Stage(split=0.5, rollouts=10)]})
+
+
+def rollouts(
+    canary: Canary, rates: tuple[float, float], seed: int = 1, *, second_ns: int = 1_000_000_000, lost: float = 0.0
+) -> Iterator[Observation]:
+    """Rollouts as the stage of the canary assigns them, one a second, that succeed at the rate of their arm."""
+    rng = random.Random(seed)
+    number = 0
+    while True:
+        stage = canary.policy.stages[canary.stage]
+        arm = int(rng.random() < stage.split)
+        reward = None if arm and rng.random() < lost else float(rng.random() < rates[arm])
+        yield Observation(number, stage.name, arm, stage.split, reward, {}, assigned_ns=number * second_ns)
+        number += 1
+
+
+def played(canary: Canary, observations: Iterator[Observation]) -> list[Verdict]:
+    """All verdicts up to the end."""
+    verdicts: list[Verdict] = []
+    while not canary.ended:
+        verdicts.append(canary.step(next(observations)))
+    return verdicts
+
+
+def moves(verdicts: list[Verdict]) -> list[str]:
+    """Actions other than going on."""
+    return [verdict.action for verdict in verdicts if verdict.action != "continue"]
+
+
+def test_a_good_candidate_climbs_the_ramp_and_is_promoted() -> None:
+    canary = Canary(PLAIN, 0.07)
+    verdicts = played(canary, rollouts(canary, (0.7, 0.8)))
+    assert moves(verdicts) == ["advance", "advance", "promote"]
+    end = verdicts[-1]
+    assert end.cause == "non-inferiority"
+    assert end.reason == (
+        f"non-inferiority: e = {end.figures['non_inferiority']:.4g} >= 20 with a margin of 0.07 after {end.number + 1} "
+        f"rollouts ({canary.evidence.assigned[1]} on the candidate)"
+    )
+    assert [one.figures["candidate.assigned"] for one in verdicts if one.action == "advance"] == [20, 100]
+
+
+def test_a_bad_candidate_is_rolled_back_with_a_sentence_and_figures() -> None:
+    canary = Canary(PLAIN, 0.07)
+    end = played(canary, rollouts(canary, (0.7, 0.3)))[-1]
+    assert (end.action, end.cause) == ("roll_back", "harm")
+    assert end.reason.startswith(f"harm: e = {end.figures['harm']:.4g} >= 50 after {end.number + 1} rollouts (")
+    assert end.figures == figures(canary.evidence)
+    assert end.figures["candidate.reward"] < end.figures["stable.reward"]
+
+
+def test_whoever_replays_the_rollouts_gets_the_same_verdicts() -> None:
+    canary = Canary(PLAIN, 0.07)
+    taken: list[Observation] = []
+
+    def noted() -> Iterator[Observation]:
+        for one in rollouts(canary, (0.7, 0.55)):
+            taken.append(one)
+            yield one
+
+    verdicts = played(canary, noted())
+    assert list(run(PLAIN, 0.07, taken)) == verdicts
+    assert list(run(Policy.model_validate_json(PLAIN.model_dump_json()), 0.07, taken)) == verdicts
+
+
+def test_it_stops_at_the_first_rollout_that_decides() -> None:
+    canary = Canary(HALF, 0.07)
+    observations = list(islice(rollouts(canary, (0.9, 0.1)), 400))
+    verdicts = list(run(HALF, 0.07, observations))
+    evidence = Evidence(0.07)
+    for one in observations[: len(verdicts) - 1]:
+        evidence.add(one)
+        assert evidence.harm < 50
+    assert verdicts[-1].figures["harm"] >= 50
+
+
+def test_a_guard_rolls_back_though_the_reward_is_fine() -> None:
+    rng = random.Random(3)
+    policy = Policy(stages=[Stage(split=0.5)])
+    observations = (
+        Observation(n, "50%", arm, 0.5, 1.0, {"error": float(rng.random() > 0.3 * arm), "violation": 1.0})
+        for n in range(2000)
+        for arm in [rng.randrange(2)]
+    )
+    end = list(run(policy, 0.0, observations))[-1]
+    assert (end.action, end.cause) == ("roll_back", "guard:error")
+    assert end.figures["guard.error"] >= 100 > end.figures["guard.violation"]
+
+
+def test_a_hard_violation_on_the_candidate_ends_it_at_once() -> None:
+    canary = Canary(HALF, 0.07)
+    assert canary.step(Observation(0, "50%", 0, 0.5, 1.0, {}, violations=3)).action == "continue"
+    verdict = canary.step(Observation(1, "50%", 1, 0.5, 1.0, {}, violations=1))
+    assert (verdict.action, verdict.cause) == ("roll_back", "violations")
+    assert verdict.reason == hard_stop(HALF, 1) == "violations: 1 hard violations on the candidate, 0 are allowed"
+    assert hard_stop(HALF, 0) is None
+    assert hard_stop(HALF.model_copy(update={"hard_violations": 1}), 1) is None
+
+
+def test_violations_come_before_harm_and_harm_before_a_lopsided_split() -> None:
+    evidence = Evidence(0.07)
+    for number in range(200):
+        arm = number % 4 != 0
+        evidence.add(Observation(number, "50%", int(arm), 0.5, float(not arm), {}, violations=int(number == 199)))
+    everything = decide(HALF, 0, evidence)
+    assert everything.cause == "violations"
+    lenient = HALF.model_copy(update={"hard_violations": 1})
+    assert decide(lenient, 0, evidence).cause == "harm"
+    assert everything.figures["srm.50%"] > 100
+
+
+def test_a_lopsided_split_holds_and_can_be_set_aside() -> None:
+    canary = Canary(HALF.model_copy(update={"alpha_promote": 1e-9}), 0.07)
+    observations = iter([Observation(n, "50%", int(n % 4 != 0), 0.5, 1.0, {}) for n in range(1000)])
+    held = played(canary, observations)[-1]
+    assert (held.action, held.cause) == ("hold", "srm:50%")
+    assert "rollouts with a reward are on the candidate" in held.reason
+    with pytest.raises(ValueError, match=r"has ended: sample ratio"):
+        canary.step(next(observations))
+    with pytest.raises(ValueError, match="nothing is left to approve"):
+        canary.approve()
+    assert canary.resume().action == "continue"
+    assert canary.step(next(observations)).action == "continue"
+    with pytest.raises(ValueError, match="only a release that is held"):
+        canary.resume()
+
+
+def test_a_release_without_rewards_is_held() -> None:
+    verdicts = list(run(HALF, 0.1, (Observation(n, "50%", n % 2, 0.5, None, {}) for n in range(1000))))
+    assert len(verdicts) == 50
+    assert verdicts[-1].cause == "missing"
+    assert verdicts[-1].reason == "missing: 50 of 50 rollouts have no reward, more than 50%"
+
+
+def test_outcomes_that_only_the_candidate_loses_roll_it_back() -> None:
+    policy = Policy(stages=[Stage(split=0.5)], srm_alpha=1e-9)
+    canary = Canary(policy, 0.07)
+    end = played(canary, rollouts(canary, (0.7, 0.7), lost=0.3))[-1]
+    assert (end.action, end.cause) == ("roll_back", "guard:missing")
+
+
+def test_the_horizon_holds_and_resuming_goes_on_past_it() -> None:
+    policy = HALF.model_copy(update={"horizon": 300, "alpha": 1e-9, "alpha_promote": 1e-9})
+    canary = Canary(policy, 0.07)
+    observations = rollouts(canary, (0.7, 0.66))
+    held = played(canary, observations)[-1]
+    assert (held.action, held.cause, held.number) == ("hold", "horizon", 299)
+    assert held.reason.startswith("horizon: undecided after 300 rollouts: harm e = ")
+    assert canary.resume().action == "continue"
+    assert canary.step(next(observations)).action == "continue"
+
+
+def test_a_stage_that_wants_approval_waits_for_it() -> None:
+    policy = PLAIN.model_copy(update={"stages": [Stage(split=0.2, rollouts=5, approval=True), Stage(split=0.5)]})
+    canary = Canary(policy, 0.07)
+    observations = rollouts(canary, (0.7, 0.8))
+    while (verdict := canary.step(next(observations))).cause != "approval":
+        assert verdict.action == "continue"
+    assert verdict.reason.startswith("stage 20% is complete; a person must approve after ")
+    assert canary.step(next(observations)).cause == "approval"
+    assert canary.stage == 0
+    approved = canary.approve()
+    assert (approved.action, approved.number, canary.stage) == ("advance", canary.evidence.number, 1)
+    assert played(canary, observations)[-1].action == "promote"
+
+
+def test_the_last_stage_may_want_approval_too_and_harm_does_not_wait_for_it() -> None:
+    policy = PLAIN.model_copy(update={"stages": [Stage(split=0.5, approval=True)]})
+    canary = Canary(policy, 0.3)
+    good = rollouts(canary, (0.7, 0.8))
+    while (verdict := canary.step(next(good))).cause != "approval":
+        pass
+    assert verdict.reason.startswith("non-inferiority: e = ")
+    start = canary.evidence.number + 1
+    bad = (Observation(start + n, "50%", n % 2, 0.5, float(not n % 2), {}) for n in range(1000))
+    assert played(canary, bad)[-1].cause == "harm"
+
+
+def test_an_early_approval_counts_when_the_stage_is_complete() -> None:
+    canary = Canary(HALF.model_copy(update={"stages": [Stage(split=0.5, rollouts=3, approval=True)]}), 0.3)
+    assert canary.approve().action == "continue"
+    assert played(canary, rollouts(canary, (0.7, 0.9)))[-1].action == "promote"
+
+
+def test_a_stage_lasts_its_seconds() -> None:
+    stages = [Stage(split=0.2, rollouts=1, seconds=120), Stage(split=0.5, seconds=600)]
+    canary = Canary(PLAIN.model_copy(update={"stages": stages}), 0.5)
+    verdicts = played(canary, rollouts(canary, (0.7, 0.8)))
+    assert [verdict.number for verdict in verdicts if verdict.action != "continue"] == [120, 721]
+
+
+def test_rollouts_of_an_earlier_stage_do_not_count_for_a_later_one() -> None:
+    stages = [Stage(split=0.2, rollouts=2), Stage(split=0.5, rollouts=2)]
+    canary = Canary(PLAIN.model_copy(update={"stages": stages}), 0.5)
+    late = [Observation(n, "20%", int(n % 5 == 4), 0.2, 1.0, {}) for n in range(60)]
+    assert moves([canary.step(one) for one in late]) == ["advance"]
+    assert canary.evidence.assigned[1] == 12
+    assert canary.evidence.non_inferiority > 20
+
+
+def test_only_rewarded_rollouts_complete_a_stage() -> None:
+    canary = Canary(PLAIN.model_copy(update={"stages": [Stage(split=0.3), Stage(split=0.5)], "srm_alpha": 1e-9}), 0.07)
+    observations = rollouts(canary, (0.7, 0.8), lost=0.4)
+    while (verdict := canary.step(next(observations))).action != "advance":
+        pass
+    assert canary.evidence.stages["30%"].outcomes[1] == 20
+    assert verdict.figures["candidate.assigned"] > 25
+
+
+def test_an_experiment_with_a_held_split_is_never_promoted() -> None:
+    policy = PLAIN.model_copy(update={"hold_split": True})
+    canary = Canary(policy, policy.d(0.7))
+    verdicts = played(canary, rollouts(canary, (0.5, 0.9)))
+    assert moves(verdicts) == ["advance", "advance", "hold"]
+    assert verdicts[-1].figures["d"] == 0.0
+    assert verdicts[-1].figures["non_inferiority"] > 1000
+
+
+def test_an_adaptive_ramp_keeps_a_doubtful_candidate_small() -> None:
+    adaptive = PLAIN.model_copy(update={"adaptive": True, "alpha": 1e-9})
+    doubtful, sound = Canary(adaptive, 0.01), Canary(adaptive, 0.2)
+    for one in islice(rollouts(doubtful, (0.7, 0.4)), 1500):
+        doubtful.step(one)
+    played(sound, rollouts(sound, (0.7, 0.7)))
+    assert doubtful.stage < 2
+    assert sound.verdict.action == "promote"
+
+
+def test_hundreds_of_identical_candidates_are_rolled_back_no_more_often_than_promised() -> None:
+    """A look after every rollout: the promise is 2 %; a t-test looked at as often would fail this test by far."""
+    policy = PLAIN.model_copy(update={"hold_split": True})
+    rolled_back = peeked = 0
+    for seed in range(200):
+        canary = Canary(policy, 0.0)
+        arms = [[0.0, 0.0], [0.0, 0.0]]
+        crossed = False
+        for one in islice(rollouts(canary, (0.7, 0.7), 1000 + seed), 1000):
+            count = arms[one.arm]
+            count[0] += 1
+            count[1] += one.reward or 0.0
+            crossed = crossed or _t_test_alarms(arms)
+            if not canary.ended:
+                canary.step(one)
+        rolled_back += canary.ended
+        peeked += crossed
+    assert rolled_back <= 10
+    assert peeked > 30
+
+
+def _t_test_alarms(arms: list[list[float]]) -> bool:
+    (n0, s0), (n1, s1) = arms
+    if n0 < 20 or n1 < 20:
+        return False
+    p0, p1 = s0 / n0, s1 / n1
+    return p1 - p0 < -1.645 * (p0 * (1 - p0) / n0 + p1 * (1 - p1) / n1) ** 0.5
+
+
+def test_hundreds_of_worse_candidates_are_promoted_no_more_often_than_promised() -> None:
+    ends: list[str] = []
+    for seed in range(60):
+        canary = Canary(HALF, 0.15)
+        ends.append(played(canary, rollouts(canary, (0.7, 0.55), 5000 + seed))[-1].action)
+    assert ends.count("promote") <= 7
+    assert ends.count("roll_back") >= 50

@@ -1,0 +1,426 @@
+"""The `penstock` command as people run it: a process, its output, its errors in one line, its exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from fakes.goldens import check_golden
+from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, exchange, serving
+from fakes.process import ROOT
+from fakes.shell import Shell
+
+from penstock.gateway.__main__ import COMMANDS, GROUPS, main
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.config import Auth
+from penstock.gateway.model.span import Side
+from penstock.gateway.store import Store
+from penstock.sidecar.agent.environment import REMOVED
+
+RAW = b'\xff\x00 {"exact": \r\n}'
+
+
+def tape_of_two() -> MemoryTape:
+    tape = MemoryTape()
+    tape.add(call(1), chat_exchange([{"role": "user", "content": "What is 2+2?"}], {"content": "Four."}), mode="train")
+    agent = Side(who="agent", dialect="messages", path="/v1/messages", request_body=b"asked", response_body=b"told")
+    tape.add(call(2, ms=3000), exchange(RAW, b"answer").model_copy(update={"sides": [agent]}))
+    tape.add(call(1, attempt="a2", status="error", error="connect"))
+    tape.add(call(1, rollout="r2", agent="two words"), chat_exchange([], {"content": "hi"}))
+    return tape
+
+
+@pytest.fixture
+async def served() -> AsyncGenerator[Serving]:
+    async with serving(tape_of_two()) as running:
+        yield running
+
+
+@pytest.fixture
+def shell(served: Serving, tmp_path: Path) -> Shell:
+    return Shell(served.url, tmp_path)
+
+
+async def test_rollouts_and_spans_take_filters(shell: Shell) -> None:
+    every, one, none = await asyncio.gather(
+        shell.run("rollouts"),
+        shell.run("rollouts", "mode:train", "latency>2s"),
+        shell.run("spans", "r1/a1", "-status:ok", "not", "latency>1h", "--limit", "5"),
+    )
+    assert (every.code, [line.split()[0] for line in every.text.splitlines()]) == (0, ["rollout", "r2", "r1"])
+    assert [line.split()[0] for line in one.text.splitlines()] == ["rollout", "r1"]
+    assert (none.code, none.text) == (0, "")
+
+
+async def test_a_filter_may_hold_spaces(shell: Shell) -> None:
+    done = await shell.run("spans", "r2", 'agent:"two words"', "--json")
+    assert [json.loads(line)["agent"] for line in done.text.splitlines()] == ["two words"]
+
+
+async def test_show_prints_the_tree(shell: Shell) -> None:
+    tree, attempt, one = await asyncio.gather(
+        shell.run("show", "r1"), shell.run("show", "r1/a2"), shell.run("show", "r2#1")
+    )
+    assert tree.text.splitlines()[0].startswith("r1  train  running  3 calls")
+    assert "user  What is 2+2?" in tree.text
+    assert "→ answer (stop)  Four." in tree.text
+    assert "What is 2+2?" not in attempt.text
+    assert "error  connect" in attempt.text
+    assert one.text.splitlines()[0].startswith("#1  chat  two words  gpt-5-mini  ok")
+    assert "called  https://api.example/v1/chat/completions" in one.text
+
+
+async def test_show_json_is_the_whole_span(shell: Shell) -> None:
+    one, whole = await asyncio.gather(
+        shell.run("show", "r1/a1#1", "--json"), shell.run("show", "r1", "--json", "--calls", "2")
+    )
+    assert json.loads(one.text)["turn"]["choices"][0]["message"]["parts"][0]["text"] == "Four."
+    first, *details = map(json.loads, whole.text.splitlines())
+    assert first["id"] == "r1"
+    assert [detail["span"]["sequence"] for detail in details] == [1, 2]
+
+
+@pytest.mark.parametrize(("side", "body"), [("request", RAW), ("response", b"answer")])
+async def test_raw_is_exact(shell: Shell, side: str, body: bytes) -> None:
+    done = await shell.run("show", "r1/a1#2", "--raw", side)
+    assert (done.code, done.out, done.err) == (0, body, "")
+
+
+async def test_a_side_is_shown_and_printed(shell: Shell) -> None:
+    raw, other, tree = await asyncio.gather(
+        shell.run("show", "r1/a1#2", "--raw", "request", "--side", "agent"),
+        shell.run("show", "r1/a1#2", "--raw", "request", "--side", "engine"),
+        shell.run("show", "r1/a1#2"),
+    )
+    assert (raw.code, raw.out, raw.err) == (0, b"asked", "")
+    assert (other.code, other.out) == (1, b"")
+    assert "the engine was spoken with in the exchange's own format" in other.err
+    assert "also spoken  agent: messages /v1/messages" in tree.text
+
+
+async def test_token_and_stats(shell: Shell, served: Serving) -> None:
+    token, stats = await asyncio.gather(shell.run("token", "r9", "--expires", "1h"), shell.run("stats"))
+    assert served.auth.rollout_of(token.text.strip(), now=0) == "r9"
+    assert stats.text.startswith("Sums over all spans: 1 error, 3 ok.")
+    assert stats.text.endswith("Queue open: 0 waiting; 0 claimed.\n")
+
+
+async def test_changes_follow_until_interrupted(shell: Shell, served: Serving) -> None:
+    process = await shell.start("changes", "--since", "4")
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        assert (await process.stdout.readline()).decode().split()[:2] == ["5", "r2"]
+        assert (await process.stdout.readline()).decode().split()[:2] == ["6", "r2/a1"]
+        served.tape.add(call(2, rollout="r2"))
+        await served.tape.tell()
+        assert (await process.stdout.readline()).decode().split()[:3] == ["7", "r2/a1", "#2"]
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert (process.returncode, err) == (130, b"")
+
+
+async def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
+    async with serving(tape_of_two(), admin_key="secret") as served:
+        shell = Shell(served.url, tmp_path)
+        none, wrong, good = await asyncio.gather(
+            shell.run("stats"),
+            shell.run("stats", PENSTOCK_ADMIN_KEY="guess"),
+            shell.run("stats", PENSTOCK_ADMIN_KEY="secret"),
+        )
+    assert (none.code, wrong.code, good.code) == (1, 1, 0)
+    assert none.err.startswith(
+        "penstock: the admin key is missing; `penstock` commands take it from the variable PENST"
+    )
+    assert wrong.err.startswith("penstock: this is not the gateway's admin key; `penstock` commands take it from the v")
+    assert "guess" not in wrong.err
+
+
+@pytest.mark.parametrize(
+    "name", [*COMMANDS, *(f"{group} {name}" for group in GROUPS for name in GROUPS[group].commands)]
+)
+def test_every_help_names_the_key(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of every command that speaks to a gateway."""
+    if name in ("serve", "check", "completion"):
+        return
+    main([*name.split(), "--help"])
+    assert "PENSTOCK_ADMIN_KEY" in capsys.readouterr().out
+
+
+def test_there_is_one_name_for_the_key() -> None:
+    """The server's configuration, its commands and its agents' environment agree."""
+    assert Auth().admin_key_env == "PENSTOCK_ADMIN_KEY"
+    assert "PENSTOCK_ADMIN_KEY" in REMOVED
+    pages = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *ROOT.glob("gateway/**/*.py"),
+        *ROOT.glob("trainer/*.py"),
+    ]
+    assert not [page for page in pages if "PENSTOCK_" + "KEY" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("rollouts", "statsu:x"), 1, "unknown field 'statsu'; did you mean 'status'?"),
+        (("show", "none"), 1, "there is no rollout 'none'"),
+        (("show", "r1/a1#9"), 1, "attempt 'a1' has no span 9"),
+        (("show", "r1#1"), 2, "rollout 'r1' has 2 attempts (a1, a2): say which, as r1/ATTEMPT#1"),
+        (("show", "r1/a1#0"), 2, "is not RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE"),
+        (("show", "r1", "--raw", "request"), 2, "--raw shows one call: say which, such as r1/ATTEMPT#1"),
+        (("token", "r1", "--expires", "soon"), 2, "'soon' is not a time"),
+        (("token", "a b"), 1, "rollout: 'a b' is not an id: up to 128 letters"),
+        (("rollouts", "--limt", "3"), 2, "unknown option '--limt'"),
+        (("rollouts", "--limit", "x"), 2, "--limit: 'x' is not a whole number. See penstock rollouts --help."),
+        (("show",), 2, "TARGET is missing. See penstock show --help."),
+        (("release", "status"), 2, "RELEASE is missing. See penstock release status --help."),
+        (("release", "bogus"), 2, 'Unknown command "bogus"'),
+        (("enqueue", "missing.jsonl"), 1, "missing.jsonl: No such file or directory"),
+        (("enqueue", "/dev/null"), 1, "/dev/null has no tasks"),
+        (("enqueue", "/dev/null", "--timeout", "soon"), 2, "'soon' is not a time"),
+        (("enqueue", "/dev/null", "--retry-on", "failed,never"), 2, "--retry-on: 'never' is not 'failed', 'timeout'"),
+        (("enqueue", "/dev/null", "--priority", "-1001"), 2, "--priority: -1001 is not -1000 or more"),
+        (("enqueue", "/dev/null", "--metadata", "x"), 2, "--metadata: 'x' is not NAME=VALUE"),
+        (("enqueue", "/dev/null", "--repeat", "0"), 2, "--repeat: 0 is not 1 or more"),
+        (("enqueue", "/dev/null", "--mode", "trial"), 2, 'Invalid value "trial" for --mode'),
+        (("cancel",), 2, "say which rollouts: by their ids, or by a filter such as group:q1 status:failed"),
+        (
+            ("cancel", "r1", "status:running"),
+            2,
+            "give ids or a filter, not both: 'r1' is an id, 'status:running' a term",
+        ),
+        (("cancel", "r1/a1"), 2, "'r1/a1' is neither the id of a rollout nor a term of a filter"),
+        (("doctor", "r1", "--filter", "x"), 2, "unknown option '--filter'"),
+        (("rollouts", "--limit", "0"), 2, 'Invalid value "0" for --limit. Must be >= 1.'),
+        (("requeue", "statsu:x"), 1, "unknown field 'statsu'; did you mean 'status'?"),
+        (("rollouts", "--limit"), 2, "--limit needs a value. See penstock rollouts --help."),
+        (("enqueue", "/dev/null", "--timeout", "-5s"), 2, "--timeout needs a value."),
+        (("runs", "export", "x"), 2, "--to is missing. See penstock runs export --help."),
+        (("serve", "--port", "99999"), 1, "penstock: --port: 99999 is not 65535 or less"),
+        (("show", "a b"), 1, "rid: 'a b' is not an id: up to 128 letters, digits and . _ -"),
+        (("reward", "r1/a1", "good"), 2, "VALUE: 'good' is not a number."),
+        (("reward", "r1/a1"), 2, "say what it is worth: penstock reward r1/a1 1, or --dimension NAME=VALUE"),
+        (("reward", "r1/a1", "nan"), 2, "the reward: nan is not a finite number"),
+        (("reward", "r1/a1", "--dimension", "style=good"), 2, "--dimension style: 'good' is not a number"),
+        (("reward", "r1", "1"), 2, "rollout 'r1' has 2 attempts (a1, a2): say which, as r1/ATTEMPT"),
+        (("export", "--format", "parquet"), 2, "Parquet goes to a file: say which, as --output FILE"),
+        (("export", "-o", "no/such/folder/x"), 1, "no/such/folder/x: No such file or directory"),
+        (("bogus",), 2, 'Unknown command "bogus". Available commands: serve, enqueue'),
+        (("stats", "extra", "more"), 2, "Nothing is done with 'extra' 'more'. See penstock stats --help."),
+        (("stats", "--jsn"), 2, "Unknown option: --jsn. Did you mean --json? See penstock stats --help."),
+        (("stats", "--gateway", "http://["), 1, "'http://[' is not the URL of a gateway: Invalid IPv6 URL"),
+        (
+            ("stats", "--gateway", "http://a.invalid"),
+            1,
+            "there is no host 'a.invalid'; check --gateway or PENSTOCK_GATE",
+        ),
+        (("stats", "--gateway", "localhost:1"), 1, "must start with http:// or https://"),
+        (("changes", "--gateway", "http://127.0.0.1:1"), 1, "nothing answers there; is `penstock serve` running?"),
+        (("serve", "--config", "missing.toml"), 1, "missing.toml does not exist"),
+        (("check", "--data", "nowhere"), 1, "nowhere"),
+    ],
+)
+async def test_errors_are_one_line(
+    served: Serving,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_GATEWAY", served.url)
+    with pytest.raises(SystemExit) as ended:
+        await asyncio.to_thread(main, list(arguments))
+    out, err = capsys.readouterr()
+    if isinstance(ended.value.code, str):  # as the interpreter does it
+        err, ended.value.code = ended.value.code + "\n", 1
+    assert (ended.value.code, out) == (code, "")
+    assert message in err
+    assert err.startswith("penstock: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["show r1", "show r1 --json", "rollouts", "spans r1", "export", "stats", "--help"])
+async def test_a_reader_that_leaves_is_no_error(shell: Shell, command: str) -> None:
+    assert await shell.unread(*command.split()) == ""
+
+
+async def test_check_reports_a_clean_tape(shell: Shell, tmp_path: Path) -> None:
+    with Store(tmp_path / "data"):
+        pass
+    done = await shell.run("check", "--data", "data")
+    assert (done.code, done.err) == (0, "")
+    assert done.text.splitlines()[-1] == "clean"
+
+
+async def test_check_reports_what_is_wrong(tmp_path: Path) -> None:
+    program = """
+import penstock.gateway.store
+gateway.cli.check = lambda path: ({"rollouts": 1}, ["rollout r1: odd", "span 2: gone"])
+from penstock.gateway.__main__ import COMMANDS, main
+main(["check", "--data", "data"])
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode == 1
+    assert out.decode() == "data: rollouts 1\nrollout r1: odd\nspan 2: gone\n"
+    assert err.decode() == "penstock: data is not clean: 2 problems\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"], ["--version"]])
+async def test_help_loads_neither_server_nor_database(arguments: list[str]) -> None:
+    program = f"""
+import sys
+from penstock.gateway.__main__ import COMMANDS, main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+heavy = ("aiohttp", "lmdb", "pydantic", "uvloop", "prometheus_client", "gateway.app", "gateway.client.client")
+print("LOADED", *sorted(name for name in heavy if name in sys.modules))
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out.decode().splitlines()[-1] == "LOADED"
+    assert len(out.decode().splitlines()) > 1
+
+
+async def test_help_names_every_command(shell: Shell) -> None:
+    text = (await shell.run("--help")).text
+    for name in COMMANDS:
+        assert f"│ {name} " in text
+
+
+async def test_help_looks_as_it_did(shell: Shell) -> None:
+    pages = await asyncio.gather(
+        *(shell.run(*words, "--help", COLUMNS="100") for words in ((), ("enqueue",), ("reward",), ("export",)))
+    )
+    check_golden("help", "\n".join(page.text for page in pages))
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_the_table_of_commands_is_right(name: str) -> None:
+    module, _, function = COMMANDS[name].path.partition(":")
+    doc = getattr(import_module(module), function).__doc__
+    assert " ".join(doc.partition("\n\n")[0].split()) == COMMANDS[name].help
+
+
+# --- the first minutes ---
+
+
+async def test_the_version_is_what_is_installed(shell: Shell) -> None:
+    assert (await shell.run("--version")).text == f"penstock {version('penstock')}\n"
+
+
+async def completed(shell: Shell, tmp_path: Path, *words: str) -> list[str]:
+    """What a real bash offers for the last of these words."""
+    script = tmp_path / "completion.bash"
+    if not script.exists():
+        script.write_bytes((await shell.run("completion", "bash")).out)
+    program = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+function=$(complete -p penstock | sed -E 's/.*-F ([^ ]+) .*/\\1/')
+"$function" penstock "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+    bash = await asyncio.create_subprocess_exec(
+        "bash", "--norc", "-c", program, "bash", script, "penstock", *words,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await bash.communicate()
+    assert err == b""
+    return sorted(out.decode().split())
+
+
+async def test_bash_completes(shell: Shell, tmp_path: Path) -> None:
+    assert await completed(shell, tmp_path, "ro") == ["rollouts"]
+    assert await completed(shell, tmp_path, "") == sorted([*COMMANDS, *GROUPS])
+    assert await completed(shell, tmp_path, "release", "re") == ["rehearse", "resume"]
+    assert await completed(shell, tmp_path, "enqueue", "--re") == ["--repeat", "--retry-on", "--reward-on-failure"]
+    assert await completed(shell, tmp_path, "export", "--what", "") == ["messages", "rollouts", "spans"]
+    assert await completed(shell, tmp_path, "completion", "") == ["bash", "fish", "zsh"]
+
+
+@pytest.mark.parametrize(("name", "mark"), [("zsh", "#compdef penstock"), ("fish", "complete -c penstock")])
+async def test_other_shells_have_their_script(shell: Shell, name: str, mark: str) -> None:
+    text = (await shell.run("completion", name)).text
+    assert mark in text
+    assert all(command in text for command in (*COMMANDS, *GROUPS))
+
+
+async def test_a_port_that_is_taken_is_told(shell: Shell, served: Serving) -> None:
+    port = served.url.rpartition(":")[2]
+    done = await shell.run("serve", "--port", port)
+    assert (done.code, done.text) == (1, "")
+    assert done.err.endswith(
+        f"penstock: port {port} of 127.0.0.1 is taken (perhaps another gateway runs): choose another with --port, "
+        "or --port 0 for any that is free\n"
+    )
+    assert "Errno" not in done.err
+
+
+async def test_a_host_of_another_machine_is_told(shell: Shell) -> None:
+    done = await shell.run("serve", "--host", "192.0.2.1", "--port", "0", PENSTOCK_ADMIN_KEY="k")
+    assert done.code == 1
+    assert "cannot listen on 192.0.2.1: it is no address of this machine; --host 127.0.0.1 is" in done.err
+
+
+async def other_server(request: web.Request) -> web.Response:
+    if request.path.startswith("/odd"):
+        return web.json_response({"rollouts": "none"})
+    status = {"down": 502, "none": 501}.get(request.path.split("/")[1], 404)
+    return web.Response(status=status, text="<html>Not\nFound</html>")
+
+
+async def test_another_kind_of_server_is_told(shell: Shell, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    _ = tasks.write_text("{}\n")
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", other_server)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        other, odd, down, tls, none = await asyncio.gather(
+            *(shell.run("rollouts", "--gateway", url + path) for path in ("", "/odd", "/down")),
+            shell.run("rollouts", "--gateway", url.replace("http:", "https:")),
+            shell.run("enqueue", str(tasks), "--gateway", f"{url}/none"),
+        )
+    assert other.err == (
+        f"penstock: what answers at {url} is not a Penstock gateway (it answered 404 Not Found): "
+        "check --gateway or PENSTOCK_GATEWAY; `penstock serve` prints the address\n"
+    )
+    assert odd.err.startswith(f"penstock: {url}/odd/api/rollouts did not answer as a Penstock gateway of this version")
+    assert down.err == (
+        f"penstock: cannot reach the gateway at {url}/down: a proxy in front of it answered 502 Bad Gateway\n"
+    )
+    assert f"at {url}/none is not a Penstock gateway (it answered 501 Not Implemented)" in none.err
+    assert "nothing was queued: what answers at" in none.err
+    secure, url = url.replace("http:", "https:"), url.removesuffix("/")
+    assert tls.err == (
+        f"penstock: cannot reach the gateway at {secure}: what answers there does not speak https; is it {url}?\n"
+    )
+    assert {other.code, odd.code, down.code} == {1}
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1beta", "/rollout/r1/attempt/a1/v1", "/rollout/r1/attempt/a1"])
+async def test_the_base_url_of_an_agent_is_not_asked(served: Serving, path: str) -> None:
+    """What is asked there would be a call of a model, and a rollout of its own."""
+    with pytest.raises(ClientError, match=f"is the base URL of an agent; the gateway's own is {served.url}$"):
+        async with Client(served.url + path):
+            pass

@@ -1,0 +1,647 @@
+"""The commands of resources, prompts and releases, as people run them, against a real gateway; and what they show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import lmdb
+import pytest
+from fakes.experiment import CANDIDATE, SKIP, STABLE, Traffic, policy, prompt
+from fakes.goldens import check_golden, check_widths, text_of
+from fakes.process import ROOT, Gateway
+from fakes.shell import Done, Shell
+from fakes.trials import START, Trial, steady
+from rich.console import Group
+from rich.text import Text
+
+from penstock.gateway.__main__ import COMMANDS, GROUPS, main
+from penstock.gateway.cli import watch
+from penstock.gateway.cli import watch_release as watching
+from penstock.gateway.cli.verify import checked
+from penstock.gateway.client.client import Client
+from penstock.gateway.client.connection import ClientError
+from penstock.gateway.display import releases, resources
+from penstock.gateway.display.releases import bar
+from penstock.gateway.model.policy import Policy, Stage
+from penstock.gateway.model.release import (
+    Assignment,
+    Audience,
+    Decision,
+    NewRelease,
+    ReleaseView,
+    Resource,
+    ResourceView,
+    Rule,
+    Seen,
+    Stable,
+)
+from penstock.gateway.model.template import Template
+from penstock.gateway.prompts.induce import Proposal
+from penstock.gateway.prompts.recognise import Known, Recognised
+from penstock.gateway.store.environment import DATABASES
+
+SHORT = (
+    "\n".join(f'{stage} = "skip"' for stage in SKIP)
+    + "\nmargin_absolute = 0.1\n[[stages]]\nsplit = 0.5\nrollouts = 3\n"
+)
+
+
+@pytest.fixture
+def shell(gateway: Gateway, tmp_path: Path) -> Shell:
+    (tmp_path / "one.txt").write_text(STABLE)
+    (tmp_path / "two.txt").write_text(CANDIDATE)
+    (tmp_path / "short.toml").write_text(SHORT)
+    return Shell(gateway.url, tmp_path)
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncGenerator[Client]:
+    async with Client(gateway.url) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def traffic(gateway: Gateway, client: Client, http: aiohttp.ClientSession) -> Traffic:
+    """Agents of a registered prompt that has a second version."""
+    _ = await client.add_version("travel", prompt(STABLE, sent=True))
+    _ = await client.add_version("travel", prompt(CANDIDATE))
+    return Traffic(gateway.url, http, client)
+
+
+def objects(done: Done) -> list[Any]:
+    assert (done.code, done.err) == (0, "")
+    return [json.loads(line) for line in done.text.splitlines()]
+
+
+def names(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}{number}" for number in range(count)]
+
+
+def words(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+# --- resources ---
+
+
+async def test_versions_are_added_shown_and_compared(shell: Shell) -> None:
+    first = await shell.run("resource", "add", "travel", "--file", "one.txt", "--sent", "--author", "ann")
+    assert (first.err, first.text) == ("", "travel@v1 is registered with the slots date.\n")
+    again = await shell.run("resource", "add", "travel", "--file", "-", "--sent", stdin=STABLE.encode())
+    assert again.text == "travel@v1 was registered already with the slots date.\n"
+    second = ("resource", "add", "travel", "--file", "two.txt", "--parent", "v1", "--version", "careful")
+    (made,) = objects(await shell.run(*second, "--note", "ask first", "--json"))
+    assert (made["version"], made["parent"], made["note"], made["content"]["text"]) == (
+        "careful", "v1", "ask first", CANDIDATE,
+    )  # fmt: skip
+    assert made["author"] == objects(await shell.run("resource", "show", "travel@careful", "--json"))[0]["author"] != ""
+    listed, shown, one, diff = await asyncio.gather(
+        shell.run("resource", "list"),
+        shell.run("resource", "show", "travel"),
+        shell.run("resource", "show", "travel@v1"),
+        shell.run("resource", "diff", "travel", "v1", "careful"),
+    )
+    assert words(listed.text)[1][:5] == ["travel", "prompt", "v1", "careful", "2"]
+    assert [line[0] for line in words(shown.text)] == ["travel", "version", "v1", "careful"]
+    assert "author  ann\n" in one.text
+    assert one.text.endswith(f"\n\n{STABLE}\n")
+    assert diff.text.splitlines()[:2] == ["--- travel@v1", "+++ travel@careful"]
+    assert f"-{STABLE}\n+You are a careful travel agent of Acme Air. It is {{date}}.\n" in diff.text
+
+
+async def test_models_and_tools_are_resources_too(shell: Shell) -> None:
+    model = ("resource", "add", "policy", "--upstream", "fake-openai", "--base", "m", "--adapter")
+    (one,) = objects(await shell.run(*model, "/a/1", "--version", "v12", "--json"))
+    assert (one["kind"], one["content"]) == ("model", {"upstream": "fake-openai", "base": "m", "adapter": "/a/1"})
+    await shell.run(*model, "/a/2", "--served", "fresh")
+    fields = await shell.run("resource", "diff", "policy", "v12", "v2")
+    assert "-adapter: /a/1\n+adapter: /a/2\n+served: fresh\n" in fields.text
+    (tool,) = objects(await shell.run("resource", "add", "find", "--tool", "find", "--file", "one.txt", "--json"))
+    assert (tool["kind"], tool["content"]["tool"]) == ("tool-text", "find")
+
+
+WRONG: list[tuple[tuple[str, ...], int, str]] = [
+    (("resource", "add", "x"), 2, "say what it is: --file TEXT for a prompt"),
+    (("resource", "add", "x", "--file", "none.txt"), 1, "none.txt: No such file or directory"),
+    (("resource", "add", "x", "--file", "odd.txt"), 1, "odd.txt is not UTF-8: byte 3"),
+    (("resource", "add", "x", "--file", "brace.txt"), 2, "content.text: line 2, column 3: a single {"),
+    (("resource", "add", "x", "--base", "m"), 2, "a model needs --upstream"),
+    (("resource", "add", "x", "--upstream", "u", "--file", "one.txt"), 2, "--upstream is for a model"),
+    (("resource", "add", "x", "--upstream", "u", "--base", "m", "--adapter", "a"), 2, "content.adapter: "),
+    (("resource", "add", "a b", "--file", "one.txt"), 1, "resource is not an id"),
+    (("resource", "add", "travel", "--file", "slotless.txt"), 1, "missing {date}"),
+    (("resource", "show", "none"), 1, "there is no resource 'none'; `penstock resource list`"),
+    (("resource", "show", "travel@v9"), 1, "'travel' has no version 'v9'; it has v1, v2"),
+    (("resource", "diff", "travel", "v1", "v9"), 1, "'travel' has no version 'v9'"),
+    (("prompts", "check", "two.txt"), 1, "two.txt: no registered prompt"),
+    (("prompts", "discover", "--register", "x"), 1, "no prompt was found, and so none is registered"),
+    (("prompts", "discover", "statsu:x"), 1, "did you mean 'status'?"),
+    (("release", "start", "travel"), 2, "--candidate is missing."),
+    (("release", "start", "travel", "--candidate", "v9", "--hold-split"), 1, "'travel' has no version 'v9'"),
+    (("release", "start", "travel", "--candidate", "v2"), 1, "no reward of it has been recorded"),
+    (("release", "start", "none", "--candidate", "v2", "--hold-split"), 1, "there is no resource 'none'"),
+    (("release", "start", "travel", "--candidate", "v2", "--policy", "no.toml"), 1, "no.toml: No such file"),
+    (("release", "start", "travel", "--candidate", "v2", "--policy", "bad.toml"), 1, "did you mean 'margin'?"),
+    (("release", "start", "travel", "--candidate", "v2", "--only", "agnet=a"), 2, "--only: 'agnet=a' is not"),
+    (("release", "start", "travel", "--candidate", "v2", "--only", "mode=x"), 2, "--only mode: 'x' is not 'train'"),
+    (("release", "start", "travel", "--candidate", "v2", "--who", "gateway"), 2, "give the name of a person"),
+    (("release", "status", "none"), 1, "there is no release 'none'"),
+    (("release", "bogus"), 2, 'Unknown command "bogus"'),
+    (("release", "status", "--gateway", "http://127.0.0.1:1", "x"), 1, "is `penstock serve` running?"),
+]
+
+
+async def test_errors_are_one_line(
+    shell: Shell, traffic: Traffic, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shell.folder / "odd.txt").write_bytes(b"ab\xff")
+    (shell.folder / "brace.txt").write_text("Hello\nyo{u\n")
+    (shell.folder / "slotless.txt").write_text("Nothing to fill in.")
+    (shell.folder / "bad.toml").write_text("margi = 0.1\n")
+    monkeypatch.chdir(shell.folder)
+    monkeypatch.setenv("PENSTOCK_GATEWAY", traffic.url)
+    for arguments, code, message in WRONG:
+        with pytest.raises(SystemExit) as ended:
+            await asyncio.to_thread(main, list(arguments))
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out if "discover" not in arguments else "") == (code, ""), arguments
+        assert message in err, arguments
+        assert err.startswith("penstock: ")
+        assert err.count("\n") == 1, arguments
+
+
+# --- prompts ---
+
+
+async def asked(traffic: Traffic, count: int) -> None:
+    """Agents that send a prompt with another day each."""
+    for number in range(count):
+        await traffic.call(f"d{number}", STABLE.replace("{date}", f"day {number} of the month"))
+
+
+async def test_a_prompt_is_discovered_registered_and_told(
+    shell: Shell, gateway: Gateway, client: Client, http: aiohttp.ClientSession
+) -> None:
+    await asked(Traffic(gateway.url, http, client), 25)
+    shown = await shell.run("prompts", "discover")
+    assert shown.text.startswith("1 prompt in 25 calls.\n\n1.  25 messages  100.0% of its call-site  no agent named")
+    assert "not registered\nYou are a travel agent of Acme Air. Today is " in shown.text
+    assert await client.resources() == []
+    registered = await shell.run("prompts", "discover", "--register", "travel", "--author", "ann")
+    assert "travel@v1 is registered with the slots slot1.\n" in registered.text
+    (version,) = (await client.resource("travel")).versions
+    assert (version.author, version.content["sent"]) == ("ann", True)
+    assert version.note == "discovered in 25 messages, 100.0% of its call-site"
+    (found,) = objects(await shell.run("prompts", "discover", "status:ok", "--json"))
+    assert (found["registered"], found["messages"], found["template"]) == ("travel", 25, version.content["text"])
+    text = STABLE.replace("{date}", "day 99 of the month").encode()
+    (told,) = objects(await shell.run("prompts", "check", "-", "--json", stdin=text))
+    assert (told["resource"], list(told["slots"])) == ("travel", ["slot1"])
+    assert (await shell.run("prompts", "check", "-", stdin=text)).text.startswith("This is travel.\nslot ")
+    assert (await shell.run("prompts", "check", "-", "--tool", "find", stdin=text)).code == 1
+
+
+async def test_what_a_release_has_written_is_not_discovered(
+    shell: Shell, gateway: Gateway, client: Client, http: aiohttp.ClientSession
+) -> None:
+    """Nor what the gateway asked by itself: only what agents send is theirs."""
+    traffic = Traffic(gateway.url, http, client)
+    await asked(traffic, 3)
+    few = await shell.run("prompts", "discover")
+    assert few.text == (
+        "0 prompts in 3 calls.\nA prompt is what 20 rollouts share; these calls with a system text are of 3 rollouts.\n"
+    )
+    await client.add_version("travel", prompt(STABLE, sent=True))
+    await client.add_version("travel", prompt(CANDIDATE))
+    how = policy(0.5, replayed="report", shadowed="report", shadow={"share": 1.0, "calls": 25, "concurrency": 25})
+    release = await client.start_release("travel", NewRelease(candidate="v2", policy=how))
+    await traffic.when(release.id, lambda view: view.doing == "shadow" and view.total == 25)
+    for number in count():
+        if (await client.release(release.id)).doing != "shadow":
+            break
+        await traffic.call(f"s{number}")
+    await traffic.when(release.id, lambda view: view.release.stage == "canary")
+    await client.decide(release.id, "promote", Decision(who="ann"))
+    for number in range(25):
+        await traffic.call(f"n{number}", STABLE.replace("{date}", f"day {number} of next month"))
+    found = objects(await shell.run("prompts", "discover", "--json"))
+    assert [(one["registered"], one["template"]) for one in found] == [("travel", found[0]["template"])]
+    assert "careful" not in found[0]["template"]
+    shown, stats = await shell.run("prompts", "discover"), await client.stats()
+    asked_by_itself, rewritten = stats.by_kind["llm"] - stats.totals.calls, 25
+    assert asked_by_itself >= 25
+    said = f"{asked_by_itself + rewritten} calls left out: the gateway wrote their text, or asked by itself.\n"
+    assert said in shown.text
+
+
+async def test_a_terminal_is_asked(shell: Shell, gateway: Gateway, client: Client, http: aiohttp.ClientSession) -> None:
+    await asked(Traffic(gateway.url, http, client), 25)
+    said = await typed(shell, b"booking\n", "prompts", "discover")
+    assert "Register prompt 1? A name, or nothing to leave it: " in said
+    assert "booking@v1 is registered" in said
+    assert [one.name for one in await client.resources()] == ["booking"]
+    assert "Register prompt" not in await typed(shell, b"", "prompts", "discover")
+
+
+async def typed(shell: Shell, keys: bytes, *arguments: str, TERM: str = "dumb") -> str:
+    """What a command says on a terminal to somebody who types this."""
+    ours, theirs = pty.openpty()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway", *arguments,
+            env=shell.env | {"COLUMNS": "100", "TERM": TERM}, cwd=shell.folder,
+            stdin=theirs, stdout=theirs, stderr=theirs,
+        )  # fmt: skip
+    finally:
+        os.close(theirs)
+    os.write(ours, keys)
+    try:
+        return (await asyncio.wait_for(asyncio.to_thread(_drained, ours), 30)).decode()
+    finally:
+        os.close(ours)
+        assert await process.wait() == 0
+
+
+def _drained(terminal: int) -> bytes:
+    said = b""
+    while True:
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:
+            # Linux says so when the other side has gone.
+            return said
+        if not piece:
+            return said
+        said += piece
+
+
+# --- releases ---
+
+
+async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: Traffic, client: Client) -> None:
+    started = await shell.run(
+        "release", "start", "travel", "--candidate", "v2", "--policy", "short.toml", "--who", "ann", "--why", "kinder",
+        "--only", "mode=online", "--only", "model=m", "--only", "model=n*",
+    )  # fmt: skip
+    assert started.text == "travel-1 is started: v1 → v2. penstock release watch travel-1\n"
+    release = (await traffic.when("travel-1", lambda view: view.release.stage == "canary")).release
+    assert (release.author, release.only) == ("ann", Audience(models=["m", "n*"], modes=["online"]))
+    html = shell.folder / "travel.html"
+    watching = await shell.start("release", "watch", "travel", "--html", "travel.html")
+    assert watching.stdout is not None
+    first = (await asyncio.wait_for(watching.stdout.readline(), 30)).decode()
+    assert "start → draft  by ann  kinder" in first
+    assert "<h1>travel-1: canary</h1>" in html.read_text()
+    _ = await traffic.run(names("r", 30), lambda arm: 1.0)
+    await traffic.call("awaited")
+    view = await traffic.when("travel-1", lambda view: view.release.counted == 30 or not view.release.live)
+    status = await shell.run("release", "status", "travel", COLUMNS="80")
+    shown = {line[0]: line for line in words(status.text) if len(line) == 3}
+    assert sum(map(int, shown["counted"][1:])) == view.release.counted
+    assert sum(map(int, shown["assigned"][1:])) == view.release.assigned
+    assert max(map(len, status.text.splitlines())) <= 80
+    (told,) = objects(await shell.run("release", "status", "travel-1", "--json"))
+    assert told["figures"] == view.figures
+    verified = await shell.run("release", "verify", "travel")
+    assert (verified.code, verified.err) == (0, "")
+    assert verified.text.startswith("travel-1 is verified: ")
+    assert f"{view.release.counted} observations, {view.release.counted} rewards as on the tape." in verified.text
+    ended = await shell.run("release", "rollback", "travel", "--who", "bob", "--why", "it is rude")
+    assert ended.text == "travel-1  rolled back  it is rude\n"
+    rest, err = await asyncio.wait_for(watching.communicate(), 30)
+    assert (watching.returncode, err) == (0, b"")
+    assert "rollback → rolled back  by bob  it is rude\n" in rest.decode()
+    assert "<h1>travel-1: rolled back</h1>" in html.read_text()
+    assert f"<td>{int(view.figures['candidate.assigned']):,}</td>" in html.read_text()
+    assert ">Evidence</title>" in html.read_text()
+    assert f'<th scope="row">{view.release.counted}</th>' in html.read_text()
+    assert [name for name in os.listdir(shell.folder) if name.startswith(".")] == []
+
+
+async def test_watching_goes_on_when_the_gateway_is_restarted(shell: Shell, traffic: Traffic, gateway: Gateway) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5))
+    watching = await shell.start("release", "watch", "travel")
+    assert watching.stdout is not None
+    while "canary → canary" not in (await asyncio.wait_for(watching.stdout.readline(), 30)).decode():
+        pass
+    await gateway.kill()
+    await gateway.start(gateway.port)
+    await traffic.client.decide(release.id, "abort", Decision(who="ann", why="enough"))
+    rest, err = await asyncio.wait_for(watching.communicate(), 30)
+    assert (watching.returncode, err) == (0, b"")
+    assert "abort → aborted  by ann  enough\n" in rest.decode()
+
+
+class Faltering(Client):
+    """A connection that is lost some times."""
+
+    lost = 0
+
+    async def release(self, name: str) -> ReleaseView:
+        if self.lost:
+            self.lost -= 1
+            raise ClientError("nothing answers there")
+        return await super().release(name)
+
+
+async def test_a_look_that_fails_is_taken_again_unless_it_is_the_first(
+    traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "PREPARING_S", 0.01)
+    monkeypatch.setattr(watch, "AWAY_S", 0.01)
+    how = policy(0.5, shadowed="required")
+    release = await traffic.client.start_release("travel", NewRelease(candidate="v2", policy=how))
+    await traffic.when(release.id, lambda view: view.doing == "shadow")
+    async with Faltering(traffic.url) as client, asyncio.timeout(30):
+        client.lost = 1
+        with pytest.raises(ClientError, match="nothing answers"):
+            await anext(watching.looks(client, release.id, whole=False))
+        async with aclosing(watching.looks(client, release.id, whole=False)) as looks:
+            assert (await anext(looks)).view.doing == "shadow"
+            client.lost = 3
+            assert (await anext(looks)).view.doing == "shadow"
+            assert client.lost == 0
+            await traffic.client.decide(release.id, "abort", Decision())
+            ends = [look.view.release.stage async for look in looks]
+    assert ends[-1] == "aborted"
+
+
+async def test_people_decide(shell: Shell, traffic: Traffic, client: Client) -> None:
+    await traffic.start("travel", "v2", policy(0.5))
+    said: list[tuple[str, ...]] = [("hold", "held"), ("resume", "canary"), ("promote", "promoted")]
+    for action, stage in said:
+        (release,) = objects(await shell.run("release", action, "travel", "--why", f"to {action} it", "--json"))
+        assert (release["stage"], release["reason"]) == (stage, f"to {action} it")
+    assert (await client.resource("travel")).stable.version == "v2"
+    over = await shell.run("release", "abort", "travel-1")
+    assert (over.code, "has ended" in over.err) == (1, True)
+    listed, live, history, entries = await asyncio.gather(
+        shell.run("release", "list"),
+        shell.run("release", "list", "--live", "--json"),
+        shell.run("release", "history", "travel"),
+        shell.run("release", "history", "travel", "--json"),
+    )
+    assert words(listed.text)[1][:4] == ["travel-1", "promoted", "v1", "v2"]
+    assert objects(live) == []
+    assert [entry["action"] for entry in objects(entries)][-3:] == ["hold", "resume", "promote"]
+    assert objects(entries)[-1]["who"] != ""
+    assert history.text.splitlines()[0] == "travel-1  promoted"
+    assert (await shell.run("release", "verify", "travel")).code == 0
+
+
+async def test_an_approval_is_waited_for_and_given(shell: Shell, traffic: Traffic) -> None:
+    careful = policy(0.3, 0.6).model_copy(
+        update={"stages": [Stage(split=0.3, rollouts=2, approval=True), Stage(split=0.6)]}
+    )
+    await traffic.start("travel", "v2", careful)
+    _ = await traffic.run(names("r", 60), lambda arm: 1.0)
+    _ = await traffic.when("travel-1", lambda view: view.release.waits == "approval")
+    assert (
+        "waits for  a person: penstock release approve travel-1\n"
+        in (await shell.run("release", "status", "travel")).text
+    )
+    _ = await shell.run("release", "approve", "travel", "--who", "ann")
+    view = await traffic.when("travel-1", lambda view: view.release.step == 1)
+    assert view.release.waits is None
+    assert (await shell.run("release", "verify", "travel")).code == 0
+
+
+async def test_a_plain_experiment_needs_no_rewards_before(shell: Shell, client: Client, traffic: Traffic) -> None:
+    _ = await shell.run("release", "start", "travel", "--candidate", "v2", "--hold-split", "--why", "to see")
+    (release,) = await client.releases()
+    assert (release.policy.hold_split, release.margin, release.stage) == (True, 0.0, release.stage)
+
+
+async def test_watching_as_json_and_until_interrupted(shell: Shell, traffic: Traffic) -> None:
+    await traffic.start("travel", "v2", policy(0.5))
+    process = await shell.start("release", "watch", "travel", "--json")
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        view = json.loads(await process.stdout.readline())
+        assert (view["release"]["id"], view["release"]["counted"]) == ("travel-1", 0)
+        _ = await traffic.rollout("r1", lambda arm: 1.0)
+        while view["release"]["counted"] < 1:
+            view = json.loads(await process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert (process.returncode, err) == (130, b"")
+
+
+async def test_a_terminal_is_drawn_over_until_the_end(shell: Shell, traffic: Traffic, client: Client) -> None:
+    await traffic.start("travel", "v2", policy(0.5))
+    drawing = asyncio.ensure_future(typed(shell, b"", "release", "watch", "travel", TERM="xterm"))
+    _ = await traffic.run(names("r", 5), lambda arm: 1.0)
+    _ = await shell.run("release", "abort", "travel", "--why", "enough")
+    said = await drawing
+    assert "\x1b[1A" in said
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.rpartition("\x1b[1A")[2])
+    assert "travel-1  aborted  v1 → v2" in last
+    assert "by " in last
+    assert "enough" in last
+
+
+async def test_a_page_that_cannot_be_written_is_said(shell: Shell, traffic: Traffic) -> None:
+    await traffic.start("travel", "v2", policy(0.5))
+    done = await shell.run("release", "watch", "travel", "--html", "no/such/page.html")
+    assert (done.code, done.err) == (1, "penstock: no/such/page.html: No such file or directory\n")
+
+
+# --- verifying ---
+
+
+class Forged(Client):
+    """A gateway that answers of one assignment something else than what was seen of it."""
+
+    def __init__(self, url: str, number: int, update: dict[str, Any]) -> None:
+        super().__init__(url)
+        self._number, self._update = number, update
+
+    async def assignments(self, name: str, after: int = 0) -> AsyncIterator[tuple[Assignment, Seen | None]]:
+        async for assignment, seen in super().assignments(name, after):
+            if seen is not None and seen.number == self._number:
+                seen = seen.model_copy(update=self._update)
+            yield assignment, seen
+
+
+@pytest.mark.parametrize(
+    ("update", "problem"),
+    [
+        ({"raw_reward": 0.25, "reward": 0.25}, "was counted with the reward 0.25, a1#3 on the tape says 1.0"),
+        ({"reward": 0.5}, "a reward of 1 is a goodness of 1, not 0.5"),
+        ({"span": "a1#9"}, "names the reward a1#9, which is not on the tape"),
+        ({"span": "a1#1"}, "names a1#1 as its reward, which is a span of kind llm"),
+        ({"span": None}, "has the goodness 1 and names no reward"),
+    ],
+)
+async def test_a_reward_that_is_not_on_the_tape_is_found(
+    gateway: Gateway, traffic: Traffic, update: dict[str, Any], problem: str
+) -> None:
+    await traffic.start("travel", "v2", policy(0.5, rollouts=100))
+    _ = await traffic.run(names("r", 6), lambda arm: 1.0)
+    _ = await traffic.when("travel-1", lambda view: view.release.counted == 6)
+    async with Forged(gateway.url, 4, {}) as honest, Forged(gateway.url, 4, update) as forged:
+        assert (await checked(honest, "travel-1")).problems == []
+        found = await checked(forged, "travel-1")
+    assert [line for line in found.problems if problem in line] == found.problems[-1:]
+    assert found.problems[-1].startswith("observation 4 of rollout r")
+
+
+async def test_a_tape_that_was_changed_is_not_verified(shell: Shell, traffic: Traffic, gateway: Gateway) -> None:
+    await traffic.start("travel", "v2", policy(0.5, rollouts=100))
+    _ = await traffic.run(names("r", 6), lambda arm: 1.0)
+    _ = await traffic.when("travel-1", lambda view: view.release.counted == 6)
+    assert (await shell.run("release", "verify", "travel")).code == 0
+    await gateway.terminate()
+    with lmdb.open(str(gateway.data / "tape"), max_dbs=len(DATABASES)) as env:
+        replace_first(env, b"seen", b'"reward":1.0', b'"reward":0.0')
+        replace_first(env, b"audit", b"skipped by the policy", b"skipped by the weather")
+    await gateway.start(gateway.port)
+    done = await shell.run("release", "verify", "travel")
+    first, second, *_ = done.text.splitlines()
+    assert (done.code, done.err) == (1, f"penstock: travel-1 is not verified: {len(done.text.splitlines())} problems\n")
+    assert first.startswith("entry 2 was changed, or the one before it: its hash does not agree")
+    assert "a reward of 1 is a goodness of 1, not 0.0" in done.text
+    (found,) = map(json.loads, (await shell.run("release", "verify", "travel", "--json")).text.splitlines())
+    assert found["problems"][:2] == [first, second]
+
+
+def replace_first(env: lmdb.Environment, database: bytes, old: bytes, new: bytes) -> None:
+    """Changes the first record that has it."""
+    db = env.open_db(database, create=False)
+    with env.begin(db=db, write=True) as txn:
+        key, record = next((key, record) for key, record in txn.cursor() if old in record)
+        assert txn.put(key, record.replace(old, new, 1))
+
+
+# --- the tables of commands ---
+
+
+@pytest.mark.parametrize("name", list(GROUPS))
+def test_the_tables_of_commands_are_right(name: str) -> None:
+    for command in GROUPS[name].commands.values():
+        module, _, function = command.path.partition(":")
+        doc = getattr(import_module(module), function).__doc__
+        assert " ".join(doc.partition("\n\n")[0].split()) == command.help
+    assert name not in COMMANDS
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["release", "--help"], ["release", "start", "--help"]])
+async def test_help_loads_neither_client_nor_model(arguments: list[str]) -> None:
+    program = f"""
+import sys
+from penstock.gateway.__main__ import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+heavy = ("aiohttp", "lmdb", "pydantic", "gateway.client.client", "gateway.model.release", "gateway.dialects")
+print("LOADED", *sorted(name for name in heavy if name in sys.modules))
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out.decode().splitlines()[-1] == "LOADED"
+
+
+async def test_help_of_the_groups_looks_as_it_did(shell: Shell) -> None:
+    pages = await asyncio.gather(
+        *(shell.run(*it, "--help", COLUMNS="100") for it in (*([name] for name in GROUPS), ["resource", "add"]))
+    )
+    check_golden("help-releases", "\n".join(page.text for page in pages))
+
+
+# --- pictures ---
+
+NOW = START + 9 * 3600 * 10**9
+
+
+def ramped() -> Trial:
+    trial = Trial.of().prepare(replayed={"skipped": True}, shadowed={"ok": False}).run(900, steady(0.7, 0.72))
+    for _ in range(40):
+        trial.assign()
+    return trial
+
+
+def test_a_release_looks_as_it_did() -> None:
+    trial = ramped()
+    pieces = [releases.status(trial.view, trial.audit, (21, 19), NOW)]
+    harmful = Trial.of(only=Audience(agents=["planner"])).prepare().run(3000, steady(0.7, 0.4))
+    assert harmful.release.stage == "rolled_back"
+    pieces.append(releases.status(harmful.view, harmful.audit, (0, 0), NOW))
+    held = Trial.of().prepare().person("hold", "held", "lunch", held_in="canary")
+    pieces.append(releases.status(held.view, held.audit, (0, 0), NOW))
+    early = Trial.of(Policy(hold_split=True), margin=0.0)
+    checking = early.view.model_copy(update={"doing": "check", "done": 1, "total": 3})
+    pieces.append(releases.status(checking, early.audit, (0, 0), NOW))
+    check_widths("release-status", Group(*(one for it in pieces for one in (it, Text()))))
+
+
+def test_lists_and_chains_look_as_they_did() -> None:
+    trial = ramped().person("rollback", "rolled_back", split=0.0)
+    rows = [trial.release, Trial.of(id="x-2", resource="x").release]
+    shown = [releases.releases(rows, NOW), Text(), releases.history(trial.release, trial.audit)]
+    check_widths("release-history", Group(*shown))
+
+
+def test_resources_look_as_they_did() -> None:
+    text = "Hi {name}.\nUse {{braces}}.\n"
+    one = version("v1", "prompt", {"text": text, "sent": True}, author="ann")
+    two = version("v2", "prompt", {"text": "Hello {name}!"}, parent="v1", note="shorter")
+    weights = version("v1", "model", {"upstream": "vllm", "base": "m", "adapter": "/a/1"}, name="policy")
+    rule = Rule(only=Audience(agents=["planner"], modes=["val"]), version="v2")
+    view = ResourceView(name="planner", kind="prompt", stable=Stable(version="v1", rules=[rule]), versions=[one, two])
+    model = ResourceView(name="policy", kind="model", stable=Stable(version="v1"), versions=[weights])
+    pictures = [
+        resources.resources([view, model], NOW),
+        resources.resource(view.model_copy(update={"releases": ["planner-3"]}), NOW),
+        resources.resource(model, NOW),
+        resources.version(one),
+        resources.difference(one, two),
+        resources.difference(two, two),
+        resources.added(two, there=False),
+    ]
+    check_widths("resources", Group(*(piece for it in pictures for piece in (it, Text()))))
+
+
+def test_proposals_look_as_they_did() -> None:
+    template = Template.parse("Today is {date}.\nYou are {{careful}}, {name}.")
+    one = Proposal(template, 40, 0.975, {"date": ["Monday", "Tuesday"], "name": ["Ann"]}, "planner", "0123456789abcdef")
+    two = Proposal(Template.parse("You are a judge."), 20, 1.0, {}, None, "fedcba9876543210")
+    told = Recognised(Known("planner", template), {"date": "Monday", "name": "A\x1b[31mnn"}, "00")
+    pictures = [resources.proposals([(one, "planner"), (two, None)], 60, 0, 60)]
+    pictures += [resources.proposals([], 50, 3, 19), resources.recognised(told)]
+    check_widths("proposals", Group(*(piece for it in pictures for piece in (it, Text()))))
+
+
+def version(number: str, kind: Any, content: dict[str, Any], **more: Any) -> Resource:
+    given: dict[str, Any] = {"name": "planner", "version": number, "created_ns": START, "sha256": "ab" * 32}
+    return Resource.model_validate(given | {"kind": kind, "content": content} | more)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.0, 0), (1.0, 0), (1e-200, 0), (7.08, 10), (49.9, 19), (50.0, 20), (1e150, 20)]
+)
+def test_a_bar_is_full_at_the_limit_and_not_before(value: float, shown: int) -> None:
+    assert bar(value, 50.0) == "█" * shown + "·" * (20 - shown)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_status_fits_its_terminal(width: int) -> None:
+    trial = ramped()
+    lines = text_of(releases.status(trial.view, trial.audit, (21, 19), NOW), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert re.search(r"no loss", "\n".join(lines))

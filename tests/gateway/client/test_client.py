@@ -1,0 +1,255 @@
+"""The typed client against a real server: pages that turn themselves, errors in one line, a feed that resumes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, serving
+
+from penstock.gateway.api import pages
+from penstock.gateway.client import client as client_module
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.span import Change, SpanStatus
+
+
+def tape_of(rollouts: int, calls: int) -> MemoryTape:
+    tape = MemoryTape()
+    for r in range(1, rollouts + 1):
+        for sequence in range(1, calls + 1):
+            tape.add(
+                call(sequence, rollout=f"r{r}"), chat_exchange([{"role": "user", "content": "hi"}], {"content": "ho"})
+            )
+    return tape
+
+
+@pytest.fixture
+async def served() -> AsyncGenerator[Serving]:
+    async with serving(tape_of(3, 4)) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(served: Serving) -> AsyncGenerator[Client]:
+    async with Client(served.url) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 1000])
+async def test_lists_turn_their_pages(client: Client, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
+    monkeypatch.setattr(client_module, "PAGE", page)
+    assert [r.id async for r in client.rollouts()] == ["r3", "r2", "r1"]
+    assert [s.sequence async for s in client.spans("r2")] == [1, 2, 3, 4]
+    assert [s.sequence async for s in client.spans("r2", "a1", filter="-rollout:r1", limit=3)] == [1, 2, 3]
+    assert [s.rollout async for s in client.recent(limit=5)] == ["r3"] * 4 + ["r2"]
+    assert [r.id async for r in client.rollouts("rollout:r1,r3", limit=1)] == ["r3"]
+    assert [r async for r in client.rollouts(limit=0)] == []
+
+
+async def test_empty_pages_are_not_the_end(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "SLICE", 2)
+    monkeypatch.setattr("penstock.gateway.api.reading.SCAN", 2)
+    assert [(s.rollout, s.sequence) async for s in client.recent("rollout:r1 -status:error")] == [
+        ("r1", n) for n in (4, 3, 2, 1)
+    ]
+
+
+async def test_single_things(served: Serving, client: Client) -> None:
+    assert (await client.rollout("r1")).totals.calls == 4
+    assert [attempt.id for attempt in await client.attempts("r1")] == ["a1"]
+    detail = await client.span("r1", "a1", 2)
+    assert detail.turn is not None
+    assert detail.turn.choices[0].message.parts[0].text == "ho"
+    exchange = served.tape.exchange(detail.span)
+    assert exchange is not None
+    assert await client.request_body("r1", "a1", 2) == exchange.request_body
+    assert await client.response_body("r1", "a1", 2) == exchange.response_body
+    assert (await client.stats(5)).counted_spans == 5
+    assert (await client.change_page(since=13, limit=1)).next == 14
+    token = await client.token("r7", expires_s=5)
+    assert token.expires_ns is not None
+    assert served.auth.rollout_of(token.token, now=token.expires_ns / 1e9 - 1) == "r7"
+
+
+async def test_the_bytes_of_a_rollout_come_at_once(served: Serving, client: Client) -> None:
+    calls = [one async for one in client.exchanges("r1")]
+    spans = [span for span in served.tape.spans("r1") if span.kind == "llm"]
+    assert [(one.attempt, one.sequence) for one in calls] == [(span.attempt, span.sequence) for span in spans]
+    for recorded, span in zip(calls, spans, strict=True):
+        exchange = served.tape.exchange(span)
+        assert exchange is not None
+        assert (recorded.request, recorded.response) == (exchange.request_body, exchange.response_body)
+    with pytest.raises(ClientError, match="there is no rollout 'r99'"):
+        _ = [one async for one in client.exchanges("r99")]
+
+
+async def test_the_key_is_sent() -> None:
+    async with serving(tape_of(1, 1), admin_key="k e y") as served:
+        async with Client(served.url + "/", "k e y") as client:
+            assert (await client.rollout("r1")).id == "r1"
+        async with Client(served.url, "wrong") as client:
+            with pytest.raises(ClientError, match="this is not the gateway's admin key") as raised:
+                await client.rollout("r1")
+            assert raised.value.status == 401
+
+
+async def test_refusals_come_in_the_words_of_the_gateway(client: Client) -> None:
+    with pytest.raises(ClientError, match="there is no rollout 'none'; `penstock rollouts` lists them") as raised:
+        await client.rollout("none")
+    assert raised.value.status == 404
+    with pytest.raises(ClientError, match="did you mean 'status'"):
+        await anext(aiter(client.recent("statsu:ok")))
+    with pytest.raises(ClientError, match="rollout: 'a b' is not an id"):
+        await client.token("a b")
+    with pytest.raises(ClientError, match=r"rid: '.*' is not an id"):
+        await client.rollout("../api/tokens?x=")
+
+
+async def test_an_unreachable_gateway_is_one_line(unused_port: int) -> None:
+    async with Client(f"http://127.0.0.1:{unused_port}") as client:
+        with pytest.raises(ClientError, match="nothing answers there; is `penstock serve` running\\?") as raised:
+            await client.stats()
+        assert raised.value.status is None
+
+
+@pytest.mark.parametrize(("status", "body"), [(200, '{"some": "thing"}'), (200, "hello"), (502, "<html>bad gateway")])
+async def test_another_server_is_told_apart(status: int, body: str) -> None:
+    async def other(_: web.BaseRequest) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    server = await asyncio.get_running_loop().create_server(web.Server(other), "127.0.0.1", 0)
+    async with server, Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+        with pytest.raises(ClientError, match=r"did not answer as a Penstock gateway|answered 502 Bad Gateway"):
+            await client.rollout("r1")
+
+
+def test_a_url_must_be_one() -> None:
+    with pytest.raises(ClientError, match="must start with http"):
+        Client("localhost:4747")
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+# --- the change feed ---
+
+
+async def take(client: Client, since: int, count: int) -> list[Change]:
+    found: list[Change] = []
+    async with asyncio.timeout(20):
+        async for change in client.changes(since):
+            found.append(change)
+            if len(found) == count:
+                return found
+    raise AssertionError("the feed ended")
+
+
+async def test_changes_begin_after_a_cursor_and_go_on(served: Serving, client: Client) -> None:
+    assert [change.cursor for change in await take(client, 12, 3)] == [13, 14, 15]
+    following = asyncio.ensure_future(take(client, 15, 1))
+    served.tape.add(call(5, rollout="r3", status="cancelled"))
+    await served.tape.tell()
+    (change,) = await following
+    assert change.span is not None
+    assert change.span.status == SpanStatus.CANCELLED
+
+
+@asynccontextmanager
+async def cut_after(port: int, sizes: Sequence[int]) -> AsyncGenerator[tuple[int, Callable[[], int]]]:
+    """A wire that breaks: connection number n carries `sizes[n]` bytes of the answer, later ones carry all."""
+    left, used = list(sizes), 0
+    links: set[asyncio.Task[None]] = set()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal used
+        links.add(asyncio.current_task())  # pyright: ignore[reportArgumentType]
+        used += 1
+        budget = left.pop(0) if left else 1 << 30
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            up_writer.write(await reader.readuntil(b"\r\n\r\n"))
+            while budget and (data := await up_reader.read(min(budget, 4096))):
+                writer.write(data)
+                await writer.drain()
+                budget -= len(data)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            up_writer.transport.abort()
+            writer.close()
+
+    server = await asyncio.start_server(carry, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], lambda: used
+    finally:
+        server.close()
+        for link in links:
+            link.cancel()
+        await asyncio.gather(*links, return_exceptions=True)
+
+
+async def test_a_broken_feed_goes_on_exactly_where_it_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(client_module, "LONGEST_PAUSE_S", 0.002)
+    cuts = [0, 10, 700, 1300, 2222, 1000, 1, 1800, 3000]
+    async with (
+        serving(tape_of(5, 4)) as served,
+        cut_after(served.port, cuts) as (port, used),
+        Client(f"http://127.0.0.1:{port}") as client,
+    ):
+        changes = await take(client, 0, 25)
+        assert [change.cursor for change in changes] == list(range(1, 26))
+        assert changes == served.tape.changes(0, 100)[0]
+        assert used() > 5
+
+
+async def test_a_refused_feed_is_an_error(client: Client) -> None:
+    with pytest.raises(ClientError, match="since must be a cursor of this feed, which ends at 15"):
+        await take(client, 999, 1)
+
+
+def test_the_client_loads_none_of_the_gateway(tmp_path: object) -> None:
+    program = """
+import sys, gateway.client.client
+loaded = {name for name in sys.modules if name.startswith(("gateway", "aiohttp.web", "lmdb"))}
+print(*sorted(loaded))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
+    nouns = {
+        "penstock.gateway.model.span",
+        "penstock.gateway.model.answers",
+        "penstock.gateway.model.queue",
+        "penstock.gateway.model.release",
+        "penstock.gateway.model.run",
+    }
+    # What the nouns of releases are made of: pure too.
+    parts = {
+        "penstock.gateway.client.exchanges",
+        "penstock.gateway.model.toml",
+        "penstock.gateway.model.wording",
+        "penstock.gateway.prompts",
+        "penstock.gateway.model.template",
+    }
+    parts |= {"penstock.gateway.releases"} | {
+        f"gateway.releases.{name}" for name in ("betting", "evidence", "policy", "weights")
+    }
+    clients = {
+        "gateway",
+        "penstock.gateway.client.client",
+        "penstock.gateway.client.connection",
+        "penstock.gateway.client.releases",
+    }
+    clients |= {"penstock.gateway.runs", "penstock.gateway.client.runs"}
+    assert set(done.stdout.split()) == clients | nouns | parts

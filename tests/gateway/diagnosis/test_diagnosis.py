@@ -1,0 +1,407 @@
+"""What `penstock doctor` says: each reason on its own, the merging of calls, odd bytes, and how it looks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from fakes.goldens import check_widths, text_of
+from fakes.memory_tape import T0, call, chat_exchange, exchange
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.diagnosis import diagnosis as module
+from penstock.gateway.diagnosis.diagnosis import diagnose
+from penstock.gateway.diagnosis.findings import HARMLESS
+from penstock.gateway.dialects.token_ids import length, read_tokens
+from penstock.gateway.display import queue
+from penstock.gateway.model.answers import Diagnosis, Finding, Trouble
+from penstock.gateway.model.span import (
+    Attempt,
+    AttemptStatus,
+    Exchange,
+    Reward,
+    RolloutStatus,
+    RolloutSummary,
+    Span,
+    Totals,
+)
+
+DOCS = Path(__file__).parents[3] / "docs" / "doctor.md"
+Json = dict[str, Any]
+Messages = list[Json]
+ASK: Messages = [{"role": "user", "content": "2+2?"}]
+MORE: Messages = [*ASK, {"role": "assistant", "content": "4"}, {"role": "user", "content": "Sure?"}]
+
+
+def answer(ids: Sequence[int], prompt: Sequence[int] | None = (1, 2), logprobs: int | None = None) -> Json:
+    """The parts of a response that vLLM adds."""
+    content = [{"token": "x", "logprob": -0.5} for _ in range(len(ids) if logprobs is None else logprobs)]
+    choice: Json = {"index": 0, "finish_reason": "stop", "logprobs": {"content": content}, "token_ids": list(ids)}
+    return {"prompt_token_ids": None if prompt is None else list(prompt), "choices": [choice]}
+
+
+def good(messages: Messages = ASK, text: str = "4", **about: Any) -> Exchange:
+    """A call with all that training wants."""
+    wanted: Json = {"ids": (3, 4)} | about
+    given = answer(**wanted)
+    given["choices"][0]["message"] = {"role": "assistant", "content": text}
+    return exchange(json.dumps({"model": "m", "messages": messages}).encode(), json.dumps(given).encode())
+
+
+def rollout(**about: Any) -> RolloutSummary:
+    attempt = Attempt(
+        rollout="r1",
+        id="a1",
+        status=about.pop("attempt_status", AttemptStatus.SUCCEEDED),
+        reward=about.pop("reward", 1.0),
+        totals=Totals(gaps=about.pop("gaps", 0)),
+        ended_ns=about.pop("ended_ns", None),
+    )
+    usual: Json = {
+        "origin": "queued",
+        "status": RolloutStatus.SUCCEEDED,
+        "attempts": [attempt],
+        "reward": attempt.reward,
+    }
+    return RolloutSummary(id="r1", **(usual | about))
+
+
+def span(sequence: int = 1, **about: Any) -> Span:
+    about.setdefault("model", "m")
+    return call(sequence, **about)
+
+
+def judge(*calls: tuple[Span, Exchange | None], of: RolloutSummary | None = None, **about: Any) -> Diagnosis:
+    bytes_of = {head.sequence: found for head, found in calls}
+    return diagnose(of or rollout(), [head for head, _ in calls], lambda s: bytes_of[s.sequence], **about)
+
+
+def found(diagnosis: Diagnosis) -> list[Finding]:
+    attempt = diagnosis.attempts[-1]
+    return [*diagnosis.findings, *attempt.findings, *(f for one in attempt.calls for f in one.findings)]
+
+
+def codes(diagnosis: Diagnosis) -> list[str]:
+    return [finding.code for finding in found(diagnosis)]
+
+
+# --- one reason at a time ---
+
+
+def test_a_good_call_can_be_trained_on() -> None:
+    made = judge((span(), good()))
+    assert (made.trainable, codes(made)) == (True, [])
+    assert made.verdict == "r1 can be trained on: 1 of 1 calls, 1 sequence, reward 1.0."
+    (one,) = made.attempts[0].calls
+    assert (one.prompt_tokens, one.output_tokens, one.trainable, one.goes_on) == (2, 2, True, None)
+
+
+@pytest.mark.parametrize(
+    ("head", "bytes_of", "code", "fix"),
+    [
+        (span(), good(prompt=None), "no_token_ids", "train = true on the [[route]] of m"),
+        (span(), good(ids=(), logprobs=2), "no_token_ids", "penstock requeue r1"),
+        (span(), chat_exchange(ASK, {"content": "4"}), "no_token_ids", "train = true on the [[route]] of m"),
+        (span(dialect="messages"), chat_exchange(ASK, {"content": "4"}), "no_token_ids", "speak chat completions"),
+        (span(), good(logprobs=0), "no_logprobs", "train = true on the [[route]] of m"),
+        (span(), good(logprobs=1), "no_logprobs", "train = true on the [[route]] of m"),
+        (span(), exchange(b"{}", b"\xff\x00"), "unreadable", "penstock show r1/a1#1 --raw response"),
+        (span(), None, "unreadable", "penstock show r1/a1#1 --raw response"),
+        (span(truncated=True), good(), "truncated", "limits.recorded_bytes"),
+        (span(status="cancelled"), good(), "cancelled", "penstock requeue r1"),
+        (span(status="error", error="http_429"), good(), "error", "penstock requeue r1"),
+        (span(status="interrupted"), None, "interrupted", "penstock requeue r1"),
+        (span(status="open", end_ns=None), None, "unfinished", "penstock show r1/a1"),
+        (span(dialect="embeddings"), good(), "no_generation", ""),
+    ],
+)
+def test_what_blocks_a_call(head: Span, bytes_of: Exchange | None, code: str, fix: str) -> None:
+    made = judge((head, bytes_of))
+    assert codes(made) == [code]
+    assert found(made)[0].blocks
+    assert fix in found(made)[0].fix
+    assert not made.trainable
+    assert made.verdict == f"r1 cannot be trained on: a1: {code} in 1 of 1 calls."
+
+
+@pytest.mark.parametrize(
+    ("about", "code", "fix"),
+    [
+        ({"reward": None}, "no_reward", "penstock reward r1/a1 VALUE"),
+        ({"gaps": 2}, "gap", "penstock requeue r1"),
+        ({"attempt_status": AttemptStatus.RUNNING}, "unfinished", "penstock show r1/a1"),
+        ({"attempt_status": AttemptStatus.CANCELLED}, "cancelled", "penstock requeue r1"),
+    ],
+)
+def test_what_blocks_an_attempt(about: Json, code: str, fix: str) -> None:
+    made = judge((span(), good()), of=rollout(**about))
+    assert codes(made) == [code]
+    assert not made.trainable
+    assert not made.attempts[0].calls[0].trainable
+    assert found(made)[0].fix == fix
+    assert found(made)[0].reason in made.verdict
+
+
+def test_what_an_agent_says_of_itself_does_not_count() -> None:
+    said = Reward(value=0.5, source="agent", trusted=False)
+    head = call(2, kind="reward", name="reward", attributes=said.attributes())
+    made = judge((span(), good()), (head, None), of=rollout(reward=None))
+    assert codes(made) == ["untrusted_reward"]
+    assert found(made)[0].fix == "penstock reward r1/a1 0.5 --source judge"
+
+
+def test_dimensions_are_no_reward() -> None:
+    said = Reward(dimensions={"style": 1.0}, source="judge")
+    head = call(2, kind="reward", name="reward", attributes=said.attributes())
+    made = judge((span(), good()), (head, None), of=rollout(reward=None))
+    assert [(f.code, f.reason) for f in found(made)] == [("no_reward", "its rewards have dimensions and no value")]
+
+
+def test_a_call_after_the_end_is_late() -> None:
+    made = judge((span(1), good()), (span(2), good()), of=rollout(ended_ns=T0 + 1_500_000_000))
+    assert [call.trainable for call in made.attempts[0].calls] == [True, False]
+    assert codes(made) == ["late"]
+
+
+def test_the_model_of_most_calls_is_the_one_that_is_judged() -> None:
+    calls = [(span(1), good()), (span(2, model="$(judge)"), good()), (span(3), good())]
+    made = judge(*calls)
+    assert (made.model, codes(made)) == ("m", ["other_model"])
+    assert found(made)[0].fix == "penstock doctor r1 --model '$(judge)'"
+    other = judge(*calls, model="$(judge)")
+    assert [call.trainable for call in other.attempts[0].calls] == [False, True, False]
+
+
+def test_some_findings_do_not_block() -> None:
+    made = judge(
+        (span(1, finish="length", versions={"policy": "v3"}), good()), (span(2, versions={"policy": "v3"}), good())
+    )
+    assert codes(made) == ["cut_off"]
+    assert not any(finding.blocks for finding in found(made))
+    assert made.attempts[0].trainable == 2
+
+
+def captured(**about: Any) -> Span:
+    """A call whose ids were asked for in the agent's name."""
+    return span(attributes={"penstock.captured": ["return_token_ids", "logprobs"]}, **about)
+
+
+def test_an_engine_that_was_asked_and_gave_no_ids_is_the_wrong_one() -> None:
+    made = judge((captured(), chat_exchange(ASK, {"content": "4"})))
+    assert [(f.code, f.fix) for f in found(made)] == [
+        ("no_token_ids", "serve the model by an engine that gives them, such as vLLM")
+    ]
+
+
+def asking(**more: Any) -> Exchange:
+    """A good call that set this."""
+    answered = good().response_body
+    return exchange(json.dumps({"model": "m", "messages": ASK} | more).encode(), answered)
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        ({"tool_choice": "required"}, "forced", "(tool_choice required)"),
+        ({"response_format": {"type": "json_object"}}, "forced", "(response_format json_object)"),
+        ({"guided_regex": "[0-9]"}, "forced", "(guided_regex)"),
+        ({"temperature": 0.7, "top_p": 0.9}, "sampling", "with temperature 0.7, top_p 0.9;"),
+        ({"top_k": 20, "logit_bias": {"1": 2}}, "sampling", "with top_k 20, logit_bias;"),
+    ],
+)
+def test_log_probabilities_that_are_not_the_policys_are_marked(more: Json, code: str, said: str) -> None:
+    made = judge((span(), asking(**more)))
+    assert [(f.code, f.blocks) for f in found(made)] == [(code, False)]
+    assert said in found(made)[0].reason
+    assert made.trainable
+
+
+def test_a_call_that_is_left_to_the_model_has_no_mark() -> None:
+    free = {"temperature": 1.0, "top_p": 1, "top_k": -1, "tool_choice": "auto", "response_format": {"type": "text"}}
+    assert codes(judge((span(), asking(**free)))) == []
+
+
+def test_what_fell_back_in_the_middle_is_not_trained_on() -> None:
+    versions = ({"policy": "v3"}, {"policy": "v4"})
+    made = judge(*((span(number, versions=one), good()) for number, one in enumerate(versions, 1)))
+    assert codes(made) == ["mixed_versions"]
+    assert found(made)[0].blocks
+    assert found(made)[0].reason == "its calls were served by 2 versions of policy, v3, v4: it fell back"
+    # Two agents may have a version each.
+    agents = ("planner", "critic")
+    made = judge(*((span(n, versions=versions[n - 1], agent=agents[n - 1]), good()) for n in (1, 2)))
+    assert codes(made) == []
+
+
+def test_a_rollout_without_attempts() -> None:
+    waiting = diagnose(rollout(status=RolloutStatus.QUEUING, attempts=[], reward=None), [], lambda _: None)
+    assert waiting.verdict == "r1 cannot be trained on: it waits in the queue."
+    assert waiting.findings[0].fix == "penstock run -- COMMAND"
+
+
+def test_an_agent_that_came_by_itself_need_not_be_finished() -> None:
+    made = judge((span(), good()), of=rollout(origin="header", attempt_status=AttemptStatus.RUNNING))
+    assert made.trainable
+    failed = judge((span(status="error"), good()), of=rollout(origin="header"))
+    assert found(failed)[0].fix == "run the agent again"
+
+
+def test_too_many_calls_are_counted_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CALLS", 2)
+    made = judge(*[(span(n), good()) for n in (1, 2)], (span(3), None))
+    assert (made.skipped, len(made.attempts[0].calls), codes(made)) == (1, 2, [])
+
+
+# --- which calls are one sequence ---
+
+
+def test_a_prompt_that_begins_with_an_earlier_calls_tokens_goes_on_from_it() -> None:
+    made = judge((span(1), good()), (span(2), good(MORE, prompt=(1, 2, 3, 4, 5), ids=(6,))))
+    assert [call.goes_on for call in made.attempts[0].calls] == [None, 1]
+    assert (codes(made), made.attempts[0].trainable, made.attempts[0].sequences) == ([], 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "where"), [((1, 2, 3, 9, 5), "from 3 on, in its answer"), ((1, 9, 3, 4, 5), "from 1 on, in its prompt")]
+)
+def test_messages_that_go_on_with_other_tokens_were_tokenised_anew(prompt: tuple[int, ...], where: str) -> None:
+    made = judge((span(1), good()), (span(2), good(MORE, prompt=prompt, ids=(6,))))
+    assert codes(made) == ["retokenised"]
+    assert found(made)[0].reason == f"the messages go on from #1, the tokens differ {where}"
+    assert (made.attempts[0].trainable, made.attempts[0].sequences) == (2, 2)
+
+
+def test_what_an_exact_session_says_of_itself_is_told() -> None:
+    plain, exact = [
+        judge((span(1), good()), (span(2, attributes=told), good(MORE, prompt=(1, 2, 9), ids=(6,))))
+        for told in (None, {"penstock.session": "s2", "penstock.session.began": "tools"})
+    ]
+    assert found(plain)[0].fix.startswith('set tokens = "exact" on the [[route]] of m in penstock.toml')
+    assert found(exact)[0].reason == found(plain)[0].reason + "; its session began anew (tools)"
+    assert found(exact)[0].fix == "penstock show r1/a1#2 --raw request"
+
+
+def test_another_conversation_is_not_tokenised_anew() -> None:
+    made = judge((span(1), good()), (span(2), good([{"role": "user", "content": "Else?"}], prompt=(7, 8))))
+    assert (codes(made), made.attempts[0].sequences) == ([], 2)
+
+
+def test_each_of_several_choices_may_be_gone_on_from() -> None:
+    two = answer((3, 4))
+    two["choices"].append({"index": 1, "token_ids": [5], "logprobs": {"content": [{"logprob": -1}]}})
+    first = exchange(json.dumps({"messages": ASK}).encode(), json.dumps(two).encode())
+    made = judge((span(1, choices=2), first), (span(2), good(MORE, prompt=(1, 2, 5, 9))))
+    assert ([call.goes_on for call in made.attempts[0].calls], codes(made)) == ([None, 1], [])
+
+
+# --- where the ids stand ---
+
+
+def stream(*events: Json) -> bytes:
+    return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+
+
+def test_ids_of_a_stream_are_put_together() -> None:
+    body = stream(
+        {"prompt_token_ids": [1, 2], "choices": [{"index": 0, "delta": {"role": "assistant"}}]},
+        {"choices": [{"index": 0, "delta": {"content": "4"}, "token_ids": [3], "logprobs": {"content": [{"logprob": -1}]}}]},  # noqa: E501
+        {"choices": [{"index": 0, "delta": {}, "token_ids": [4], "logprobs": {"content": [{"logprob": 0}]}}]},
+        {"choices": [], "usage": {"prompt_tokens": 2}},
+    )  # fmt: skip
+    tokens = read_tokens(body, True)
+    assert tokens.complete
+    assert (length(tokens.prompt), tokens.generated, tokens.outputs[0].logprobs) == (2, 2, 2)
+    made = judge((span(stream=True), exchange(b'{"model":"m"}', gzip.compress(body))))
+    assert codes(made) == ["unreadable"]  # it does not say that it is compressed
+
+
+def test_ids_may_stand_in_the_choice() -> None:
+    choice = {"index": 0, "prompt_token_ids": [1], "token_ids": [2, 3], "logprobs": {"token_logprobs": [-1, -2]}}
+    tokens = read_tokens(json.dumps({"choices": [choice]}).encode(), False)
+    assert tokens.complete
+    assert tokens.outputs[0].logprobs == 2
+
+
+@pytest.mark.parametrize("ids", [[1, "2"], [1, None], [-1], [1 << 40], [1.5], "12", {"0": 1}, [[1]]])
+def test_odd_ids_are_no_ids(ids: Any) -> None:
+    body = {"prompt_token_ids": ids, "choices": [{"token_ids": ids, "logprobs": ids}, ids]}
+    assert not read_tokens(json.dumps(body).encode(), False).complete
+
+
+ANY_JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["choices", "prompt_token_ids", "token_ids", "logprobs", "content", "logprob", "index", "messages"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+def as_bytes(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+@given(
+    st.binary(max_size=60) | ANY_JSON.map(as_bytes),
+    st.binary(max_size=60) | ANY_JSON.map(as_bytes),
+    st.booleans(),
+    st.sampled_from(["chat", "completions", "responses", "messages", "opaque", "never heard of"]),
+)
+def test_no_bytes_raise(request: bytes, response: bytes, streamed: bool, dialect: str) -> None:
+    body = b"data: " + response + b"\n\n" if streamed else response
+    heads = [span(n, stream=streamed, dialect=dialect) for n in (1, 2)]
+    made = judge(*[(head, exchange(request, body)) for head in heads])
+    assert made.model_validate_json(made.model_dump_json()) == made
+
+
+# --- for people ---
+
+
+def long_story() -> Diagnosis:
+    """A rollout with something of everything."""
+    first = rollout(reward=None, gaps=1).attempts[0]
+    second = first.model_copy(update={"id": "a2", "sequence": 2, "reward": 0.75, "totals": Totals()})
+    heads = [
+        (span(1, status="cancelled"), good()),
+        (span(1, attempt="a2"), good()),
+        (span(2, attempt="a2"), good(MORE, prompt=(1, 2, 3, 9, 5), ids=(6,))),
+        (span(3, attempt="a2", model="judge"), good()),
+        (span(4, attempt="a2", finish="length"), chat_exchange(ASK, {"content": "4"})),
+        (span(5, attempt="a2", dialect="embeddings", model="emb"), None),
+    ]
+    bytes_of = {(head.attempt, head.sequence): found for head, found in heads}
+    whole = rollout(attempts=[first, second], reward=0.75)
+    return diagnose(whole, [head for head, _ in heads], lambda s: bytes_of[(s.attempt, s.sequence)])
+
+
+def test_how_it_looks() -> None:
+    check_widths("doctor", queue.diagnosis(long_story()))
+
+
+def test_several_are_a_line_each() -> None:
+    fine = judge((span(1), good())).model_copy(update={"rollout": "0193c6f2-7d1a-7c3e-9f54-2b8a6d0e4c71"})
+    check_widths("doctor-several", queue.diagnoses([long_story(), fine]))
+
+
+def test_one_of_several_is_told_whole() -> None:
+    assert text_of(queue.diagnoses([long_story()])) == text_of(queue.diagnosis(long_story()))
+
+
+def test_every_reason_is_documented_and_exists() -> None:
+    rows = re.findall(r"^\| `([a-z_]+)` \| (yes|no) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [code for code, _ in rows] == list(get_args(Trouble))
+    harmless = {code for code, blocks in rows if blocks == "no"}
+    assert harmless == HARMLESS

@@ -1,0 +1,194 @@
+"""Tokens that nobody counted: exact where the engine gave ids, else a guess, kept apart; never 0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from fakes import vllm_wire
+from fakes.process import Gateway, running, upstream, upstreams
+from fakes.provider import Provider, serving
+from fakes.tape import Tape
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.api.pages import add_totals
+from penstock.gateway.client.tables import row
+from penstock.gateway.demo.model import Answer
+from penstock.gateway.dialects.token_estimate import counted, estimated, uncounted
+from penstock.gateway.display import rollouts
+from penstock.gateway.model.span import Estimate, Span, Totals, Usage
+
+KNOWN = Usage(input_tokens=5, output_tokens=7)
+HALF = Usage(input_tokens=5)
+ASKED: Any = {"model": "m", "messages": [{"role": "user", "content": "How much is 19 times 23?"}], "stream": True}
+
+
+def span(**fields: Any) -> Span:
+    about: dict[str, Any] = {"rollout": "r", "attempt": "a", "sequence": 1, "dialect": "chat", "upstream": "up"}
+    return Span(**about | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"usage": None}, True),
+        ({"usage": HALF}, True),
+        ({"usage": KNOWN}, False),
+        ({"usage": HALF, "dialect": "embeddings"}, False),
+        ({"http_status": 429, "status": "error"}, False),
+        ({"http_status": 200, "status": "error", "error": "error_body"}, False),
+        ({"http_status": 200, "status": "error", "error": "ended_early"}, True),
+        ({"status": "cancelled"}, True),
+        ({"status": "interrupted"}, True),
+        ({"status": "open"}, False),
+        ({"upstream": None}, False),
+        ({"dialect": "count_tokens"}, False),
+        ({"dialect": "opaque"}, False),
+        ({"kind": "tool"}, False),
+    ],
+    ids=str,
+)
+def test_what_counts_as_uncounted(fields: dict[str, Any], expected: bool) -> None:
+    assert uncounted(span(**fields)) == expected
+
+
+@given(st.text(max_size=400), st.text(max_size=400), st.booleans())
+def test_an_estimate_goes_by_the_bytes_of_the_texts(asked: str, said: str, spaced: bool) -> None:
+    separators = (", ", ": ") if spaced else (",", ":")
+
+    def dump(value: Any) -> bytes:
+        return json.dumps(value, ensure_ascii=False, separators=separators).encode("utf-8", "surrogatepass")
+
+    request = dump(
+        {"messages": [{"content": [{"text": asked}, {"image_url": {"url": "data:image/png;base64," + "A" * 999}}]}]}
+    )
+    response = dump({"choices": [{"message": {"content": said}}]})
+    found = estimated(None, request, response, False)
+    for count, text in ((found.input_tokens, asked), (found.output_tokens, said)):
+        size = len(dump(text)) - 2
+        assert count is not None
+        assert count * 4 - 3 <= size <= count * 4
+    assert estimated(HALF, request, response, False).input_tokens is None
+    plain = dump({"prompt": asked})
+    assert estimated(None, plain, response, False).input_tokens == -(-len(plain) // 4)
+
+
+def test_a_long_answer_is_estimated_by_its_beginning() -> None:
+    event = b'data: {"choices":[{"delta":{"content":"0123456789ab"}}]}\n\n'
+    found = estimated(HALF, b"{}", event * 10_000, False).output_tokens
+    assert found is not None
+    assert abs(found - 30_000) < 300
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300), st.booleans())
+def test_any_bytes(request: bytes, response: bytes, deltas: bool) -> None:
+    found = estimated(None, b'{"content":"' + request, b'{"delta":"' + response, deltas)
+    assert (found.input_tokens or 0) >= 0
+    assert counted(None, b'"prompt_token_ids"' + response, deltas, True) is None
+
+
+def test_streams_of_responses_are_not_counted_twice() -> None:
+    body = b'data: {"delta":"12345678"}\n\ndata: {"text":"12345678"}\n\n'
+    assert estimated(HALF, b"{}", body, True).output_tokens == 2
+
+
+def test_unknown_is_no_number_in_sums() -> None:
+    one, other = Totals(calls=1, uncounted=1), Totals(calls=1, input_tokens=9, output_tokens=2)
+    assert (one.input_tokens, one.output_tokens, other.input_tokens) == (None, None, 9)
+    both = add_totals(one, other)
+    assert (both.calls, both.input_tokens, both.output_tokens, both.uncounted) == (2, 9, 2, 1)
+    assert [rollouts.sums(one), rollouts.sums(other), rollouts.sums(both)] == ["? → ?", "9 → 2", "≥9 → ≥2"]
+    assert add_totals(Totals(), Totals()) == Totals()
+
+
+def test_unknown_is_null_in_tables() -> None:
+    guess = Estimate(output_tokens=80)
+    found = row(span(usage=HALF, estimate=guess))
+    assert (found["input_tokens"], found["output_tokens"]) == (5, None)
+    assert (found["estimated_input_tokens"], found["estimated_output_tokens"]) == (None, 80)
+    found = row(span())
+    assert (found["input_tokens"], found["estimated_input_tokens"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"usage": KNOWN}, "5 → 7"),
+        ({"usage": HALF, "estimate": Estimate(output_tokens=1200)}, "5 → ~1,200"),
+        ({"estimate": Estimate(input_tokens=3, output_tokens=0)}, "~3 → ~0"),
+        ({"status": "interrupted"}, "? → ?"),
+        ({"http_status": 500, "status": "error"}, ""),
+        ({"dialect": "models"}, ""),
+    ],
+)
+def test_a_line_tells_counts_from_guesses(fields: dict[str, Any], shown: str) -> None:
+    line = rollouts.span_line(span(**fields)).plain
+    assert (f"  {shown} tokens" in line) if shown else "tokens" not in line
+
+
+# -- through a gateway -------------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def provider() -> AsyncGenerator[Provider]:
+    async with serving() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> AsyncGenerator[Gateway]:
+    trained = upstream("vllm", provider.openai_url, "openai") + '[[route]]\nmodel = "policy"\nupstream = "vllm"\n'
+    config = upstreams(openai=provider.openai_url, anthropic=provider.url) + trained + "train = true\n"
+    async with running(tmp_path_factory.mktemp("counting"), config) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def call(gateway: Gateway) -> AsyncGenerator[Callable[..., Any]]:
+    async with aiohttp.ClientSession() as session:
+        tape = Tape(gateway.url, session)
+
+        async def made(rollout: str, body: Any) -> tuple[Span, Tape]:
+            async with session.post(f"{gateway.openai(rollout)}/chat/completions", json=body) as answer:
+                await answer.read()
+            return (await tape.spans(rollout, 1))[0], tape
+
+        yield made
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_stream_without_usage_is_unknown_everywhere(call: Callable[..., Any], provider: Provider) -> None:
+    provider.formats = type(provider)().formats
+    found, tape = await call("plain", ASKED)
+    assert (found.status, found.usage) == ("ok", None)
+    assert found.estimate == Estimate(input_tokens=26, output_tokens=9)
+    assert (await tape.detail(found)).turn.usage is None
+    attempt = (await tape.get("/api/rollouts/plain/attempts"))["attempts"][0]["totals"]
+    assert (attempt["calls"], attempt["input_tokens"], attempt["output_tokens"], attempt["uncounted"]) == (
+        1,
+        None,
+        None,
+        1,
+    )
+    stats = (await tape.get("/api/stats"))["by_model"]["m"]
+    assert (stats["input_tokens"], stats["uncounted"]) == (None, 1)
+    assert (await tape.get("/api/spans?filter=rollout%3Dplain+tokens%3E%3D0"))["spans"] == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_ids_that_the_engine_gave_are_counted(call: Callable[..., Any], provider: Provider) -> None:
+    provider.formats, provider.script = vllm_wire.FORMATS, [Answer("To be.")]
+    found, tape = await call("trained", ASKED | {"model": "policy"})
+    calls = (await tape.get("/api/rollouts/trained/diagnosis"))["attempts"][0]["calls"]
+    assert found.estimate is None
+    assert found.usage is not None
+    assert (found.usage.input_tokens, found.usage.output_tokens) == (
+        calls[0]["prompt_tokens"],
+        calls[0]["output_tokens"],
+    )
+    assert found.usage.output_tokens > 0

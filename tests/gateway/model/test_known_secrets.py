@@ -1,0 +1,131 @@
+"""Known values are hidden wherever they stand and however they are written; nothing else changes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.app import Discreet
+from penstock.gateway.model.known_secrets import NONE, SLICE, Secrets, is_telling, own_secrets, presented
+
+KEY = "sk-proj/9f+Ab3=xYz_0123456789&qq"
+WRITTEN = {
+    "as it is": KEY,
+    "JSON": json.dumps(KEY)[1:-1],
+    "JSON with escaped slashes": KEY.replace("/", "\\/"),
+    "JSON for HTML": KEY.replace("&", "\\u0026")
+    .replace("/", "\\u002f")
+    .replace("+", "\\u002b")
+    .replace("=", "\\u003d"),
+    "JSON of .NET": KEY.replace("&", "\\u0026").replace("/", "\\u002F").replace("+", "\\u002B").replace("=", "\\u003D"),
+    "URL": quote(KEY, safe=""),
+    "URL in lower case": quote(KEY, safe="").replace("%2F", "%2f").replace("%2B", "%2b").replace("%3D", "%3d"),
+    "URL in a URL": quote(quote(KEY, safe=""), safe=""),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN.values(), ids=WRITTEN)
+def test_every_way_to_write_it(written: str) -> None:
+    body = f'{{"error":"Incorrect API key provided: {written}. Find it"}}'
+    hidden = Secrets([KEY.encode()]).hide(body.encode()).decode()
+    assert hidden == body.replace(written, "*" * len(written))
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200), st.sampled_from(sorted(WRITTEN.values())))
+def test_what_stands_around_it_stays(before: bytes, after: bytes, written: str) -> None:
+    body = before + written.encode() + after
+    hidden = Secrets([KEY.encode(), b"another-of-0123456789"]).hide(body)
+    assert written.encode() not in hidden
+    assert len(hidden) == len(body)
+    changed = [at for at, (old, new) in enumerate(zip(body, hidden, strict=True)) if old != new]
+    assert all(hidden[at] == ord("*") for at in changed)
+    if not (before.endswith(b"\\") or KEY.encode()[:1] in after):
+        assert (hidden.startswith(before), hidden.endswith(after)) == (True, True)
+
+
+@given(st.binary(max_size=300))
+def test_a_body_without_it_is_the_same_object(body: bytes) -> None:
+    secrets = Secrets([KEY.encode()])
+    assert secrets.hide(body) is body
+    assert NONE.hide(body) is body
+
+
+@pytest.mark.parametrize("at", [0, SLICE - 40, SLICE - 1, SLICE, SLICE + 1, 2 * SLICE - 5])
+def test_large_bodies_are_searched_to_their_end(at: int) -> None:
+    body = b"a" * at + KEY.encode() + b"b" * SLICE
+    assert Secrets([KEY.encode()]).hide(body) == b"a" * at + b"*" * len(KEY) + b"b" * SLICE
+
+
+@pytest.mark.parametrize("size", range(len(KEY)))
+def test_one_that_is_cut_off(size: int) -> None:
+    body, secrets = b"the key: " + KEY.encode()[:size], Secrets([KEY.encode()])
+    assert secrets.begun(body) == size
+    assert secrets.hide(body, ended=False) is body
+    shown = size if size < 8 else 0
+    assert secrets.hide(body) == b"the key: " + KEY.encode()[:shown] + b"*" * (size - shown)
+
+
+# fmt: off
+PLACEHOLDERS = [
+    "", "x", "test", "EMPTY", "dummy", "none", "sk-test", "sk-1234", "sk-dummy", "not-needed", "no-key", "lm-studio",
+    "ollama", "token-abc123", "sk-no-key-required", "your-api-key-here",
+    "sk-xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+    "0000000000000000000000000000000000000000", "placeholder-api-key", "anything",
+]
+KEYS = [
+    "sk-proj-4fKq0ZsW1b", "sk-ant-api03-2a9Xw_0-qqRTs81", "AIzaSyD-9tSrke72PouQMnMX-a7eZSW0jkFMBWY",
+    "8f14e45fceea167a5a36dedd4bea2543", "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+    "correct horse battery staple, twice",
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("value", PLACEHOLDERS)
+def test_what_is_sent_where_no_key_is_needed_is_no_secret(value: str) -> None:
+    assert not is_telling(value.encode())
+    assert list(presented(b"authorization", f"Bearer {value}".encode())) == []
+    assert list(presented(b"x-api-key", value.encode())) == []
+
+
+@pytest.mark.parametrize("value", KEYS)
+def test_keys_are_secrets(value: str) -> None:
+    assert is_telling(value.encode())
+    assert list(presented(b"authorization", f"Bearer {value}".encode())) == [value.encode()]
+
+
+def test_basic_credentials_and_cookies() -> None:
+    blob = base64.b64encode(b"user:sk-0123456789abcdef")
+    assert set(presented(b"authorization", b"Basic " + blob)) == {
+        blob,
+        b"user:sk-0123456789abcdef",
+        b"sk-0123456789abcdef",
+    }
+    assert list(presented(b"cookie", b"lang=en; sid=s%3Aabcdef0123456789; theme=dark")) == [b"s%3Aabcdef0123456789"]
+
+
+def test_own_keys() -> None:
+    assert own_secrets([None, "dummy", "EMPTY", "sk-1234"]).values == frozenset()
+    assert own_secrets(["sk-of-the-gateway", "hunter22"]).values == {b"sk-of-the-gateway", b"hunter22"}
+
+
+def test_texts_and_json() -> None:
+    secrets = Secrets([KEY.encode()])
+    said = {"a": [f"x {KEY} y", 1, None], KEY: True, "t": "pst_" + "A" * 50}
+    gone = "*" * len(KEY)
+    assert secrets.json(said) == {"a": [f"x {gone} y", 1, None], gone: True, "t": "*" * 54}
+    assert secrets.texts(["ü", None, f"ü{KEY}"]) == ["ü", None, f"ü{gone}"]
+    kept = ["a", None, "\ud800"]
+    assert secrets.texts(kept) is kept
+
+
+def test_the_log_is_written_without_them() -> None:
+    record = logging.LogRecord("penstock", logging.ERROR, "x.py", 1, "refused: %s", (f"HTTP 401: {KEY}",), None)
+    assert Discreet("%(levelname)s %(message)s", own_secrets([KEY])).format(record) == (
+        f"ERROR refused: HTTP 401: {'*' * len(KEY)}"
+    )

@@ -1,0 +1,105 @@
+"""Policies: defaults that work, and refusals that name the field, the value and the way out."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.gateway.config import ConfigError
+from penstock.gateway.model.policy import CostGuard, Guards, LatencyGuard, Policy, Stage
+
+
+def test_an_empty_policy_is_the_default_ramp() -> None:
+    policy = Policy.load("")
+    assert [(stage.name, stage.split, stage.rollouts) for stage in policy.stages] == [
+        ("5%", 0.05, 20),
+        ("20%", 0.2, 80),
+        ("50%", 0.5, 20),
+    ]
+    assert policy.guard_alphas == {"error": 0.01, "violation": 0.01, "missing": 0.005}
+    assert policy.alpha + sum(policy.guard_alphas.values()) <= 0.05
+
+
+def test_all_guards_may_be_on_with_their_defaults() -> None:
+    policy = Policy.load("[guards]\nlatency = {slo_s = 30}\ncost = {cap = 0.5}")
+    assert list(policy.guard_alphas) == ["error", "violation", "latency", "cost", "missing"]
+
+
+def test_a_policy_is_the_same_after_it_was_stored() -> None:
+    policy = Policy.load(
+        'margin_absolute = 0.2\nreward = "solved"\nreward_low = -1\n[[stages]]\nsplit = 0.125\nname = "eighth"\n'
+        "approval = true\n[guards.latency]\nslo_s = 30\n[shadow]\nshare = 1\n"
+    )
+    assert Policy.model_validate_json(policy.model_dump_json()) == policy
+    assert Policy.model_validate(policy.model_dump(mode="json")) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("alfa = 0.1", "policy: alfa: unknown key; did you mean 'alpha'?"),
+        ("zzz = 1", "policy: zzz: unknown key; known keys: stages, checked"),
+        ("[[stages]]\nsplit = 0.5\nrollout = 3", "stages.0.rollout: unknown key; did you mean 'rollouts'?"),
+        ("[guards.error]\nalpa = 0", "guards.error.alpa: unknown key; did you mean 'alpha'?"),
+        ("[guards.latency]\nalpha = 0.01", "guards.latency.slo_s: it is missing"),
+        ("[[stages]]\nsplit = 1.0", "stages.0.split: 1.0 is not less than 1"),
+        ("[[stages]]\nsplit = 0.0", "stages.0.split: 0.0 is not more than 0"),
+        ("margin = '5%'", "margin: '5%' is not a number"),
+        ("horizon = 100.5", "horizon: 100.5 is not a whole number"),
+        ("alpha = nan", "alpha: nan is not a finite number"),
+        ("checked = 'maybe'", "checked: 'maybe' is not 'required', 'report' or 'skip'"),
+        ("stages = []", "stages: it has 0 items, not 1 or more"),
+        (
+            "[[stages]]\nsplit = 0.5\n[[stages]]\nsplit = 0.2",
+            "splits must rise, since no rollout may change its arm; found 0.5, 0.2",
+        ),
+        ("[[stages]]\nsplit=0.2\nname='a'\n[[stages]]\nsplit=0.5\nname='a'", "names must differ; found a, a"),
+        ("horizon = 500", "horizon: 500 rollouts, but the stages take about 840"),
+        (
+            "alpha = 0.03",
+            "alpha 0.03 + guards.error.alpha 0.01 + guards.violation.alpha 0.01 + guards.missing.alpha 0.005 = 0.055",
+        ),
+        ("reward_low = 1", "reward_low: 1 must be below reward_high, 1"),
+        (
+            "reward_low = -1",
+            "a share of the stable's reward needs rewards that start at 0, and reward_low is -1; give margin_ab",
+        ),
+        ("margin_absolute = 1.0", "margin_absolute: 1 must be below 1, reward_high - reward_low"),
+        ("alpha =", "policy cannot be read as TOML"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_a_way_out(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Policy.load(text)
+    assert message in str(refused.value)
+
+
+def test_every_wrong_key_is_named_at_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        Policy.load("alfa = 1\nmargin = 2", "canary.toml")
+    assert str(refused.value) == ("canary.toml: margin: 2 is not less than 1; alfa: unknown key; did you mean 'alpha'?")
+
+
+def test_the_margin_is_fixed_from_the_baseline_before_the_start() -> None:
+    assert Policy().d(0.6) == pytest.approx(0.06)
+    assert Policy(margin_absolute=0.5, reward_high=10).d(None) == 0.05
+    assert Policy(hold_split=True).d(None) == 0.0
+    assert Policy(hold_split=True, reward_low=-1).d(0.3) == 0.0
+    with pytest.raises(ConfigError, match="no reward of it has been recorded; give margin_absolute"):
+        Policy().d(None)
+
+
+def test_goodness_is_within_bounds() -> None:
+    policy = Policy(reward_low=-1, reward_high=3, margin_absolute=0.1)
+    assert [policy.goodness(reward) for reward in (-5, -1, 0, 3, 9)] == [0, 0, 0.25, 1, 1]
+    assert [LatencyGuard(slo_s=2).goodness(seconds) for seconds in (1, 2, 2.1)] == [1, 1, 0]
+    assert [CostGuard(cap=4).goodness(cost) for cost in (0, 1, 4, 9)] == [1, 0.75, 0, 0]
+
+
+def test_a_guard_with_alpha_zero_is_off() -> None:
+    policy = Policy.load("alpha = 0.04\n[guards]\nerror.alpha = 0\nviolation.alpha = 0")
+    assert policy.guard_alphas == {"missing": 0.005}
+    assert Guards().latency is None
+
+
+def test_a_stage_is_named_by_its_split() -> None:
+    assert [Stage(split=split).name for split in (0.05, 0.125, 0.5)] == ["5%", "12.5%", "50%"]

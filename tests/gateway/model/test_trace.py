@@ -1,0 +1,51 @@
+"""W3C trace context: https://www.w3.org/TR/trace-context/ §3.2."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.gateway.model import trace
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"00-{TRACE}-{SPAN}-01",
+        f" 00-{TRACE.upper()}-{SPAN}-00\t",
+        f"01-{TRACE}-{SPAN}-01-of-a-later-version",
+    ],
+)
+def test_valid(header: str) -> None:
+    assert trace.parse(header) == (TRACE, SPAN)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        TRACE,
+        f"00-{TRACE}-{SPAN}",
+        f"00-{TRACE}-{SPAN}-1",
+        f"00-{TRACE}-{SPAN}-01-more",
+        f"00-{TRACE}-{SPAN}-01\n-x",
+        f"ff-{TRACE}-{SPAN}-01",
+        f" ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE[:-1]}g-{SPAN}-01",
+        f"00-{TRACE}0-{SPAN}-01",
+    ],
+)
+def test_invalid(header: str) -> None:
+    assert trace.parse(header) is None
+
+
+def test_derived_ids_are_stable_and_tell_calls_apart() -> None:
+    made = trace.trace_id("r", "a")
+    assert trace.trace_id("r", "a") == made
+    assert trace.parse(f"00-{made}-{trace.span_id(made, 'r', 'a', 1)}-01") is not None
+    ids = {trace.span_id(trace.trace_id(r, a), r, a, n) for r in "xy" for a in "xy" for n in (1, 2)}
+    assert len(ids) == 8
+    assert trace.trace_id("ab", "c") != trace.trace_id("a", "bc")

@@ -1,0 +1,79 @@
+"""What pydantic finds wrong is told in plain words, with the value and what would be right."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+import pytest
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core.core_schema import ErrorType
+
+from penstock.gateway.model.span import Id
+from penstock.gateway.model.wording import sentence
+
+
+class Everything(BaseModel):
+    """A field of each kind that the gateway's own models have."""
+
+    id: Id = "x"
+    whole: Annotated[int, Field(ge=1, le=9)] = 1
+    share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
+    flag: bool = False
+    text: Annotated[str, Field(min_length=2, max_length=4)] = "ab"
+    code: Annotated[str, Field(pattern="^[0-9]+$")] = "1"
+    mode: Literal["train", "val", "test"] = "train"
+    some: Annotated[list[int], Field(min_length=1, max_length=2)] = [1]
+    about: dict[str, int] = {}
+
+
+SAID: list[tuple[dict[str, Any], str]] = [
+    ({"id": "a b"}, "'a b' is not an id: up to 128 letters, digits and . _ -"),
+    ({"id": ".."}, "it may not be . or ..: no path could name it (found '..')"),
+    ({"whole": 0}, "0 is not 1 or more"),
+    ({"whole": 10}, "10 is not 9 or less"),
+    ({"whole": "many"}, "'many' is not a whole number"),
+    ({"whole": 1.5}, "1.5 is not a whole number"),
+    ({"whole": None}, "None is not a whole number"),
+    ({"share": 0}, "0 is not more than 0"),
+    ({"share": 1}, "1 is not less than 1"),
+    ({"share": float("nan")}, "nan is not a finite number"),
+    ({"share": "half"}, "'half' is not a number"),
+    ({"flag": "perhaps"}, "'perhaps' is not true or false"),
+    ({"text": "a"}, "'a' is not text of 2 characters or more"),
+    ({"text": "abcde"}, "'abcde' is not text of 4 characters or less"),
+    ({"text": {}}, "an object is not text"),
+    ({"text": []}, "a list is not text"),
+    ({"code": "x"}, "'x' is not as ^[0-9]+$ says"),
+    ({"mode": "trial"}, "'trial' is not 'train', 'val' or 'test'"),
+    ({"some": []}, "it has 0 items, not 1 or more"),
+    ({"some": [1, 2, 3]}, "it has 3 items, not 2 or less"),
+    ({"some": 1}, "1 is not a list"),
+    ({"about": "x" * 100}, f"'{'x' * 59}… is not an object"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), SAID)
+def test_a_sentence(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        Everything.model_validate(given)
+    assert sentence(raised.value.errors()[0]) == said
+
+
+def test_what_is_missing_and_what_is_no_json() -> None:
+    class Needs(BaseModel):
+        name: str
+
+    with pytest.raises(ValidationError) as missing:
+        Needs.model_validate({})
+    assert sentence(missing.value.errors()[0]) == "it is missing"
+    with pytest.raises(ValidationError) as odd:
+        Needs.model_validate_json(b"{")
+    assert sentence(odd.value.errors()[0]).startswith("it is not JSON: EOF while parsing")
+
+
+@pytest.mark.parametrize("kind", get_args(ErrorType))
+def test_every_kind_of_finding_can_be_said(kind: str) -> None:
+    """Also those that no model of ours makes today."""
+    bounds = dict.fromkeys(("gt", "ge", "lt", "le", "min_length", "max_length", "actual_length"), 7)
+    context = bounds | {"expected": "'a' or 'b'", "pattern": "^a$", "error": "expected value"}
+    assert sentence({"type": kind, "ctx": context, "msg": "Input should be other", "input": 1})

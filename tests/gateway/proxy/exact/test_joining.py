@@ -1,0 +1,205 @@
+"""Where a conversation goes on: held against a template and a tokenizer that one can read.
+
+A story of turns is told to a toy engine; its template may write the past in another way than the model did. What is
+found must be, as text, the very thing that the template writes after the answer; or nothing at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from fakes.toy_template import CALL, CALLED, END, START, Json, Template, Vocabulary, listed, packed, parsed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.dialects.token_ids import WIDTH
+from penstock.gateway.proxy.exact.joining import Piece, Written, find, joined, tail_of
+
+OTHER = {"role": "assistant", "content": "x"}
+EXACT, DRIFTS = Template(), Template(strips=True, rewrites=True)
+TEXT = st.text(st.sampled_from("ab é.\n{}"), max_size=8)
+SAID = st.one_of(
+    TEXT,
+    TEXT.map(lambda text: f'{text}{CALL}{{"name": "f",  "arguments": {{"b":1,  "a": 2}}}}{CALLED}'),
+    st.tuples(TEXT, TEXT).map(lambda both: f"<think>{both[0]}</think>{both[1]}a"),
+).filter(lambda text: bool(text.strip()))
+
+
+@dataclass
+class Story:
+    """A conversation between an agent and the toy engine, by exact tokens as far as that goes."""
+
+    template: Template
+    tools: Any = None
+    words: Vocabulary = field(default_factory=Vocabulary)
+    messages: list[Json] = field(default_factory=list[Json])
+    pieces: list[Piece] = field(default_factory=list[Piece])
+    answers: list[int] = field(default_factory=list[int])
+    """Where answers stand in `messages`."""
+
+    def ids(self, messages: list[Json], opening: bool) -> bytes:
+        return packed(self.words.encode(self.template.write(messages, self.tools, opening)))
+
+    def say(self, *messages: Json) -> bytes | None:
+        """The agent says something: what goes on, or at first the whole prompt; None when nothing can."""
+        self.messages += messages
+        return self.more() if self.pieces else self.ids(self.messages, True)
+
+    def more(self) -> bytes | None:
+        whole, shut = self.ids(self.messages, True), self.ids(self.messages, False)
+        assert whole.startswith(shut)
+        at, opening = self.answers[-1], whole[len(shut) :]
+        tail = tail_of(self.pieces, self.ids([*self.messages[:at], OTHER], False), opening)
+        if tail is None:
+            return None
+        return joined(self.pieces, Written(whole, self.ids(self.messages[: at + 1], False), opening, tail))
+
+    def answer(self, before: bytes, text: str, ended: bool = True, sent_back: Json | None = None) -> None:
+        """The model answers, and the agent sends that back."""
+        self.pieces.append(Piece(before, packed(self.words.spell(text, ended)), ended))
+        self.answers.append(len(self.messages))
+        self.messages.append(sent_back or parsed(text))
+
+    @property
+    def told(self) -> str:
+        return "".join(
+            self.words.decode(listed(part)) for piece in self.pieces for part in (piece.before, piece.answer)
+        )
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def begun(template: Template, text: str = " Yes. ", ended: bool = True, tools: Any = None) -> Story:
+    """A story with one answer."""
+    story = Story(template, tools)
+    first = story.say({"role": "system", "content": "Be good."}, user("Are you?"))
+    assert first is not None
+    story.answer(first, text, ended)
+    return story
+
+
+@given(
+    st.builds(Template, strips=st.booleans(), rewrites=st.booleans(), thinks=st.booleans()),
+    st.lists(st.tuples(SAID, TEXT), min_size=1, max_size=6),
+)
+def test_a_session_is_what_was_said_and_nothing_else(template: Template, turns: list[tuple[str, str]]) -> None:
+    story = Story(template)
+    before, told = story.say(user("Go.")), f"{START}user\nGo.{END}\n{START}assistant\n"
+    for text, next in turns:
+        assert before is not None
+        story.answer(before, text)
+        told += text + END
+        assert story.told == told
+        said = template.write([user(next)], None, True)
+        before = story.say(user(next))
+        # The line end after the model's turn is the template's, too.
+        told += "\n" + said
+    assert before is not None
+
+
+@given(SAID)
+def test_a_template_that_writes_the_very_text_is_gone_on_from_all_the_same(text: str) -> None:
+    story = begun(EXACT, text)
+    more = story.say(user("Why?"))
+    assert more is not None
+    assert story.words.decode(listed(more)) == f"\n{START}user\nWhy?{END}\n{START}assistant\n"
+
+
+def test_several_messages_go_on_in_their_order() -> None:
+    story = begun(DRIFTS)
+    more = story.say({"role": "tool", "tool_call_id": "1", "content": "42"}, user("So?"))
+    assert more is not None
+    assert story.words.decode(listed(more)) == f"\n{START}tool\n42{END}\n{START}user\nSo?{END}\n{START}assistant\n"
+
+
+def test_nothing_new_is_nothing_to_go_on_with() -> None:
+    story = begun(DRIFTS)
+    assert story.more() is None
+
+
+def test_a_turn_that_the_model_did_not_end_cannot_be_gone_on_from() -> None:
+    assert begun(DRIFTS, " Yes, b", ended=False).say(user("Go on.")) is None
+
+
+def test_other_tools_are_another_prompt() -> None:
+    story = begun(DRIFTS, tools=[{"name": "f"}])
+    story.tools = [{"name": "g"}]
+    assert story.say(user("And now?")) is None
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_an_edited_past_is_another_prompt(at: int) -> None:
+    story = begun(DRIFTS)
+    story.messages[at] = story.messages[at] | {"content": "Be quick."}
+    assert story.say(user("And now?")) is None
+
+
+def test_a_past_that_was_edited_between_answers_is_another_prompt() -> None:
+    story = begun(DRIFTS)
+    before = story.say(user("Why?"))
+    assert before is not None
+    story.answer(before, " Because. ")
+    story.messages[3] = user("Where?")
+    assert story.say(user("And now?")) is None
+
+
+def test_an_inserted_message_is_another_prompt() -> None:
+    story = begun(DRIFTS)
+    before = story.say(user("Why?"))
+    assert before is not None
+    story.answer(before, " Because. ")
+    story.messages.insert(3, user("By the way."))
+    story.answers[-1] += 1
+    assert story.say(user("And now?")) is None
+
+
+def test_a_template_that_changes_is_another_prompt() -> None:
+    story = begun(DRIFTS, tools=[{"name": "f"}])
+    story.template = replace(DRIFTS, moves=True)
+    assert story.say(user("And now?")) is None
+
+
+def test_a_template_that_moves_the_system_text_cannot_be_gone_on_with() -> None:
+    story = begun(replace(DRIFTS, moves=True))
+    assert story.say(user("And now?")) is None
+
+
+def test_a_template_that_does_not_end_a_turn_cannot_be_gone_on_with() -> None:
+    assert begun(replace(DRIFTS, ends=False)).say(user("And now?")) is None
+
+
+@pytest.mark.parametrize("text", [f" It ends with {END}. ", f" {END}", f"{END}\n{START}user\nNo.{END}\n"])
+def test_a_model_that_writes_the_end_of_a_turn_as_text_is_not_believed(text: str) -> None:
+    """The template would read a special token where the model wrote characters."""
+    assert begun(DRIFTS, text).say(user("And now?")) is None
+
+
+@pytest.mark.parametrize("text", [f"No. {END}\n{START}user\nLies.", END])
+def test_a_tool_that_says_the_end_of_a_turn_says_it(text: str) -> None:
+    story = begun(DRIFTS)
+    more = story.say(user(text))
+    assert more is not None
+    assert story.words.decode(listed(more)) == f"\n{START}user\n{text}{END}\n{START}assistant\n"
+
+
+def test_reasoning_that_a_template_leaves_out_stays_in_the_session() -> None:
+    story = begun(replace(DRIFTS, thinks=True), "<think>hm</think> Yes. ")
+    before = story.say(user("Why?"))
+    assert before is not None
+    story.answer(before, "<think>so</think> Because. ")
+    assert story.say(user("And?")) is not None
+    assert "<think>hm</think> Yes. " in story.told
+    assert "hm" not in story.template.write(story.messages, None, True)
+
+
+@given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3), min_size=1, max_size=3))
+def test_ids_are_found_among_ids_and_not_across_them(ids: list[int], some: list[int]) -> None:
+    # 0x01000000 and 1 share bytes.
+    wide = [id << 24 if id % 2 else id for id in ids]
+    looked = [id << 24 if id % 2 else id for id in some]
+    places = [at for at in range(len(wide)) if wide[at : at + len(looked)] == looked]
+    assert find(packed(wide), packed(looked)) == (places[0] * WIDTH if places else -1)

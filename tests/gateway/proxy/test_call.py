@@ -1,0 +1,398 @@
+"""Whose call it is, whether it may pass, where it goes: addresses, sessions, tokens, and what a bug does to a call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fakes.odd import Script, gone, request, send, wait
+from fakes.process import Gateway, upstream
+from fakes.raw import Headers, body_of, chunk, connect, events_head, get, post, reply
+from fakes.rig import CHAT, MESSAGES, Inside, Rig, inside
+
+from penstock.gateway.calls.admission import Admission
+from penstock.gateway.calls.record import Record
+from penstock.gateway.dialects.chat import Chat
+from penstock.gateway.model.span import RolloutSummary
+from penstock.gateway.proxy.call import Call
+
+StartGateway = Callable[..., Awaitable[Gateway]]
+OK = reply(200, b"{}")
+ANSWER = reply(200, b'{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"hi"}}]}')
+
+
+def error_of(answer: bytes, status: int) -> dict[str, Any]:
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
+    return json.loads(body_of(answer))["error"]
+
+
+def answering(count: int, answer: bytes = OK) -> Script:
+    return [step for _ in range(count) for step in (request(), send(answer))]
+
+
+async def only_rollout(rig: Rig, rollout: str) -> RolloutSummary:
+    """A rollout with exactly one attempt."""
+    await rig.tape.when(rollout, "a1", lambda heads: True)
+    return RolloutSummary.model_validate(await rig.tape.get(f"/api/rollouts/{rollout}"))
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+FORMS: dict[str, tuple[str, Headers]] = {
+    "path": ("/rollout/{r}/attempt/t2/agent/planner/v1/chat/completions", ()),
+    "lightning": ("/proxy/rollout/{r}/attempt/t2/mode/train/openai/v1/chat/completions", ()),
+    "headers": (CHAT, [("X-Rollout-Id", "{r}"), ("x-attempt-id", "t2"), ("X-Agent-ID", "planner")]),
+    "baggage": (
+        CHAT,
+        [("baggage", "k=v,penstock.rollout_id={r};p=1, penstock.attempt_id=t2,penstock.agent_id=planner")],
+    ),
+    "path-before-headers": ("/rollout/{r}/attempt/t2/v1/chat/completions", [("x-rollout-id", "other")]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_every_form_of_address_ends_at_its_attempt(rig: Rig, form: str) -> None:
+    path, headers = FORMS[form]
+    named = [(name, value.format(r=rig.rollout)) for name, value in headers]
+    async with rig.upstream(answering(1)) as upstream_, rig.client() as client:
+        client.send(post(path.format(r=rig.rollout), b'{"model":"m"}', named))
+        assert await client.message() == OK
+        assert (await upstream_.connection(0)).requests[0].startswith(b"POST /v1/chat/completions HTTP/1.1")
+    (span,) = await rig.tape.spans(rig.rollout, 1, "t2")
+    assert span.path == CHAT
+    assert span.agent == (None if form in ("lightning", "path-before-headers") else "planner")
+    rollout = RolloutSummary.model_validate(await rig.tape.get(f"/api/rollouts/{rig.rollout}"))
+    assert (rollout.origin, rollout.mode) == ("header", "train" if form == "lightning" else "online")
+
+
+async def test_an_attempt_need_not_be_named(rig: Rig) -> None:
+    async with rig.upstream(answering(1)), rig.client() as client:
+        client.send(post(f"/rollout/{rig.rollout}/v1/chat/completions", b"{}"))
+        await client.message()
+    assert (await rig.span()).attempt == "a1"
+
+
+@pytest.mark.parametrize("below", [CHAT, MESSAGES])
+@pytest.mark.parametrize(
+    ("part", "path", "value"),
+    [
+        ("rollout", "/rollout/a%20b/attempt/a1", "a%20b"),
+        ("attempt", "/rollout/r/attempt/a@1", "a@1"),
+        ("agent", f"/rollout/r/agent/{'x' * 129}", "x" * 129),
+    ],
+)
+async def test_an_id_that_may_not_be_one_is_named(rig: Rig, below: str, part: str, path: str, value: str) -> None:
+    async with rig.client() as client:
+        client.send(post(path + below, b"{}"))
+        error = error_of(await client.message(), 400)
+        assert f"{part} {value!r}" in error["message"]
+        assert "A-Z a-z 0-9 . _ -" in error["message"]
+        assert error.get("param") == (part if below == CHAT else None)
+        # The connection is still good.
+        client.send(get("/healthz", host="127.0.0.1"))
+        assert (await client.message()).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("x-rollout-id", "a b"), ("X-Attempt-Id", "../x"), ("x-agent-id", "\xe9"), ("x-rollout-id", "")]
+)
+async def test_a_header_that_may_not_be_an_id_is_named(rig: Rig, name: str, value: str) -> None:
+    named = {"x-rollout-id": "r", name: value}
+    async with rig.client() as client:
+        client.send(post(CHAT, b"{}", list(named.items())))
+        error = error_of(await client.message(), 400)
+        assert error["param"] == name.lower()
+        assert repr(value) in error["message"]
+
+
+async def test_a_mode_that_is_none_is_named(rig: Rig) -> None:
+    async with rig.client() as client:
+        client.send(post(f"/proxy/rollout/r/attempt/a/mode/prod/openai{CHAT}", b"{}"))
+        assert "train, val, test or online" in error_of(await client.message(), 400)["message"]
+
+
+# -- who says nothing --------------------------------------------------------------------------------------------------
+
+SESSIONS = {
+    "claude code": ("x-claude-code-session-id", "5c0a-1", "claude-5c0a-1"),
+    "codex": ("session_id", "0193/x", "session-0193-x"),
+    "opencode": ("x-session-id", "ses_1", "session-ses_1"),
+    "codex thread": ("thread-id", "th", "thread-th"),
+}
+
+
+@pytest.mark.parametrize("client_name", SESSIONS)
+async def test_sessions_of_coding_agents_are_rollouts(rig: Rig, client_name: str) -> None:
+    header, value, prefix = SESSIONS[client_name]
+    async with rig.upstream(answering(2)):
+        for _ in range(2):
+            async with rig.client() as client:
+                client.send(post(CHAT, b'{"model":"m"}', [(header, value + rig.rollout)]))
+                await client.message()
+    assert len(await rig.tape.spans(prefix + rig.rollout, 2)) == 2
+    assert (await only_rollout(rig, prefix + rig.rollout)).origin == "implicit"
+
+
+def conversation(*messages: tuple[str, str]) -> bytes:
+    said = [{"role": role, "content": content} for role, content in messages]
+    return json.dumps({"model": "m", "messages": said}).encode()
+
+
+async def test_a_conversation_is_one_rollout(rig: Rig) -> None:
+    mine, yours = ("user", f"mine {rig.rollout}"), ("user", f"yours {rig.rollout}")
+    turns = [
+        conversation(mine),
+        conversation(yours),
+        conversation(mine, ("assistant", "hi"), ("user", "more")),
+        conversation(yours, ("assistant", "hi"), ("user", "more")),
+    ]
+    async with rig.upstream(answering(4, ANSWER)):
+        for body in turns:
+            async with rig.client() as client:
+                client.send(post(f"{CHAT}?{rig.rollout}", body))
+                await client.message()
+    spans = await rig.unaddressed(4)
+    assert spans[0].rollout == spans[2].rollout != spans[1].rollout == spans[3].rollout
+    assert [span.sequence for span in spans] == [1, 1, 2, 2]
+
+
+async def test_the_next_turn_is_known_at_once_even_on_the_same_connection(rig: Rig) -> None:
+    opening = ("user", f"quick {rig.rollout}")
+    async with rig.upstream(answering(2, ANSWER)), rig.client() as client, rig.client() as other:
+        client.send(post(f"{CHAT}?{rig.rollout}", conversation(opening)))
+        await client.message()
+        other.send(post(f"{CHAT}?{rig.rollout}", conversation(opening, ("assistant", "hi"), ("user", "b"))))
+        await other.message()
+    first, second = await rig.unaddressed(2)
+    assert first.rollout == second.rollout
+
+
+async def test_a_response_is_continued_by_its_id(rig: Rig) -> None:
+    answers = [reply(200, json.dumps({"id": f"{rig.rollout}-{number}", "output": []}).encode()) for number in range(2)]
+    script = [step for answer in answers for step in (request(), send(answer))]
+    async with rig.upstream(script):
+        for body in ({"input": "a"}, {"input": "b", "previous_response_id": f"{rig.rollout}-0"}):
+            async with rig.client() as client:
+                client.send(post(f"/v1/responses?{rig.rollout}", json.dumps({"model": "m", **body}).encode()))
+                await client.message()
+    first, second = await rig.unaddressed(2)
+    assert first.rollout == second.rollout
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+async def token_for(rig: Rig, rollout: str, key: str | None = None, url: str | None = None) -> str:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    async with rig.tape.http.post(
+        (url or rig.base.url) + "/api/tokens", json={"rollout": rollout}, headers=headers
+    ) as made:
+        return (await made.json())["token"]
+
+
+PLACES: dict[str, str] = {
+    "Authorization": "Bearer {}",
+    "x-api-key": "{}",
+    "api-key": "{}",
+    "x-goog-api-key": "{}",
+    "X-Penstock-Token": "{}",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_token_alone_is_an_address_and_goes_no_further(rig: Rig, place: str) -> None:
+    token = await token_for(rig, rig.rollout)
+    async with rig.upstream(answering(1)) as upstream_, rig.client() as client:
+        client.send(post(CHAT, b"{}", [("X-A", "1"), (place, PLACES[place].format(token)), ("X-B", "2")]))
+        assert await client.message() == OK
+        seen = (await upstream_.connection(0)).requests[0]
+    assert token.encode() not in seen
+    assert place.lower().encode() not in seen.lower()
+    assert b"X-A: 1\r\nX-B: 2\r\n" in seen
+    assert (await rig.span()).status == "ok"
+
+
+async def test_a_token_beside_the_agents_own_key(rig: Rig) -> None:
+    token = await token_for(rig, rig.rollout)
+    headers = [("Authorization", "Bearer sk-agent"), ("x-penstock-token", token)]
+    async with rig.upstream(answering(1)) as upstream_, rig.client() as client:
+        client.send(rig.call(headers=headers))
+        assert await client.message() == OK
+        assert b"Authorization: Bearer sk-agent\r\n" in (await upstream_.connection(0)).requests[0]
+
+
+async def test_a_token_anywhere_else_goes_no_further_either(rig: Rig) -> None:
+    token = await token_for(rig, rig.rollout)
+    async with rig.upstream(answering(1)) as upstream_, rig.client() as client:
+        client.send(post(rig.path(f"{CHAT}?key={token}&a=1"), b"{}", [("X-Odd", f"a {token}"), ("X-Kept", "pst_ish")]))
+        assert await client.message() == OK
+        seen = (await upstream_.connection(0)).requests[0]
+    assert token.encode() not in seen
+    assert b"&a=1 HTTP/1.1" in seen
+    assert b"X-Kept: pst_ish\r\n" in seen
+
+
+@pytest.mark.parametrize("below", [CHAT, MESSAGES])
+async def test_tokens_that_open_nothing(rig: Rig, below: str) -> None:
+    token = await token_for(rig, "another")
+    for bad, status in ((token, 403), (token[:-2] + "AA", 401), ("pst_", 401), ("pst_*", 401), (token[:20], 401)):
+        async with rig.upstream([request()]) as upstream_, rig.client() as client:
+            client.send(rig.call(headers=[("x-api-key", bad)], below=below))
+            error = error_of(await client.message(), status)
+            assert bad.removeprefix("pst_") not in error["message"] or bad == "pst_"
+            assert upstream_.connections == []
+    async with rig.client() as client:
+        client.send(get("/api/rollouts", [("Authorization", f"Bearer {token}")], host="127.0.0.1"))
+        assert (await client.message()).startswith((b"HTTP/1.1 401 ", b"HTTP/1.1 403 "))
+
+
+async def test_with_a_key_of_its_own_and_tokens_required(rig: Rig, start_gateway: StartGateway) -> None:
+    config = upstream("up", f"http://{rig.host}/v1", "openai", "UP_KEY") + upstream(
+        "a", f"http://{rig.host}", "anthropic", "UP_KEY"
+    )
+    env = {"UP_KEY": "sk-upstream", "PENSTOCK_ADMIN_KEY": "admin-key"}
+    gateway = await start_gateway("[auth]\nrequire_token = true\n" + config, env=env)
+    token = await token_for(rig, "mine", "admin-key", gateway.url)
+    agents = [
+        ("Authorization", f"Bearer {token}"),
+        ("x-api-key", "sk-agent"),
+        ("Api-Key", "x"),
+        ("X-Goog-Api-Key", "y"),
+    ]
+    async with rig.upstream(answering(9)) as upstream_, connect(gateway.url) as client:
+        client.send(post(f"/rollout/mine/attempt/a1{CHAT}", b"{}"))
+        assert "penstock token" in error_of(await client.message(), 401)["message"]
+        client.send(post(f"/rollout/mine/attempt/a1{CHAT}", b"{}", [("Authorization", "Bearer wrong")]))
+        error_of(await client.message(), 401)
+        for below, admitted in ((CHAT, agents), (MESSAGES, agents), (CHAT, [("Authorization", "Bearer admin-key")])):
+            client.send(post(f"/rollout/mine/attempt/a1{below}", b"{}", [*admitted, ("X-Kept", "1")]))
+            assert await client.message() == OK
+        seen = [one for connection in upstream_.connections for one in connection.requests]
+        assert len(seen) == 3
+        for one in seen:
+            assert b"X-Kept: 1\r\n" in one
+            for secret in (token.encode(), b"sk-agent", b"admin-key", b"Goog", b"Api-Key: x"):
+                assert secret not in one
+        assert sum(b"Authorization: Bearer sk-upstream\r\n" in one for one in seen) == 2
+        assert sum(b"x-api-key: sk-upstream\r\n" in one for one in seen) == 1
+
+
+async def test_the_admin_key_is_not_passed_on_as_the_agents(rig: Rig, start_gateway: StartGateway) -> None:
+    config = "[auth]\nrequire_token = true\n" + upstream("up", f"http://{rig.host}/v1", "openai")
+    gateway = await start_gateway(config, env={"PENSTOCK_ADMIN_KEY": "admin-key"})
+    async with rig.upstream(answering(1)) as upstream_, connect(gateway.url) as client:
+        client.send(post(f"/rollout/mine/attempt/a1{CHAT}", b"{}", [("Authorization", "Bearer admin-key")]))
+        assert await client.message() == OK
+        assert b"admin-key" not in (await upstream_.connection(0)).requests[0]
+
+
+# -- recording ---------------------------------------------------------------------------------------------------------
+
+
+async def test_retries_are_linked_and_twins_are_kept(rig: Rig) -> None:
+    retry = [("x-stainless-retry-count", "1")]
+    async with rig.upstream(answering(6)):
+        for headers in ([("x-stainless-retry-count", "0")], retry):
+            async with rig.client() as client:
+                client.send(rig.call(b'{"model":"m","a":1}', headers))
+                await client.message()
+                await rig.tape.spans(rig.rollout, 2 if headers is retry else 1)
+
+        async def twin() -> None:
+            async with rig.client() as client:
+                client.send(post(f"/rollout/{rig.rollout}/attempt/twins{CHAT}", b'{"model":"m"}'))
+                await client.message()
+
+        await asyncio.gather(*(twin() for _ in range(4)))
+    assert [span.retry_of for span in await rig.tape.spans(rig.rollout, 2)] == [None, 1]
+    assert [span.retry_of for span in await rig.tape.spans(rig.rollout, 4, "twins")] == [None] * 4
+
+
+async def test_a_running_call_is_seen(rig: Rig) -> None:
+    script = [request(), send(events_head()), wait("seen"), send(chunk(b"data: [DONE]\n\n") + chunk(b""))]
+    async with rig.upstream(script) as upstream_, rig.client() as client:
+        client.send(rig.call())
+        span = await rig.tape.open_span(rig.rollout)
+        assert (span.model, span.end_ns, span.http_status) == ("m", None, None)
+        assert await rig.tape.raw(span, "request") == b'{"model":"m"}'
+        upstream_.go("seen")
+        await client.until(b"0\r\n\r\n")
+    assert (await rig.span()).status == "ok"
+    attempts = (await rig.tape.get(f"/api/rollouts/{rig.rollout}/attempts"))["attempts"]
+    assert attempts[0]["totals"]["calls"] == 1
+
+
+# -- bugs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def planted(http: aiohttp.ClientSession, tmp_path: Path) -> AsyncGenerator[Inside]:
+    """A gateway to plant bugs in."""
+    async with inside(tmp_path, http) as made:
+        yield made
+
+
+BUGS = {
+    "admission": (Admission, "admit", 500, 0),
+    "begin": (Call, "send", 500, 1),
+    "answer": (Call, "begin_answer", 502, 1),
+}
+
+
+@pytest.mark.parametrize("where", BUGS)
+async def test_a_bug_ends_the_call_and_is_logged(
+    planted: Inside, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner, name, status, spans = BUGS[where]
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(owner, name, fail)
+    async with planted.upstream([request(), send(OK), gone()]), planted.client() as client:
+        with caplog.at_level(logging.ERROR):
+            client.send(planted.call())
+            assert error_of(await client.message(), status)["code"] == "internal"
+    assert "ZeroDivisionError: planted" in caplog.text
+    found = await planted.tape.when(planted.rollout, "a1", lambda heads: len(heads) == spans)
+    assert [(span.status, span.error) for span in found] == [("error", "internal")] * spans
+
+
+async def test_a_bug_in_the_middle_of_an_answer_breaks_it(
+    planted: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    script = [request(), send(events_head()), wait("seen"), send(chunk(b"x")), gone()]
+    async with planted.upstream(script) as upstream_, planted.client() as client:
+        client.send(planted.call())
+        await client.until(b"\r\n\r\n")
+        monkeypatch.setattr(Record, "arrived", fail)
+        upstream_.go("seen")
+        assert await client.rest() == b""
+    assert "planted" in caplog.text
+    monkeypatch.undo()
+    assert (await planted.span()).error == "internal"
+
+
+async def test_a_bug_in_reading_facts_costs_only_the_facts(
+    planted: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Chat, "facts", fail)
+    async with planted.upstream(answering(1, ANSWER)), planted.client() as client:
+        client.send(planted.call())
+        assert await client.message() == ANSWER
+    span = await planted.span()
+    assert (span.status, span.response_id) == ("ok", None)
+    assert await planted.tape.raw(span, "response") == body_of(ANSWER)
+    assert "planted" in caplog.text

@@ -1,0 +1,707 @@
+"""The desk on a real store: the clock, the line of those who wait, and what happens when somebody leaves or fails."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fakes.entries import call, finish, running
+from fakes.rig import inside
+from pydantic import ValidationError
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.config import Tape
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model import lifecycle
+from penstock.gateway.model.queue import ClaimRequest, End, FinishRequest, HeartbeatRequest, Held, RolloutSpec
+from penstock.gateway.model.span import (
+    LONGEST_S,
+    Attempt,
+    AttemptStatus,
+    Judgement,
+    Mode,
+    Outcome,
+    Reward,
+    RolloutConfig,
+    RolloutStatus,
+)
+from penstock.gateway.queue import dispatcher
+from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.store import Claimed, Refused, Store, TapeError, Work
+from penstock.gateway.store.operation import Looked
+from penstock.gateway.store.recorder import Recorder
+
+PATIENCE = 10.0
+SECOND = 10**9
+AGAIN = RolloutConfig(retry_on=["failed", "timeout", "unresponsive"])
+
+
+class Clock:
+    """Runs with the machine's and can be set."""
+
+    def __init__(self) -> None:
+        self.ahead = 1_800_000_000 * SECOND - time.monotonic_ns()
+
+    def __call__(self) -> int:
+        return time.monotonic_ns() + self.ahead
+
+
+class Call:
+    """A finished call of an agent, as the recorder takes it."""
+
+    weight = 100
+
+    def __init__(self, rollout: str, attempt: str, now: int) -> None:
+        self.made = call(rollout, attempt)
+        self.made.start_ns = self.made.end_ns = now
+
+    def entry(self, final: bool) -> Any:
+        return self.made
+
+
+class Life:
+    """One life of a gateway's queue."""
+
+    def __init__(self, path: Path, clock: Clock, quiet_s: float) -> None:
+        self.clock = clock
+        self.store = Store(path, map_bytes=1 << 20)
+        self.metrics = Metrics()
+        self.recorder = Recorder(self.store, Tape(commit_ms=1.0), self.metrics, lambda cursor: None)
+        self.desk = Desk(self.recorder, self.metrics, clock, quiet_s=quiet_s)
+
+    async def enqueue(self, *names: str, mode: Mode = "train", config: RolloutConfig = AGAIN) -> None:
+        await self.desk.enqueue([RolloutSpec(id=name, mode=mode, config=config) for name in names])
+
+    async def claim(
+        self,
+        worker: str = "w1",
+        wait_s: float = 0,
+        lease_s: float = 30,
+        limit: int = 1,
+        modes: list[Mode] | None = None,
+    ) -> list[str]:
+        """ROLLOUT/ATTEMPT of each."""
+        asked = ClaimRequest(worker=worker, wait_s=wait_s, lease_s=lease_s, limit=limit, modes=modes)
+        return list(map(name_of, await self.desk.claim(asked)))
+
+    async def beat(self, *names: str, worker: str = "w1", lease_s: float = 30, running: bool = False) -> list[bool]:
+        held = [Held(rollout=name.split("/")[0], attempt=name.split("/")[1], running=running) for name in names]
+        return [one.held for one in await self.desk.heartbeat(worker, HeartbeatRequest(attempts=held, lease_s=lease_s))]
+
+    async def finish(
+        self, name: str, status: End = "succeeded", worker: str | None = "w1", rewards: Sequence[Judgement] = ()
+    ) -> RolloutStatus:
+        asked = FinishRequest(worker=worker, status=status, outcome=Outcome(exit_code=0), rewards=list(rewards))
+        rollout, attempt = name.split("/")
+        return (await self.desk.finish(rollout, attempt, asked)).rollout.status
+
+    async def agent_calls(self, name: str) -> None:
+        rollout, attempt = name.split("/")
+        self.recorder.put(Call(rollout, attempt, self.clock()))
+        assert await self.recorder.flush()
+
+    def attempt(self, name: str) -> Attempt:
+        rollout, attempt = name.split("/")
+        return next(one for one in self.store.attempts(rollout) if one.id == attempt)
+
+    def status(self, rollout: str) -> RolloutStatus:
+        found = self.store.rollout(rollout)
+        assert found is not None
+        return found.status
+
+    async def when(self, condition: Callable[[], bool]) -> None:
+        """Comes back when it holds; what happens is asked for again after every commit."""
+        async with asyncio.timeout(PATIENCE):
+            while not condition():  # noqa: ASYNC110 - the tape has no event for what the clock does
+                await asyncio.sleep(0.01)
+
+    async def waiting(self, count: int) -> None:
+        """Comes back when so many wait in the line."""
+        await self.when(lambda: len(self.desk._line) == count)
+
+
+def name_of(claimed: Claimed) -> str:
+    return f"{claimed.attempt.rollout}/{claimed.attempt.id}"
+
+
+@asynccontextmanager
+async def living(path: Path, clock: Clock | None = None, quiet_s: float = 1800) -> AsyncGenerator[Life]:
+    """A desk at work."""
+    life = Life(path, clock or Clock(), quiet_s)
+    life.recorder.start()
+    await life.desk.start()
+    try:
+        yield life
+    finally:
+        await life.desk.stop()
+        await life.recorder.close()
+        assert list(life.store.check()) == []
+        life.store.close()
+
+
+@pytest.fixture
+async def life(tmp_path: Path) -> AsyncGenerator[Life]:
+    async with living(tmp_path) as made:
+        yield made
+
+
+def patient(step: Awaitable[Any]) -> asyncio.Future[Any]:
+    return asyncio.ensure_future(step)
+
+
+# -- the clock ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "end"),
+    [
+        (RolloutConfig(timeout_s=0.2), AttemptStatus.TIMEOUT),
+        (RolloutConfig(unresponsive_s=0.2, retry_on=[]), AttemptStatus.UNRESPONSIVE),
+    ],
+)
+async def test_an_attempt_ends_when_its_time_has_come(life: Life, config: RolloutConfig, end: AttemptStatus) -> None:
+    await life.enqueue("q1", config=config)
+    began = time.monotonic()
+    assert await life.claim() == ["q1/a1"]
+    await life.when(lambda: life.status("q1") == RolloutStatus.FAILED)
+    assert 0.2 <= time.monotonic() - began < 2
+    attempt = life.attempt("q1/a1")
+    assert attempt.status == end
+    assert attempt.ended_ns is not None
+    assert attempt.ended_ns - attempt.created_ns >= 0.2 * SECOND
+    assert attempt.outcome is not None
+    assert attempt.outcome.reason
+
+
+async def test_an_agent_that_calls_is_not_unresponsive(life: Life) -> None:
+    await life.enqueue("q1", config=RolloutConfig(unresponsive_s=0.3))
+    await life.claim()
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        await life.agent_calls("q1/a1")
+        await asyncio.sleep(0.05)
+    assert life.attempt("q1/a1").status == AttemptStatus.RUNNING
+    await life.when(lambda: life.attempt("q1/a1").status == AttemptStatus.UNRESPONSIVE)
+
+
+async def test_an_agent_that_waits_for_an_answer_is_not_unresponsive(life: Life) -> None:
+    await life.enqueue("q1", config=RolloutConfig(unresponsive_s=0.2))
+    await life.claim()
+    waiting = Call("q1", "a1", life.clock())
+    waiting.made = running("q1", "a1")
+    waiting.made.start_ns = life.clock()
+    life.recorder.announce(waiting)
+    assert await life.recorder.flush()
+    answered = time.monotonic() + 1
+    while time.monotonic() < answered:
+        assert life.attempt("q1/a1").status == AttemptStatus.RUNNING
+        await asyncio.sleep(0.05)
+    finish(waiting.made)
+    waiting.made.end_ns = ended = life.clock()
+    life.recorder.put(waiting)
+    assert await life.recorder.flush()
+    assert life.attempt("q1/a1").last_seen_ns == ended
+    await life.when(lambda: life.attempt("q1/a1").status == AttemptStatus.UNRESPONSIVE)
+
+
+async def test_a_worker_that_is_not_heard_of_loses_its_lease_and_another_one_gets_the_rollout(life: Life) -> None:
+    await life.enqueue("q1")
+    began = time.monotonic()
+    assert await life.claim("w1", lease_s=1) == ["q1/a1"]
+    assert await life.claim("w2", wait_s=PATIENCE) == ["q1/a2"]
+    assert 1 <= time.monotonic() - began < 3
+    assert life.attempt("q1/a1").status == AttemptStatus.UNRESPONSIVE
+    # The first one comes back: too late for everything.
+    assert await life.beat("q1/a1", worker="w1", running=True) == [False]
+    with pytest.raises(Refused, match="has ended as unresponsive"):
+        await life.finish("q1/a1", worker="w1")
+    await life.agent_calls("q1/a1")
+    assert life.attempt("q1/a1").status == AttemptStatus.UNRESPONSIVE
+    with pytest.raises(Refused, match="held by worker 'w2'"):
+        await life.finish("q1/a2", worker="w1")
+    assert await life.finish("q1/a2", worker="w2") == RolloutStatus.SUCCEEDED
+
+
+async def test_heartbeats_keep_a_lease(life: Life) -> None:
+    await life.enqueue("q1")
+    await life.claim(lease_s=1)
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        assert await life.beat("q1/a1", lease_s=1) == [True]
+        await asyncio.sleep(0.2)
+    assert life.attempt("q1/a1").status == AttemptStatus.PREPARING
+
+
+@pytest.mark.parametrize("how", ["beat", "finish", "call"])
+async def test_who_is_given_up_and_comes_back_before_another_one_goes_on(life: Life, how: str) -> None:
+    await life.enqueue("q1")
+    await life.claim(lease_s=1)
+    await life.when(lambda: life.status("q1") == RolloutStatus.REQUEUING)
+    if how == "beat":
+        assert await life.beat("q1/a1") == [True]
+    elif how == "call":
+        await life.agent_calls("q1/a1")
+    else:
+        assert await life.finish("q1/a1") == RolloutStatus.SUCCEEDED
+    assert life.status("q1") == (RolloutStatus.SUCCEEDED if how == "finish" else RolloutStatus.RUNNING)
+    assert await life.claim("w2") == []
+    if how != "finish":
+        assert life.attempt("q1/a1").ended_ns is None
+        assert await life.finish("q1/a1") == RolloutStatus.SUCCEEDED
+
+
+async def test_one_that_was_revived_is_watched_again(life: Life) -> None:
+    await life.enqueue("q1")
+    await life.claim(lease_s=1)
+    await life.when(lambda: life.status("q1") == RolloutStatus.REQUEUING)
+    assert await life.beat("q1/a1", lease_s=1) == [True]
+    began = time.monotonic()
+    assert await life.claim("w2", wait_s=PATIENCE) == ["q1/a2"]
+    assert time.monotonic() - began < 2.5
+
+
+async def test_a_shorter_lease_counts_at_once(life: Life) -> None:
+    await life.enqueue("q1")
+    await life.claim(lease_s=600)
+    assert await life.beat("q1/a1", lease_s=1) == [True]
+    began = time.monotonic()
+    assert await life.claim("w2", wait_s=PATIENCE) == ["q1/a2"]
+    assert time.monotonic() - began < 3
+
+
+async def test_a_sign_of_life_does_not_shorten_a_lease(life: Life) -> None:
+    await life.enqueue("q1", config=RolloutConfig(unresponsive_s=0.2))
+    await life.claim(lease_s=3600)
+    lease = life.attempt("q1/a1").lease_ns
+    await life.when(lambda: life.status("q1") == RolloutStatus.REQUEUING)
+    await life.agent_calls("q1/a1")
+    assert life.status("q1") == RolloutStatus.RUNNING
+    assert life.attempt("q1/a1").lease_ns == lease
+
+
+@pytest.mark.parametrize(
+    "config", [RolloutConfig(timeout_s=0.2, retry_on=["timeout"]), RolloutConfig(unresponsive_s=0.2)]
+)
+async def test_the_next_attempt_waits_until_the_worker_of_the_last_has_let_go(
+    life: Life, config: RolloutConfig
+) -> None:
+    """Its agent is alive until its runner has heard that it is to be killed, and has killed it."""
+    await life.enqueue("q1", config=config)
+    await life.claim("w1", lease_s=60)
+    await life.beat("q1/a1")
+    await life.when(lambda: life.status("q1") == RolloutStatus.REQUEUING)
+    other = patient(life.claim("w2", wait_s=PATIENCE))
+    await life.waiting(1)
+    assert not other.done()
+    if config.timeout_s is not None:
+        # The runner hears of it, kills the agent and names it no more.
+        assert await life.beat("q1/a1") == [False]
+        assert not other.done()
+        assert await life.beat() == []
+    else:
+        with pytest.raises(Refused):
+            await life.finish("q1/a1", "failed")
+    await life.when(other.done)
+    assert other.result() == ["q1/a2"]
+
+
+async def test_the_clock_ends_an_attempt_and_its_worker_says_the_same(life: Life) -> None:
+    await life.enqueue("q1", config=RolloutConfig(timeout_s=0.2))
+    await life.claim()
+    await life.when(lambda: life.status("q1") == RolloutStatus.FAILED)
+    outcome = Outcome(signal="SIGTERM", duration_ns=5)
+    asked = FinishRequest(worker="w1", status="timeout", outcome=outcome, rewards=[Judgement(value=0.0)])
+    for _ in range(2):
+        done = await life.desk.finish("q1", "a1", asked)
+        assert done.attempt.outcome is not None
+        assert (done.attempt.outcome.signal, done.attempt.reward) == ("SIGTERM", 0.0)
+    assert sum(span.kind == "reward" for span in life.store.spans("q1", "a1")) == 1
+
+
+async def test_a_time_that_is_longer_than_any_clock(life: Life) -> None:
+    with pytest.raises(ValidationError):
+        _ = RolloutConfig(timeout_s=1e300)
+    longest = RolloutConfig(timeout_s=LONGEST_S, unresponsive_s=LONGEST_S)
+    await life.enqueue("q1", config=longest)
+    assert await life.claim() == ["q1/a1"]
+    assert await life.finish("q1/a1") == RolloutStatus.SUCCEEDED
+    # A tape that was written before there was a limit.
+    far = lifecycle.deadline(RolloutConfig.model_construct(timeout_s=1e300), 0, 0, None)
+    assert far == (LONGEST_S * SECOND, AttemptStatus.TIMEOUT)
+
+
+async def test_a_clock_that_is_set_ends_nothing(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, years = time.time_ns, 10 * 365 * 86400 * SECOND
+    async with inside(tmp_path, http) as rig, Client(rig.base.url) as client:
+        names = ["q1", "tick"]
+        configs = [RolloutConfig(timeout_s=3600), RolloutConfig(timeout_s=0.2)]
+        specs = [RolloutSpec(id=name, config=config) for name, config in zip(names, configs, strict=True)]
+        _ = await client.enqueue(specs)
+        for jump in (years, -years):
+            monkeypatch.setattr(time, "time_ns", lambda jump=jump: real() + jump)
+            _ = await client.claim(ClaimRequest(worker="w1"))
+        async with asyncio.timeout(PATIENCE):
+            while (await client.rollout("tick")).status != RolloutStatus.FAILED:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+        [attempt], [tick] = await client.attempts("q1"), await client.attempts("tick")
+        assert attempt.status == AttemptStatus.PREPARING
+        assert abs(tick.created_ns - real()) < 3600 * SECOND
+
+
+# -- another life ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_restart_takes_leases_up_with_grace_and_forgets_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(dispatcher, "GRACE_S", 1.5)
+    async with living(tmp_path, clock) as life:
+        await life.enqueue("q1", "q2", "q3")
+        assert await life.claim("w1", lease_s=5, limit=2) == ["q1/a1", "q2/a1"]
+        await life.desk.set_state("paused")
+    clock.ahead += 3600 * SECOND
+    async with living(tmp_path, clock) as life:
+        assert life.store.queue_state()[0] == "paused"
+        await life.desk.set_state("open")
+        for name in ("q1/a1", "q2/a1"):
+            assert life.attempt(name).status == AttemptStatus.PREPARING
+            assert 0 < (life.attempt(name).lease_ns or 0) - clock() <= 1.5 * SECOND
+        # Who comes back in time goes on; who does not is given up when the grace is over.
+        assert await life.beat("q1/a1", running=True, lease_s=3600) == [True]
+        assert await life.claim("w2") == ["q3/a1"]
+        assert await life.claim("w2", wait_s=PATIENCE) == ["q2/a2"]
+        assert life.status("q1") == RolloutStatus.RUNNING
+
+
+async def test_the_silence_of_a_gateway_that_was_away_is_not_the_agents(tmp_path: Path) -> None:
+    clock = Clock()
+    async with living(tmp_path, clock) as life:
+        await life.enqueue("q1", config=RolloutConfig(unresponsive_s=30))
+        await life.claim("w1", lease_s=3600)
+    clock.ahead += 600 * SECOND
+    async with living(tmp_path, clock) as life:
+        await life.enqueue("tick", config=RolloutConfig(timeout_s=0.05))
+        await life.claim("w2")
+        await life.when(lambda: life.status("tick") == RolloutStatus.FAILED)
+        assert life.attempt("q1/a1").status == AttemptStatus.PREPARING
+
+
+# -- the line ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_thousand_wait_and_as_many_are_given_work_as_there_is(life: Life) -> None:
+    waiting = [patient(life.claim(f"w{number}", wait_s=60)) for number in range(1000)]
+    await life.waiting(1000)
+    await life.enqueue(*(f"q{number}" for number in range(300)))
+    await life.when(lambda: sum(one.done() for one in waiting) == 300)
+    claimed = [one.result() for one in waiting if one.done()]
+    assert sorted(name for [name] in claimed) == sorted(f"q{number}/a1" for number in range(300))
+    await life.enqueue("last")
+    await life.when(lambda: sum(one.done() for one in waiting) == 301)
+    assert len(life.desk._line) == 699
+    await life.desk.set_state("draining")
+    assert await asyncio.gather(*(one for one in waiting if not one.done())) == [[]] * 699
+
+
+async def test_who_has_waited_longest_is_first(life: Life) -> None:
+    waiting: list[asyncio.Future[Any]] = []
+    for number in range(5):
+        waiting.append(patient(life.claim(f"w{number}", wait_s=60)))
+        await life.waiting(number + 1)
+    for number in range(5):
+        await life.enqueue(f"q{number}")
+        await life.when(waiting[number].done)
+        assert sum(one.done() for one in waiting) == number + 1
+
+
+async def test_work_goes_to_those_who_take_it(life: Life) -> None:
+    val = [patient(life.claim(f"v{number}", wait_s=60, modes=["val"])) for number in range(3)]
+    await life.waiting(3)
+    train = patient(life.claim("t", wait_s=60, modes=["train"]))
+    await life.waiting(4)
+    await life.enqueue("q1", mode="train")
+    await life.when(train.done)
+    assert train.result() == ["q1/a1"]
+    assert not any(one.done() for one in val)
+    await life.enqueue("q2", "q3", "q4", mode="val")
+    assert sorted(await asyncio.gather(*val)) == [["q2/a1"], ["q3/a1"], ["q4/a1"]]
+
+
+async def test_who_leaves_or_gives_up_does_not_take_a_wake_up_along(life: Life) -> None:
+    """Behind those who leave in every possible moment stands one who stays."""
+    chance = random.Random(5)
+    for number in range(60):
+        leaving = [
+            patient(life.claim(f"w{number}", wait_s=chance.choice([60, 0.001 * chance.randrange(1, 12)])))
+            for _ in range(6)
+        ]
+        staying = patient(life.claim("w-stays", wait_s=60))
+        await asyncio.sleep(0)
+        enqueued = patient(life.enqueue(f"q{number}"))
+        for one in leaving:
+            await asyncio.sleep(chance.choice([0, 0, 0.001, 0.003]))
+            one.cancel()
+        _ = await asyncio.wait(leaving)
+        await enqueued
+        taken = [one.result() for one in leaving if not one.cancelled() and one.result()]
+        if taken:
+            _ = staying.cancel()
+            _ = await asyncio.wait([staying])
+        else:
+            await life.when(staying.done)
+            taken = [staying.result()]
+        [[name]] = taken
+        assert await life.finish(name, worker=None) == RolloutStatus.SUCCEEDED
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_claim_costs_no_try(life: Life) -> None:
+    """The tape has handed it out, and there is nobody to whom it could be given."""
+    gate = threading.Event()
+    await life.enqueue("q1", config=RolloutConfig(max_attempts=1))
+    held = patient(life.recorder.submit(lambda work: gate.wait(PATIENCE)))
+    leaving = patient(life.claim("gone", lease_s=3600))
+    await asyncio.sleep(0.02)
+    _ = leaving.cancel()
+    gate.set()
+    assert await held
+    assert await life.claim("w2", wait_s=PATIENCE) != []
+    rollout = life.store.rollout("q1")
+    assert rollout is not None
+    assert (rollout.tries, rollout.status) == (1, RolloutStatus.PREPARING)
+    assert rollout.attempt is not None
+    assert await life.finish(f"q1/{rollout.attempt}", worker="w2") == RolloutStatus.SUCCEEDED
+
+
+async def test_a_closed_queue_hands_out_nothing(life: Life) -> None:
+    await life.enqueue("q1")
+    await life.desk.set_state("paused")
+    assert await life.claim() == []
+    waiting = patient(life.claim(wait_s=60))
+    await life.waiting(1)
+    await life.desk.set_state("open")
+    assert await waiting == ["q1/a1"]
+    waiting = patient(life.claim(wait_s=60))
+    await life.waiting(1)
+    await life.desk.set_state("draining")
+    assert await waiting == []
+    await life.enqueue("q2")
+    assert await life.claim(wait_s=60) == []
+
+
+async def test_who_waits_is_sent_home_at_the_end(tmp_path: Path) -> None:
+    async with living(tmp_path) as life:
+        waiting = patient(life.claim(wait_s=60))
+        await life.waiting(1)
+    assert await waiting == []
+
+
+# -- a tape that fails -------------------------------------------------------------------------------------------------
+
+
+class Faulty:
+    """The environment of a tape whose disk is full now and then: everything is done, and nothing is kept."""
+
+    def __init__(self, life: Life) -> None:
+        self.full = False
+        self._environment: Any = life.store._writer._env
+        self._write = self._environment.write
+        self._environment.write = self.write
+
+    def write(self, apply: Callable[[Any], Any]) -> Any:
+        if not self.full:
+            return self._write(apply)
+        with self._environment._env.begin(write=True) as txn:
+            _ = apply(txn)
+            raise TapeError("the disk is full")
+
+
+async def test_a_tape_that_fails_loses_nothing_and_starves_nobody(life: Life) -> None:
+    disk = Faulty(life)
+    await life.enqueue("q1", "q2")
+    assert await life.claim(lease_s=1) == ["q1/a1"]
+    disk.full = True
+    for refused in (life.claim(), life.desk.set_state("paused"), life.enqueue("q3"), life.finish("q1/a1")):
+        with pytest.raises(TapeError):
+            await refused
+    # The queue in memory is the queue on the tape again, without anybody having written in between.
+    assert life.store.queue_state() == ("open", {"train": 1})
+    assert life.store.rollout("q3") is None
+    # Its time comes while nothing can be written; it is looked at again when something can.
+    await life.when(
+        lambda: life.attempt("q1/a1").lease_ns is not None and life.clock() > (life.attempt("q1/a1").lease_ns or 0)
+    )
+    assert life.attempt("q1/a1").status == AttemptStatus.PREPARING
+    disk.full = False
+    both = [await life.claim("w2", wait_s=PATIENCE) for _ in range(2)]
+    assert sorted(both) == [["q1/a2"], ["q2/a1"]]
+
+
+async def test_a_task_that_cannot_be_done_does_not_disturb_the_others(life: Life) -> None:
+    await life.enqueue("q1")
+
+    def broken(work: Work) -> None:
+        work.claim("w9", 1, None, 30 * SECOND, life.clock())
+        raise ZeroDivisionError("planted")
+
+    results = await asyncio.gather(
+        life.recorder.submit(broken), life.claim("w1"), life.finish("q9/a1"), return_exceptions=True
+    )
+    assert isinstance(results[0], TapeError)
+    assert results[1] == ["q1/a1"]
+    assert isinstance(results[2], Refused)
+    assert life.attempt("q1/a1").worker == "w1"
+
+
+# -- who was claimed by nobody -----------------------------------------------------------------------------------------
+
+
+async def test_who_nobody_has_claimed_ends_when_it_is_quiet_and_comes_alive_with_the_next_call(tmp_path: Path) -> None:
+    async with living(tmp_path, quiet_s=0.2) as life:
+        await life.agent_calls("by-hand/0")
+        assert life.status("by-hand") == RolloutStatus.RUNNING
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+        ended = life.attempt("by-hand/0")
+        assert (ended.status, ended.outcome, ended.reward) == (AttemptStatus.SUCCEEDED, None, None)
+        assert ended.ended_ns == ended.last_seen_ns
+        told = await life.desk.reward("by-hand", "0", Judgement(value=1.0))
+        assert told.late
+        assert life.status("by-hand") == RolloutStatus.SUCCEEDED
+        before = life.store.cursor()
+        await life.agent_calls("by-hand/0")
+        assert life.attempt("by-hand/0").ended_ns is None
+        changes, _ = life.store.changes(before, 100)
+        assert [change.kind for change in changes] == ["attempt", "rollout", "span"]
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+
+
+async def test_a_rollout_is_quiet_when_all_its_attempts_are(tmp_path: Path) -> None:
+    async with living(tmp_path, quiet_s=0.3) as life:
+        await life.agent_calls("by-hand/0")
+        while life.attempt("by-hand/0").status == AttemptStatus.RUNNING:
+            await life.agent_calls("by-hand/1")
+            await asyncio.sleep(0.02)
+            assert life.status("by-hand") == RolloutStatus.RUNNING
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+        await life.agent_calls("by-hand/2")
+        assert life.status("by-hand") == RolloutStatus.RUNNING
+
+
+async def test_an_end_that_somebody_has_told_stays(tmp_path: Path) -> None:
+    async with living(tmp_path, quiet_s=0.2) as life:
+        await life.agent_calls("by-hand/0")
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+        assert await life.finish("by-hand/0", "failed", None, [Judgement(value=0.5)]) == RolloutStatus.FAILED
+        await life.agent_calls("by-hand/0")
+        assert (life.status("by-hand"), life.attempt("by-hand/0").status) == (
+            RolloutStatus.FAILED,
+            AttemptStatus.FAILED,
+        )
+        with pytest.raises(Refused, match="was not claimed, so it cannot be handed back"):
+            await life.finish("by-hand/0", "environment", None)
+
+
+async def test_who_waits_for_an_answer_is_not_quiet(tmp_path: Path) -> None:
+    async with living(tmp_path, quiet_s=0.2) as life:
+        waiting = Call("by-hand", "0", life.clock())
+        waiting.made = running("by-hand", "0")
+        waiting.made.start_ns = life.clock()
+        life.recorder.announce(waiting)
+        assert await life.recorder.flush()
+        answered = time.monotonic() + 1
+        while time.monotonic() < answered:
+            assert life.status("by-hand") == RolloutStatus.RUNNING
+            await asyncio.sleep(0.05)
+        finish(waiting.made)
+        waiting.made.end_ns = life.clock()
+        life.recorder.put(waiting)
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+
+
+async def test_quiet_attempts_end_after_a_restart_too(tmp_path: Path) -> None:
+    clock = Clock()
+    async with living(tmp_path, clock) as life:
+        await life.agent_calls("by-hand/0")
+        await life.agent_calls("again/0")
+    clock.ahead += 3600 * SECOND
+    async with living(tmp_path, clock, quiet_s=2) as life:
+        await life.agent_calls("again/0")
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+        assert life.attempt("by-hand/0").ended_ns == life.attempt("by-hand/0").last_seen_ns
+        await life.when(lambda: life.status("again") == RolloutStatus.SUCCEEDED)
+
+
+async def test_who_was_heard_of_lately_is_looked_at_without_being_remembered(tmp_path: Path) -> None:
+    clock = Clock()
+    async with living(tmp_path, clock) as life:
+        await life.agent_calls("by-hand/0")
+    async with living(tmp_path, clock) as life:
+        writer = life.store._writer
+        seen = life.attempt("by-hand/0").last_seen_ns
+        looked = await life.recorder.submit(lambda work: work.expire([("by-hand", "0"), ("nobody", "0")], seen, 60))
+        assert looked == [Looked("by-hand", "0", seen + 60 * SECOND), Looked("nobody", "0", None)]
+        assert writer._memory.find(("by-hand", "0")) is None
+
+
+async def test_many_end_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "AT_ONCE", 7)
+    async with living(tmp_path, quiet_s=0.2) as life:
+        seen: list[int] = []
+        submit = life.recorder.submit
+
+        def counting(do: Callable[[Work], Any]) -> asyncio.Future[Any]:
+            done = submit(do)
+            done.add_done_callback(lambda it: seen.append(len(it.result()) if isinstance(it.result(), list) else 0))
+            return done
+
+        monkeypatch.setattr(life.recorder, "submit", counting)
+        for number in range(50):
+            life.recorder.put(Call(f"by-hand-{number}", "0", life.clock()))
+        assert await life.recorder.flush()
+        await life.when(lambda: not life.store.unclaimed())
+        assert max(seen) == 7
+        assert life.metrics.attempts[("succeeded",)] == 50
+
+
+# -- what failed -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [None, -1.0])
+@pytest.mark.parametrize("how", ["failed", "timeout", "unresponsive"])
+async def test_the_last_failure_of_a_rollout_has_the_reward_that_was_said_before(
+    life: Life, how: AttemptStatus, own: float | None
+) -> None:
+    short = {"timeout": {"timeout_s": 0.2}, "unresponsive": {"unresponsive_s": 0.2}}.get(how, {})
+    config = RolloutConfig(retry_on=[how], max_attempts=2, reward_on_failure=own, **short)  # pyright: ignore
+    await life.enqueue("q1", config=config)
+    for attempt in ("a1", "a2"):
+        asked = ClaimRequest(worker="w1", wait_s=PATIENCE, lease_s=1, reward_on_failure=0.0)
+        assert [name_of(one) for one in await life.desk.claim(asked)] == [f"q1/{attempt}"]
+        if how == "failed":
+            await life.finish(f"q1/{attempt}", "failed")
+    await life.when(lambda: life.status("q1") == RolloutStatus.FAILED)
+    given = [Reward.of(span) for span in life.store.spans("q1") if span.kind == "reward"]
+    assert [(one.source, one.value, one.trusted, one.late) for one in given] == [("rule", own or 0.0, True, False)]
+    assert (life.attempt("q1/a1").reward, life.attempt("q1/a2").reward) == (None, own or 0.0)
+    await life.when(lambda: life.metrics.rewards[("rule",)] == 1)
+
+
+async def test_what_was_judged_is_not_judged_by_the_rule(life: Life) -> None:
+    config = RolloutConfig(max_attempts=1, reward_on_failure=0.0)
+    await life.enqueue("q1", "q2", "q3", config=config)
+    assert len(await life.claim(limit=3)) == 3
+    await life.finish("q1/a1", "failed", rewards=[Judgement(value=0.3, source="runner")])
+    await life.finish("q2/a1", "cancelled")
+    await life.desk.reward("q3", "a1", Judgement(value=0.9, source="agent"))  # what an agent says is not trusted
+    await life.finish("q3/a1", "failed")
+    assert [life.attempt(f"q{number}/a1").reward for number in (1, 2, 3)] == [0.3, None, 0.0]

@@ -1,0 +1,130 @@
+"""Cassettes of tool results, also of real trajectories."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from bench.trajectories import DATA, calls_of
+from penstock.gateway.dialects import by_name
+from penstock.gateway.model.span import Turn
+from penstock.gateway.releases.rehearsal.recorded_tools import Cassette, Miss
+
+
+def call(number: int, name: str, arguments: str) -> dict[str, Any]:
+    """An assistant's message with one call."""
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": f"c{number}", "type": "function", "function": function}]}
+
+
+def result(number: int, text: str) -> dict[str, Any]:
+    """What its tool returned."""
+    return {"role": "tool", "tool_call_id": f"c{number}", "content": text}
+
+
+def turn(*messages: dict[str, Any]) -> Turn:
+    """A request with these messages."""
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Seat?"}, *messages]
+    return by_name("chat").read(json.dumps({"model": "m", "messages": told}).encode(), b"", False)
+
+
+SAID = [
+    call(1, "look", '{"seat": "1A", "row": 1}'),
+    result(1, "free"),
+    call(2, "look", '{"row":1,"seat":"1A"}'),
+    result(2, "taken"),
+    call(3, "book", "{}"),
+    result(3, "done"),
+]
+TURNS = [turn(*SAID[:end]) for end in (0, 2, 4, 6)]
+
+
+def test_a_call_returns_what_it_returned_the_same_time_before() -> None:
+    cassette = Cassette.of(TURNS)
+    answers = [cassette.answer(*asked) for asked in [("book", ""), *[("look", '{"row":1.0,"seat":"1A"}')] * 2]]
+    assert [answer.text if answer else None for answer in answers] == ["done", "free", "taken"]
+    assert not cassette.diverged
+    assert cassette.played == 3
+
+
+def test_what_was_not_called_is_a_miss_and_never_made_up() -> None:
+    cassette = Cassette.of(TURNS)
+    assert cassette.answer("look", '{"seat":"2B"}') is None
+    assert cassette.diverged
+    booked = cassette.answer("book", "{}")
+    assert booked is not None
+    assert booked.text == "done"
+    assert cassette.answer("book", "{}") is None
+    assert cassette.misses == [Miss("look", '{"seat":"2B"}', 1), Miss("book", "{}", 2)]
+    assert cassette.played == 1
+
+
+def test_a_conversation_that_is_told_again_counts_once() -> None:
+    once, often = Cassette.of(TURNS[-1:]), Cassette.of([*TURNS, TURNS[1], TURNS[-1]])
+    assert once.results == often.results
+    assert [len(results) for results in often.results.values()] == [2, 1]
+
+
+def test_two_agents_of_a_rollout_both_count() -> None:
+    told = [{"role": "user", "content": "Other"}, call(1, "book", "{}"), result(1, "no")]
+    other = by_name("chat").read(json.dumps({"messages": told}).encode(), b"", False)
+    cassette = Cassette.of([*TURNS, other])
+    assert [part.text for part in cassette.results["book", "{}"]] == ["done", "no"]
+
+
+def test_calls_that_were_never_answered_are_counted() -> None:
+    cassette = Cassette.of([turn(*SAID[:5])])
+    assert cassette.unanswered == 1
+    assert cassette.answer("book", "{}") is None
+
+
+def test_parallel_calls_are_told_apart_and_dialects_without_ids_go_by_name() -> None:
+    parts = [{"functionCall": {"name": name, "args": {"x": 1}}} for name in ("a", "b")]
+    answers = [{"functionResponse": {"name": name, "response": {"said": name}}} for name in ("b", "a")]
+    contents = [{"role": "model", "parts": parts}, {"role": "user", "parts": answers}]
+    read = by_name("gemini").read(json.dumps({"contents": contents}).encode(), b"", False)
+    cassette = Cassette.of([read])
+    for name in ("a", "b"):
+        answer = cassette.answer(name, '{"x":1}')
+        assert answer is not None
+        assert json.loads(answer.text or "") == {"said": name}
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the real trajectories are not there")
+def test_a_real_agent_that_does_the_same_again_never_diverges() -> None:
+    played = 0
+    with gzip.open(DATA) as lines:
+        for line in lines:
+            messages = json.loads(line)["messages"]
+            calls = list(calls_of(messages))
+            cassette = Cassette.of(by_name("chat").read(body, b"", False) for body, _ in calls)
+            told = json.loads(calls[-1][0])["messages"]
+            for at, message in enumerate(told):
+                for place, made in enumerate(message.get("tool_calls") or (), 1):
+                    answer = cassette.answer(made["function"]["name"], made["function"]["arguments"])
+                    assert answer is not None
+                    assert answer.text == told[at + place]["content"]
+            assert not cassette.diverged
+            played += cassette.played
+    assert played > 300
+
+
+def test_a_conversation_that_the_provider_keeps_is_followed_by_its_responses() -> None:
+    made = [{"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}]
+    given = [{"type": "function_call_output", "call_id": "c1", "output": "free"}]
+    asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"input": "Seat?"}, {"id": "resp_1", "output": made}),
+        ({"input": given, "previous_response_id": "resp_1"}, {"id": "resp_2", "output": []}),
+    ]
+    bodies = [(json.dumps(one).encode(), json.dumps(other).encode()) for one, other in asked]
+    cassette = Cassette.of(by_name("responses").read(one, other, False) for one, other in bodies)
+    answer = cassette.answer("look", "{}")
+    assert answer is not None
+    assert answer.text == "free"
+    cassette.take_back([("look", "{}")])
+    assert cassette.answer("look", "{}") == answer
+    assert cassette.answer("look", "{}") is None
+    assert cassette.again().answer("look", "{}") == answer

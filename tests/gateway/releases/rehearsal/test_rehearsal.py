@@ -1,0 +1,573 @@
+"""Rehearsals as their users meet them: a real gateway, `penstock run` to record, `penstock release rehearse` to do it
+again, unmodified agents on the official SDKs. Only the models are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
+from fakes.formats import Failure
+from fakes.process import ROOT, Gateway, upstreams
+from fakes.provider import Provider
+from fakes.releasing import OLD, system_of
+from fakes.runs import Run, _kill, gone, written
+
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.demo.model import Answer, Call, Json, as_messages, said, text_of
+from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.model.release import NewRelease, Release, ReleaseView
+from penstock.gateway.model.span import Outcome, Span
+
+AGENTS = Path(__file__).parents[1] / "agents"
+STREAMING, BLOCKS = AGENTS / "streaming.py", AGENTS / "blocks.py"
+
+
+def results(asked: Json) -> list[str]:
+    """What tools have said in a conversation, of either API."""
+    found: list[str] = []
+    for message in as_messages(asked):
+        if message.get("role") == "tool":
+            found.append(text_of(message["content"]))
+        elif message.get("type") == "function_call_output":
+            found.append(message["output"])
+        elif isinstance(message.get("content"), list):
+            found += [text_of(it["content"]) for it in message["content"] if it.get("type") == "tool_result"]
+    return found
+
+
+def agent(asked: Json) -> Answer:
+    """A model that looks fares up and says what it was told."""
+    told, question = results(asked), said(as_messages(asked), "user")
+    if question == "Sum up.":
+        return Answer(f"In all: {', '.join(told) or 'I was told nothing'}.")
+    if told:
+        return Answer(f"It costs {' and '.join(told)}.")
+    flight = question.removeprefix("What does ").removesuffix(" cost?")
+    flights = [flight, f"{flight} return"] if "max_tokens" in asked else [flight]
+    return Answer(calls=tuple(Call(f"call_{n}", "fare", json.dumps({"flight": it})) for n, it in enumerate(flights)))
+
+
+def careful(asked: Json) -> bool:
+    """Whether it is asked with the candidate's text."""
+    return system_of(asked).startswith("You are a careful")
+
+
+@dataclass
+class Stage:
+    """A gateway with recorded rollouts, and the commands of a person."""
+
+    gateway: Gateway
+    client: Client
+    provider: Provider
+    home: Path
+    stack: AsyncExitStack
+    http: aiohttp.ClientSession
+    trace: Path = field(init=False)
+    started: int = 0
+
+    def __post_init__(self) -> None:
+        self.trace = self.home / "tools"
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Of the agents."""
+        return dict(os.environ) | {"PYTHONPATH": str(ROOT), "TOOL_TRACE": str(self.trace)}
+
+    async def penstock(self, *words: str, script: Path | None = None) -> Run:
+        """A command, with this agent behind it."""
+        self.started += 1
+        out, err = self.home / f"{self.started}.out", self.home / f"{self.started}.err"
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gateway", *words, "--gateway", self.gateway.url),
+                *(() if script is None else ("--", sys.executable, str(script))),
+                env=self.env,
+                cwd=self.home,
+                stdout=stdout,
+                stderr=stderr,
+            )
+        made = Run(process, out, err)
+        self.stack.push_async_callback(_kill, made)
+        return made
+
+    async def record(self, script: Path, number: int) -> None:
+        """Rollouts of this agent, which runs its tools."""
+        specs = [RolloutSpec(id=f"r{n}", input={"flight": f"AC{n}"}, mode="val") for n in range(number)]
+        await self.client.enqueue(specs)
+        run = await self.penstock("run", "--workers", "2", script=script)
+        assert await run.process.wait() == 0, run.stderr
+        assert self.trace.read_text().count("AC") >= number
+        self.trace.unlink()
+
+    async def start(self, number: int, **more: object) -> Release:
+        """A release that rehearses so many rollouts."""
+        replay: dict[str, object] = {"calls": 4, "closed_loop": number, "margin": 0.3} | dict(more)
+        new = NewRelease(candidate="v2", policy=policy(replayed="required", replay=replay))
+        return await self.client.start_release("travel", new)
+
+    async def until(self, release: str, condition: Callable[[ReleaseView], bool]) -> ReleaseView:
+        """The release as soon as the condition holds."""
+        return await Traffic(self.gateway.url, self.http, self.client).when(release, condition)
+
+    async def evidence(self, release: str) -> dict[str, Any]:
+        """Of its rehearsal."""
+        return next(it.evidence["rehearsal"] for it in await self.client.audit(release) if "rehearsal" in it.evidence)
+
+    async def spans(self, rollout: str) -> list[Span]:
+        """The calls of a rollout."""
+        return [span async for span in self.client.spans(rollout) if span.kind == "llm"]
+
+    @property
+    def executed(self) -> bool:
+        """Whether an agent has run a tool."""
+        return self.trace.exists()
+
+
+class AgentFailed(Exception):
+    """What it asked was refused."""
+
+
+@dataclass
+class Bare:
+    """An agent without an SDK, and the worker that runs it, in this process."""
+
+    stage: Stage
+    name: str = "bare"
+    executed: list[str] = field(default_factory=list[str])
+    """Calls of its tool that it has run."""
+    refused: list[Json] = field(default_factory=list[Json])
+    stubborn: bool = False
+    """Asks again what was refused, and ends well."""
+
+    async def post(self, claim: Claim, asked: Json, path: str = "/v1/chat/completions") -> tuple[int, bytes]:
+        """A call of the agent's."""
+        key = {"Authorization": f"Bearer {claim.token}"}
+        url = self.stage.gateway.url + claim.address + path
+        async with self.stage.http.post(url, json=asked, headers=key) as answer:
+            return answer.status, await answer.read()
+
+    async def step(self, claim: Claim, messages: list[Json]) -> Json:
+        """The model's next message."""
+        status, body = await self.post(claim, {"model": "m", "messages": messages, "tools": []})
+        answer = json.loads(body)
+        if status != 200:
+            self.refused.append(answer["error"])
+            raise AgentFailed(answer)
+        return answer["choices"][0]["message"]
+
+    async def run(self, claim: Claim) -> None:
+        """The task."""
+        question = f"What does {claim.rollout.input['flight']} cost?"
+        messages: list[Json] = [{"role": "system", "content": OLD}, {"role": "user", "content": question}]
+        while calls := (message := await self.step(claim, messages)).get("tool_calls"):
+            messages.append(message)
+            for call in calls:
+                flight = json.loads(call["function"]["arguments"])["flight"]
+                self.executed.append(flight)
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"7 EUR for {flight}"})
+
+    async def do(self, claim: Claim) -> None:
+        """A claim, to its end."""
+        end = "succeeded"
+        try:
+            await self.run(claim)
+        except AgentFailed:
+            with suppress(AgentFailed):
+                await self.run(claim)
+            end = "succeeded" if self.stubborn else "failed"
+        asked = FinishRequest(worker=self.name, status=cast(Any, end))
+        with suppress(ClientError):
+            # It was cancelled: the release has seen enough.
+            await self.stage.client.finish(claim.rollout.id, claim.attempt.id, asked)
+
+    async def record(self, number: int) -> None:
+        """Rollouts from the queue."""
+        specs = [RolloutSpec(id=f"r{n}", input={"flight": f"AC{n}"}) for n in range(number)]
+        await self.stage.client.enqueue(specs)
+        claimed = await self.stage.client.claim(ClaimRequest(worker=self.name, limit=number))
+        await asyncio.gather(*map(self.do, claimed.claims))
+        assert len(self.executed) == number
+        self.executed.clear()
+
+    async def claims(self, release: str, limit: int = 2) -> ClaimAnswer:
+        """Runs of a rehearsal."""
+        return await self.stage.client.rehearse(release, ClaimRequest(worker=self.name, limit=limit, wait_s=20))
+
+    async def rehearse(self, release: str) -> dict[str, Any]:
+        """All runs of a rehearsal, until the release has seen enough; its evidence."""
+        while (answer := await self.claims(release, 4)).queue == "open":
+            await asyncio.gather(*map(self.do, answer.claims))
+        return await self.stage.evidence(release)
+
+
+class Flat(Bare):
+    """The same on the responses API."""
+
+    async def step(self, claim: Claim, messages: list[Json]) -> Json:
+        """Items of the answer are put behind the input here; what is left to do is said as chat says it."""
+        system, *told = messages
+        asked = {"model": "m", "instructions": system["content"], "input": self._items(told), "tools": []}
+        status, body = await self.post(claim, asked, "/v1/responses")
+        assert status == 200, body
+        items = json.loads(body)["output"]
+        calls = [
+            {"id": it["call_id"], "function": {"arguments": it["arguments"]}, "item": it}
+            for it in items
+            if it["type"] == "function_call"
+        ]
+        return {"role": "assistant", "tool_calls": calls}
+
+    def _items(self, told: list[Json]) -> list[Json]:
+        made: list[Json] = []
+        for message in told:
+            if message["role"] == "tool":
+                output = {"call_id": message["tool_call_id"], "output": message["content"]}
+                made.append({"type": "function_call_output"} | output)
+            elif message["role"] == "assistant":
+                made += [call["item"] for call in message["tool_calls"]]
+            else:
+                made.append(message)
+        return made
+
+
+@pytest.fixture
+async def stage(
+    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
+) -> AsyncGenerator[Stage]:
+    gateway = await start_gateway(upstreams(openai=provider.openai_url, anthropic=provider.url))
+    provider.script = agent
+    async with Client(gateway.url) as client, AsyncExitStack() as stack:
+        await client.add_version("travel", prompt(STABLE, sent=True))
+        await client.add_version("travel", prompt(CANDIDATE))
+        yield Stage(gateway, client, provider, tmp_path, stack, http)
+
+
+@pytest.fixture
+def bare(stage: Stage) -> Bare:
+    return Bare(stage)
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+
+POLICY = """
+margin_absolute = 0.1
+checked = "skip"
+shadowed = "skip"
+
+[replay]
+calls = 4
+closed_loop = 5
+"""
+
+
+@pytest.mark.parametrize("script", [STREAMING, BLOCKS], ids=["openai, streaming", "anthropic"])
+async def test_a_candidate_that_does_the_same_passes_and_no_tool_is_run(stage: Stage, script: Path) -> None:
+    await stage.record(script, 1)
+    (stage.home / "policy.toml").write_text(POLICY)
+    words = ("release", "start", "travel", "--candidate", "v2", "--policy", "policy.toml", "--workers", "2")
+    run = await stage.penstock(*words, script=script)
+    assert await run.process.wait() == 0, run.stderr
+    assert "travel-1 is started" in run.stdout
+    assert "2 succeeded" in run.stdout
+    assert "the candidate's last answer agrees with the recorded one in 100.0% of 1 rehearsed runs" in run.stdout
+    assert not stage.executed
+    evidence = await stage.evidence("travel-1")
+    assert (evidence["pairs"], evidence["scored"], evidence["candidate"]) == (1, 1, 1.0)
+    assert evidence["diverged"] == evidence["failed"] == {"candidate": 0, "incumbent": 0}
+
+
+async def test_the_status_says_what_is_to_be_done_and_the_command_what_it_came_to(stage: Stage, bare: Bare) -> None:
+    await bare.record(1)
+    release = await stage.start(1)
+    view = await stage.until(release.id, lambda view: view.doing == "rehearsal")
+    assert (view.done, view.total) == (0, 2)
+    shown = await stage.penstock("release", "status", "travel")
+    assert await shown.process.wait() == 0
+    # A narrow terminal breaks lines.
+    words = " ".join(shown.stdout.split())
+    assert "waits for its rehearsal: 0 of 2" in words
+    assert "waits for your agent: penstock release rehearse travel-1 -- COMMAND" in words
+    failing = await stage.penstock("release", "rehearse", "travel", script=AGENTS / "failing.py")
+    assert await failing.process.wait() == 1
+    assert "0 succeeded, 2 failed" in failing.stdout
+    assert "travel-1 is rolled back" in failing.stderr
+    assert "the incumbent diverged or failed in 1 of 1 runs (exit code 3: I do not feel like it)" in failing.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("release", "rehearse", "nothing"), "there is no release 'nothing'"),
+        (("release", "rehearse", "travel"), "its policy has replay.closed_loop = 0"),
+        (("release", "start", "travel", "--candidate", "v2"), "the policy rehearses nothing"),
+    ],
+)
+async def test_a_wrong_command_says_so(stage: Stage, bare: Bare, words: tuple[str, ...], message: str) -> None:
+    await stage.client.start_release("travel", NewRelease(candidate="v2", policy=policy()))
+    run = await stage.penstock(*words, script=AGENTS / "failing.py")
+    assert await run.process.wait() in (1, 2)
+    assert message in run.stderr
+
+
+# -- what it comes to --------------------------------------------------------------------------------------------------
+
+
+def wrong(asked: Json) -> Answer:
+    """The candidate does the same and says something else."""
+    answer = agent(asked)
+    return Answer("It is free.") if careful(asked) and answer.text else answer
+
+
+def strays(asked: Json) -> Answer:
+    """The candidate looks something else up."""
+    return Answer(calls=(Call("c", "fare", '{"flight": "XX"}'),)) if careful(asked) else agent(asked)
+
+
+async def test_a_candidate_that_tells_its_users_something_else_is_rolled_back(stage: Stage, bare: Bare) -> None:
+    await bare.record(12)
+    stage.provider.script = wrong
+    release = await stage.start(12)
+    evidence = await bare.rehearse(release.id)
+    assert evidence["verdict"] == "fail"
+    assert (evidence["candidate"], evidence["incumbent"]) == (0.0, 1.0)
+    assert evidence["pairs"] < 12, "it goes on although it is decided"
+    assert len(evidence["worse"]) == evidence["pairs"]
+    view = await stage.client.release(release.id)
+    assert view.release.stage == "rolled_back"
+    assert "rehearsed: the candidate's last answer agrees" in view.release.reason
+    assert bare.executed == []
+
+
+async def test_a_call_that_was_not_recorded_is_a_miss_and_every_further_one_is_refused(
+    stage: Stage, bare: Bare
+) -> None:
+    await bare.record(3)
+    stage.provider.script = strays
+    release = await stage.start(3)
+    evidence = await bare.rehearse(release.id)
+    assert evidence["diverged"] == {"candidate": 3, "incumbent": 0}
+    assert (evidence["pairs"], evidence["scored"], evidence["verdict"]) == (3, 0, "undecided")
+    assert evidence["diverges_more"] > 1
+    assert bare.executed == []
+    assert len(bare.refused) == 6, "each asks twice"
+    assert {(one["code"], one["type"]) for one in bare.refused} == {("diverged", "invalid_request_error")}
+    assert 'fare({"flight":"XX"})' in bare.refused[0]["message"]
+    (reason,) = {text for text in evidence["unknown"] if "r0/a1" in text}
+    assert "there is no result to go on with" in reason
+    view = await stage.client.release(release.id)
+    assert view.release.stage != "rolled_back"
+
+
+async def test_a_run_that_diverged_has_no_score_also_when_its_agent_ends_well(stage: Stage, bare: Bare) -> None:
+    await bare.record(2)
+    stage.provider.script = strays
+    bare.stubborn = True
+    evidence = await bare.rehearse((await stage.start(2)).id)
+    assert evidence["diverged"]["candidate"] == 2
+    assert evidence["scored"] == 0
+
+
+async def test_an_incumbent_that_diverges_itself_tells_nothing(stage: Stage, bare: Bare) -> None:
+    await bare.record(3)
+    stage.provider.script = lambda asked: Answer(calls=(Call("c", "fare", '{"flight": "XX"}'),))
+    release = await stage.start(3)
+    evidence = await bare.rehearse(release.id)
+    assert evidence["diverged"] == {"candidate": 3, "incumbent": 3}
+    view = await stage.client.release(release.id)
+    assert view.release.stage == "rolled_back"
+    assert "nothing is known: the incumbent diverged or failed in 3 of 3 runs" in view.release.reason
+
+
+async def test_agents_that_fail_are_counted_by_leg(stage: Stage, bare: Bare) -> None:
+    await bare.record(3)
+    release = await stage.start(3)
+    while (answer := await bare.claims(release.id, 4)).queue == "open":
+        for claim in answer.claims:
+            if claim.rollout.id.endswith("candidate"):
+                asked = FinishRequest(worker=bare.name, status="failed", outcome=Outcome(reason="it crashed"))
+                await stage.client.finish(claim.rollout.id, claim.attempt.id, asked)
+            else:
+                await bare.do(claim)
+    evidence = await stage.evidence(release.id)
+    assert evidence["failed"] == {"candidate": 3, "incumbent": 0}
+    assert (evidence["candidate"], evidence["incumbent"]) == (0.0, 1.0)
+
+
+async def test_without_rollouts_to_rehearse_it_does_not_pass(stage: Stage, bare: Bare) -> None:
+    traffic = Traffic(stage.gateway.url, stage.http, stage.client)
+    await traffic.rollout("header", lambda arm: None)
+    await stage.client.finish("header", "a1", FinishRequest(status="succeeded"))
+    release = await stage.start(3)
+    view = await stage.until(release.id, lambda view: view.release.stage == "rolled_back")
+    assert "no recorded rollouts of travel that can be rehearsed (1 were passed over: it has no input)" in (
+        view.release.reason
+    )
+
+
+# -- what is asked -----------------------------------------------------------------------------------------------------
+
+
+async def test_its_spans_stand_apart_and_no_pin_is_made(stage: Stage, bare: Bare) -> None:
+    await bare.record(1)
+    release = await stage.start(1)
+    _ = await bare.rehearse(release.id)
+    asked = await stage.spans(f"{release.id}-rehearsal")
+    legs = [f"{release.id}-rehearsal-a2-1-{leg}" for leg in ("candidate", "incumbent")]
+    for rollout, version, text in zip(legs, ("v2", "v1"), (CANDIDATE, STABLE), strict=True):
+        leg = rollout.rpartition("-")[2]
+        tags = {"penstock.replay_of": "r0/a1", "penstock.leg": leg}
+        (own,) = await stage.spans(rollout)
+        assert own.attributes == tags
+        assert (own.status, own.versions, own.arm, own.upstream) == ("ok", None, None, None)
+        mine = [span for span in asked if (span.attributes or {})["penstock.leg"] == leg]
+        assert [span.attributes for span in mine] == [tags | {"penstock.rehearsal": f"{rollout}/a1"}] * 2
+        assert {json.dumps(span.versions) for span in mine} == {json.dumps({"travel": version})}
+        turn = (await stage.client.span(mine[1].rollout, mine[1].attempt, mine[1].sequence)).turn
+        assert turn is not None
+        assert turn.messages[0].parts[0].text == text.replace("{date}", "Tuesday")
+        assert turn.messages[-1].parts[0].text == "7 EUR for AC0"
+        assert await stage.client.pins(rollout) == []
+        found = await stage.client.rollout(rollout)
+        assert (found.mode, found.status, found.input) == ("test", "succeeded", {"flight": "AC0"})
+        assert found.attempts[0].reward is None
+    assert stage.provider.log[-1].header("authorization") is None, "the agent's token is nobody else's business"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+async def test_the_agent_gets_the_last_answer_as_it_came(stage: Stage, bare: Bare, stream: bool) -> None:
+    await bare.record(1)
+    release = await stage.start(1)
+    for claim in (await bare.claims(release.id)).claims:
+        messages = [{"role": "system", "content": OLD}, {"role": "user", "content": "What does AC0 cost?"}]
+        asked = {"model": "m", "messages": messages, "stream": stream}
+        status, body = await bare.post(claim, asked)
+        seen = stage.provider.log[-1]
+        assert (status, body) == (200, seen.response)
+        assert seen.streamed == stream
+        (own,) = await stage.spans(claim.rollout.id)
+        place = own.rollout, own.attempt, own.sequence
+        assert await stage.client.response_body(*place) == body
+        assert json.loads(await stage.client.request_body(*place)) == asked
+
+
+async def test_the_responses_api_is_rehearsed_too(stage: Stage) -> None:
+    flat = Flat(stage)
+    await flat.record(1)
+    evidence = await flat.rehearse((await stage.start(1)).id)
+    assert (evidence["scored"], evidence["candidate"], evidence["incumbent"]) == (1, 1.0, 1.0)
+    assert flat.executed == []
+    assert results(json.loads(stage.provider.log[-1].body)) == ["7 EUR for AC0"]
+
+
+async def test_what_fails_on_the_way_may_be_asked_again(stage: Stage, bare: Bare) -> None:
+    await bare.record(1)
+    release = await stage.start(1)
+    answer = await bare.claims(release.id)
+    failing = [True, True]
+
+    def flaky(asked: Json) -> Answer | Failure:
+        return Failure(503, "busy") if results(asked) and failing and failing.pop() else agent(asked)
+
+    stage.provider.script, bare.stubborn = flaky, True
+    await asyncio.gather(*map(bare.do, answer.claims))
+    evidence = await bare.rehearse(release.id)
+    assert evidence["scored"] == 1
+    assert [one["message"] for one in bare.refused] == ["busy", "busy"]
+
+
+async def test_a_run_without_end_is_ended(stage: Stage, bare: Bare) -> None:
+    def again(asked: Json) -> Answer:
+        return agent(asked) if not results(asked) or careful(asked) is False else Answer(calls=agent_call)
+
+    agent_call = (Call("call_0", "fare", '{"flight": "AC0"}'),)
+    await bare.record(1)
+    stage.provider.script = again
+    release = await stage.start(1, steps=1)
+    evidence = await bare.rehearse(release.id)
+    assert evidence["failed"] == {"candidate": 1, "incumbent": 1}
+    assert "made 1 requests to the model (replay.steps)" in bare.refused[0]["message"]
+
+
+async def test_nobody_else_gets_its_runs_and_its_address_leads_nowhere_else(stage: Stage, bare: Bare) -> None:
+    await bare.record(1)
+    release = await stage.start(1)
+    answer = await bare.claims(release.id)
+    assert len(answer.claims) == 2
+    assert (await stage.client.claim(ClaimRequest(worker="runner", limit=9))).claims == []
+    assert (await stage.client.queue()).waiting == {}
+    for claim in answer.claims:
+        status, body = await bare.post(claim, {"x": 1}, "/v1/files")
+        assert (status, json.loads(body)["error"]["code"]) == (400, "rehearsal")
+        await bare.do(claim)
+    await stage.until(release.id, lambda view: view.release.stage == "canary")
+    asked = len(stage.provider.log)
+    status, body = await bare.post(answer.claims[0], {"model": "m", "messages": []})
+    assert (status, json.loads(body)["error"]["code"]) == (400, "rehearsal")
+    assert len(stage.provider.log) == asked
+    assert (await bare.claims(release.id)).queue == "draining"
+
+
+async def test_an_agent_may_bring_its_own_key_and_what_is_no_generation_passes(stage: Stage, bare: Bare) -> None:
+    await bare.record(1)
+    release = await stage.start(1)
+    (claim, *_) = (await bare.claims(release.id)).claims
+    stage.provider.key = "sk-own"
+    own = claim.model_copy(update={"token": "sk-own"})
+    status, _ = await bare.post(own, {"model": "m", "messages": [{"role": "user", "content": "What does AC0 cost?"}]})
+    assert status == 200
+    status, body = await bare.post(own, {"model": "m", "input": "AC0"}, "/v1/embeddings")
+    assert (status, json.loads(body)["object"]) == (200, "list")
+    assert await stage.client.pins(claim.rollout.id) == []
+
+
+# -- when something is killed ------------------------------------------------------------------------------------------
+
+
+async def test_the_runs_of_a_command_that_was_killed_are_done_by_another(stage: Stage, bare: Bare) -> None:
+    await bare.record(1)
+    release = await stage.start(1)
+    words = ("release", "rehearse", release.id, "--workers", "2", "--lease", "2s")
+    first = await stage.penstock(*words, script=AGENTS / "stuck.py")
+    agents = await written(stage.home / "stuck")
+    first.process.kill()
+    await first.ended()
+    for pid in agents:
+        await gone(pid)
+    second = await stage.penstock(*words, script=STREAMING)
+    assert await second.process.wait() == 0, second.stderr
+    assert not stage.executed
+    found = await stage.client.rollout(f"{release.id}-rehearsal-a2-1-candidate")
+    assert [attempt.status for attempt in found.attempts] == ["unresponsive", "succeeded"]
+
+
+async def test_a_gateway_that_was_killed_goes_on_and_what_it_forgot_is_done_again(stage: Stage, bare: Bare) -> None:
+    await bare.record(2)
+    release = await stage.start(2)
+    done, half = (await bare.claims(release.id)).claims
+    await bare.do(done)
+    question = f"What does {half.rollout.input['flight']} cost?"
+    messages = [{"role": "system", "content": OLD}, {"role": "user", "content": question}]
+    status, _ = await bare.post(half, {"model": "m", "messages": messages})
+    assert status == 200
+    await stage.gateway.kill()
+    await stage.gateway.start(stage.gateway.port)
+    await stage.until(release.id, lambda view: view.doing == "rehearsal" and view.done == 1)
+    await bare.do(half)
+    assert [one["code"] for one in bare.refused] == ["restarted"] * 2
+    evidence = await bare.rehearse(release.id)
+    assert (evidence["pairs"], evidence["scored"]) == (2, 2)
+    assert evidence["failed"] == {"candidate": 0, "incumbent": 0}
+    found = await stage.client.rollout(half.rollout.id)
+    assert [attempt.status for attempt in found.attempts] == ["failed", "succeeded"]

@@ -1,0 +1,394 @@
+"""The recorder: nothing is lost while the tape works, everything is counted when it does not, nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fakes.odd import Script, request, send, wait
+from fakes.raw import body_of, get, post, reply
+from fakes.rig import CHAT, Base, Rig, based, inside
+from fakes.tape import PATIENCE
+from fakes.tape import Tape as TapeView
+
+from penstock.gateway.cli import check
+from penstock.gateway.config import Tape
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.span import Totals
+from penstock.gateway.store import Entry, Store, TapeError
+from penstock.gateway.store.recorder import Recorder
+
+OK = reply(200, b'{"fine":1}')
+
+
+def answering(count: int) -> Script:
+    return [step for _ in range(count) for step in (request(), send(OK))]
+
+
+# -- alone -------------------------------------------------------------------------------------------------------------
+
+
+class Call:
+    """A call that the recorder may take."""
+
+    def __init__(self, name: str, weight: int = 100) -> None:
+        self.name = name
+        self.weight = weight
+        self.ended = True
+        self.told: list[bool] = []
+
+    def entry(self, final: bool) -> Entry | None:
+        if self.name == "broken":
+            raise ZeroDivisionError("planted")
+        return Entry(self.name, "a1", status="ok" if final else "open") if final or not self.ended else None
+
+
+class FakeStore:
+    """A store that fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.written: list[Entry] = []
+        self.error: Callable[[Sequence[Entry]], BaseException | None] = lambda _: None
+
+    def write(self, entries: Sequence[Entry]) -> int:
+        error = self.error(entries)
+        if error is not None:
+            raise error
+        self.written += entries
+        return len(self.written)
+
+
+class Rack:
+    """A recorder on a fake store."""
+
+    def __init__(self, **config: Any) -> None:
+        self.store = FakeStore()
+        self.metrics = Metrics()
+        self.cursors: list[int] = []
+        store: Any = self.store
+        self.committed = asyncio.Event()
+        self.recorder = Recorder(store, Tape(commit_ms=1.0, **config), self.metrics, self.commit)
+        self.recorder.start()
+
+    def commit(self, cursor: int) -> None:
+        """What the recorder calls after a commit."""
+        self.cursors.append(cursor)
+        self.committed.set()
+
+    def put(self, name: str, weight: int = 100) -> Call:
+        call = Call(name, weight)
+        self.recorder.put(call, call.told.append)
+        return call
+
+    @property
+    def names(self) -> list[str]:
+        return [entry.rollout for entry in self.store.written]
+
+
+async def test_flush_returns_when_everything_before_it_is_written() -> None:
+    rack = Rack()
+    calls = [rack.put(f"r{number}") for number in range(1000)]
+    assert await rack.recorder.flush() is True
+    assert rack.names == [f"r{number}" for number in range(1000)]
+    assert all(call.told == [True] for call in calls)
+    assert rack.cursors[-1] == 1000
+    assert (rack.metrics.recorder_queue_bytes, rack.metrics.recorder_queue_calls) == (0, 0)
+    await rack.recorder.close()
+
+
+async def test_the_queue_is_measured_even_when_a_call_grows_in_it() -> None:
+    rack = Rack()
+    call = Call("r", weight=100)
+    call.ended = False
+    rack.recorder.announce(call)
+    call.weight, call.ended = 100_000, True
+    rack.recorder.put(call)
+    assert rack.metrics.recorder_queue_bytes == 100_100
+    await rack.recorder.flush()
+    assert rack.metrics.recorder_queue_bytes == 0
+    await rack.recorder.close()
+
+
+async def test_an_announcement_that_comes_too_late_is_dropped() -> None:
+    rack = Rack()
+    call = Call("r")
+    rack.recorder.announce(call)
+    rack.recorder.put(call)
+    await rack.recorder.flush()
+    assert rack.names == ["r"]
+    await rack.recorder.close()
+
+
+async def test_it_is_full_at_its_limit() -> None:
+    rack = Rack(queue_bytes=1000)
+    rack.put("a", weight=1000)
+    assert not rack.recorder.full
+    rack.put("b", weight=1)
+    assert rack.recorder.full
+    await rack.recorder.flush()
+    assert not rack.recorder.full
+    await rack.recorder.close()
+
+
+async def test_a_failing_tape_is_retried_and_the_gaps_are_kept() -> None:
+    rack = Rack()
+    rack.store.error = lambda _: TapeError("disk full")
+    call = rack.put("lost")
+    assert await rack.recorder.flush() is False
+    assert call.told == [False]
+    assert rack.recorder.failing == "disk full"
+    assert rack.metrics.recording_gaps == 1
+    rack.store.error = lambda _: None
+    assert await rack.recorder.flush() is True
+    (entry,) = rack.store.written
+    assert (entry.rollout, entry.gap, entry.body) == ("lost", True, None)
+    await rack.recorder.close()
+
+
+async def test_a_gap_reaches_the_tape_though_no_call_comes() -> None:
+    rack = Rack()
+    rack.store.error = lambda _: TapeError("disk full")
+    rack.put("lost")
+    await rack.recorder.flush()
+    rack.store.error = lambda _: None
+    await rack.committed.wait()
+    assert rack.names == ["lost"]
+    assert rack.recorder.failing is None
+    await rack.recorder.close()
+
+
+@pytest.mark.parametrize("name", ["broken", "poison"])
+async def test_a_call_that_cannot_be_written_is_lost_alone(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    rack = Rack()
+    rack.store.error = lambda entries: TypeError("planted") if "poison" in [one.rollout for one in entries] else None
+    calls = [rack.put(one) for one in ("a", name, "b")]
+    await rack.recorder.flush()
+    assert sorted(rack.names) == ["a", "b"]
+    assert [call.told for call in calls] == [[True], [False], [True]]
+    assert rack.metrics.recording_gaps == 1
+    assert "planted" in caplog.text
+    assert rack.recorder.alive
+    await rack.recorder.close()
+    assert rack.metrics.recorder_queue_bytes == 0
+
+
+async def test_a_caller_that_fails_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    rack = Rack()
+
+    def fail(_: bool) -> None:
+        raise ZeroDivisionError("planted")
+
+    rack.recorder.put(Call("a"), fail)
+    after = rack.put("b")
+    await rack.recorder.flush()
+    assert after.told == [True]
+    assert "planted" in caplog.text
+    await rack.recorder.close()
+
+
+async def test_a_thread_that_dies_is_reported_and_nobody_waits_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    rack = Rack()
+    rack.store.error = lambda _: SystemExit("planted")
+    call = rack.put("lost")
+    assert await rack.recorder.flush() is False
+    assert call.told == [False]
+    await asyncio.to_thread(rack.recorder._thread.join)
+    assert not rack.recorder.alive
+    assert rack.recorder.failing == "the recorder stopped; the log says why"
+    assert "planted" in caplog.text
+    later = rack.put("later")
+    assert later.told == [False]
+    assert await rack.recorder.flush() is False
+    await rack.recorder.close()
+    assert rack.metrics.recording_gaps == 2
+
+
+async def test_closing_writes_what_is_queued() -> None:
+    rack = Rack()
+    calls = [rack.put(f"r{number}") for number in range(1000)]
+    await rack.recorder.close()
+    assert len(rack.names) == 1000
+    assert all(call.told == [True] for call in calls)
+
+
+async def test_closing_with_a_tape_that_fails_ends_and_says_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    rack = Rack()
+    rack.store.error = lambda _: TapeError("disk full")
+    calls = [rack.put(f"r{number}") for number in range(300)]
+    async with asyncio.timeout(5):
+        await rack.recorder.close()
+    assert all(call.told == [False] for call in calls)
+    assert "300 calls that were answered are not on the tape: disk full" in caplog.text
+
+
+# -- in a gateway ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_thread_that_dies_makes_the_gateway_unready(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async with inside(tmp_path, http) as rig:
+
+        def die(_: Sequence[Entry]) -> int:
+            raise SystemExit("planted")
+
+        rig.gateway.store.write = die  # type: ignore[method-assign]
+        async with rig.upstream(answering(3)), rig.client() as client:
+            client.send(rig.call())
+            assert await client.message() == OK
+            await asyncio.to_thread(rig.gateway.recorder._thread.join)
+            assert not rig.gateway.recorder.alive
+            client.send(get("/readyz", host="127.0.0.1"))
+            assert (await client.message()).startswith(b"HTTP/1.1 503 ")
+            client.send(rig.call())
+            assert await client.message() == OK
+
+
+async def test_a_gateway_is_not_ready_while_its_tape_fails(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async with inside(tmp_path, http) as rig:
+        write, full = rig.gateway.store.write, TapeError("disk full")
+
+        def fail(_: Sequence[Entry]) -> int:
+            raise full
+
+        rig.gateway.store.write = fail  # type: ignore[method-assign]
+        async with rig.upstream(answering(1)), rig.client() as client:
+            client.send(rig.call())
+            assert await client.message() == OK
+            assert not await rig.gateway.recorder.flush()
+            client.send(get("/readyz", host="127.0.0.1") + get("/healthz", host="127.0.0.1"))
+            refusal = await client.message()
+            assert refusal.startswith(b"HTTP/1.1 503 ")
+            assert b"recording has stopped: disk full" in refusal
+            assert (await client.message()).startswith(b"HTTP/1.1 200 ")
+            rig.gateway.store.write = write  # type: ignore[method-assign]
+            await rig.span()
+            client.send(get("/readyz", host="127.0.0.1"))
+            assert (await client.message()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_the_end_of_a_call_waits_when_the_queue_is_full(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """With a queue of one byte every call waits; nothing is dropped, nothing hangs."""
+    with based(tmp_path, "[tape]\nqueue_bytes = 1\ncommit_ms = 2.0\n") as base:
+        rig = Rig(base, TapeView(base.url, http), "full")
+        async with rig.upstream(answering(100)):
+
+            async def agent() -> None:
+                async with rig.client() as client:
+                    for _ in range(20):
+                        client.send(rig.call())
+                        assert await client.message() == OK
+
+            await asyncio.gather(*(agent() for _ in range(16)))
+        assert (await totals(rig, lambda found: found.calls >= 320)).calls == 320
+        assert await figure(rig, "penstock_recorder_wait_seconds_total") > 0
+
+
+async def totals(rig: Rig, condition: Callable[[Totals], bool]) -> Totals:
+    """The sums of the attempt, as soon as the condition holds for them."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            async with rig.tape.http.get(f"{rig.base.url}/api/rollouts/{rig.rollout}") as response:
+                found = Totals.model_validate((await response.json()).get("totals", {}))
+            if condition(found):
+                return found
+
+
+async def figure(rig: Rig, name: str) -> float:
+    """A figure of /metrics."""
+    async with rig.tape.http.get(rig.base.url + "/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
+
+
+def limit_files(base: Base, size: int) -> None:
+    """Makes every write beyond `size` fail, as a full disk would."""
+    _, hard = resource.prlimit(base.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(base.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+async def test_a_full_disk(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    with based(tmp_path) as base:
+        rig = Rig(base, TapeView(base.url, http), "online")
+        train = f"/proxy/rollout/train/attempt/a1/mode/train/openai{CHAT}"
+        async with rig.upstream(answering(99)), rig.client() as client:
+            client.send(rig.call())
+            await client.message()
+            await rig.tape.spans("online", 1)
+            limit_files(base, 8192)
+            sent = 1
+            # Online calls go on, and are counted.
+            while not await figure(rig, "penstock_recording_gaps_total"):
+                client.send(rig.call())
+                assert await client.message() == OK
+                sent += 1
+            assert (await rig.tape.get("/api/stats"))["gaps"] > 0
+            # Training calls are refused before they cost anything.
+            client.send(post(train, b"{}"))
+            answer = await client.message()
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            message = json.loads(body_of(answer))["error"]["message"]
+            assert "mode 'train' refuses" in message
+            assert "free or remount the disk" in message
+            limit_files(base, resource.RLIM_INFINITY)
+            # Those that could not be written are there too, without their bytes.
+            spans = await rig.tape.when("online", "a1", lambda heads: len(heads) == sent)
+            gaps = [span.body is None for span in spans].count(True)
+            assert gaps > 0
+            assert (await totals(rig, lambda found: found.calls == sent)).gaps == gaps
+            # Afterwards everything is as before.
+            client.send(post(train.replace("/train/attempt", "/later/attempt"), b"{}"))
+            assert await client.message() == OK
+            assert (await rig.tape.spans("later", 1))[0].status == "ok"
+    assert check(base.data)[1] == []
+
+
+async def test_kill_9_under_load(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """Whatever was running is interrupted, whatever was committed is whole, and the numbering has no holes."""
+    with based(tmp_path, "[tape]\nannounce_seconds = 0.05\n") as base:
+        rig = Rig(base, TapeView(base.url, http), "killed")
+        stuck = [request(), wait("never")]
+        async with rig.upstream(*[stuck] * 3, answering(10_000)) as upstream, AsyncExitStack() as stack:
+            for number in range(3):
+                client = await stack.enter_async_context(rig.client())
+                client.send(post(f"/rollout/stuck/attempt/s{number}{CHAT}", b'{"model":"m"}'))
+                await upstream.connection(number)
+                await rig.tape.open_span("stuck", f"s{number}")
+            await asyncio.gather(*(hammer(rig) for _ in range(8)), kill_at(rig, 300))
+    assert check(base.data)[1] == []
+    with Store(base.data) as store:
+        assert list(store.check()) == []
+        for number in range(3):
+            (span,) = store.spans("stuck", f"s{number}")
+            assert (span.status, span.error) == ("interrupted", "gateway_died")
+            exchange = store.exchange(span)
+            assert exchange is not None
+            assert exchange.request_body == b'{"model":"m"}'
+        killed = list(store.spans("killed", "a1"))
+    assert len(killed) >= 300
+    assert [span.sequence for span in killed] == list(range(1, len(killed) + 1))
+    assert {span.status for span in killed} <= {"ok", "interrupted"}
+
+
+async def hammer(rig: Rig) -> None:
+    """Calls until the gateway is gone."""
+    try:
+        async with rig.client() as client:
+            while True:
+                client.send(rig.call())
+                await client.message()
+    except (AssertionError, OSError):
+        return
+
+
+async def kill_at(rig: Rig, calls: int) -> None:
+    """Kills the gateway once that many calls are on the tape."""
+    await totals(rig, lambda found: found.calls >= calls)
+    os.kill(rig.base.pid, signal.SIGKILL)

@@ -1,0 +1,103 @@
+"""Killed, out of disk: the tape is whole and holds everything that was ever called committed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import pytest
+from fakes.crashing import ROOM, fill_and_go_on, fill_within_a_limit, request, response, write_forever
+
+from penstock.gateway.model.span import SpanStatus
+from penstock.gateway.store import Store
+
+KILLS = 20
+
+
+@pytest.fixture(scope="module")
+def processes() -> ForkServerContext:
+    """Starts processes in milliseconds: what they import is imported once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fakes.crashing"])
+    return context
+
+
+def test_what_was_committed_survives_kill_9(tmp_path: Path, processes: ForkServerContext) -> None:
+    rng = random.Random(9)
+    committed: dict[int, set[int]] = {}
+    for life in range(KILLS):
+        committed[life] = killed_after(processes, tmp_path, life, commits=rng.randrange(1, 12))
+        with Store(tmp_path) as store:
+            assert list(store.check()) == []
+            for earlier, numbers in committed.items():
+                assert_there(store, earlier, numbers)
+
+
+def killed_after(processes: ForkServerContext, path: Path, life: int, commits: int) -> set[int]:
+    """The calls that a writer had reported as committed when it was killed."""
+    listen, report = processes.Pipe(duplex=False)
+    writer = processes.Process(target=write_forever, args=(path, life, report))
+    writer.start()
+    report.close()
+    told = [number for _ in range(commits) for number in listen.recv()]
+    writer.kill()
+    writer.join()
+    return {*told, *rest(listen)}
+
+
+def rest(listen: Connection) -> list[int]:
+    """What was still in the pipe; the last report may be cut off."""
+    told: list[int] = []
+    try:
+        while True:
+            told += listen.recv()
+    except (EOFError, OSError):
+        return told
+
+
+def assert_there(store: Store, life: int, committed: set[int]) -> None:
+    """All that was committed is there and finished; what else is there is whole."""
+    finished: set[int] = set()
+    for span in store.spans(f"r{life}"):
+        exchange = store.exchange(span)
+        assert exchange is not None
+        assert exchange.request_body == request(span.start_ns)
+        assert span.status in (SpanStatus.OK, SpanStatus.INTERRUPTED)
+        if span.status == SpanStatus.OK:
+            assert exchange.response_body == response(span.start_ns)
+            finished.add(span.start_ns)
+    assert committed <= finished
+
+
+def test_a_full_disk_refuses_and_harms_nothing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(ROOM))
+        fill_and_go_on(disk / "data", ballast.unlink)
+
+
+@contextmanager
+def small_disk(path: Path) -> Generator[Path]:
+    """A disk of twice `ROOM`; mounting one takes root."""
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={2 * ROOM}", "tmpfs", str(path)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("no disk can be mounted here; the limit on file sizes below stands in for it")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_limit_on_file_sizes_refuses_and_harms_nothing(tmp_path: Path, processes: ForkServerContext) -> None:
+    writer = processes.Process(target=fill_within_a_limit, args=(tmp_path,))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == 0

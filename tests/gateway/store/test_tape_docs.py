@@ -1,0 +1,102 @@
+"""docs/tape.md is enough to read a tape: its reader and its lists are held against what is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgspec
+import pytest
+import zstandard
+from fakes.entries import call, conversation
+
+from penstock.gateway.store import Store, codec, keys, records
+from penstock.gateway.store.environment import DATABASES, FORMAT
+
+DOCS = (Path(__file__).parents[3] / "docs" / "tape.md").read_text()
+
+
+class Msgpack:
+    """The two names that the documented reader uses, so that the tests need no msgpack package."""
+
+    unpackb = staticmethod(msgspec.msgpack.decode)
+
+
+def segment(value: bytes) -> list[bytes]:
+    """As the section on segments has it."""
+    if value.startswith(b"\x28\xb5\x2f\xfd"):
+        value = zstandard.ZstdDecompressor().decompress(value)
+    return msgspec.msgpack.decode(value)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_documented_reader_reads(tmp_path: Path, together: bool) -> None:
+    entries = [*conversation(70), call("r2", request=b"")]
+    with Store(tmp_path) as store:
+        for batch in [entries] if together else [[entry] for entry in entries]:
+            store.write(batch)
+    bodies: dict[int, bytes] = {}
+    with lmdb.open(str(tmp_path / "tape"), max_dbs=len(DATABASES), readonly=True) as env:
+        database = env.open_db(b"bodies", create=False)
+        with env.begin(db=database) as txn:
+            for key, value in txn.cursor():
+                bodies |= {int.from_bytes(key) + at: record for at, record in enumerate(segment(value))}
+    code = re.search(r"```python\n(def read.*?)```", DOCS, re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {"record": bodies.__getitem__, "msgpack": Msgpack, "zstandard": zstandard}
+    exec(code[1], names)
+    read: Callable[[int], tuple[bytes, bytes]] = names["read"]
+    assert len(bodies) == len(entries)
+    for number, entry in enumerate(entries, 1):
+        assert entry.body is not None
+        request, rest = read(number)
+        assert request == entry.body.request
+        assert msgspec.msgpack.decode(rest)[5] == entry.body.response
+
+
+@pytest.mark.parametrize(
+    ("name", "positions"),
+    [
+        ("rollout", ("number", *records.ROLLOUT)),
+        ("attempt", ("cursors", *records.ATTEMPT)),
+        ("style", records.STYLE),
+        ("head", ("style", *("duration" if name == "end_ns" else name for name in records.OWN))),
+    ],
+)
+def test_the_documented_positions_are_those_of_the_code(name: str, positions: list[str]) -> None:
+    found = re.search(rf"\* \*\*{name}\*\*: ([a-z_,\s]+)", DOCS)
+    assert found is not None
+    assert re.findall(r"[a-z_]+", found[1]) == list(positions)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_documented_reader_of_the_log_reads(tmp_path: Path, together: bool) -> None:
+    entries = [call(f"r{at % 7}", f"a{at % 3}") for at in range(90)]
+    with Store(tmp_path) as store:
+        for batch in [entries] if together else [entries[at : at + 3] for at in range(0, 90, 3)]:
+            store.write(batch)
+        with store.view() as view:
+            wanted = [view.log_record(at) for at in range(1, view.last("log") + 1)]
+    code = re.search(r"```python\n(def whole.*?)```", DOCS, re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {}
+    exec(code[1], names)
+    found: list[bytes] = []
+    with lmdb.open(str(tmp_path / "tape"), max_dbs=len(DATABASES), readonly=True) as env:
+        database = env.open_db(b"log", create=False)
+        with env.begin(db=database) as txn:
+            for _, value in txn.cursor():
+                found += names["whole"](segment(value))
+    assert found == wanted
+    assert sum(record.startswith(b"s") for record in found) == 90
+
+
+def test_the_documented_databases_and_numbers_are_those_of_the_code() -> None:
+    table = DOCS[DOCS.index("## Databases") : DOCS.index("Sequences and blocks")]
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(DATABASES)
+    assert re.findall(r"^\| `(\w+)`", keys.__doc__ or "", re.MULTILINE) == list(DATABASES)
+    assert f"format `{FORMAT.decode()}`" in DOCS
+    assert f"at most {codec.DEPTH}" in DOCS

@@ -1,0 +1,203 @@
+"""`penstock run --on kubernetes`: the Jobs against the published schema, the runner against an API server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.kubernetes import NAMESPACE, SCHEMA, Kubernetes, serving, validate
+from fakes.runs import AGENTS, PYTHON, StartRun, enqueue, events, only_attempt, said, until
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import Claim
+from penstock.gateway.model.span import Attempt, AttemptStatus, Rollout
+from penstock.sidecar.agent.environment import plan
+from penstock.sidecar.agent.process import Ending
+from penstock.sidecar.engines import kubernetes_job
+from penstock.sidecar.settings import Agents, Settings, UsageError
+
+CLAIM = Claim(
+    rollout=Rollout(id="Task_1.a", mode="train", input={"question": "why?"}),
+    attempt=Attempt(rollout="Task_1.a", id="a2"),
+    address="/rollout/Task_1.a/attempt/a2/mode/train",
+    token="pst_x",
+)
+TEMPLATE = f"""
+apiVersion: batch/v1
+kind: Job
+metadata: {{labels: {{team: blue}}}}
+spec:
+  template:
+    spec:
+      nodeSelector: {{pool: agents}}
+      containers:
+        - name: agent
+          image: example/agent:1
+          command: ["{PYTHON}", "{AGENTS / "report.py"}"]
+          resources: {{limits: {{cpu: "1", memory: 1Gi}}}}
+          env:
+            - {{name: COLOUR, value: blue}}
+            - {{name: OPENAI_API_KEY, value: real}}
+"""
+
+
+@pytest.fixture
+async def kubernetes() -> AsyncGenerator[Kubernetes]:
+    """An API server."""
+    async with serving() as made:
+        yield made
+
+
+def made(agents: Agents, template: kubernetes_job.Json = kubernetes_job.TEMPLATE) -> kubernetes_job.Json:
+    """The Job of the claim."""
+    settings = Settings(gateway="http://gateway:4747", name="w_1", agents=agents)
+    return kubernetes_job.job(template, settings, CLAIM, plan(CLAIM, settings.gateway, agents, Path("input.json")))
+
+
+def test_a_job_is_what_the_schema_says() -> None:
+    agents = Agents(command=("python", "agent.py"), args=("{question}",), image="example/agent:2", cwd=Path("/app"))
+    job = made(agents)
+    validate.validate(job, SCHEMA, strict=True)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "agent.py", "why?"]
+    env = {one["name"]: one["value"] for one in container["env"]}
+    assert env["OPENAI_BASE_URL"] == "http://gateway:4747/rollout/Task_1.a/attempt/a2/mode/train/v1"
+    assert (job["spec"]["backoffLimit"], job["spec"]["activeDeadlineSeconds"]) == (0, 31)
+    assert kubernetes_job.TEMPLATE["spec"]["template"]["spec"]["containers"] == [{"name": "agent"}]
+
+
+def test_the_schema_is_not_fooled() -> None:
+    job = made(Agents(command=("true",), image="x"))
+    job["spec"]["template"]["spec"]["containers"][0]["commnad"] = ["x"]
+    with pytest.raises(validate.ValidationError):
+        validate.validate(job, SCHEMA, strict=True)
+
+
+def test_names_are_labels_and_no_attempt_shares_one() -> None:
+    other = CLAIM.model_copy(update={"rollout": CLAIM.rollout.model_copy(update={"id": "Task-1-a"})})
+    names = {kubernetes_job.name("w", CLAIM), kubernetes_job.name("w", other), kubernetes_job.name("v", CLAIM)}
+    assert len(names) == 3
+    assert all(len(name) <= 63 and name.startswith("penstock-task-1-a-a2-") for name in names)
+    assert kubernetes_job.label("_w:1_") == "w-1"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ({"kind": "Pod"}, "it must be of apiVersion batch/v1 and kind Job"),
+        ({"kind": "Job", "apiVersion": "batch/v1", "spec": {}}, "it has no spec.template.spec.containers"),
+        (kubernetes_job.TEMPLATE, "needs an image"),
+    ],
+)
+def test_templates_that_cannot_be_used(template: kubernetes_job.Json, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        _ = kubernetes_job.checked(template, None)
+
+
+def test_what_a_pod_says() -> None:
+    def pod(**state: Any) -> kubernetes_job.Json:
+        return {"status": {"containerStatuses": [{"name": "proxy", "state": {}}, {"name": "agent", "state": state}]}}
+
+    times = {"startedAt": "2026-11-21T10:00:00Z", "finishedAt": "2026-11-21T10:00:05Z"}
+    assert kubernetes_job.ending({}, "agent") is None
+    assert kubernetes_job.ending(pod(running=times), "agent") is None
+    assert kubernetes_job.ending(pod(terminated=times | {"exitCode": 3}), "agent") == Ending(
+        exit_code=3, duration_ns=5 * 10**9
+    )
+    assert kubernetes_job.ending(pod(terminated=times | {"exitCode": 137}), "agent") == Ending(
+        None, "SIGKILL", 5 * 10**9
+    )
+    stuck = kubernetes_job.ending(pod(waiting={"reason": "ImagePullBackOff", "message": "no"}), "agent")
+    assert stuck == Ending(error="ImagePullBackOff: no")
+    evicted = kubernetes_job.ending({"status": {"phase": "Failed", "reason": "Evicted", "message": "memory"}}, "agent")
+    assert evicted == Ending(error="the pod failed: Evicted memory")
+
+
+async def test_attempts_are_jobs(kubernetes: Kubernetes, client: Client, start_run: StartRun, tmp_path: Path) -> None:
+    _ = (tmp_path / "job.yaml").write_text(TEMPLATE)
+    _ = await enqueue(client, {"question": "why?"})
+    words = ("--on", "kubernetes", "--job-template", str(tmp_path / "job.yaml"), "--arg", "{question}")
+    run = await start_run(*words, env={"KUBECONFIG": str(kubernetes.kubeconfig(tmp_path))})
+    assert await run.ended() == 0, run.stderr
+    attempt = await only_attempt(client)
+    assert attempt.outcome is not None
+    seen = attempt.outcome.output
+    assert seen["argv"] == ["why?"]
+    assert seen["env"]["OPENAI_API_KEY"] == seen["env"]["PENSTOCK_TOKEN"]
+    assert json.loads(seen["env"]["PENSTOCK_INPUT"]) == {"question": "why?"}
+    assert said(await events(client), "stdout").startswith("a line that is no JSON\n")
+    (job,) = kubernetes.jobs.values()
+    assert job["metadata"]["labels"]["team"] == "blue"
+    assert job["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "agents"}
+
+
+async def test_a_job_ends_with_its_attempt(
+    kubernetes: Kubernetes, client: Client, start_run: StartRun, tmp_path: Path
+) -> None:
+    _ = await enqueue(client, None)
+    words = ("--on", "kubernetes", "--image", "example/agent", "--lease", "1s", "--namespace", NAMESPACE)
+    agent = (PYTHON, "-c", "import time; print('here', flush=True); time.sleep(600)")
+    run = await start_run(*words, agent=agent, env={"KUBECONFIG": str(kubernetes.kubeconfig(tmp_path))})
+    await until(lambda: len(kubernetes.deadlines) > 1)
+    assert kubernetes.deadlines == sorted(kubernetes.deadlines)
+    _ = await client.cancel("r1")
+    assert await run.ended() == 1
+    assert not kubernetes.jobs
+    (pod,) = kubernetes.pods.values()
+    assert pod.process is not None
+    assert pod.process.returncode is not None
+    assert (await only_attempt(client)).status == AttemptStatus.CANCELLED
+    assert said(await events(client), "stdout") == "here"
+
+
+@pytest.mark.parametrize(
+    ("agent", "image", "reason"),
+    [
+        (("sh", "-c", "exit 4"), "example/agent", "exit code 4"),
+        (("true",), "no/such:image", "ImagePullBackOff: no such image"),
+    ],
+)
+async def test_a_job_that_fails(
+    kubernetes: Kubernetes,
+    client: Client,
+    start_run: StartRun,
+    tmp_path: Path,
+    agent: tuple[str, ...],
+    image: str,
+    reason: str,
+) -> None:
+    _ = await enqueue(client, None)
+    config = str(kubernetes.kubeconfig(tmp_path))
+    run = await start_run("--on", "kubernetes", "--image", image, agent=agent, env={"KUBECONFIG": config})
+    assert await run.ended() == 1
+    attempt = await only_attempt(client)
+    assert attempt.outcome is not None
+    assert (attempt.status, attempt.outcome.reason) == (AttemptStatus.FAILED, reason)
+
+
+async def test_a_job_that_the_cluster_does_not_take_is_told_before_anything_is_claimed(
+    kubernetes: Kubernetes, client: Client, start_run: StartRun, tmp_path: Path
+) -> None:
+    wrong = TEMPLATE.replace("nodeSelector: {pool: agents}", "nodeSelector: [agents]")
+    _ = (tmp_path / "job.yaml").write_text(wrong)
+    _ = await enqueue(client, None)
+    words = ("--on", "kubernetes", "--job-template", str(tmp_path / "job.yaml"), "--arg", "{question}")
+    run = await start_run(*words, env={"KUBECONFIG": str(kubernetes.kubeconfig(tmp_path))})
+    assert await run.ended() == 2
+    assert f"no Job can be made in namespace '{NAMESPACE}'" in run.stderr
+    assert "nodeSelector" in run.stderr
+    assert (await client.rollout("r1")).tries == 0
+    assert not kubernetes.jobs
+
+
+async def test_no_cluster_is_told_before_anything_is_claimed(
+    client: Client, start_run: StartRun, tmp_path: Path
+) -> None:
+    _ = await enqueue(client, None)
+    run = await start_run("--on", "kubernetes", "--image", "x", env={"KUBECONFIG": str(tmp_path / "none")})
+    assert await run.ended() == 2
+    assert "no cluster is configured" in run.stderr
+    assert (await client.rollout("r1")).tries == 0

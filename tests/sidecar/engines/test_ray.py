@@ -1,0 +1,166 @@
+"""`penstock run --on ray` on a real Ray cluster of several nodes (processes on this machine)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from fakes.process import Gateway
+from fakes.runs import AGENTS, PATIENCE, PYTHON, StartRun, enqueue, gone, only_attempt, written
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import ClaimRequest, FinishRequest
+from penstock.gateway.model.span import AttemptStatus, Outcome, RolloutStatus
+from penstock.sidecar.attempt import Result
+from penstock.sidecar.breaker import EQUAL, Breaker
+from penstock.sidecar.progress import Lines, Tally
+from penstock.sidecar.settings import Settings
+
+# A cluster starts a dozen processes, a machine of two cores that tests elsewhere takes its time.
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass(slots=True)
+class Nodes:
+    """A cluster of two nodes with one CPU each: two workers are never on one of them."""
+
+    cluster: Any
+    first: Any
+    second: Any
+
+    @property
+    def address(self) -> str:
+        return self.cluster.address
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    """A running cluster."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray import cluster_utils
+
+    ray_cluster: Any = cluster_utils
+    cluster = ray_cluster.Cluster()
+    try:
+        options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 << 20, "include_dashboard": False}
+        made = [cluster.add_node(**options) for _ in range(2)]
+        cluster.wait_for_nodes()
+        yield Nodes(cluster, *made)
+    finally:
+        cluster.shutdown()
+
+
+async def requeued(client: Client) -> str:
+    """The rollout that waits for another attempt, as soon as there is one."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            async for rollout in client.rollouts("status:requeuing"):
+                return rollout.id
+
+
+async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
+    nodes: Nodes, client: Client, start_run: StartRun, tmp_path: Path
+) -> None:
+    # Each agent meets the other one: they can only end when they run at the same time, on two nodes.
+    meet = f"import os, pathlib, time; pathlib.Path({str(tmp_path)!r}, os.environ['PENSTOCK_ROLLOUT_ID']).touch()\n"
+    meet += f"while len(list(pathlib.Path({str(tmp_path)!r}).glob('r?'))) < 2: time.sleep(0.01)\n"
+    meet += "print('{\"reward\": 1}')"
+    ray = ("--on", "ray", "--ray-address", nodes.address, "--workers", "2", "--lease", "1s", "--grace", "100ms")
+    _ = await enqueue(client, None, None)
+    run = await start_run(*ray, agent=(PYTHON, "-c", meet))
+    assert await run.ended() == 0, run.stderr
+    assert run.stdout == "2 succeeded, 0 failed, mean reward 1.000 of 2\n"
+    workers = {(await only_attempt(client, rollout)).worker for rollout in ("r1", "r2")}
+    assert len(workers) == 2
+
+    # The same again, and a node goes while both agents are at work.
+    stay = f"{PYTHON} {AGENTS / 'family.py'} {tmp_path}/$PENSTOCK_ROLLOUT_ID.pids 600"
+    again = f"test $PENSTOCK_ATTEMPT_ID = a2 && exec {stay}; exit 0"
+    for rollout in ("r1", "r2"):
+        _ = await client.requeue(rollout)
+    run = await start_run(*ray, agent=("/bin/sh", "-c", again))
+    pids = [*await written(tmp_path / "r1.pids"), *await written(tmp_path / "r2.pids")]
+    await asyncio.to_thread(nodes.cluster.remove_node, nodes.second, allow_graceful=False)
+    lost = await requeued(client)
+    kept = "r2" if lost == "r1" else "r1"
+    _ = await client.cancel(kept)
+    assert await run.ended() == 0, run.stderr
+    for pid in pids:
+        await gone(pid)
+    assert [attempt.status for attempt in await client.attempts(lost)] == ["succeeded", "unresponsive", "succeeded"]
+    assert (await client.rollout(kept)).status == RolloutStatus.CANCELLED
+
+
+async def test_agents_that_cannot_work_stop_all_actors(nodes: Nodes, client: Client, start_run: StartRun) -> None:
+    names = await enqueue(client, *range(3 * EQUAL))
+    ray = ("--on", "ray", "--ray-address", nodes.address, "--workers", "2")
+    # Some seconds each: the driver hears of them in time.
+    agent = ("/bin/sh", "-c", "sleep 1; echo no such thing >&2; exit 1")
+    run = await start_run(*ray, agent=agent)
+    assert await run.ended() == 3, run.stderr
+    assert f"{EQUAL} tasks failed in the same way" in run.stderr
+    found = [await client.rollout(name) for name in names]
+    assert [one.tries for one in found] == [0] * len(names)
+    made = [attempt.status for one in found for attempt in one.attempts]
+    assert EQUAL <= len(made) < len(names)
+    assert set(made) == {AttemptStatus.ENVIRONMENT}
+
+
+async def test_the_driver_hands_back_what_its_actors_could_not_do(client: Client, gateway: Gateway) -> None:
+    from penstock.sidecar.engines import ray as on_ray
+
+    names = await enqueue(client, *range(EQUAL + 1))
+    claims = (await client.claim(ClaimRequest(worker="w-1", limit=len(names)))).claims
+    outcome, results = Outcome(exit_code=1, duration_ns=10**8), list[Result]()
+    for claim in claims:
+        key = claim.rollout.id, claim.attempt.id
+        _ = await client.finish(*key, FinishRequest(worker="w-1", status="failed", outcome=outcome))
+        results.append(Result(*key, "w-1", "failed", 0.1, None, "exit code 1: no module", outcome))
+
+    class Actors:
+        """Takes note of what actors are told."""
+
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def tell(self, order: str) -> None:
+            self.told.append(order)
+
+    actors, tally, settings = Actors(), Tally(), Settings(gateway=gateway.url, name="w")
+    breaker, shown = Breaker(), Lines(echo=False)
+    fleet = cast("on_ray.Fleet", actors)
+
+    def look(ended: list[Result]) -> None:
+        """As the driver does, which has no loop of its own."""
+        on_ray._mind(fleet, on_ray._tell(ended, tally, shown), breaker, settings, tally, shown)
+
+    await asyncio.to_thread(look, results[: EQUAL - 1])
+    assert (actors.told, tally.stopped) == ([], None)
+    await asyncio.to_thread(look, results[EQUAL - 1 :])
+    assert actors.told == ["stop"]
+    assert str(tally) == f"0 succeeded, 0 failed, {len(names)} handed back"
+    assert {(await client.rollout(name)).status for name in names} == {RolloutStatus.REQUEUING}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--ray-address", "127.0.0.1:1"), 1, "cannot reach the Ray cluster at 127.0.0.1:1: nothing answers there;"),
+        (("--ray-options", '{"num_cpu": 1}'), 2, "penstock: --ray-options: Invalid option keyword num_cpu for actors."),
+    ],
+)
+async def test_wrong_options_are_told_in_one_line(
+    client: Client, start_run: StartRun, options: tuple[str, ...], code: int, message: str
+) -> None:
+    """Ray would ask for minutes, or show where in its code it stopped."""
+    _ = await enqueue(client, None)
+    run = await start_run("--on", "ray", *options, agent=("true",))
+    assert await run.ended(3 * PATIENCE) == code
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+    assert (await client.rollout("r1")).tries == 0

@@ -1,0 +1,47 @@
+"""Tasks and the endless walk through them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.trainer.data.tasks import Task, TaskError, drawn, read_tasks
+
+some = st.integers(1, 12).map(lambda count: [Task(number, {"n": number}) for number in range(count)])
+
+
+@given(some, st.integers(0, 40), st.integers(0, 30), st.integers(0, 5))
+def test_a_walk_is_the_same_in_whatever_strides_it_is_taken(
+    tasks: list[Task], start: int, count: int, seed: int
+) -> None:
+    whole = drawn(tasks, 0, start + count, seed)
+    assert drawn(tasks, start, count, seed) == whole[start:]
+
+
+@given(some, st.integers(0, 5), st.integers(0, 5))
+def test_an_epoch_has_every_task_once(tasks: list[Task], epoch: int, seed: int) -> None:
+    found = drawn(tasks, epoch * len(tasks), len(tasks), seed)
+    assert sorted(task.number for task in found) == list(range(len(tasks)))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    tasks = [Task(number, number) for number in range(50)]
+    orders = [drawn(tasks, epoch * 50, 50, seed) for epoch in range(2) for seed in range(2)]
+    assert all(one != other for place, one in enumerate(orders) for other in orders[:place])
+
+
+def test_a_file_is_read_and_what_is_wrong_with_it_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"question": "why?"}\n\n7\n')
+    assert read_tasks(path) == [Task(0, {"question": "why?"}), Task(1, 7)]
+    path.write_text('{"question": 1}\n{oops\n')
+    with pytest.raises(TaskError, match=r"tasks\.jsonl, line 2: not JSON"):
+        read_tasks(path)
+    path.write_text("\n")
+    with pytest.raises(TaskError, match="has no tasks"):
+        read_tasks(path)
+    with pytest.raises(TaskError, match="cannot be read"):
+        read_tasks(tmp_path / "none.jsonl")

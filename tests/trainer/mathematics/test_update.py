@@ -1,0 +1,42 @@
+"""What a step of several updates reports, and how old its samples are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
+
+from fakes.tiny_model import config, make_model
+from fakes.training import sample
+
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.mathematics.update import learn
+from penstock.trainer.runs.grpo import behind
+
+
+def test_the_largest_of_several_updates_is_the_largest(tmp_path: Path) -> None:
+    """And their means are means: the engine of one of the rollouts is far away, in one of two updates."""
+    model, found = make_model(tmp_path), dict[int, dict[str, float]]()
+    samples = [sample(f"r{n}", n % 2, [1, 2, 3], [4, 5], logprobs=-20.0 if n == 0 else -6.0) for n in range(4)]
+    for updates in (1, 2):
+        engine = Engine(config(model, optimiser={"updates": updates, "learning_rate": 1e-9}))
+        found[updates] = learn(engine, samples, lambda _: 0, engine.config)
+    assert found[2]["updates"] == 2
+    assert found[1]["mismatch_max"] > 10
+    for name in ("mismatch_max", "ratio_max", "mismatch_k1", "entropy"):
+        assert found[2][name] == pytest.approx(found[1][name], rel=1e-4), name
+
+
+@pytest.mark.parametrize(
+    ("version", "newest", "every", "versions"),
+    [
+        ("run.3", 3, 1, 0), ("run.1", 3, 1, 2), ("run.0", 8, 8, 1), ("run.8", 8, 8, 0), ("run.0", 10, 8, 2),
+        ("run.9", 8, 8, 0), ("base", 8, 1, 0), (None, 8, 1, 0), ("other.1", 8, 1, 0), ("run.x", 8, 1, 0),
+    ],
+)  # fmt: skip
+def test_age_is_counted_in_versions_and_not_in_steps(
+    version: str | None, newest: int, every: int, versions: int
+) -> None:
+    assert behind("run", version, newest, every) == versions

@@ -1,0 +1,113 @@
+"""A gateway that goes away between the doing and the answer: whatever the trainer says, it says again."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from fakes.process import Gateway
+from fakes.tape import Tape
+
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.connection import Params
+from penstock.gateway.model.policy import Policy, Stage
+from penstock.trainer.runs.patient_client import Patient
+from penstock.trainer.runs.report import Reporter
+from penstock.trainer.serving.publish import Publisher
+
+
+class Forgetful(Client):
+    """Does what it is asked, and the answer of everything that changes something is lost the first time."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.lost: set[tuple[str, str | None]] = set()
+
+    async def read(self, method: str, path: str, params: Params | None = None, body: str | None = None) -> bytes:
+        answer = await super().read(method, path, params, body)
+        if method == "POST" and (path, body) not in self.lost:
+            self.lost.add((path, body))
+            raise ClientError("the gateway went away")
+        return answer
+
+
+class Twice(Patient, Forgetful):
+    """Says everything twice."""
+
+
+class Nothing:
+    """A display."""
+
+    def phase(self, step: int, text: str) -> None: ...
+    def point(self, step: int, values: object) -> None: ...
+    def line(self, level: str, text: str) -> None: ...
+
+
+@pytest.fixture
+async def client(served: Gateway) -> AsyncGenerator[Twice]:
+    async with Twice(served.url) as made:
+        yield made
+
+
+async def test_versions_are_published_once(client: Twice) -> None:
+    publisher = Publisher(client, "policy", "fake-openai", "base", "run")
+    await publisher.begin()
+    for step in range(2):
+        await publisher.register(f"run.{step}", Path(f"/adapters/run.{step}"), None, "")
+        await publisher.train_on(f"run.{step}")
+    releases = await client.releases("policy")
+    assert [(one.candidate, one.stage) for one in releases] == [("run.1", "promoted"), ("run.0", "promoted")]
+    assert [one.version for one in (await client.resource("policy")).versions] == ["base", "run.0", "run.1"]
+    shown = await publisher.release("run.1", Policy(stages=[Stage(split=0.5)], margin_absolute=0.1))
+    assert [one.id for one in await client.releases("policy", live=True)] == [shown.id]
+    said = [path for path, _ in client.lost]
+    assert sum(path.endswith("/promote") for path in said) == 2
+    assert said.count("/api/resources/policy/releases") == 3
+
+
+async def test_a_run_is_reported_once(client: Twice) -> None:
+    await Publisher(client, "policy", "fake-openai", "base", "run").begin()
+    lives = [Reporter(client, "run", Nothing()) for _ in range(2)]
+    for reporter in lives:
+        await reporter.begin("grpo", {}, 3, 0)
+        await reporter.point(1, {"loss": 0.5})
+        await reporter.event(1, "something happened")
+        await reporter.made("policy", "base")
+    await lives[-1].end("failed", "no more")
+    assert [point.values async for point in client.points("run")] == [{"loss": 0.5}]
+    events = [event.text async for event in client.run_events("run")]
+    # Of the two lives, what happened in the first is kept, and nothing that was said twice is there twice.
+    assert sorted(Counter(events).items()) == sorted({**Counter(set(events)), "something happened": 2}.items())
+    run = await client.run("run")
+    assert (run.status, run.message, [one.version for one in run.made]) == ("failed", "no more", ["base"])
+
+
+async def test_calls_of_a_rollout_are_read_again_from_the_first(
+    served: Gateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        body = {"model": "base", "messages": [{"role": "user", "content": f"hello {number}"}]}
+        async with http.post(served.openai("r1") + "/chat/completions", json=body) as answer:
+            assert answer.status == 200
+    _ = await Tape(served.url, http).spans("r1", 3)
+    whole = Client.exchanges
+    lives = [2, 0, None]
+    """After so many calls the gateway goes away; then it stays."""
+
+    async def cut(self: Client, rollout: str) -> AsyncGenerator[object]:
+        left = lives.pop(0)
+        async for call in whole(self, rollout):
+            if left == 0:
+                raise ClientError("the gateway went away")
+            left = None if left is None else left - 1
+            yield call
+
+    monkeypatch.setattr(Client, "exchanges", cut)
+    async with Patient(served.url) as client:
+        found = [json.loads(call.request)["messages"][0]["content"] async for call in client.exchanges("r1")]
+    assert found == ["hello 0", "hello 1", "hello 2"]
+    assert lives == []

@@ -1,0 +1,156 @@
+"""Supervised fine-tuning and preferences: they learn, and preferences have the gradient of their whole loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
+
+import torch
+from fakes.tiny_model import VOCABULARY, config, make_model
+from fakes.training import example, random_examples
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from transformers import AutoModelForCausalLM
+
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.mathematics import dpo, sft
+from penstock.trainer.mathematics.batch import micro_batches
+from penstock.trainer.mathematics.examples import Example
+
+SMALL = {"device": "cpu", "batch_tokens": 40, "sample_tokens": 40}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def test_supervised_fine_tuning_learns_what_is_marked(model: Path) -> None:
+    chosen = config(model, sft={"batch": 2, "epochs": 12})
+    examples = [
+        example("a", [1, 2], [3, 4, 5], [1, 0, 1]),
+        example("b", [6], [7, 8], [1, 1]),
+        example("c", [9], [10], [1]),
+    ]
+    engine = Engine(chosen, updates=sft.updates(examples, chosen))
+    before = engine.logprobs(micro_batches(examples, 64, "packed")[0])
+    reports = list(sft.train(engine, examples))
+    assert len(reports) == engine.updates == 24
+    after = engine.logprobs(micro_batches(examples, 64, "packed")[0])
+    assert after.mean() > 0.5 * before.mean()
+    assert reports[-1]["loss"] < 0.5 * reports[0]["loss"]
+
+
+def test_tuning_goes_on_where_it_was(model: Path) -> None:
+    chosen = config(model, sft={"batch": 2, "epochs": 2})
+    examples = random_examples(5, VOCABULARY)
+    whole = Engine(chosen, updates=6)
+    reports = list(sft.train(whole, examples))
+    first = Engine(chosen, updates=6)
+    begun = sft.train(first, examples)
+    assert [next(begun) for _ in range(4)] == reports[:4]
+    second = Engine(chosen, updates=6)
+    second.restore(first.state())
+    assert list(sft.train(second, examples)) == reports[4:]
+
+
+def pairs() -> list[dpo.Sides]:
+    """Two pairs; the first chosen rollout is in two pieces, the second pair shares a rollout with the first."""
+    pieces = [example("a", [1, 2], [3, 4], [1, 1]), example("a", [1, 2, 3], [5], [1])]
+    worse, other = [example("b", [1, 2], [6, 7, 8], [1, 0, 1])], [example("c", [9], [10, 11], [1, 1])]
+    return [(pieces, worse), (other, worse)]
+
+
+def naive(model: Path, given: Sequence[dpo.Sides], beta: float, normalise: bool) -> tuple[dict[str, Tensor], float]:
+    """Gradients and loss of the whole at once, where the reference is the model itself."""
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    def total(side: Sequence[Example]) -> Tensor:
+        found: list[Tensor] = []
+        for one in side:
+            ids = torch.tensor([*one.prompt.tolist(), *one.response.tolist()])
+            logprobs = torch.log_softmax(network(input_ids=ids[None]).logits[0, :-1], -1)
+            found.append(logprobs.gather(1, ids[1:, None])[len(one.prompt) - 1 :, 0][torch.from_numpy(one.mask)])
+        return torch.cat(found).mean() if normalise else torch.cat(found).sum()
+
+    losses: list[Tensor] = []
+    for chosen, rejected in given:
+        gaps = [now - now.detach() for now in (total(chosen), total(rejected))]
+        losses.append(-logsigmoid(beta * (gaps[0] - gaps[1])))
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    return {name: one.grad for name, one in network.named_parameters() if one.grad is not None}, loss.item()
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_preferences_have_the_gradient_of_the_whole_loss(model: Path, normalise: bool) -> None:
+    """Though the micro-batches hold one example each."""
+    expected, loss = naive(model, pairs(), 0.3, normalise)
+    sections = {"dpo": {"beta": 0.3, "normalise": normalise}, "engine": SMALL | {"batch_tokens": 6, "sample_tokens": 6}}
+    engine = Engine(config(model, model={"weights": "full"}, **sections))
+    found: dict[str, Tensor] = {}
+    update = engine._update
+
+    def kept() -> dict[str, float]:
+        found.update({name: one.grad.clone() for name, one in engine.model.trained.items() if one.grad is not None})
+        return update()
+
+    engine._update = kept
+    report = dpo.step(engine, pairs(), dpo.reference(engine, pairs()))
+    assert report["loss"] == pytest.approx(loss, abs=1e-6)
+    assert report["accuracy"] == 0
+    largest = max(float(one.abs().max()) for one in expected.values())
+    for name, one in expected.items():
+        assert float((found[name] - one).abs().max()) <= 1e-5 * largest, name
+
+
+def test_preferences_are_learnt(model: Path) -> None:
+    chosen = config(model, dpo={"batch": 1, "epochs": 8}, engine=SMALL)
+    engine = Engine(chosen, updates=dpo.updates(pairs(), chosen))
+    before = dpo.reference(engine, pairs())
+    assert dpo.evaluate(engine, pairs(), before)["loss"] == pytest.approx(0.693147, abs=1e-6)
+    reports = list(dpo.train(engine, pairs(), before))
+    assert len(reports) == 16
+    assert reports[0]["loss"] == pytest.approx(0.693147, abs=1e-5)
+    # An engine that has done fifteen of them has one to go.
+    engine.done = 15
+    assert len(list(dpo.train(engine, pairs(), before))) == 1
+    assert reports[-1]["loss"] < 0.4
+    assert reports[-1]["accuracy"] == 1
+
+
+def test_the_reference_is_the_policy_that_the_run_finds(model: Path, tmp_path: Path) -> None:
+    """An adapter that it begins with is part of it."""
+    learnt = Engine(config(model, dpo={"batch": 2}))
+    for _ in range(3):
+        dpo.step(learnt, pairs(), dpo.reference(learnt, pairs()))
+    learnt.save_adapter(tmp_path / "adapter")
+    base = dpo.reference(Engine(config(model)), pairs())
+    later = Engine(config(model, model={"adapter": tmp_path / "adapter"}, dpo={"batch": 2}))
+    before = dpo.reference(later, pairs())
+    assert not torch.allclose(before, base, atol=1e-2)
+    assert dpo.step(later, pairs(), before)["loss"] == pytest.approx(0.693147, abs=1e-6)
+
+
+def test_what_preferences_cannot_use_is_said(model: Path) -> None:
+    engine = Engine(config(model, model={"dropout": 0.5}))
+    with pytest.raises(ConfigError, match=r"model.dropout: dpo needs 0 \(found 0.5\)"):
+        next(dpo.train(engine, pairs(), dpo.reference(engine, pairs())))
+    with pytest.raises(ValueError, match="no examples on one of its sides"):
+        dpo.reference(engine, [(pairs()[0][0], [])])
+
+
+def test_what_is_held_out_is_only_looked_at(model: Path) -> None:
+    engine = Engine(config(model))
+    examples = random_examples(5, VOCABULARY)
+    before = engine.state()["weights"]
+    (batch,) = micro_batches(examples, 1000, "packed")
+    expected = -float((torch.from_numpy(batch.weights) * engine.logprobs(batch)).sum())
+    assert sft.evaluate(engine, examples)["loss"] == pytest.approx(expected, rel=1e-5)
+    assert engine.done == 0
+    assert all(torch.equal(one, before[name]) for name, one in engine.model.trained.items())

@@ -1,0 +1,296 @@
+"""`penstock train sft` and `dpo`: real rollouts of a real gateway move what is held out, and a run that is killed goes
+on to the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
+
+from conftest import StartGateway
+from fakes.engine import FakeEngine
+from fakes.process import ROOT, Gateway, upstream
+from fakes.provider import Provider
+from fakes.schooling import BAD, GOOD, PER_GROUP, school, script
+from fakes.tiny_model import make_model, make_tokenizer
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.run import Point
+from penstock.gateway.model.span import Judgement
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import Config
+from penstock.trainer.data.conversations import Tuning
+from penstock.trainer.engines.checkpoint import CheckpointError
+from penstock.trainer.runs import tuning
+from penstock.trainer.serving.publish import PublishError
+
+# A guard against hanging only: several real processes and trainings on a machine that may be slow.
+pytestmark = pytest.mark.timeout(600)
+GROUPS = 6
+Sections = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = make_model(tmp_path_factory.mktemp("model"))
+    make_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+async def served(start_gateway: StartGateway, provider: Provider, vllm: FakeEngine) -> Gateway:
+    provider.script = script
+    both = upstream("teacher", provider.openai_url, "openai") + upstream("vllm", vllm.openai_url, "openai")
+    return await start_gateway(both)
+
+
+@pytest.fixture
+async def client(served: Gateway) -> AsyncGenerator[Client]:
+    async with Client(served.url) as made:
+        yield made
+
+
+@pytest.fixture
+async def taught(served: Gateway, client: Client, http: aiohttp.ClientSession) -> Gateway:
+    """With groups on its tape, in which every other rollout is good."""
+    await school(client, http, served.url, range(GROUPS))
+    return served
+
+
+def settings(path: Path, home: Path, name: str, **sections: dict[str, Any]) -> Sections:
+    """What train.toml says."""
+    given: Sections = {
+        "run": {"name": name, "directory": str(home / name)},
+        "model": {"path": str(path), "rank": 4, "alpha": 8},
+        "engine": {"device": "cpu", "batch_tokens": 256, "sample_tokens": 128},
+        "optimiser": {"learning_rate": 0.03, "schedule": "cosine"},
+        "data": {"held_out": 0.3},
+        "sft": {"reward": 0.5, "batch": 4, "epochs": 4},
+        "dpo": {"pairs": "all", "batch": 4, "epochs": 3},
+        "checkpoint": {"every": 2},
+        "evaluate": {"every": 4},
+    }
+    return {key: given.get(key, {}) | sections.get(key, {}) for key in given.keys() | sections.keys()}
+
+
+async def tuned(kind: Tuning, url: str, sections: Sections) -> None:
+    await tuning._tune(kind, Config.model_validate(sections), url, None)
+
+
+async def points(client: Client, run: str) -> list[Point]:
+    return [point async for point in client.points(run)]
+
+
+async def events(client: Client, run: str) -> list[str]:
+    return [event.text async for event in client.run_events(run)]
+
+
+def kept(home: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (home / name / "data" / "chats.jsonl").read_text().splitlines()]
+
+
+async def test_good_answers_are_learnt(taught: Gateway, client: Client, model: Path, tmp_path: Path) -> None:
+    await tuned("sft", taught.url, settings(model, tmp_path, "tuned", publish={"release": "canary"}))
+    run = await client.run("tuned")
+    assert (run.kind, run.status, run.steps) == ("sft", "succeeded", 8)
+    assert [(one.name, one.version) for one in run.made] == [("policy", "tuned.8")]
+    first, *others = await points(client, "tuned")
+    assert [point.step for point in others] == list(range(1, 9))
+    # Of six groups two are held out; of four rollouts two are good.
+    counted = {"rollouts": 24.0, "lessons": 8.0, "lessons/held_out": 4.0, "dropped/rollouts_reward": 12.0}
+    assert counted.items() <= first.values.items()
+    before, after = first.values["evaluation/loss"], others[-1].values["evaluation/loss"]
+    assert before is not None
+    assert after is not None
+    assert after < 0.5 * before
+    assert {"loss", "tokens", "epoch", "tokens_per_second", "grad_norm"} <= others[-1].values.keys()
+    assert {point.step for point in others if "evaluation/loss" in point.values} == {4, 8}
+    assert (tmp_path / "tuned" / "adapters" / "tuned.8" / "adapter_model.safetensors").exists()
+    (release,) = await client.releases("policy")
+    assert (release.candidate, release.only.modes, release.policy.stages[-1].approval) == ("tuned.8", ["online"], True)
+    said = await events(client, "tuned")
+    assert any("computes on the CPU" in text for text in said)
+    # Said again it is all there: nothing is trained, registered or released twice.
+    await tuned("sft", taught.url, settings(model, tmp_path, "tuned", publish={"release": "canary"}))
+    assert len(await client.releases("policy")) == 1
+    assert await points(client, "tuned") == [first, *others]
+
+
+async def test_the_better_is_preferred(taught: Gateway, client: Client, model: Path, tmp_path: Path) -> None:
+    await tuned("dpo", taught.url, settings(model, tmp_path, "prefers"))
+    run = await client.run("prefers")
+    assert (run.kind, run.status, run.steps) == ("dpo", "succeeded", 12)
+    first, *others = await points(client, "prefers")
+    # Two good and two bad rollouts are four pairs.
+    assert {"rollouts": 24.0, "lessons": 16.0, "lessons/held_out": 8.0}.items() <= first.values.items()
+    assert first.values["evaluation/loss"] == pytest.approx(0.693147, abs=1e-4)
+    last = others[-1].values
+    assert last["evaluation/accuracy"] == 1
+    assert (last["evaluation/margin"] or 0) > 0.1
+    assert {"loss", "accuracy", "margin", "chosen", "rejected", "tokens"} <= last.keys()
+    assert not await client.releases("policy")
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+async def test_a_killed_run_goes_on_to_the_same_weights(
+    kind: Tuning, taught: Gateway, client: Client, http: aiohttp.ClientSession, model: Path, tmp_path: Path
+) -> None:
+    more = {"model": {"dropout": 0.2}} if kind == "sft" else {}
+    whole, broken = (settings(model, tmp_path, name, **more) for name in ("a", "b"))
+    await tuned(kind, taught.url, whole)
+    await killed(kind, taught.url, broken | {"publish": {"release": "auto"}}, tmp_path)
+    # `--release` is stronger than the file.
+    assert (await client.run("b")).config["publish"]["release"] == "none"
+    assert sorted(path.name for path in (tmp_path / "b" / "checkpoints").iterdir()) == [
+        ".step-00000004.partial", "step-00000002",
+    ]  # fmt: skip
+    # What comes after its start is not for this run, nor is a judgement that is revised.
+    await school(client, http, taught.url, [GROUPS])
+    attempt = (await client.rollout("task-0-0")).attempts[0].id
+    await client.reward("task-0-0", attempt, Judgement(value=-1.0, source="user"))
+    await tuned(kind, taught.url, broken)
+    made = [tmp_path / name / "adapters" / f"{name}.{8 if kind == 'sft' else 12}" for name in ("a", "b")]
+    one, other = ((path / "adapter_model.safetensors").read_bytes() for path in made)
+    assert one == other
+    told = [await points(client, name) for name in ("a", "b")]
+    assert [exact(point) for point in told[0]] == [exact(point) for point in told[1]]
+    run = await client.run("b")
+    assert (run.resumed, run.since_step, run.status) == (1, 3, "succeeded")
+
+
+def exact(point: Point) -> dict[str, float | None]:
+    """What does not depend on the clock."""
+    return {name: value for name, value in point.values.items() if "second" not in name}
+
+
+async def killed(kind: Tuning, url: str, sections: Sections, home: Path) -> None:
+    """A run in a process of its own, with `--release none`, killed while it saves step 4."""
+    (home / "train.toml").write_text(
+        "".join(f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
+                for name, section in sections.items())
+    )  # fmt: skip
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fakes.interrupted_tuning", "4", "train", kind, home / "train.toml"),
+        *("--release", "none", "--gateway", url),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert (await child.stdout.readline()).strip() == b"renaming"
+    child.kill()
+    _ = await child.communicate()
+
+
+async def test_of_a_group_the_best_are_taken(taught: Gateway, client: Client, model: Path, tmp_path: Path) -> None:
+    wanted = settings(model, tmp_path, "best", sft={"reward": None, "best": 1, "epochs": 1}, data={"held_out": 0.0})
+    await tuned("sft", taught.url, wanted)
+    (first, *_) = await points(client, "best")
+    assert (first.values["lessons"], first.values["dropped/rollouts_beaten"]) == (GROUPS, GROUPS * (PER_GROUP - 1))
+
+
+async def test_all_weights_become_a_directory(taught: Gateway, client: Client, model: Path, tmp_path: Path) -> None:
+    full = settings(
+        model, tmp_path, "full", model={"weights": "full"}, sft={"epochs": 1}, optimiser={"learning_rate": 1e-3}
+    )
+    await tuned("sft", taught.url, full)
+    assert (await client.run("full")).made == []
+    assert (tmp_path / "full" / "models" / "full.2" / "model.safetensors").exists()
+    with pytest.raises(ConfigError, match=r"publish.release: all weights need a server of their own"):
+        await tuned("sft", taught.url, full | {"publish": {"release": "auto"}})
+
+
+async def test_files_are_learnt_from_too(served: Gateway, client: Client, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "chats.jsonl"
+    question = [{"role": "user", "content": "water?"}]
+    good, bad = [{"role": "assistant", "content": GOOD}], [{"role": "assistant", "content": BAD}]
+    file.write_text("".join(json.dumps({"messages": [*question, *good]}) + "\n" for _ in range(3)))
+    await tuned("sft", served.url, settings(model, tmp_path, "f", data={"file": str(file)}, sft={"reward": None}))
+    assert [(row["rollout"], row["messages"][1]["content"]) for row in kept(tmp_path, "f")] == [
+        (f"line-{number}", GOOD) for number in (1, 2, 3)
+    ]
+    # A pair: what stands in the prompt is told and not trained on.
+    file.write_text(json.dumps({"prompt": [*question, *good, *question], "chosen": good, "rejected": bad}) + "\n")
+    await tuned("dpo", served.url, settings(model, tmp_path, "p", data={"file": str(file), "held_out": 0.0}))
+    assert [[one.get("weight") for one in row["messages"]] for row in kept(tmp_path, "p")] == [
+        [None, 0, None, None]
+    ] * 2
+    first, *others = await points(client, "p")
+    assert (first.values["lessons"], len(others)) == (1, 3)
+    assert others[-1].values["accuracy"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "problem"),
+    [
+        ("sft", "{", r"data\.file: .*chats\.jsonl, line 2: not JSON"),
+        ("sft", '{"messages": []}', r"line 2: messages: it has 0 items, not 1 or more"),
+        ("sft", '{"messages": [{"content": "x"}]}', r"line 2: messages\.0: .*needs a role"),
+        ("sft", '{"chosen": [{"role": "user"}], "rejected": [{"role": "user"}]}', "it is a preference, and sft"),
+        ("dpo", '{"messages": [{"role": "user", "content": "x"}]}', r"nothing to learn from \(groups_alone 2\)"),
+        ("sft", '{"messages": [{"role": "user", "content": "x"}]}', r"nothing to learn from \(chats_unmarked 2\)"),
+    ],
+)  # fmt: skip
+async def test_what_is_wrong_with_a_file_is_said(
+    kind: Tuning, line: str, problem: str, served: Gateway, client: Client, model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "chats.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "x"}]}\n' + line)
+    wanted = settings(model, tmp_path, "f", data={"file": str(file)}, sft={"reward": None})
+    with pytest.raises(ConfigError, match=problem):
+        await tuned(kind, served.url, wanted)
+    assert [run async for run in client.runs()] == []
+
+
+async def test_what_does_not_go_together_is_refused(taught: Gateway, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.rollouts: .*'colour'"):
+        await tuned("sft", taught.url, settings(model, tmp_path, "x", data={"rollouts": "colour:red"}))
+    with pytest.raises(ConfigError, match=r"nothing to learn from \(rollouts_reward 24\)"):
+        await tuned("sft", taught.url, settings(model, tmp_path, "y", sft={"reward": 2.0}))
+    with pytest.raises(ConfigError, match=r"model.path: .* holds no tokenizer"):
+        await tuned("sft", taught.url, settings(tmp_path, tmp_path, "z"))
+    short = settings(model, tmp_path, "one", sft={"epochs": 1})
+    await tuned("sft", taught.url, short)
+    with pytest.raises(CheckpointError, match=r"is of a run of sft; give this one a run.directory of its own"):
+        await tuned("dpo", taught.url, short)
+    with pytest.raises(ConfigError, match=r"run.name: 'one' is a run of sft on the tape; choose another name"):
+        await tuned("dpo", taught.url, short | {"run": {"name": "one", "directory": str(tmp_path / "other")}})
+    chats = tmp_path / "one" / "data" / "chats.jsonl"
+    chats.write_text("".join(json.dumps(row) + "\n" for row in kept(tmp_path, "one")[1:]))
+    with pytest.raises(CheckpointError, match=r"was made from other chats than .*data"):
+        await tuned("sft", taught.url, short)
+    chats.unlink()
+    with pytest.raises(CheckpointError, match=r"has learnt from cannot be read: .*chats\.jsonl"):
+        await tuned("sft", taught.url, short)
+
+
+async def test_before_the_first_checkpoint_it_begins_anew(
+    taught: Gateway, client: Client, model: Path, tmp_path: Path
+) -> None:
+    """What a start that failed has read is not what the next one learns from."""
+    with pytest.raises(ConfigError, match=r"nothing to learn from \(nothing was read\)"):
+        await tuned("sft", taught.url, settings(model, tmp_path, "new", data={"rollouts": "group:none"}))
+    await tuned("sft", taught.url, settings(model, tmp_path, "new", sft={"epochs": 1}))
+    assert (await client.run("new")).status == "succeeded"
+
+
+async def test_where_the_gateway_knows_no_such_server_the_weights_are_there(
+    taught: Gateway, client: Client, model: Path, tmp_path: Path
+) -> None:
+    nowhere = settings(model, tmp_path, "lost", sft={"epochs": 1}, inference={"upstream": "nowhere"})
+    await tuned("sft", taught.url, nowhere)
+    assert (tmp_path / "lost" / "adapters" / "lost.2").is_dir()
+    assert any("not registered: policy@base cannot be registered" in text for text in await events(client, "lost"))
+    # Who wants a release is told before the training.
+    late = settings(model, tmp_path, "late", publish={"release": "auto"}, inference={"upstream": "nowhere"})
+    with pytest.raises(PublishError, match="cannot be registered"):
+        await tuned("sft", taught.url, late)
+    assert "late" not in [run.id async for run in client.runs()]

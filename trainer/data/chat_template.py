@@ -1,0 +1,179 @@
+"""Conversations -> examples, by the model's own chat template.
+
+An answer is trained on in the context in which it would be given: for each marked answer the template renders the
+messages before it with a generation prompt, and the messages up to it; what the second has more than the first is the
+answer. Where the prompt of the next answer goes on from there, both share an example; where it does not (templates that
+drop earlier reasoning), the next answer begins its own. This needs no `{% generation %}` marks, which most templates
+lack, and works with them too. Training ends with the end-of-turn token: what a template puts behind it nobody samples.
+
+Text is tokenised piece by piece, prompt and answer apart, as an engine does that is given the prompt only. A
+conversation whose answers cannot be told from its prompts is reported, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from penstock.trainer.mathematics.examples import Example, Owner
+
+Message = Mapping[str, Any]
+Reason = Literal["unmarked", "content", "template"]
+"""Why a chat cannot be trained on: no answer is marked, it has more than text, or the template does not fit."""
+
+
+class Chat(Protocol):
+    """The slice of `adapters.chat.Conversation` that is needed."""
+
+    @property
+    def rollout(self) -> str: ...
+    @property
+    def attempt(self) -> str: ...
+    @property
+    def messages(self) -> Sequence[Message]:
+        """As OpenAI writes them; answers with `"weight": 0` are context only."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]: ...
+
+
+class Tokenizer(Protocol):
+    """The slice of a tokenizer of transformers that is needed."""
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A chat that is left out."""
+
+    owner: Owner
+    reason: Reason
+    detail: str
+
+
+class _Unfit(Exception):
+    """Raised where a chat turns out not to be usable: reason and detail."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """An example being written: pieces of text, True where they are answers."""
+
+    text: str
+    pieces: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
+
+    def add(self, text: str, answer: bool) -> None:
+        self.text += text
+        self.pieces.append((text, answer))
+
+
+def tokenise(chats: Iterable[Chat], tokenizer: Tokenizer) -> tuple[list[Example], list[Unusable]]:
+    """Examples of the chats, in their order, and the chats that cannot be used."""
+    made, left = list[Example](), list[Unusable]()
+    for chat in chats:
+        owner = (chat.rollout, chat.attempt)
+        try:
+            made += [_encoded(owner, draft, tokenizer) for draft in _drafts(chat, tokenizer)]
+        except _Unfit as unfit:
+            left.append(Unusable(owner, *unfit.args))
+    return made, left
+
+
+def _drafts(chat: Chat, tokenizer: Tokenizer) -> list[_Draft]:
+    messages = [_readable(message) for message in chat.messages]
+    marked = [place for place, message in enumerate(chat.messages) if _is_marked(message)]
+    if not marked:
+        raise _Unfit("unmarked", "none of its answers is to be trained on")
+    # An attribute that transformers makes at run time.
+    end = getattr(tokenizer, "eos_token", None)
+    drafts: list[_Draft] = []
+    for place in marked:
+        prompt = _rendered(tokenizer, messages[:place], chat.tools, True)
+        whole = _rendered(tokenizer, messages[: place + 1], chat.tools, False)
+        if not whole.startswith(prompt):
+            raise _Unfit("template", f"message {place}: the template renders it otherwise than it asks for it")
+        if not drafts or not prompt.startswith(drafts[-1].text):
+            drafts.append(_Draft(""))
+        answer, behind = _at_end_of_turn(whole[len(prompt) :], end)
+        drafts[-1].add(prompt[len(drafts[-1].text) :], False)
+        drafts[-1].add(answer, True)
+        drafts[-1].add(behind, False)
+    return drafts
+
+
+def _is_marked(message: Message) -> bool:
+    return message["role"] == "assistant" and message.get("weight", 1) != 0
+
+
+def _readable(message: Message) -> dict[str, Any]:
+    try:
+        return _plain(message)
+    # Messages of a file may have any shape.
+    except (LookupError, TypeError, AttributeError) as error:
+        raise _Unfit("content", f"a message is not as OpenAI writes it: {error!r}") from None
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: text in one piece, arguments of tools as an object."""
+    made = {name: value for name, value in message.items() if name != "weight"}
+    if isinstance(made.get("content"), list):
+        made["content"] = _text(made["content"])
+    if made.get("tool_calls"):
+        made["tool_calls"] = [_opened(call) for call in made["tool_calls"]]
+    return made
+
+
+def _text(parts: Sequence[Mapping[str, Any]]) -> str:
+    for part in parts:
+        if part.get("type") != "text":
+            raise _Unfit("content", f"it has content of the type {part.get('type')!r}; only text can be trained on")
+    return "\n".join(part["text"] for part in parts)
+
+
+def _opened(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    # Broken JSON stays the text that it is: a model that wrote it is shown it.
+    with suppress(ValueError, TypeError):
+        function["arguments"] = json.loads(function["arguments"])
+    return {**call, "function": function}
+
+
+def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Any], prompt: bool) -> str:
+    try:
+        return tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
+        )
+    # A template is a program of the model's maker: it may fail in any way, mostly by `raise_exception`.
+    except Exception as error:
+        raise _Unfit("template", f"the template cannot render {len(messages)} messages: {error}") from error
+
+
+def _at_end_of_turn(text: str, eos: str | None) -> tuple[str, str]:
+    """What is sampled, and what the template puts behind it."""
+    place = text.rfind(eos) if eos else -1
+    end = len(text) if eos is None or place < 0 else place + len(eos)
+    return text[:end], text[end:]
+
+
+def _encoded(owner: Owner, draft: _Draft, tokenizer: Tokenizer) -> Example:
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text, _ in draft.pieces]
+    answers = [answer for _, answer in draft.pieces[1:]]
+    sizes = [len(piece) for piece in ids[1:]]
+    size = sum(sizes)
+    return Example(
+        owner=owner,
+        prompt=np.array(ids[0], np.int32),
+        response=np.array([token for piece in ids[1:] for token in piece], np.int32),
+        mask=np.repeat(np.array(answers, np.bool_), sizes),
+        behaviour=np.full(size, np.nan, np.float32),
+        advantages=np.zeros(size, np.float32),
+        sequences=np.repeat(np.cumsum(answers, dtype=np.int32) - 1, sizes),
+    )

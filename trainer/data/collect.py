@@ -1,0 +1,184 @@
+"""Rollouts for a step: queued as groups, awaited, and read as samples.
+
+Names of rollouts follow from run, step, task and number. So ordering a step again, after a crash or on purpose, queues
+nothing twice and finds what has ended meanwhile. A step never stalls: the gateway ends an attempt that takes too long,
+and what has not ended when the step's time is over is cancelled; its group goes on with the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.adapters.report import Report
+from penstock.adapters.samples import Options, Sample, samples
+from penstock.adapters.source import ENDED, load
+from penstock.adapters.turns import Episode
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.queue import MOST_ROLLOUTS, RolloutSpec
+from penstock.gateway.model.span import Mode, RolloutConfig, RolloutStatus, RolloutSummary
+from penstock.trainer.data.tasks import Task
+
+
+class CollectError(Exception):
+    """Nothing could be collected; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Rollouts that were queued together."""
+
+    mode: Mode
+    names: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Collected:
+    """What became of an order."""
+
+    samples: list[Sample] = field(default_factory=list[Sample])
+    report: Report = field(default_factory=Report)
+    rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """Of the rollouts that have one, by group."""
+    ended: Counter[RolloutStatus] = field(default_factory=Counter[RolloutStatus])
+    """How they ended."""
+    late: int = 0
+    """Rollouts that had not ended in time and were cancelled."""
+    figures: dict[str, float] = field(default_factory=dict[str, float])
+    """What else there is to report of it."""
+
+    @property
+    def informative(self) -> int:
+        """Groups whose rewards differ."""
+        return sum(max(rewards) - min(rewards) > 0 for rewards in self.rewards.values())
+
+    def add(self, other: Collected) -> None:
+        """What became of another order."""
+        self.samples += other.samples
+        self.report.add(other.report)
+        self.rewards |= other.rewards
+        self.ended += other.ended
+        self.late += other.late
+        self.figures |= other.figures
+
+    @property
+    def mean(self) -> float | None:
+        """Mean reward; None when there is none."""
+        every = [reward for group in self.rewards.values() for reward in group]
+        return sum(every) / len(every) if every else None
+
+
+GONE: Final = frozenset({404, 409})
+"""Statuses of what cannot be cancelled because it has ended."""
+
+
+class Collector:
+    """Queues rollouts of a run and waits for them. `run` it beside: it follows the gateway's changes."""
+
+    def __init__(self, client: Client, run: str, options: Options) -> None:
+        """`options`: what samples are made of."""
+        self._client = client
+        self._run = run
+        self._options = options
+        self._waiting: dict[str, RolloutStatus] = {}
+        """Rollouts that were ordered and not gathered, and where they stand."""
+        self._news = asyncio.Event()
+        self._follows = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follows the changes of rollouts, for ever."""
+        cursor = (await self._client.stats(spans=0)).cursor
+        self._follows.set()
+        async with aclosing(self._client.changes(cursor)) as changes:
+            async for change in changes:
+                if change.rollout is not None and change.rollout.id in self._waiting:
+                    self._note(change.rollout.id, change.rollout.status)
+
+    def _note(self, name: str, status: RolloutStatus) -> None:
+        self._waiting[name] = status
+        self._news.set()
+
+    async def order(
+        self, mode: Mode, name: str, step: int, tasks: Sequence[Task], size: int, timeout_s: float
+    ) -> Order:
+        """Queues `size` rollouts of each task; groups are RUN-MODE-NAME-PLACE. `timeout_s`: of one attempt."""
+        specs = [
+            RolloutSpec(
+                id=f"{group}-{number}",
+                group=group,
+                mode=mode,
+                input=task.input,
+                config=RolloutConfig(timeout_s=timeout_s),
+                metadata={"penstock.run": self._run, "penstock.step": step},
+            )
+            for place, task in enumerate(tasks)
+            for group in [f"{self._run}-{mode}-{name}-{place}"]
+            for number in range(size)
+        ]
+        names = tuple(spec.id or "" for spec in specs)
+        # What ends at once must not be missed.
+        await self._follows.wait()
+        self._waiting |= dict.fromkeys(names, RolloutStatus.QUEUING)
+        for start in range(0, len(specs), MOST_ROLLOUTS):
+            for queued in await self._client.enqueue(specs[start : start + MOST_ROLLOUTS]):
+                if queued.status in ENDED:
+                    self._note(queued.id, queued.status)
+        return Order(mode, names)
+
+    async def gather(self, order: Order, timeout_s: float) -> Collected:
+        """Waits until all have ended, or the time is over, and reads them. Raises `CollectError`."""
+        done = Collected(late=await self._wait(order, timeout_s))
+        if done.late == len(order.names):
+            raise CollectError(
+                f"none of {len(order.names)} rollouts has ended in {timeout_s:g} s (rollouts.timeout); is there a "
+                f"runner? penstock run --watch --mode {order.mode} -- COMMAND"
+            )
+        async with aclosing(load(self._client, self._ended(order))) as episodes:
+            async for episode in episodes:
+                add(done, episode, self._options)
+        for name in order.names:
+            del self._waiting[name]
+        return done
+
+    async def _wait(self, order: Order, timeout_s: float) -> int:
+        """Until all have ended; how many had to be cancelled because the time was over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._open(order):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            late = self._open(order)
+            for name in late:
+                await self._cancel(name)
+            return len(late)
+        return 0
+
+    def _open(self, order: Order) -> list[str]:
+        return [name for name in order.names if self._waiting[name] not in ENDED]
+
+    async def _cancel(self, name: str) -> None:
+        try:
+            self._note(name, (await self._client.cancel(name)).status)
+        except ClientError as error:
+            if error.status not in GONE:
+                raise
+
+    async def _ended(self, order: Order) -> AsyncGenerator[RolloutSummary]:
+        for name in order.names:
+            yield await self._client.rollout(name)
+
+
+def add(done: Collected, episode: Episode, options: Options) -> None:
+    """Adds an episode's samples, its reward and how it ended."""
+    made, report = samples(episode, options)
+    done.samples += made
+    done.report.add(report)
+    rollout = episode.rollout
+    done.ended[rollout.status] += 1
+    if rollout.reward is not None:
+        done.rewards.setdefault(episode.group, []).append(rollout.reward)

@@ -1,0 +1,170 @@
+"""What `train sft` and `train dpo` learn from: conversations of the tape, or of a file.
+
+A run reads them when it begins and keeps them in its directory; when it goes on from a checkpoint it finds them there.
+So late rewards, new rollouts and retention change nothing under it, and what it was trained on can be looked at:
+`data/chats.jsonl` has the columns of `penstock samples --form chat`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
+
+from penstock.adapters.chat import Conversation
+from penstock.adapters.export import Row, of_conversations
+from penstock.adapters.making import rows
+from penstock.adapters.report import Report
+from penstock.adapters.samples import Options
+from penstock.adapters.source import load
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.connection import brief
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import Data
+from penstock.trainer.engines.checkpoint import CheckpointError, write_directory
+
+Tuning = Literal["sft", "dpo"]
+FILTERS: dict[Tuning, str] = {"sft": "mode:train status:succeeded", "dpo": "mode:train status:ended"}
+"""Rollouts that are read where nothing else is said. A preference needs what went wrong too."""
+REFUSED = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """All that a run may learn from."""
+
+    chats: list[Conversation]
+    """As they were read, rollout by rollout."""
+    read: dict[str, float]
+    """How much was read, and what was left out already, as metrics."""
+    digest: str
+    """Of the file that holds the chats: whoever goes on must have the same."""
+
+
+async def material(directory: Path, kind: Tuning, data: Data, client: Client, goes_on: bool) -> Material:
+    """That of a run; `goes_on`: as it was read when the run began. Raises `ConfigError` where it cannot be read,
+    `CheckpointError` and `ClientError`."""
+    place = directory / "data"
+    if not goes_on:
+        made, read = await _of_tape(kind, data, client) if data.file is None else _of_file(kind, data.file)
+        shutil.rmtree(place, ignore_errors=True)
+        write_directory(place, lambda beside: _write(beside, made, read))
+    try:
+        text, told = (place / "chats.jsonl").read_bytes(), (place / "read.json").read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"what the run has learnt from cannot be read: {error}") from None
+    chats = [_conversation(json.loads(line)) for line in text.splitlines()]
+    return Material(chats, json.loads(told), sha256(text).hexdigest())
+
+
+def _write(directory: Path, made: Iterable[Row], read: dict[str, float]) -> None:
+    (directory / "chats.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in made))
+    (directory / "read.json").write_bytes(orjson.dumps(read))
+
+
+def _conversation(row: Row) -> Conversation:
+    fields: dict[str, Any] = row | {"calls": tuple(row["calls"])}
+    return Conversation(**fields)
+
+
+# -- from the tape -----------------------------------------------------------------------------------------------------
+
+
+async def _of_tape(kind: Tuning, data: Data, client: Client) -> tuple[list[Row], dict[str, float]]:
+    report, weights = Report(), data.rewards or None
+    options = Options(data.model, data.agent, data.attempt, weights=weights, allow=frozenset(data.allow))
+    wanted = client.rollouts(FILTERS[kind] if data.rollouts is None else data.rollouts)
+    try:
+        async with aclosing(load(client, wanted)) as episodes:
+            made = [row async for row in rows(episodes, "chat", options, 0.0, report)]
+    except ClientError as error:
+        if error.status == REFUSED:
+            raise ConfigError(f"data.rollouts: {error}") from None
+        raise
+    read = {"rollouts": float(report.rollouts)}
+    return made, read | {f"calls/{reason}": float(count) for reason, count in report.reasons.items()}
+
+
+# -- from a file -------------------------------------------------------------------------------------------------------
+
+
+def _said(message: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(message.get("role"), str):
+        raise ValueError("a message needs a role")
+    return message
+
+
+Message = Annotated[dict[str, Any], AfterValidator(_said)]
+Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+class Chat(BaseModel):
+    """A line of a file of chats. Only its messages must be there, as OpenAI's files for fine-tuning have them."""
+
+    messages: Messages
+    rollout: str | None = None
+    attempt: str = ""
+    group: str | None = None
+    agent: str | None = None
+    model: str = ""
+    calls: list[int] = []
+    tools: list[dict[str, Any]] = []
+    reward: float | None = Field(default=None, allow_inf_nan=False)
+    rewards: dict[str, float] = {}
+
+
+class Preference(BaseModel):
+    """A line of a file of preferences, as TRL has them too. Answers in the prompt are not trained on."""
+
+    prompt: list[Message] = []
+    chosen: Messages
+    rejected: Messages
+    tools: list[dict[str, Any]] = []
+    chosen_reward: float = 1.0
+    rejected_reward: float = 0.0
+
+
+def _of_file(kind: Tuning, path: Path) -> tuple[list[Row], dict[str, float]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"data.file: {path} cannot be read: {error}") from None
+    made: list[Conversation] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            made += _of_line(kind, line, number, f"data.file: {path}, line {number}")
+    return list(of_conversations(made)), {"rollouts": float(len({(one.rollout, one.attempt) for one in made}))}
+
+
+def _of_line(kind: Tuning, line: str, number: int, where: str) -> Iterator[Conversation]:
+    try:
+        given = json.loads(line)
+        if isinstance(given, dict) and "chosen" in given:
+            pair = Preference.model_validate(given)
+            if kind == "sft":
+                raise ConfigError(f"{where}: it is a preference, and sft learns from chats; dpo learns from these")
+            yield from _of_pair(pair, f"line-{number}")
+        else:
+            chat = Chat.model_validate(given)
+            name = chat.rollout or f"line-{number}"
+            yield _conversation(chat.model_dump() | {"rollout": name, "group": chat.group or name})
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not JSON: {error.msg}") from None
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {brief(error)}") from None
+
+
+def _of_pair(pair: Preference, name: str) -> Iterator[Conversation]:
+    told = [one | ({"weight": 0} if one["role"] == "assistant" else {}) for one in pair.prompt]
+    sides = (("chosen", pair.chosen, pair.chosen_reward), ("rejected", pair.rejected, pair.rejected_reward))
+    for side, said, reward in sides:
+        chat = Chat(messages=[*told, *said], tools=pair.tools, reward=reward)
+        yield _conversation(chat.model_dump() | {"rollout": f"{name}-{side}", "group": name})

@@ -1,0 +1,196 @@
+"""Production's rollouts for a step: found as their rewards come, looked at when nothing more happens, taken once.
+
+    run      follows the gateway's changes: a reward makes a rollout known, every later call or reward puts it off
+    look     inspects those that are quiet for `online.settle` seconds
+    take     picks, writes down what is taken, and reads it as samples
+
+What came while nobody followed is found on the tape when the run begins. It is read from the newest back to the oldest
+version that is not too old: what is older cannot have been served by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Final
+
+from penstock.adapters.samples import Options
+from penstock.adapters.source import one
+from penstock.adapters.turns import Episode, Try
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.span import Change
+from penstock.trainer.config import Config
+from penstock.trainer.data.collect import Collected, add
+from penstock.trainer.data.selection import Candidate, pick
+from penstock.trainer.data.taken_log import Seen, Taken
+from penstock.trainer.data.trainable import SILENT, Inspector
+
+LOOKS: Final = 100
+"""Rollouts that are looked at before anything else has its turn."""
+
+
+class Traffic:
+    """Of one run. `run` it beside the loop; `begin` once the model is a resource."""
+
+    def __init__(self, client: Client, config: Config, taken: Taken) -> None:
+        self._client, self._config, self._taken = client, config, taken
+        self._inspector = Inspector(client, config)
+        self._due: dict[str, float] = {}
+        """Rollouts that have a reward and are to be looked at, and when; seconds of the loop's clock."""
+        self._known: set[str] = set()
+        """Rollouts that have a reward and may be taken."""
+        self._ready: dict[str, Candidate] = {}
+        self._left = Counter[str]()
+        """How many were left out since the last step, by reason."""
+        self._told: set[str] = {*SILENT}
+        """Reasons that were explained."""
+        self._news, self._follows = asyncio.Event(), asyncio.Event()
+        self._begun = self._released = False
+
+    async def run(self) -> None:
+        """Follows the changes, for ever."""
+        cursor = (await self._client.stats(spans=0)).cursor
+        self._follows.set()
+        async with aclosing(self._client.changes(cursor)) as changes:
+            async for change in changes:
+                self._note(change)
+
+    async def begin(self, version: int) -> None:
+        """Finds what is on the tape already. `version`: the step of the newest weights. Raises `ConfigError`."""
+        if self._begun:
+            return
+        self._begun = True
+        await self._follows.wait()
+        versions = await self._inspector.begin()
+        oldest = min(
+            it.created_ns for it in versions if self._fresh(self._inspector.versions.step(it.version), version)
+        )
+        found: list[str] = []
+        async for rollout in self._client.rollouts("mode:online"):
+            if rollout.created_ns < oldest:
+                break
+            found += [rollout.id] if rollout.reward is not None else []
+        for name in reversed(found):
+            self._touch(name)
+
+    def _fresh(self, step: int | None, version: int) -> bool:
+        return step is not None and version - step <= self._config.rollouts.staleness
+
+    def age(self, version: str | None, newest: int) -> int:
+        """How many versions one is behind the newest."""
+        step = self._inspector.versions.step(version)
+        return 0 if step is None else max(0, newest - step)
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def _note(self, change: Change) -> None:
+        if change.kind == "release":
+            self._released = True
+            self._news.set()
+        elif change.span is not None and change.span.kind == "reward":
+            self._touch(change.span.rollout)
+        else:
+            about = change.span or change.attempt
+            name = about.rollout if about is not None else change.rollout.id if change.rollout is not None else ""
+            if name in self._known:
+                self._touch(name)
+
+    def _touch(self, name: str) -> None:
+        """Something is known of a rollout that has a reward: it is looked at when it is quiet."""
+        if name in self._taken:
+            return
+        if not self._due:
+            # Otherwise somebody waits for an earlier one already.
+            self._news.set()
+        self._known.add(name)
+        self._ready.pop(name, None)
+        self._due[name] = asyncio.get_running_loop().time() + self._config.online.settle
+
+    async def news(self) -> bool:
+        """Waits until something may have changed; whether a release has."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(min(self._due.values(), default=None)):
+                await self._news.wait()
+        self._news.clear()
+        released, self._released = self._released, False
+        return released
+
+    async def look(self) -> list[str]:
+        """Looks at some of what is quiet; what a person should know of it and was not told."""
+        now, told = asyncio.get_running_loop().time(), list[str]()
+        for name in [name for name, due in self._due.items() if due <= now][:LOOKS]:
+            del self._due[name]
+            found = await self._inspector.look(name)
+            if name in self._due:
+                # Something happened meanwhile.
+                continue
+            if isinstance(found, Candidate):
+                self._ready[name] = found
+            elif found is not None:
+                told += self._leave_out(name, found)
+        return told
+
+    def _leave_out(self, name: str, reason: str) -> list[str]:
+        """A sentence for the first rollout that is left out for a reason."""
+        self._known.discard(name)
+        self._left[reason] += reason not in SILENT
+        if reason in self._told:
+            return []
+        self._told.add(reason)
+        return [self._inspector.explain(name, reason)]
+
+    # -- taking ------------------------------------------------------------------------------------------------------
+
+    async def take(self, step: int, version: int) -> Collected | None:
+        """What a step learns from; None when there is not enough. `version`: the step of the newest weights. Raises
+        `CheckpointError`."""
+        names = self._taken.by(step)
+        if names is None:
+            self._drop_stale(version)
+            wanted = self._config.online
+            least = self._config.rollouts.group_size if wanted.grouped else None
+            chosen = pick(self._ready.values(), wanted.enough, least)
+            if not chosen:
+                return None
+            names = self._taken.take(step, chosen)
+        for name in names:
+            self._forget(name)
+        return await self._read(names)
+
+    @property
+    def stale(self) -> int:
+        """How many were left out since the last step because their weights are too old."""
+        return self._left["stale"]
+
+    def _drop_stale(self, version: int) -> None:
+        old = [name for name, it in self._ready.items() if not self._fresh(it.version, version)]
+        self._left["stale"] += len(old)
+        for name in old:
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._known.discard(name)
+        self._ready.pop(name, None)
+        self._due.pop(name, None)
+
+    async def _read(self, names: Mapping[str, Seen]) -> Collected:
+        done = Collected(figures={f"left_out/{name}": float(count) for name, count in (+self._left).items()})
+        self._left.clear()
+        for name, seen in names.items():
+            episode = await one(self._client, await self._client.rollout(name))
+            add(done, as_seen(episode, seen), Options(model=self._config.model.name))
+        return done
+
+
+def as_seen(episode: Episode, seen: Seen) -> Episode:
+    """An episode as it was when it was looked at: without later attempts, calls and rewards."""
+
+    def cut(whole: Try, last: int) -> Try:
+        calls = tuple(call for call in whole.calls if call.span.sequence <= last)
+        return replace(whole, calls=calls, spans=tuple(span for span in whole.spans if span.sequence <= last))
+
+    tries = [cut(it, seen[it.attempt.id]) for it in episode.tries if it.attempt.id in seen]
+    return replace(episode, tries=tuple(tries))

@@ -1,0 +1,64 @@
+"""What each step has taken of production, written down before anything is learnt from it.
+
+A directory for each step, complete or not there. So a rollout is learnt from once, whatever dies when: a step that is
+done again, because the checkpoint is older, takes what it took, as it was then, and comes to the same weights; no
+other step takes any of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from penstock.trainer.data.selection import Candidate
+from penstock.trainer.engines.checkpoint import CheckpointError, write_directory
+
+Seen = Mapping[str, int]
+"""Attempts of a rollout, each with its highest span."""
+NAME: Final = re.compile(r"step-\d{8}")
+
+
+class Taken:
+    """The steps of one run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._names: set[str] = set()
+        for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+            if NAME.fullmatch(path.name):
+                self._names |= _read(path).keys()
+
+    def __contains__(self, rollout: str) -> bool:
+        """Whether some step has taken it."""
+        return rollout in self._names
+
+    def by(self, step: int) -> dict[str, Seen] | None:
+        """What a step has taken; None when it has not. Raises `CheckpointError` when it cannot be read."""
+        path = self._path(step)
+        return _read(path) if path.exists() else None
+
+    def take(self, step: int, chosen: Iterable[Candidate]) -> dict[str, Seen]:
+        """A step takes these; on disk when this returns. Raises `CheckpointError`."""
+        found = {one.rollout: dict(one.seen) for one in chosen}
+        write_directory(self._path(step), lambda beside: _write(beside / "rollouts.json", found))
+        self._names |= found.keys()
+        return {**found}
+
+    def _path(self, step: int) -> Path:
+        return self._directory / f"step-{step:08d}"
+
+
+def _read(path: Path) -> dict[str, Seen]:
+    try:
+        return json.loads((path / "rollouts.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}; it says what a step of the run has learnt from"
+        ) from None
+
+
+def _write(path: Path, found: Mapping[str, Seen]) -> None:
+    path.write_text(json.dumps(found), encoding="utf-8")

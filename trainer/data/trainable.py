@@ -1,0 +1,115 @@
+"""Can a rollout of production be learnt from, and if not why: asked once, when nothing more happens to it.
+
+It is production's, and of the model that is trained; it has a reward and no call under way; its weights are of this
+run; the filter finds it; and `penstock doctor` says that it can be trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.adapters.source import ENDED
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.release import Resource
+from penstock.gateway.model.span import RolloutStatus, RolloutSummary, SpanStatus
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import Config
+from penstock.trainer.data.selection import Candidate, Versions
+
+NOT_FOUND: Final = 404
+REFUSED: Final = 400
+SILENT: Final = frozenset({"mode", "model", "filter"})
+"""Why a rollout is left out that was never meant to be learnt from: nobody must be told."""
+WHY: Final = {
+    "other_version": "it was served by weights that this run has neither made nor begun from",
+    "no_group": "it is of no group, and online.grouped is set",
+    "gone": "it is not on the tape any more",
+}
+"""Reasons that `penstock doctor` does not know."""
+
+
+class Inspector:
+    """Of one run. `begin` once the model is a resource."""
+
+    def __init__(self, client: Client, config: Config) -> None:
+        self._client, self._config = client, config
+        self.versions = Versions(config.run.name, frozenset())
+
+    async def begin(self) -> list[Resource]:
+        """Versions of the model that are of the run. Raises `ConfigError`."""
+        await self._check_filter()
+        found = (await self._client.resource(self._config.model.name)).versions
+        start = frozenset(one.version for one in found if self._is_start(one.content))
+        self.versions = Versions(self._config.run.name, start)
+        return [one for one in found if self.versions.step(one.version) is not None]
+
+    async def _check_filter(self) -> None:
+        try:
+            # A filter is read before the rollout is looked for, which is none.
+            _ = [it async for it in self._client.spans("none", filter=self._config.online.filter, limit=1)]
+        except ClientError as error:
+            if error.status == REFUSED:
+                raise ConfigError(f"online.filter: {error}") from None
+            if error.status != NOT_FOUND:
+                raise
+
+    def _is_start(self, content: Mapping[str, Any]) -> bool:
+        """Whether a version is the weights that the run began from."""
+        adapter = self._config.model.adapter
+        same = None if adapter is None else str(adapter.absolute())
+        return content.get("base") == self._config.inference.base and content.get("adapter") == same
+
+    def explain(self, name: str, reason: str) -> str:
+        """A reason in a sentence."""
+        why = WHY.get(reason, f"{reason}; penstock doctor {name} --model {self._config.model.name} says more")
+        return f"not learnt from: rollout {name}, and others like it: {why}"
+
+    async def look(self, name: str) -> Candidate | str | None:
+        """What can be learnt from, or the reason why it cannot; None when that is not known yet."""
+        try:
+            rollout = await self._client.rollout(name)
+            return "mode" if rollout.mode != "online" else await self._look(rollout)
+        except ClientError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return "gone"
+
+    async def _look(self, rollout: RolloutSummary) -> Candidate | str | None:
+        calls = [span async for span in self._client.spans(rollout.id, filter="kind:llm")]
+        if not settled(rollout) or any(span.status == SpanStatus.OPEN for span in calls):
+            return None
+        model = self._config.model.name
+        served = [(span.versions or {}).get(model) for span in calls if span.model == model]
+        step = self.versions.oldest(served)
+        if step is None:
+            return "other_version" if served else "model"
+        if self._config.online.grouped and rollout.group is None:
+            return "no_group"
+        return await self._trouble(rollout.id) or candidate(rollout, step)
+
+    async def _trouble(self, name: str) -> str | None:
+        """Why a rollout is not wanted, or cannot be trained on."""
+        wanted = self._config.online.filter
+        if wanted and not [span async for span in self._client.spans(name, filter=wanted, limit=1)]:
+            return "filter"
+        found = await self._client.diagnosis(name, self._config.model.name)
+        if found.trainable:
+            return None
+        every = [it for attempt in found.attempts for part in (attempt, *attempt.calls) for it in part.findings]
+        return next((it.code for it in (*found.findings, *every) if it.blocks), "no_generation")
+
+
+def settled(rollout: RolloutSummary) -> bool:
+    """Whether a rollout has a reward and nothing more is to come. What does not come from the queue only falls quiet:
+    that is not waited for."""
+    judged = rollout.reward is not None and math.isfinite(rollout.reward)
+    return judged and rollout.status in (ENDED if rollout.origin == "queued" else {*RolloutStatus})
+
+
+def candidate(rollout: RolloutSummary, step: int) -> Candidate:
+    """A rollout that has a reward, as it is now. `step`: what its weights are of."""
+    assert rollout.reward is not None
+    seen = {attempt.id: attempt.spans for attempt in rollout.attempts}
+    return Candidate(rollout.id, rollout.group, rollout.created_ns, step, rollout.reward, seen)

@@ -1,0 +1,53 @@
+"""Which engine a configuration asks for. What only one of them needs is imported when it is asked for."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, distribution
+
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import Config
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.engines.policy import check_paths
+from penstock.trainer.engines.remote import RemoteEngine
+
+
+class EngineError(Exception):
+    """The ranks of an engine have failed; the message says what the first of them said."""
+
+
+def make_engine(config: Config, reference: bool = False, updates: int | None = None) -> Engine:
+    """The engine that `engine.kind` names; the arguments are those of `Engine`.
+
+    Raises `ConfigError`, also where it is not installed, and `EngineError` where its ranks cannot start.
+    """
+    if config.engine.kind == "local":
+        return Engine(config, reference, updates)
+    missing = ", ".join(name for name in ("verl", "ray", "tensordict") if not _installed(name))
+    if missing:
+        raise ConfigError(
+            f"engine.kind: \"verl\" needs {missing} here: pip install 'penstock[verl]' into an environment of its own "
+            '(docs/scale-out.md), or set it to "local"'
+        )
+    if reference and config.model.weights == "full":
+        raise ConfigError('model.weights: with engine.kind = "verl" only adapters have a reference; use "lora"')
+    config = _absolute(config)
+    check_paths(config)
+    from penstock.trainer.engines.verl_backend import Ranks
+
+    return RemoteEngine(config, Ranks(config), updates)
+
+
+def _absolute(config: Config) -> Config:
+    """Ranks have another working directory."""
+    model = config.model
+    paths = {"path": model.path.absolute(), "adapter": model.adapter and model.adapter.absolute()}
+    return config.model_copy(update={"model": model.model_copy(update=paths)})
+
+
+def _installed(name: str) -> bool:
+    # By its distribution: a directory that happens to have the name is no package.
+    try:
+        _ = distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,193 @@
+"""The policy: a causal language model of transformers, its reference, and the log-probabilities of tokens under both.
+
+What is trained is in float32 whatever the format of the computation is: a LoRA adapter over a frozen model in
+`engine.dtype`, or all weights under autocast. The reference is the model with its adapter switched off, or a frozen
+copy of all weights.
+
+Logits are made only for the columns that a trained token needs, which for agents' long prompts is a small part.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import Config
+from penstock.trainer.engines.checkpoint import write_directory
+from penstock.trainer.mathematics.batch import MicroBatch
+
+WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+"""Endings of files with weights, and of what says where they are."""
+
+
+class Policy:
+    """A model and what of it is trained. `reference`: whether log-probabilities of one will be asked for."""
+
+    def __init__(self, config: Config, reference: bool = False) -> None:
+        self.config = config
+        self.full = config.model.weights == "full"
+        self.device = _device(config)
+        self.dtype = cast(torch.dtype, getattr(torch, config.engine.dtype))
+        self.network = self._load().to(self.device)
+        self._frozen = copy.deepcopy(self.network).requires_grad_(False).eval() if reference and self.full else None
+        self.trained = {name: one for name, one in self.network.named_parameters() if one.requires_grad}
+        if config.engine.layout == "packed":
+            self._refuse_leaks()
+
+    def _load(self) -> torch.nn.Module:
+        path, engine = self.config.model.path, self.config.engine
+        check_paths(self.config)
+        # Its bars would be drawn over what the run shows.
+        logging.disable_progress_bar()
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32 if self.full else self.dtype,
+            attn_implementation=engine.attention,
+            local_files_only=True,
+        )
+        if engine.gradient_checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        return model if self.full else _adapted(model, self.config)
+
+    def logprobs(self, batch: MicroBatch) -> Tensor:
+        """[N] log-probabilities of the trained tokens, in nats, float32, without gradients."""
+        self.network.eval()
+        with torch.no_grad():
+            return self.forward(batch)[0]
+
+    def reference(self, batch: MicroBatch) -> Tensor:
+        """[N] log-probabilities of the trained tokens under the reference."""
+        if self._frozen is not None:
+            with torch.no_grad():
+                return self.forward(batch, self._frozen)[0]
+        if self.full:
+            raise ValueError("no reference was asked for when this policy was loaded")
+        with cast(PeftModel, self.network).disable_adapter():
+            return self.logprobs(batch)
+
+    def forward(self, batch: MicroBatch, model: torch.nn.Module | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probabilities, with gradients, and entropies of the trained tokens: [N] each, in nats."""
+        columns, place = np.unique(batch.columns - 1, return_inverse=True)
+        with self._autocast():
+            logits: Tensor = (model or self.network)(
+                input_ids=self.tensor(batch.ids).long(),
+                position_ids=self.tensor(batch.positions).long(),
+                use_cache=False,
+                logits_to_keep=self.tensor(columns),
+            ).logits
+        chosen = logits[self.tensor(batch.rows), self.tensor(place)].float() / self.config.rollouts.temperature
+        targets = self.tensor(batch.ids[batch.rows, batch.columns]).long()
+        whole = chosen.logsumexp(-1)
+        logprobs = chosen.gather(1, targets[:, None])[:, 0] - whole
+        with torch.no_grad():
+            entropy = whole - (torch.softmax(chosen, -1) * chosen).sum(-1)
+        return logprobs, entropy
+
+    def tensor(self, array: Any) -> Tensor:
+        """An array where the model is."""
+        return torch.from_numpy(array).to(self.device)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.full and self.dtype != torch.float32:
+            return torch.autocast(self.device.type, self.dtype)
+        return nullcontext()
+
+    def _refuse_leaks(self) -> None:
+        """Some architectures carry a state along the row, over the border between two examples."""
+        size = int(cast(Any, self.network).config.get_text_config().vocab_size)
+        ids = np.arange(8, dtype=np.int32)[None] % size
+        other = np.where(np.arange(8) < 4, (ids + 1) % size, ids).astype(np.int32)
+        if not torch.equal(self._of_second_half(ids), self._of_second_half(other)):
+            raise ConfigError('engine.layout: in this model packed examples see each other; set it to "padded"')
+
+    def _of_second_half(self, ids: Any) -> Tensor:
+        positions = np.tile(np.arange(4, dtype=np.int32), 2)[None]
+        nothing, zeros, columns = np.zeros(3, np.float32), np.zeros(3, np.intp), np.arange(5, 8)
+        return self.logprobs(MicroBatch(ids, positions, zeros, columns, nothing, nothing, nothing, zeros, zeros))
+
+    def save_adapter(self, directory: Path) -> None:
+        """Writes the adapter as PEFT does, for vLLM and others; complete or not there.
+
+        Raises `CheckpointError`, and `ValueError` where all weights are trained.
+        """
+        if self.full:
+            raise ValueError("all weights are trained: there is no adapter, save the model")
+        write_directory(directory, self._fill_adapter)
+
+    def _fill_adapter(self, directory: Path) -> None:
+        model = cast(PeftModel, self.network)
+        weights = get_peft_model_state_dict(model, save_embedding_layers=False)
+        fill_adapter(directory, model.peft_config["default"], weights)
+
+    def save_model(self, directory: Path) -> None:
+        """Writes the whole model in `engine.dtype`, an adapter merged into it; complete or not there.
+
+        What else the model's directory has is copied: tokenizer, chat template. Raises `CheckpointError`.
+        """
+        write_directory(directory, self._fill_model)
+
+    def _fill_model(self, directory: Path) -> None:
+        made: Any = copy.deepcopy(self.network)
+        model = made if self.full else made.merge_and_unload()
+        model.to(self.dtype).save_pretrained(directory)
+        for path in self.config.model.path.iterdir():
+            if path.is_file() and not path.name.endswith(WEIGHTS) and not (directory / path.name).exists():
+                shutil.copyfile(path, directory / path.name)
+
+
+def check_paths(config: Config) -> None:
+    """Raises `ConfigError` unless the model and the adapter to begin with are where the configuration says."""
+    path, adapter = config.model.path, config.model.adapter
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"model.path: {path} holds no config.json; it must be the directory of a model")
+    if adapter is not None and not (adapter / "adapter_config.json").is_file():
+        raise ConfigError(f"model.adapter: {adapter} holds no adapter_config.json")
+
+
+def fill_adapter(directory: Path, config: Any, weights: dict[str, Tensor]) -> None:
+    """Writes what belongs into the directory of an adapter: PEFT's configuration of it, and its weights by name."""
+    made = copy.copy(config)
+    made.inference_mode = True
+    # A set has another order in every process; the same weights are to be the same bytes.
+    if isinstance(made.target_modules, set):
+        made.target_modules = sorted(made.target_modules)
+    made.save_pretrained(str(directory))
+    tensors = {name: one.detach().to("cpu").contiguous() for name, one in weights.items()}
+    save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
+
+
+def _adapted(model: PreTrainedModel, config: Config) -> torch.nn.Module:
+    wanted = config.model
+    if wanted.adapter is not None:
+        return PeftModel.from_pretrained(model, str(wanted.adapter), is_trainable=True, local_files_only=True)
+    made = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=wanted.rank,
+        lora_alpha=wanted.alpha,
+        lora_dropout=wanted.dropout,
+        target_modules=wanted.targets,
+    )
+    with warnings.catch_warnings():
+        # peft asks transformers for an attribute by its former name.
+        warnings.simplefilter("ignore", FutureWarning)
+        return get_peft_model(model, made)
+
+
+def _device(config: Config) -> torch.device:
+    wanted = config.engine.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('engine.device: there is no usable GPU here; set "cpu" or "auto"')
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")

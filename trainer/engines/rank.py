@@ -1,0 +1,137 @@
+"""One rank's part of an engine whose network is spread over several: each holds a piece of every weight (FSDP2).
+
+    part = Sharded(config, network, optimiser, update)
+    tally = part.accumulate(dealt, policy)        # its own micro-batches
+    norm = update()                               # clips and steps, all ranks together
+
+Whatever goes through the network is done by all ranks at the same time, with the same number of micro-batches. Losses
+and gradients are the local engine's, by its very code: the ranks' losses add up to that of the step, and because the
+network takes the mean of their gradients, each is multiplied by the number of ranks.
+
+A state is that of the local engine, gathered: a run may go on with other ranks, or with the local engine.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed
+from peft import PeftModel, get_peft_model_state_dict
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from penstock.trainer.config import Config
+from penstock.trainer.engines import seeds
+from penstock.trainer.engines.checkpoint import State
+from penstock.trainer.engines.local import Engine, Objective, check_fit
+from penstock.trainer.engines.policy import Policy
+from penstock.trainer.mathematics.batch import MicroBatch
+from penstock.trainer.mathematics.loss import Tally, Tokens
+from penstock.trainer.mathematics.shares import is_filler
+
+
+class Spread(Policy):
+    """A policy over a network that somebody else has built and spread over the ranks."""
+
+    def __init__(self, config: Config, network: torch.nn.Module, device: torch.device) -> None:
+        self.config, self.network, self.device = config, network, device
+        self.full = config.model.weights == "full"
+        self.dtype = cast(torch.dtype, getattr(torch, config.engine.dtype))
+        self._frozen = None
+        self.trained = {name: one for name, one in network.named_parameters() if one.requires_grad}
+        if config.engine.layout == "packed":
+            self._refuse_leaks()
+
+
+class Sharded(Engine):
+    """An engine's part. `update` clips the gradients, steps unless they are not finite, and returns their norm."""
+
+    def __init__(
+        self, config: Config, model: Spread, optimiser: torch.optim.AdamW, update: Callable[[], float]
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.optimiser = optimiser
+        self.update = update
+
+    def accumulate(self, batches: Sequence[MicroBatch], objective: Objective) -> Tally:
+        """Adds the gradients of this rank's micro-batches to those of the others; returns its part of the tally."""
+        ranks = torch.distributed.get_world_size()
+        return _at_hand(super().accumulate(batches, functools.partial(_part, objective=objective, ranks=ranks)))
+
+    def advance(self, batches: Sequence[MicroBatch], objective: Objective, rate: float) -> tuple[Tally, float]:
+        """One update at a learning rate: (this rank's part of the tally, norm of the whole gradient)."""
+        tally = self.accumulate(batches, objective)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        return tally, self.update()
+
+    def weights(self) -> dict[str, Tensor]:
+        """All that is trained, whole."""
+        return {name: _whole(one) for name, one in self.model.trained.items()}
+
+    def adapter(self) -> tuple[Any, dict[str, Tensor]]:
+        """(PEFT's configuration, weights by PEFT's names): the adapter as `policy.fill_adapter` wants it."""
+        network = cast(PeftModel, self.model.network)
+        named = get_peft_model_state_dict(network, self.weights(), save_embedding_layers=False)
+        return network.peft_config["default"], named
+
+    def state(self) -> State:
+        """Weights and optimiser as `Engine.state` has them, whole; `random` is this rank's own."""
+        trained = self.model.trained
+        (settings,) = self.optimiser.param_groups
+        moments = {
+            number: {key: _whole(value) for key, value in self.optimiser.state[one].items()}
+            for number, one in enumerate(trained.values())
+            if one in self.optimiser.state
+        }
+        return {
+            "weights": self.weights(),
+            "optimiser": {"state": moments, "param_groups": [settings | {"params": list(range(len(trained)))}]},
+            "random": seeds.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        """Goes back to a `state()`. Raises `ConfigError` when it is of another model or adapter."""
+        weights, trained = cast(dict[str, Tensor], state["weights"]), self.model.trained
+        check_fit(weights, trained)
+        moments = state["optimiser"]["state"]
+        self.optimiser.state.clear()
+        with torch.no_grad():
+            for number, (name, one) in enumerate(trained.items()):
+                one.copy_(_like(weights[name], one))
+                if number in moments:
+                    self.optimiser.state[one] = {key: _like(value, one) for key, value in moments[number].items()}
+        seeds.restore(state["random"])
+
+
+def _part(logprobs: Tensor, tokens: Tokens, objective: Objective, ranks: int) -> tuple[Tensor, Tally]:
+    """The objective of one rank."""
+    if is_filler(tokens.weights):
+        return logprobs.sum() * 0, Tally()
+    loss, tally = objective(logprobs, tokens)
+    return loss * ranks, tally
+
+
+def _at_hand(tally: Tally) -> Tally:
+    """Where a process without a GPU can read it."""
+    sums, maxima = ({name: one.cpu() for name, one in part.items()} for part in (tally.sums, tally.maxima))
+    return Tally(sums, maxima, {name: [one.cpu() for one in parts] for name, parts in tally.values.items()})
+
+
+def _whole(value: Tensor) -> Tensor:
+    """All of it, on this machine; every rank must ask for it at the same time."""
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu()
+
+
+def _like(value: Tensor, one: Tensor) -> Tensor:
+    """This rank's piece of what is of one's shape; a copy of what is not, as the number of steps."""
+    if value.shape != one.shape:
+        return value.clone()
+    if not isinstance(one, DTensor):
+        return value.to(one.device, copy=True)
+    # Everybody has the whole, so nobody needs to send anything.
+    return distribute_tensor(value.to(one.device), one.device_mesh, one.placements, src_data_rank=None)

@@ -1,0 +1,133 @@
+"""An engine whose ranks are other processes, as the loop sees it: it holds no weights, and asks.
+
+    engine = RemoteEngine(config, ranks)    # as trainer.engines.local.Engine
+    engine.close()
+
+Micro-batches are dealt to the ranks (`trainer.mathematics.shares`), each of which holds a part (`trainer.engines.rank`); their tallies
+are added up here. A state is the local engine's, and so is what is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.trainer.config import Config
+from penstock.trainer.engines import seeds
+from penstock.trainer.engines.checkpoint import State, write_directory
+from penstock.trainer.engines.local import Engine, Objective, schedule
+from penstock.trainer.engines.policy import Policy, fill_adapter
+from penstock.trainer.mathematics.batch import MicroBatch
+from penstock.trainer.mathematics.loss import Tally
+from penstock.trainer.mathematics.shares import collected, deal
+
+
+class Ranks(Protocol):
+    """Processes that hold an engine together; each does what `trainer.engines.rank.Sharded` says."""
+
+    def __len__(self) -> int:
+        """How many they are."""
+        ...
+
+    def ask(self, method: str, *arguments: Any) -> list[Any]:
+        """What each rank answers, in their order. A list has something for each of them, anything else goes to all."""
+        ...
+
+    def close(self) -> None:
+        """Ends them."""
+        ...
+
+
+class RemoteEngine(Engine):
+    """As `Engine`, and stands for it. `ranks` have begun with this very configuration."""
+
+    def __init__(self, config: Config, ranks: Ranks, updates: int | None = None) -> None:
+        seeds.seed(config.run.seed)
+        self.config = config
+        self.updates = config.run.steps * config.optimiser.updates if updates is None else updates
+        self.done = 0
+        self._ranks = ranks
+        self.model = Afar(config, ranks)
+
+    def prepared(self, batches: Sequence[MicroBatch], old: bool = False) -> list[MicroBatch]:
+        """As `Engine.prepared`, the ranks sharing the micro-batches."""
+        wanted = [("old", False)] * old + [("reference", True)] * (self.config.loss.kl > 0)
+        found = {name: scores(self._ranks, batches, other) for name, other in wanted}
+        return [
+            replace(batch, **{name: values[number] for name, values in found.items()})
+            for number, batch in enumerate(batches)
+        ]
+
+    def step(self, batches: Sequence[MicroBatch], objective: Objective) -> dict[str, float]:
+        """As `Engine.step`."""
+        rate = self.config.learning_rate * schedule(self.config.optimiser, self.done, self.updates)
+        parts = self._ranks.ask("advance", deal(batches, len(self._ranks)), objective, rate)
+        whole, norm = Tally(), parts[0][1]
+        for tally, _ in parts:
+            whole.add(tally)
+        self.done += 1
+        finite = bool(np.isfinite(norm))
+        return whole.report() | {"grad_norm": norm, "learning_rate": rate, "skipped": float(not finite)}
+
+    def save_adapter(self, directory: Path) -> None:
+        """As `Engine.save_adapter`; this machine writes it."""
+        if self.model.full:
+            raise ValueError("all weights are trained: there is no adapter, save the model")
+        config, weights = self._ranks.ask("adapter")[0]
+        write_directory(directory, lambda beside: fill_adapter(beside, config, weights))
+
+    def save_model(self, directory: Path) -> None:
+        """As `Engine.save_model`; this machine needs the memory for the whole model."""
+        here = self.config.engine.model_copy(update={"kind": "local", "ranks": 1, "nodes": 1, "device": "cpu"})
+        policy = Policy(self.config.model_copy(update={"engine": here}))
+        weights = self._ranks.ask("weights")[0]
+        with torch.no_grad():
+            for name, one in policy.trained.items():
+                one.copy_(weights[name])
+        policy.save_model(directory)
+
+    def state(self) -> State:
+        """As `Engine.state`: either may go on from the other's. `ranks` are the random states of the ranks."""
+        parts = self._ranks.ask("state")
+        random = [part["random"] for part in parts]
+        return parts[0] | {"done": self.done, "random": seeds.state(), "ranks": random}
+
+    def restore(self, state: State) -> None:
+        """As `Engine.restore`; a state of another number of ranks will do."""
+        random = state.get("ranks") or [state["random"]]
+        shared = {key: state[key] for key in ("weights", "optimiser")}
+        self._ranks.ask("restore", [random[rank % len(random)] for rank in range(len(self._ranks))], shared)
+        self.done = state["done"]
+        seeds.restore(state["random"])
+
+    def close(self) -> None:
+        """Ends the ranks; the process's own end does it too."""
+        self._ranks.close()
+
+
+class Afar(Policy):
+    """The policy as the driver sees it: what it computes, the ranks do."""
+
+    def __init__(self, config: Config, ranks: Ranks) -> None:
+        self.config, self._ranks = config, ranks
+        self.full = config.model.weights == "full"
+        self.device = torch.device("cpu")
+
+    def logprobs(self, batch: MicroBatch) -> Tensor:
+        """As `Policy.logprobs`, on a CPU."""
+        return torch.from_numpy(scores(self._ranks, [batch], False)[0])
+
+    def reference(self, batch: MicroBatch) -> Tensor:
+        """As `Policy.reference`, on a CPU."""
+        return torch.from_numpy(scores(self._ranks, [batch], True)[0])
+
+
+def scores(ranks: Ranks, batches: Sequence[MicroBatch], reference: bool) -> list[Any]:
+    """[N] log-probabilities of the trained tokens of each micro-batch, under the policy or its reference."""
+    return collected(ranks.ask("scores", deal(batches, len(ranks)), reference), batches)

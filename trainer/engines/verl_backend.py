@@ -1,0 +1,242 @@
+"""`engine.kind = "verl"`: ranks that are verl's workers over Ray. The only module that imports them.
+
+    ranks = Ranks(config)       # processes on a Ray cluster, for trainer.engines.remote.RemoteEngine
+    ranks.close()
+
+verl places the ranks (`RayResourcePool`, `RayWorkerGroup`) and in each builds the network, its adapter and its
+optimiser, spread over all of them by FSDP2 (`FSDPEngineWithLMHead`); it clips and steps too. What goes through the
+network and what is minimised are ours (`trainer.engines.rank`): verl's own trainer, its batches and its losses are not used,
+so a step is the local engine's up to the order of sums.
+
+verl knows GPUs and NPUs; `Cpu` is what it has to know of a machine without.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from types import ModuleType
+from typing import Any, cast
+from uuid import uuid4
+
+import ray as _ray
+import torch
+import torch.distributed
+from ray.exceptions import RayError, RayTaskError
+from verl.plugin.platform import set_platform
+from verl.plugin.platform.platform_cuda import PlatformCUDA
+from verl.single_controller.base import Worker
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.trainer.config import CheckpointConfig
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import Config
+from penstock.trainer.engines import seeds
+from penstock.trainer.engines.checkpoint import State
+from penstock.trainer.engines.choose import EngineError
+from penstock.trainer.engines.local import Objective
+from penstock.trainer.engines.rank import Sharded, Spread
+from penstock.trainer.mathematics.batch import MicroBatch
+from penstock.trainer.mathematics.loss import Tally
+
+ray: Any = _ray
+"""Its annotations are not complete enough to be checked against."""
+Cuda: Any = PlatformCUDA
+"""What registers it hides what it is."""
+
+
+# -- the ranks, seen from the driver -----------------------------------------------------------------------------------
+
+
+class Ranks:
+    """The processes of an engine on a Ray cluster."""
+
+    def __init__(self, config: Config) -> None:
+        wanted = config.engine
+        _join(config)
+        self._gpu = wanted.device == "cuda" or (wanted.device == "auto" and bool(ray.cluster_resources().get("GPU")))
+        _refuse_few("GPU" if self._gpu else "CPU", config)
+        _settle(self._gpu)
+        # verl would draw a name, and with the run's seed every time the same.
+        name, places = f"penstock-{uuid4().hex[:8]}-", [wanted.ranks // wanted.nodes] * wanted.nodes
+        self._pool = RayResourcePool(places, use_gpu=self._gpu, name_prefix=name, max_colocate_count=1)
+        actor = RayClassWithInitArgs(ray.remote(Rank), config, self._gpu)
+        device = "cuda" if self._gpu else "cpu"
+        self._group = RayWorkerGroup(self._pool, actor, name_prefix=name, device_name=device)
+        self.ask("begin")
+
+    def __len__(self) -> int:
+        return cast(int, self._group.world_size)
+
+    def ask(self, method: str, *arguments: Any) -> list[Any]:
+        """What each rank answers. A list has something for each of them, anything else goes to all."""
+        # What goes to all goes to each machine once.
+        spread = [one if isinstance(one, list) else [ray.put(one)] * len(self) for one in arguments]
+        try:
+            return self._group.execute_all_sync(method, *spread)
+        except RayTaskError as error:
+            if isinstance(error.cause, ConfigError):
+                raise error.cause from None
+            raise EngineError(f"a rank failed: {type(error.cause).__name__}: {error.cause}") from error
+        except RayError as error:
+            raise EngineError(f"a rank has died: {' '.join(str(error).split())[:500]}") from error
+
+    def close(self) -> None:
+        """Ends them and gives their places back."""
+        for worker in self._group.workers:
+            ray.kill(worker)
+        for group in self._pool.pgs or ():
+            ray.util.remove_placement_group(group)
+
+
+def _join(config: Config) -> None:
+    """Connects this process with the cluster, once."""
+    address = config.engine.ray
+    if ray.is_initialized():
+        return
+    _ = os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Only a cluster of our own takes what it has from us: ranks on CPUs may be more than cores.
+    own = {"num_cpus": max(os.cpu_count() or 1, config.engine.ranks), "include_dashboard": False}
+    more = own if address == "local" else {}
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace="penstock", **more)
+    except (ConnectionError, ValueError, RayError) as error:
+        raise ConfigError(f"engine.ray: cannot reach the Ray cluster {address!r}: {error}") from None
+
+
+def _refuse_few(resource: str, config: Config) -> None:
+    """Ray would wait for ever for what the cluster has not."""
+    wanted, there = config.engine.ranks, int(ray.cluster_resources().get(resource, 0))
+    if there < wanted:
+        raise ConfigError(f"engine.ranks: {wanted} ranks need a {resource} each, and the Ray cluster has {there}")
+
+
+# -- a rank ------------------------------------------------------------------------------------------------------------
+
+
+class Rank(Worker):
+    """A process of the engine: an actor, one of as many as there are ranks."""
+
+    def __init__(self, config: Config, gpu: bool) -> None:
+        _settle(gpu)
+        super().__init__()
+        self.config, self.gpu = config, gpu
+
+    def begin(self) -> None:
+        """Finds the others, and builds the network with them."""
+        backend = "cpu:gloo,cuda:nccl" if self.gpu else "gloo"
+        torch.distributed.init_process_group(backend, rank=self.rank, world_size=self.world_size)
+        # The first rank's adapter is everybody's, and the same as the local engine's.
+        seeds.seed(self.config.run.seed)
+        self.verl = _built(self.config)
+        device = torch.device("cuda", torch.cuda.current_device()) if self.gpu else torch.device("cpu")
+        model = Spread(self.config, self.verl.module, device)
+        self.part = Sharded(self.config, model, self.verl.optimizer, self.verl.optimizer_step)
+
+    def scores(self, batches: list[MicroBatch], reference: bool) -> list[Any]:
+        """[N] log-probabilities of this rank's micro-batches."""
+        ask = self.part.model.reference if reference else self.part.model.logprobs
+        with self.verl.eval_mode():
+            return [ask(batch).cpu().numpy() for batch in batches]
+
+    def advance(self, batches: list[MicroBatch], objective: Objective, rate: float) -> tuple[Tally, float]:
+        """See `Sharded.advance`."""
+        with self.verl.train_mode():
+            return self.part.advance(batches, objective, rate)
+
+    def adapter(self) -> Any:
+        """See `Sharded.adapter`; the first rank's answer is enough."""
+        adapter = self.part.adapter()
+        return adapter if self.rank == 0 else None
+
+    def weights(self) -> Any:
+        """See `Sharded.weights`; likewise."""
+        weights = self.part.weights()
+        return weights if self.rank == 0 else None
+
+    def state(self) -> State:
+        """See `Sharded.state`; the first rank's answer has it all, the others' only what is their own."""
+        state = self.part.state()
+        return state if self.rank == 0 else {"random": state["random"]}
+
+    def restore(self, random: State, shared: State) -> None:
+        """See `Sharded.restore`."""
+        self.part.restore(shared | {"random": random})
+
+
+def _built(config: Config) -> Any:
+    """verl's engine: the network, spread over the ranks, and its optimiser."""
+    # When this is imported it is settled what there is to compute on.
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    engine: Any = FSDPEngineWithLMHead
+    model, wanted, optimiser = config.model, config.engine, config.optimiser
+    settings = HFModelConfig(
+        path=str(model.path),
+        load_tokenizer=False,
+        override_config={"attn_implementation": wanted.attention},
+        enable_gradient_checkpointing=wanted.gradient_checkpointing,
+        use_remove_padding=False,
+        lora_rank=model.rank if model.weights == "lora" else 0,
+        lora_alpha=model.alpha,
+        target_modules=model.targets,
+        lora_adapter_path=None if model.adapter is None else str(model.adapter),
+    )
+    # What is trained stays in float32, and so do its gradients where they are added up.
+    spread = FSDPEngineConfig(
+        strategy="fsdp2",
+        fsdp_size=wanted.ranks,
+        model_dtype="fp32",
+        mixed_precision={"param_dtype": wanted.dtype, "reduce_dtype": "float32"},
+        use_torch_compile=False,
+    )
+    steps = FSDPOptimizerConfig(
+        lr=config.learning_rate,
+        betas=optimiser.betas,
+        weight_decay=optimiser.weight_decay,
+        clip_grad=optimiser.max_norm,
+        total_training_steps=1,  # of its own schedule, which is not used
+    )
+    made = engine(settings, spread, steps, CheckpointConfig())
+    made.initialize()
+    return made
+
+
+def _settle(gpu: bool) -> None:
+    """Tells verl, which would guess, what this process computes on."""
+    set_platform(Cuda() if gpu else Cpu())
+
+
+class Cpu(Cuda):
+    """A machine without a GPU; what is not said here nobody asks of it."""
+
+    @property
+    def device_name(self) -> str:
+        """As torch calls it."""
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        """None in particular."""
+        return "cpu"
+
+    @property
+    def device_module(self) -> ModuleType:
+        """As `torch.cuda`."""
+        return torch.cpu
+
+    def is_available(self) -> bool:
+        """Always."""
+        return True
+
+    def current_device(self) -> Any:
+        """Where tensors are sent."""
+        return "cpu"
+
+    def communication_backend_name(self) -> str:
+        """What the ranks talk over."""
+        return "gloo"
+
+    def empty_cache(self) -> None:
+        """There is none."""

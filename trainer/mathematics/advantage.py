@@ -1,0 +1,151 @@
+"""Credit: what each rollout did better or worse than expected, broadcast to the tokens that were sampled.
+
+Let r_1 … r_n be the rewards of a group, the rollouts of one task.
+
+    dr_grpo      A_i = r_i - mean(r)                       Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO)
+    grpo         A_i = (r_i - mean(r)) / (std(r) + eps)    Shao et al. 2024, arXiv:2402.03300 (DeepSeekMath)
+    rloo         A_i = r_i - mean(r_j, j != i)             Ahmadian et al. 2024, arXiv:2402.14740
+    reinforce++  as grpo, over the whole batch             Hu et al. 2025, arXiv:2501.03262
+
+std is the sample's (n - 1), eps 1e-6. The unit is the rollout, however many calls or samples it was cut into:
+normalising over rows instead would let long rollouts decide the mean.
+
+With `credit = "turn"` the unit is the call and r its return (`adapters.rewards.returns`); the baseline is taken over
+all calls of the group (for rloo: of the other rollouts), as in the process supervision of DeepSeekMath, §4.1.3.
+
+A group in which nobody differs teaches nothing, and a group of one has nothing to compare with: both are left out and
+reported, else they would only thin out the mean over rollouts. `reinforce++` knows no groups, only the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.adapters.rewards import returns
+from penstock.adapters.samples import Sample, Segment
+from penstock.trainer.config import Advantage, Credit, Estimator
+from penstock.trainer.mathematics.examples import Example, Owner, example
+
+Values = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.intp]
+Reason = Literal["reward", "single", "equal"]
+"""Why a rollout is left out: no finite reward, alone in its group, or all rewards of the group are equal."""
+
+EPS = 1e-6
+"""Keeps a division by a spread finite; what differs by less does not differ."""
+
+Key = tuple[Owner, int, int]
+"""(rollout and attempt, sequence, choice) of a call; a whole rollout has 0 and 0."""
+
+
+@dataclass(slots=True)
+class Credited:
+    """What is trained on, and what is not."""
+
+    examples: list[Example] = field(default_factory=list[Example])
+    dropped: dict[Owner, Reason] = field(default_factory=dict[Owner, Reason])
+
+
+def credit(samples: Sequence[Sample], config: Advantage) -> Credited:
+    """Examples of the samples, in their order. Raises `ValueError` when samples of a rollout disagree on its reward."""
+    units = _units(samples, config)
+    made = Credited(dropped={key[0]: "reward" for key, value in units.items() if not np.isfinite(value)})
+    worth: dict[Key, float] = {}
+    for keys in _by_group(samples, units, config.estimator, made.dropped):
+        values = np.array([units[key] for key in keys], np.float64)
+        owners = _numbered([key[0] for key in keys])
+        reason = why_not(values, owners)
+        if reason is None:
+            worth |= zip(keys, ESTIMATORS[config.estimator](values, owners).tolist(), strict=True)
+        else:
+            made.dropped |= dict.fromkeys((key[0] for key in keys), reason)
+    for sample in samples:
+        if _owner(sample) not in made.dropped:
+            made.examples.append(
+                example(sample, [worth[_key(sample, each, config.credit)] for each in sample.segments])
+            )
+    return made
+
+
+def why_not(values: Values, owners: Numbers) -> Reason | None:
+    """Why a group teaches nothing; None when it does. `owners`: [n] the rollout of each value, numbered from 0."""
+    if owners.max() == 0:
+        return "single"
+    return "equal" if np.ptp(values) < EPS else None
+
+
+def _owner(sample: Sample) -> Owner:
+    return sample.rollout, sample.attempt
+
+
+def _key(sample: Sample, segment: Segment, per: Credit) -> Key:
+    return (_owner(sample), 0, 0) if per == "rollout" else (_owner(sample), segment.sequence, segment.choice)
+
+
+def _units(samples: Sequence[Sample], config: Advantage) -> dict[Key, float]:
+    """What is compared: the reward of every rollout, or the return of every call."""
+    owned: dict[Owner, list[Sample]] = {}
+    for sample in samples:
+        owned.setdefault(_owner(sample), []).append(sample)
+    found: dict[Key, float] = {}
+    for owner, mine in owned.items():
+        reward = _reward(owner, mine)
+        if config.credit == "rollout" or not np.isfinite(reward):
+            found[owner, 0, 0] = reward
+            continue
+        for sample, values in zip(mine, returns(mine, config.gamma), strict=True):
+            keys = (_key(sample, segment, "turn") for segment in sample.segments)
+            found |= zip(keys, values.tolist(), strict=True)
+    return found
+
+
+def _reward(owner: Owner, samples: Sequence[Sample]) -> float:
+    rewards = {sample.reward for sample in samples if np.isfinite(sample.reward)}
+    if len(rewards) > 1:
+        raise ValueError(f"rollout {owner[0]}: its samples have different rewards: {sorted(rewards)}")
+    return min((sample.reward for sample in samples), key=np.isfinite)
+
+
+def _by_group(
+    samples: Sequence[Sample], units: Iterable[Key], estimator: Estimator, dropped: Container[Owner]
+) -> list[list[Key]]:
+    """The units of each group, without rollouts that are dropped already."""
+    groups = {_owner(sample): "" if estimator == "reinforce++" else sample.group for sample in samples}
+    found: dict[str, list[Key]] = {}
+    for key in units:
+        if key[0] not in dropped:
+            found.setdefault(groups[key[0]], []).append(key)
+    return list(found.values())
+
+
+def _numbered(owners: Sequence[Owner]) -> Numbers:
+    numbers: dict[Owner, int] = {}
+    return np.array([numbers.setdefault(owner, len(numbers)) for owner in owners], np.intp)
+
+
+def _centred(values: Values, owners: Numbers) -> Values:
+    return values - values.mean()
+
+
+def _scaled(values: Values, owners: Numbers) -> Values:
+    return (values - values.mean()) / (values.std(ddof=1) + EPS)
+
+
+def _leave_one_out(values: Values, owners: Numbers) -> Values:
+    sums, counts = np.bincount(owners, values), np.bincount(owners)
+    others = (values.sum() - sums) / (len(values) - counts)
+    return values - others[owners]
+
+
+ESTIMATORS: dict[Estimator, Callable[[Values, Numbers], Values]] = {
+    "dr_grpo": _centred,
+    "grpo": _scaled,
+    "rloo": _leave_one_out,
+    "reinforce++": _scaled,
+}
+"""(values, the rollout of each) of one group -> advantages."""

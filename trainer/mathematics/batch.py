@@ -1,0 +1,176 @@
+"""Examples -> micro-batches: rows of tokens, and flat arrays of those that are trained.
+
+A row holds one example (`padded`) or as many as fit beside each other (`packed`). In a packed row positions start
+again with every example; transformers then keeps them apart in attention by itself, sliding windows included, as long
+as it is given no mask of its own (`transformers.masking_utils.find_packed_sequence_indices`). What pads a row
+continues the positions before it: attention is causal, so nobody sees it, and rows of one example keep the fast kernel.
+
+Only trained tokens are named: N of them, each by its row and column. Every loss is a sum over them of weight times
+value, and a token's weight is
+
+    1 / (rollouts in the step x trained tokens of its rollout)
+
+so the loss is the mean over rollouts of their mean over tokens. It follows from the step alone: how examples are
+merged, packed or spread over micro-batches changes nothing but rounding.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.trainer.mathematics.examples import Example, Floats, Ids, Owner
+
+Indices = npt.NDArray[np.intp]
+Layout = Literal["packed", "padded"]
+Reason = Literal["empty", "prompt", "long"]
+"""Why an example cannot be trained on: nothing in it is trained, no prompt, or more tokens than allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An example that is left out."""
+
+    example: Example
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What goes through the model at once: B rows of W tokens, N of which are trained."""
+
+    ids: Ids
+    """[B, W] Tokens; 0 where a row is padded."""
+    positions: Ids
+    """[B, W] Position of each token in its example."""
+    rows: Indices
+    """[N] Rows of the trained tokens."""
+    columns: Indices
+    """[N] Their columns, from 1: what predicts a token stands before it."""
+    weights: Floats
+    """[N] What each counts in the loss; over a whole step they sum up to 1."""
+    advantages: Floats
+    """[N] What each is worth."""
+    behaviour: Floats
+    """[N] Log-probabilities of the engine that sampled; nan where it gave none."""
+    sequences: Indices
+    """[N] Number of the call that each was sampled in, within the micro-batch."""
+    owners: Indices
+    """[N] Number of the rollout, within the step, in the order in which rollouts first occur."""
+    old: Floats | None = None
+    """[N] Log-probabilities of the policy when the step began; None: as they are now."""
+    reference: Floats | None = None
+    """[N] Log-probabilities of the reference; None: it is not needed."""
+
+
+def admit(examples: Iterable[Example], longest: int) -> tuple[list[Example], list[Refused]]:
+    """Those of at most `longest` tokens with something to train, and the others with the reason."""
+    kept, refused = list[Example](), list[Refused]()
+    for example in examples:
+        reason = _trouble(example, longest)
+        if reason is None:
+            kept.append(example)
+        else:
+            refused.append(Refused(example, reason))
+    return kept, refused
+
+
+def _trouble(example: Example, longest: int) -> Reason | None:
+    if not example.mask.any():
+        return "empty"
+    if not len(example.prompt):
+        return "prompt"
+    return "long" if example.length > longest else None
+
+
+def split(examples: Sequence[Example], parts: int) -> list[list[Example]]:
+    """Examples in `parts` of as equal numbers of rollouts as possible, in their order; no part is empty."""
+    owners = list(dict.fromkeys(example.owner for example in examples))
+    part = {owner: place * min(parts, len(owners)) // len(owners) for place, owner in enumerate(owners)}
+    found: list[list[Example]] = [[] for _ in range(min(parts, len(owners)))]
+    for example in examples:
+        found[part[example.owner]].append(example)
+    return found
+
+
+def micro_batches(examples: Sequence[Example], tokens: int, layout: Layout) -> list[MicroBatch]:
+    """A whole step as micro-batches of at most `tokens` tokens each, padding included. Raises `ValueError` for an
+    example that `admit` would refuse."""
+    for refused in admit(examples, tokens)[1]:
+        raise ValueError(f"an example of rollout {refused.example.owner[0]} cannot be batched: {refused.reason}")
+    trained: Counter[Owner] = Counter()
+    for example in examples:
+        trained[example.owner] += int(np.count_nonzero(example.mask))
+    numbers = {owner: number for number, owner in enumerate(trained)}
+    weights = [1.0 / (len(trained) * trained[example.owner]) for example in examples]
+    return [
+        _collate(examples, rows, weights, numbers)
+        for rows in arrange([example.length for example in examples], tokens, layout)
+    ]
+
+
+def arrange(lengths: Sequence[int], tokens: int, layout: Layout) -> list[list[list[int]]]:
+    """Micro-batches of rows of indices into `lengths`, longest first. As wide as its longest row, no micro-batch has
+    more than `tokens` tokens; a packed row is filled up with the longest that still fits (best fit, decreasing)."""
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    left = [lengths[index] for index in order]
+    made: list[list[list[int]]] = []
+    while left:
+        width = left[-1]
+        rows: list[list[int]] = []
+        while left and len(rows) < max(1, tokens // width):
+            rows.append(_row(order, left, width, layout))
+        made.append(rows)
+    return made
+
+
+def _row(order: list[int], left: list[int], width: int, layout: Layout) -> list[int]:
+    """Takes what makes up one row out of `order` and `left`, which go from short to long."""
+    row: list[int] = []
+    while left and left[0] <= width and not (row and layout == "padded"):
+        place = bisect_right(left, width) - 1
+        width -= left.pop(place)
+        row.append(order.pop(place))
+    return row
+
+
+def _collate(
+    examples: Sequence[Example], rows: Sequence[Sequence[int]], weights: Sequence[float], numbers: dict[Owner, int]
+) -> MicroBatch:
+    width = max(sum(examples[index].length for index in row) for row in rows)
+    ids, positions = np.zeros((len(rows), width), np.int32), np.tile(np.arange(width, dtype=np.int32), (len(rows), 1))
+    flat: list[tuple[npt.NDArray[np.generic], ...]] = []
+    calls = 0
+    for number, row in enumerate(rows):
+        start = 0
+        for index in row:
+            one = examples[index]
+            middle, end = start + len(one.prompt), start + one.length
+            ids[number, start:middle], ids[number, middle:end] = one.prompt, one.response
+            positions[number, start:] = np.arange(width - start, dtype=np.int32)
+            trained = np.flatnonzero(one.mask)
+            size = len(trained)
+            flat.append(
+                (
+                    np.full(size, number, np.intp), middle + trained, np.full(size, weights[index], np.float32),
+                    one.advantages[trained], one.behaviour[trained],
+                    calls + 1 + one.sequences[trained].astype(np.intp), np.full(size, numbers[one.owner], np.intp),
+                )
+            )  # fmt: skip
+            calls += 2 + int(one.sequences.max(initial=-1))
+            start = end
+    return MicroBatch(ids, positions, *(np.concatenate(column) for column in zip(*flat, strict=True)))
+
+
+def passes(count: int, size: int, times: int, seed: int) -> list[list[int]]:
+    """Indices of `count` items in steps of at most `size`: `times` passes, each in an order of its own. It depends on
+    the arguments alone, so a run that was interrupted finds its place by the number of steps it has done."""
+    random = np.random.default_rng(seed)
+    orders = [random.permutation(count).tolist() for _ in range(times)]
+    return [order[start : start + size] for order in orders for start in range(0, count, size)]

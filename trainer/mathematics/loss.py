@@ -1,0 +1,223 @@
+"""Losses, as pure functions of the N trained tokens of a micro-batch. What is not trained never comes here.
+
+Three policies have an opinion of a token: the one that sampled it in the engine (mu, `behaviour`), the trainer's when
+the step began (`old`), and the trainer's now (pi). With r = pi / old, advantage A, and u = old / mu:
+
+    pg      -u' A log pi                                         Williams 1992 (REINFORCE)
+    ppo     -u' min(r A, clip(r, 1 - low, 1 + high) A)           Schulman et al. 2017, arXiv:1707.06347; high > low is
+                                                                 clip-higher: Yu et al. 2025, arXiv:2503.14476 (DAPO)
+    gspo    as ppo, r the geometric mean over the tokens of a    Zheng et al. 2025, arXiv:2507.18071 (its token form,
+            call, each with the gradient of its own token        whose gradient is that of the sequence form)
+    cispo   -u' sg[clip(r, 1 - low, 1 + high)] A log pi          MiniMax 2025, arXiv:2506.13585
+
+u' corrects for the engine computing other probabilities than the trainer, and for stale rollouts (decoupled from the
+clip: Hilton et al. 2022, arXiv:2110.00641; truncated: Yao et al. 2025, "Your efficient RL framework secretly brings you
+off-policy RL training"):
+
+    token     min(u, high)
+    sequence  min(product of u over a call, high)
+    icepop    u where low <= u <= high, else 0                   Ling team 2025, arXiv:2510.18855
+
+A call is the sequence, not the conversation: merging calls into one sample changes no loss. Where the engine gave no
+log-probability u is 1, and the token is counted (`unscored`). Every loss is sum(weight x value); the weights of a step
+sum up to 1 and so do the metrics' means, whatever the micro-batches are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from penstock.trainer.config import Loss
+
+FAR = 20.0
+"""Differences of log-probabilities are cut to this before `exp`, which would overflow: 2 is a lot already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What is known of N trained tokens beside the policy's log-probabilities; each field is [N]."""
+
+    weights: Tensor
+    """float: share in the loss."""
+    advantages: Tensor
+    """float: what each is worth."""
+    behaviour: Tensor
+    """float: log mu; nan where the engine gave none."""
+    sequences: Tensor
+    """int64: number of the call that each was sampled in."""
+    old: Tensor | None = None
+    """float: log-probabilities when the step began; None: as they are now."""
+    reference: Tensor | None = None
+    """float: log-probabilities of the reference; None: not needed."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Metrics of a step, gathered over micro-batches: add what each has, then `report`."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """What adds up: weighted means and counts."""
+    maxima: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """What is the largest of all."""
+    values: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
+    """What each token has, [N] of a micro-batch, for quantiles."""
+
+    def add(self, other: Tally) -> None:
+        """Takes the other's in."""
+        for name, value in other.sums.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        for name, value in other.maxima.items():
+            self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+        for name, parts in other.values.items():
+            self.values[name] = self.values.get(name, []) + parts
+
+    def report(self) -> dict[str, float]:
+        """Name -> value. `ess` is Kish's effective sample size of the corrections, as a share of the tokens; `_p50` and
+        `_p99` are quantiles of what each token has, all counting alike."""
+        found = {name: float(value) for name, value in (self.sums | self.maxima).items()}
+        first, second = found.pop("u", 0.0), found.pop("u^2", 0.0)
+        if second:
+            found["ess"] = first**2 / (second * found["tokens"])
+        for name, parts in self.values.items():
+            every = torch.cat(parts)
+            for percent in (50, 99) if len(every) else ():
+                found[f"{name}_p{percent}"] = quantile(every, percent)
+        return found
+
+
+def quantile(values: Tensor, percent: int) -> float:
+    """The smallest of [N] values that `percent` of a hundred are not above."""
+    return float(values.kthvalue(max(1, -(-len(values) * percent // 100))).values)
+
+
+def policy_loss(logprobs: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
+    """The loss of a policy gradient step, a scalar, and its metrics. `logprobs`: [N] log pi, with gradients."""
+    old = logprobs.detach() if tokens.old is None else tokens.old
+    correction, tally = correct(old, tokens, config)
+    value, ratio, clipped = surrogate(logprobs, old, tokens, config)
+    weights = tokens.weights
+    loss = (weights * correction * value).sum()
+    gap = _apart(logprobs.detach() - old)
+    sums = {"loss": loss.detach(), "clip_fraction": (weights * clipped).sum(), "ratio": (weights * ratio).sum()}
+    sums["policy_kl"] = (weights * _k3(-gap)).sum()
+    if tokens.reference is not None:
+        kl = kl_to_reference(logprobs, tokens.reference, config)
+        sums["kl"] = (weights * kl.detach()).sum()
+        loss = loss + config.kl * (weights * kl).sum()
+    tally.add(Tally(sums, {"ratio_max": ratio.max()}))
+    return loss, tally
+
+
+def surrogate(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each token: its loss with gradients, its ratio, and whether a clip took its gradient or cut its weight."""
+    low, high = config.clip
+    advantages = tokens.advantages
+    gap = logprobs - old
+    if config.kind == "gspo":
+        # The value is the sequence's, the gradient the token's own.
+        gap = _per_sequence(gap.detach(), tokens.sequences, mean=True) + logprobs - logprobs.detach()
+    ratio = _apart(gap).exp()
+    if config.kind == "pg":
+        return -advantages * logprobs, ratio.detach(), torch.zeros_like(ratio)
+    bounded = ratio.clamp(1 - low, 1 + high)
+    if config.kind == "cispo":
+        return -bounded.detach() * advantages * logprobs, ratio.detach(), (bounded != ratio).float()
+    plain, cut = ratio * advantages, bounded * advantages
+    return -torch.minimum(plain, cut), ratio.detach(), (cut < plain).float()
+
+
+def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
+    """[N] weights u' that bring the engine's tokens to the trainer's policy, and how far the two are apart.
+
+    `mismatch_k1` and `mismatch_k3` estimate KL(mu || old), from samples of mu (Schulman 2020, "Approximating KL
+    divergence"); `mismatch_p50`, `mismatch_p99` and `mismatch_max` tell how the absolute differences of
+    log-probabilities are distributed.
+    """
+    known = torch.isfinite(tokens.behaviour)
+    gap = torch.where(known, old.detach() - tokens.behaviour, 0.0)
+    u = _apart(_per_sequence(gap, tokens.sequences) if config.correction == "sequence" else gap).exp()
+    made = _bounded(u, config)
+    weights = tokens.weights
+    sums = {
+        "tokens": torch.full((), float(len(u)), dtype=torch.float64),
+        "unscored": (~known).sum(),
+        "mismatch_k1": -(weights * gap).sum(),
+        "mismatch_k3": (weights * _k3(gap)).sum(),
+        "correction": (weights * made).sum(),
+        "correction_cut": (weights * (made != u)).sum() if config.correction != "none" else weights.sum() * 0,
+        "u": u.double().sum(),
+        "u^2": u.double().square().sum(),
+    }
+    return made, Tally(sums, {"mismatch_max": gap.abs().max()}, {"mismatch": [gap[known].abs()]})
+
+
+def _bounded(u: Tensor, config: Loss) -> Tensor:
+    if config.correction == "none":
+        return torch.ones_like(u)
+    if config.correction == "icepop":
+        return torch.where((u >= config.correction_low) & (u <= config.correction_high), u, 0.0)
+    return u.clamp(max=config.correction_high)
+
+
+def kl_to_reference(logprobs: Tensor, reference: Tensor, config: Loss) -> Tensor:
+    """[N] estimates of KL(pi || reference), from samples of pi.
+
+    `k3` is (ref / pi) - 1 - log(ref / pi), unbiased and never negative. `k1`, log(pi / ref), is unbiased too, but the
+    gradient of its value is 0 on average: it gets that of k2, half its square, which is the gradient of the divergence
+    (Liu et al. 2025, arXiv:2510.01555).
+    """
+    gap = _apart(reference - logprobs)
+    if config.kl_estimator == "k3":
+        return _k3(gap)
+    half = 0.5 * gap.square()
+    return -gap.detach() + half - half.detach()
+
+
+def cross_entropy(logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tally]:
+    """The supervised loss: mean over chats of the mean negative log-probability of their trained tokens, in nats."""
+    loss = -(tokens.weights * logprobs).sum()
+    count = torch.full((), float(len(logprobs)), dtype=torch.float64)
+    return loss, Tally({"loss": loss.detach(), "tokens": count})
+
+
+def preference_loss(
+    policy: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor], beta: float
+) -> tuple[Tensor, Tally]:
+    """DPO: the mean of -log sigmoid(beta (gap of the chosen - gap of the rejected)), gap = log pi - log reference.
+
+    Each pair of tensors is (chosen, rejected), [M] log-probabilities of whole sides, or their means over tokens
+    (Rafailov et al. 2023, arXiv:2305.18290; normalised by length: Meng et al. 2024, arXiv:2405.14734).
+    """
+    chosen, rejected = (beta * (now - then) for now, then in zip(policy, reference, strict=True))
+    loss = -logsigmoid(chosen - rejected).mean()
+    sums = {
+        "loss": loss.detach(),
+        "accuracy": (chosen > rejected).float().mean(),
+        "margin": (chosen - rejected).detach().mean(),
+        "chosen": chosen.detach().mean(),
+        "rejected": rejected.detach().mean(),
+    }
+    return loss, Tally(sums)
+
+
+def _apart(gap: Tensor) -> Tensor:
+    return gap.clamp(-FAR, FAR)
+
+
+def _k3(gap: Tensor) -> Tensor:
+    """exp(x) - 1 - x, exact for small x too."""
+    cut = _apart(gap)
+    return torch.expm1(cut) - cut
+
+
+def _per_sequence(values: Tensor, sequences: Tensor, mean: bool = False) -> Tensor:
+    """[N] for each token the sum, or mean, over its sequence."""
+    size = int(sequences.max()) + 1
+    sums = torch.zeros(size, dtype=values.dtype, device=values.device).index_add_(0, sequences, values)
+    if mean:
+        sums = sums / torch.bincount(sequences, minlength=size).clamp(min=1)
+    return sums[sequences]

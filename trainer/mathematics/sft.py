@@ -1,0 +1,47 @@
+"""Supervised fine-tuning: the policy learns to say what stands in the examples, made of samples or of chats.
+
+    engine = Engine(config, updates=updates(examples, config))
+    for report in train(engine, examples): ...              # one optimiser update each
+
+The loss is the mean over rollouts of the mean cross-entropy of their marked tokens. The order follows from the seed,
+and the place in it from the updates that the engine has done: a restored engine goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from penstock.trainer.config import Config
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.mathematics.batch import micro_batches, passes
+from penstock.trainer.mathematics.examples import Example, Owner
+from penstock.trainer.mathematics.loss import cross_entropy
+
+
+def updates(examples: Sequence[Example], config: Config) -> int:
+    """Optimiser updates that `train` will do."""
+    return len(_order(len({example.owner for example in examples}), config))
+
+
+def train(engine: Engine, examples: Sequence[Example]) -> Iterator[dict[str, float]]:
+    """Trains on examples that `batch.admit` has let pass; yields the metrics of each update."""
+    config = engine.config
+    owned: dict[Owner, list[Example]] = {}
+    for example in examples:
+        owned.setdefault(example.owner, []).append(example)
+    groups = list(owned.values())
+    for places in _order(len(groups), config)[engine.done :]:
+        chosen = [example for place in places for example in groups[place]]
+        batches = micro_batches(chosen, config.engine.batch_tokens, config.engine.layout)
+        yield engine.step(batches, cross_entropy)
+
+
+def evaluate(engine: Engine, examples: Sequence[Example]) -> dict[str, float]:
+    """The loss on examples that are not trained on."""
+    config = engine.config.engine
+    batches = micro_batches(examples, config.batch_tokens, config.layout)
+    return {"loss": -sum(float(batch.weights @ engine.logprobs(batch).cpu().numpy()) for batch in batches)}
+
+
+def _order(count: int, config: Config) -> list[list[int]]:
+    return passes(count, config.sft.batch, config.sft.epochs, config.run.seed)

@@ -1,0 +1,60 @@
+"""One step's samples -> new weights, and what there is to say of it. No I/O; runs on a thread."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.adapters.samples import Sample
+from penstock.trainer.config import Config
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.mathematics.advantage import credit
+from penstock.trainer.mathematics.batch import admit, micro_batches, split
+
+Metrics = dict[str, float]
+
+
+def learn(engine: Engine, samples: Sequence[Sample], staleness: Callable[[str | None], int], config: Config) -> Metrics:
+    """Updates the weights. Everything that is left out is counted below `dropped/`."""
+    fresh, ages, stale = by_age(samples, staleness, config.rollouts.staleness)
+    credited = credit(fresh, config.advantage)
+    examples, refused = admit(credited.examples, config.engine.sample_tokens)
+    dropped = Counter(f"rollouts_{reason}" for reason in credited.dropped.values())
+    dropped.update(f"samples_{one.reason}" for one in refused)
+    found: Metrics = {f"dropped/{name}": float(count) for name, count in dropped.items()}
+    found |= {"dropped/rollouts_stale": float(stale), "samples": float(len(examples)), "updates": 0.0}
+    found["tokens"] = float(sum(np.count_nonzero(one.mask) for one in examples))
+    if ages:
+        found |= {"staleness/mean": float(np.mean(ages)), "staleness/max": float(max(ages))}
+    if not examples:
+        return found
+    owners = len({one.owner for one in examples})
+    groups = {one.group for one in fresh if (one.rollout, one.attempt) not in credited.dropped}
+    found["groups/used"] = float(len(groups))
+    found |= {"tokens_per_rollout": found["tokens"] / owners}
+    parts = split(examples, config.optimiser.updates)
+    batched = [micro_batches(part, config.engine.batch_tokens, config.engine.layout) for part in parts]
+    # Before the first update: later ones compare with the policy as the step began.
+    prepared = [engine.prepared(batches, old=len(parts) > 1) for batches in batched]
+    steps = [engine.step(batches, engine.policy()) for batches in prepared]
+    found["updates"] = float(len(steps))
+    return found | {name: _over(name, [one[name] for one in steps]) for name in steps[0]}
+
+
+def _over(name: str, values: Sequence[float]) -> float:
+    """A metric of several updates: their mean, and of what is the largest of its tokens the largest."""
+    return float(max(values) if name.endswith("_max") else np.mean(values))
+
+
+def by_age(
+    samples: Sequence[Sample], staleness: Callable[[str | None], int], limit: int
+) -> tuple[list[Sample], list[int], int]:
+    """(samples of groups in which nobody is too old, their ages in versions, rollouts that are left out). A sample is
+    as old as the weights of its first token; a group without its oldest would compare with another mean."""
+    ages = [staleness(sample.segments[0].version) for sample in samples]
+    old = {sample.group for sample, age in zip(samples, ages, strict=True) if age > limit}
+    kept = [(sample, age) for sample, age in zip(samples, ages, strict=True) if sample.group not in old]
+    stale = {(sample.rollout, sample.attempt) for sample in samples if sample.group in old}
+    return [sample for sample, _ in kept], [age for _, age in kept], len(stale)

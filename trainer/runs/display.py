@@ -1,0 +1,87 @@
+"""A run on this machine's stderr: a bar and the newest figures on a terminal, a line a step elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from penstock.gateway.model.run import Level
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+SHOWN: Final = (
+    "reward",
+    "evaluation/reward",
+    "loss",
+    "evaluation/loss",
+    "accuracy",
+    "evaluation/accuracy",
+    "entropy",
+    "kl",
+    "clip_fraction",
+    "mismatch_k3",
+    "staleness/mean",
+    "tokens_per_second",
+)
+"""Metrics that are worth a place in one line."""
+
+
+def figures(values: Mapping[str, float]) -> str:
+    """The newest ones, in a line."""
+    return "  ".join(f"{name} {values[name]:.4g}" for name in SHOWN if name in values)
+
+
+class Lines:
+    """One line for each step."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def phase(self, step: int, text: str) -> None:
+        """Nothing: a log is for what is done."""
+
+    def point(self, step: int, values: Mapping[str, float]) -> None:
+        """The metrics of a step."""
+        print(f"step {step}/{self._steps}  {figures(values)}", file=sys.stderr, flush=True)
+
+    def line(self, level: Level, text: str) -> None:
+        """Something that happened."""
+        print(text if level == "info" else f"{level}: {text}", file=sys.stderr, flush=True)
+
+
+class Live:
+    """A bar, with lines above it."""
+
+    def __init__(self, progress: Progress, steps: int) -> None:
+        self._progress = progress
+        self._task: TaskID = progress.add_task("", total=steps)
+
+    def phase(self, step: int, text: str) -> None:
+        """What is being done."""
+        self._progress.update(self._task, description=f"step {step} {text}", completed=max(0, step - 1))
+
+    def point(self, step: int, values: Mapping[str, float]) -> None:
+        """The metrics of a step."""
+        self._progress.console.print(f"step {step}  {figures(values)}", highlight=False)
+        self._progress.update(self._task, completed=step)
+
+    def line(self, level: Level, text: str) -> None:
+        """Something that happened."""
+        self._progress.console.print(text if level == "info" else f"{level}: {text}", highlight=False, markup=False)
+
+
+@contextmanager
+def display(steps: int) -> Generator[Lines | Live]:
+    """What fits where stderr goes."""
+    if not sys.stderr.isatty():
+        yield Lines(steps)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield Live(progress, steps)

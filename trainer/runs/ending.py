@@ -1,0 +1,64 @@
+"""How a run ends, whatever it does: said on the tape, and to whoever has started it.
+
+It has `succeeded`, was `stopped` by a signal or by its own rules, or has `failed` with a sentence. A run that was
+stopped or has failed goes on from its newest checkpoint when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from penstock.gateway.client.client import ClientError
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.data.collect import CollectError
+from penstock.trainer.data.tasks import TaskError
+from penstock.trainer.engines.checkpoint import CheckpointError
+from penstock.trainer.engines.choose import EngineError
+from penstock.trainer.runs.report import Reporter
+from penstock.trainer.serving.publish import PublishError
+from penstock.trainer.serving.vllm import InferenceError
+
+
+class Halted(Exception):
+    """A run has stopped itself, as it was told to; the message says why."""
+
+
+class RunError(Exception):
+    """A run has ended before its time; the message says why."""
+
+
+EXPECTED = (
+    CheckpointError, ClientError, CollectError, ConfigError, EngineError, InferenceError, PublishError, RunError,
+    TaskError,
+)  # fmt: skip
+"""What ends a run with a sentence and not with a traceback."""
+
+
+def whole(run: Coroutine[Any, Any, None]) -> None:
+    """Runs it in an event loop of its own. Raises `RunError` when it has not come to its end."""
+    try:
+        asyncio.run(run)
+    except EXPECTED as error:
+        raise RunError(str(error)) from None
+
+
+async def to_its_end(work: Coroutine[Any, Any, None], reporter: Reporter, step: Callable[[], int]) -> None:
+    """Does the work and says how it ended; the first SIGINT or SIGTERM stops it. `step`: where it stands."""
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        await reporter.end("stopped", f"stopped after step {step()}; the same command goes on")
+        raise RunError("stopped") from None
+    except Halted as why:
+        await reporter.end("stopped", str(why))
+        raise RunError(str(why)) from None
+    except Exception as error:
+        await reporter.end("failed", str(error) if isinstance(error, EXPECTED) else f"{type(error).__name__}: {error}")
+        raise
+    await reporter.end("succeeded", f"all {step()} steps are done")

@@ -1,0 +1,213 @@
+"""GRPO and its kin, step by step. Read `Loop.run` and what it calls from top to bottom.
+
+A step takes groups of rollouts, gives each rollout credit against its group, updates the weights, and publishes them;
+training gets the new version at once. With `rollouts.ahead` the next step's rollouts are queued before the update, so
+that agents work while the trainer computes; how old a sample may be is `rollouts.staleness`.
+
+A run goes on exactly where it was. Its rollouts are named by step and those that have ended are found on the tape;
+weights, optimiser, random numbers and place among the tasks are in the checkpoint. A step that is done again, because
+the checkpoint is older, finds the same rollouts and comes to the same weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from time import monotonic
+
+from penstock.trainer.config import Config
+from penstock.trainer.data.collect import Collected, Collector, Order
+from penstock.trainer.data.tasks import Task, drawn
+from penstock.trainer.engines.checkpoint import Checkpoints
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.mathematics.update import Metrics, learn
+from penstock.trainer.runs.report import Reporter
+from penstock.trainer.serving.pruning import step_of
+from penstock.trainer.serving.publish import Publisher
+from penstock.trainer.serving.replicas import Replicas
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a run stands; with the engine's state, all that the next step follows from."""
+
+    step: int = 0
+    """Steps that are done."""
+    tasks: int = 0
+    """Tasks that they have taken."""
+    version: int = 0
+    """The step that the newest published weights are of."""
+
+
+class Loop:
+    """One run."""
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        collector: Collector,
+        publisher: Publisher,
+        reporter: Reporter,
+        tasks: Sequence[Task],
+        held_out: Sequence[Task],
+        serving: Callable[[], Awaitable[None]],
+        replicas: Replicas | None = None,
+    ) -> None:
+        """`serving` comes back when there is a server; it is asked before each step. `replicas` serve all weights."""
+        self.config = config
+        self.engine = engine
+        self.place = Place()
+        self._collector, self._publisher, self._reporter = collector, publisher, reporter
+        self._tasks, self._held_out, self._serving, self._replicas = tasks, held_out, serving, replicas
+        self._checkpoints = Checkpoints(config.run.directory / "checkpoints", config.checkpoint.keep)
+        self._ordered: Order | None = None
+        """What the next step takes, when it is queued already."""
+
+    def restore(self) -> None:
+        """Goes to the newest checkpoint, if there is one. Raises `CheckpointError`."""
+        found = self._checkpoints.latest()
+        if found is not None:
+            state = found[1]
+            self.engine.restore(state["engine"])
+            self.place = Place(**state["place"])
+
+    async def run(self) -> None:
+        """Until the last step is done."""
+        await self._serving()
+        await self._publisher.begin()
+        await self._publish(self.place.version)
+        if self.place.step == 0:
+            await self._point(0, await self._evaluate(0))
+        while self.place.step < self.config.run.steps:
+            await self._serving()
+            await self._step(self.place.step + 1)
+        await self._release()
+
+    async def _step(self, step: int) -> None:
+        began = monotonic()
+        collected, taken = await self._collect(step)
+        place = Place(step, self.place.tasks + taken, self.place.version)
+        gathered = monotonic()
+        if self.config.rollouts.ahead and step < self.config.run.steps:
+            self._ordered = await self._order(step + 1, place.tasks)
+        self._reporter.phase(step, "updates the weights")
+        learnt = await asyncio.to_thread(learn, self.engine, collected.samples, self._staleness(place), self.config)
+        updated = monotonic()
+        if learnt["updates"] and step % self.config.publish.every == 0:
+            await self._publish(step)
+            place.version = step
+        published = monotonic()
+        self.place = place
+        seconds = {"collect": gathered - began, "update": updated - gathered, "publish": published - updated}
+        last = step == self.config.run.steps
+        evaluated = await self._evaluate(step) if last or step % self.config.evaluate.every == 0 else {}
+        timing = {f"seconds/{name}": value for name, value in seconds.items()}
+        timing["tokens_per_second"] = learnt["tokens"] / (published - began)
+        await self._point(step, _summary(collected) | learnt | evaluated | timing)
+        # What is done again after a crash is reported again; what is not, must have been.
+        await self._checkpoint(step)
+
+    # -- rollouts ----------------------------------------------------------------------------------------------------
+
+    async def _order(self, step: int, start: int, extra: int = 0) -> Order:
+        """Queues a step's groups, from a place among the tasks on. `extra`: the how-manieth helping."""
+        rollouts = self.config.rollouts
+        tasks = drawn(self._tasks, start, rollouts.groups, self.config.run.seed)
+        name = f"{step}.{extra}" if extra else str(step)
+        return await self._collector.order("train", name, step, tasks, rollouts.group_size, rollouts.timeout)
+
+    async def _collect(self, step: int) -> tuple[Collected, int]:
+        """(what the step learns from, tasks that it took). With `dynamic` above 1, more groups are taken until enough
+        of them have something to teach (DAPO's dynamic sampling, Yu et al. 2025, arXiv:2503.14476)."""
+        rollouts, collected, taken = self.config.rollouts, Collected(), 0
+        order, self._ordered = self._ordered, None
+        while True:
+            self._reporter.phase(step, "collects rollouts")
+            order = order or await self._order(step, self.place.tasks + taken, taken // rollouts.groups)
+            collected.add(await self._collector.gather(order, rollouts.timeout))
+            order, taken = None, taken + rollouts.groups
+            if collected.informative >= rollouts.groups or taken + rollouts.groups > rollouts.groups * rollouts.dynamic:
+                return collected, taken
+
+    async def _evaluate(self, step: int) -> Metrics:
+        """Mean reward on the held-out tasks with the newest weights."""
+        if not self._held_out:
+            return {}
+        self._reporter.phase(step, "evaluates")
+        config = self.config.evaluate
+        timeout = self.config.rollouts.timeout
+        order = await self._collector.order("val", str(step), step, self._held_out, config.samples, timeout)
+        found = await self._collector.gather(order, timeout)
+        return {} if found.mean is None else {"evaluation/reward": found.mean}
+
+    def _staleness(self, place: Place) -> Callable[[str | None], int]:
+        """How many versions a version is behind the newest."""
+        return lambda version: behind(self.config.run.name, version, place.version, self.config.publish.every)
+
+    # -- what comes of them ------------------------------------------------------------------------------------------
+
+    async def _publish(self, step: int) -> None:
+        """The weights of a step as a version, which training gets at once."""
+        self._reporter.phase(step, "publishes the weights")
+        version, model = f"{self.config.run.name}.{step}", self.config.model.name
+        # When a step is done again, what training gets is not taken back.
+        if not await self._publisher.passed(step):
+            await self._register(version, f"step {step} of run {self.config.run.name}")
+            await self._publisher.train_on(version)
+        await self._reporter.made(model, version)
+        await self._prune()
+
+    async def _register(self, version: str, note: str) -> None:
+        directory, replicas = self.config.versions / version, self._replicas
+        if not directory.exists():
+            save = self.engine.save_adapter if replicas is None else self.engine.save_model
+            await asyncio.to_thread(save, directory)
+        if replicas is None:
+            await self._publisher.register(version, directory, None, note)
+        else:
+            upstream = await replicas.serve(version, directory)
+            await self._publisher.register_replica(version, upstream, None, note)
+
+    async def _prune(self) -> None:
+        try:
+            _ = await self._publisher.prune(self.config.versions, self.config.publish.keep)
+        except OSError as error:
+            await self._reporter.warning(f"directories of old versions cannot be removed: {error}")
+
+    async def _release(self) -> None:
+        """Shows production the newest weights, as `publish.release` says."""
+        if self.config.publish.release != "none" and self.place.version:
+            version = f"{self.config.run.name}.{self.place.version}"
+            said = await self._publisher.show(version, self.config.publish)
+            await self._reporter.event(self.place.step, *said)
+
+    async def _checkpoint(self, step: int) -> None:
+        if step % self.config.checkpoint.every == 0 or step == self.config.run.steps:
+            state = {"engine": self.engine.state(), "place": asdict(self.place)}
+            _ = await asyncio.to_thread(self._checkpoints.save, step, state)
+
+    async def _point(self, step: int, values: Metrics) -> None:
+        if values:
+            await self._reporter.point(step, values)
+
+
+def behind(run: str, version: str | None, newest: int, every: int) -> int:
+    """How many versions of a run a version is behind that of the step `newest`, where there is one `every` so many
+    steps; 0 for what is not of the run."""
+    step = step_of(run, version or "")
+    return 0 if step is None else max(0, -(-(newest - step) // every))
+
+
+def _summary(collected: Collected) -> Metrics:
+    """What is known of rollouts before anything is learnt from them."""
+    found: Metrics = {
+        "rollouts": float(collected.ended.total()),
+        "rollouts/late": float(collected.late),
+        "groups/informative": float(collected.informative),
+    }
+    found |= {f"rollouts/{status}": float(count) for status, count in collected.ended.items()}
+    found |= {f"calls/{reason}": float(count) for reason, count in collected.report.reasons.items()}
+    found |= collected.figures
+    return found if collected.mean is None else found | {"reward": collected.mean}

@@ -1,0 +1,117 @@
+"""`penstock train grpo --online`: a run that goes on, and learns from production.
+
+    rollouts      production's own, as their rewards come (`trainer.data.production`), instead of rollouts that are queued
+    a step        as in `trainer.runs.grpo`: credit, update, publish to the modes of training, evaluate, report, keep
+    production    sees the weights by one release after the other, with its canary (`trainer.serving.production_release`)
+    its end       the last step; or it stops itself when evaluation falls (`trainer.mathematics.early_stop`) or a release of its is
+                  rolled back. Production's stable weights stay as they are, and what is live is held for a person
+
+A run that has stopped itself stops again when it is started again: what it has learnt since is what was bad.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from penstock.gateway.client.client import Client
+from penstock.trainer.config import Config
+from penstock.trainer.data.collect import Collected, Collector
+from penstock.trainer.data.production import Traffic
+from penstock.trainer.data.taken_log import Taken
+from penstock.trainer.data.tasks import Task
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.mathematics.early_stop import Evaluations
+from penstock.trainer.mathematics.update import Metrics
+from penstock.trainer.runs.ending import Halted
+from penstock.trainer.runs.grpo import Loop, Place
+from penstock.trainer.runs.report import Reporter
+from penstock.trainer.serving.production_release import Showing
+from penstock.trainer.serving.publish import Publisher, release_policy
+
+ALIVE_S: Final = 60.0
+"""A run that waits says so as often: otherwise it is shown as silent."""
+EVALUATION: Final = "evaluation/reward"
+
+
+class OnlineLoop(Loop):
+    """One run. `traffic` is to be run beside."""
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        client: Client,
+        collector: Collector,
+        publisher: Publisher,
+        reporter: Reporter,
+        held_out: Sequence[Task],
+        serving: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(config, engine, collector, publisher, reporter, [], held_out, serving)
+        self._client = client
+        self.traffic = Traffic(client, config, Taken(config.run.directory / "taken"))
+        policy = release_policy(config.publish)
+        self._showing = Showing(client, publisher, reporter, config.model.name, config.run.name, policy)
+        self._evaluations = Evaluations(config.online.fall, config.online.patience)
+
+    async def run(self) -> None:
+        """Until the last step is done. Raises `Halted`."""
+        async for point in self._client.points(self.config.run.name):
+            value = point.values.get(EVALUATION)
+            if value is not None:
+                self._evaluations.add(point.step, value)
+        await super().run()
+
+    async def alive(self) -> None:
+        """Says so for ever; to be run beside."""
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            await self._reporter.alive()
+
+    async def _collect(self, step: int) -> tuple[Collected, int]:
+        """Waits until there is enough. Raises `Halted`."""
+        await self._stop_if_fallen()
+        self._reporter.phase(step, "waits for rewards of production")
+        await self.traffic.begin(self.place.version)
+        released, told = True, False
+        while True:
+            if released:
+                await self._show()
+            for text in await self.traffic.look():
+                await self._reporter.event(step, text, "warning")
+            found = await self.traffic.take(step, self.place.version)
+            if found is not None:
+                return found, 0
+            if self.traffic.stale and not told:
+                told = True
+                await self._reporter.event(step, self._behind(), "warning")
+            released = await self.traffic.news()
+
+    async def _stop_if_fallen(self) -> None:
+        if (trouble := self._evaluations.trouble) is not None:
+            await self._showing.hold(trouble)
+            raise Halted(trouble)
+
+    def _behind(self) -> str:
+        version = f"{self.config.run.name}.{self.place.version}"
+        return (
+            f"production is served by weights more than {self.config.rollouts.staleness} versions (rollouts.staleness) "
+            f"behind {version}, and is not learnt from until a release has shown it newer ones"
+        )
+
+    async def _show(self) -> None:
+        await self._showing.look(self.place, low=bool(self._evaluations.low))
+
+    async def _evaluate(self, step: int) -> Metrics:
+        found = await super()._evaluate(step)
+        if EVALUATION in found:
+            self._evaluations.add(step, found[EVALUATION])
+        return found
+
+    def _staleness(self, place: Place) -> Callable[[str | None], int]:
+        return lambda version: self.traffic.age(version, place.version)
+
+    async def _release(self) -> None:
+        await self._show()

@@ -1,0 +1,137 @@
+"""`penstock train grpo`: wires a run together. Imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.adapters.samples import Options
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import Config, check_full
+from penstock.trainer.data.collect import Collector
+from penstock.trainer.data.tasks import read_tasks
+from penstock.trainer.engines.choose import make_engine
+from penstock.trainer.engines.machine import described
+from penstock.trainer.runs.display import display
+from penstock.trainer.runs.ending import RunError, to_its_end, whole
+from penstock.trainer.runs.grpo import Loop
+from penstock.trainer.runs.online import OnlineLoop
+from penstock.trainer.runs.patient_client import Patient
+from penstock.trainer.runs.report import Display, Reporter
+from penstock.trainer.serving.child_process import spawn
+from penstock.trainer.serving.publish import Publisher, release_policy
+from penstock.trainer.serving.replicas import Replicas, replicas_of
+from penstock.trainer.serving.restart import Upkeep
+from penstock.trainer.serving.vllm import Server, adapters, arguments
+
+
+def grpo(config: Config, gateway: str, key: str | None, online: bool = False) -> None:
+    """A whole run. Raises `RunError` when it has not come to its end. `online`: it learns from production."""
+    with display(config.run.steps) as shown:
+        whole(_grpo(config, gateway, key, shown, online))
+
+
+async def _grpo(config: Config, gateway: str, key: str | None, shown: Display, online: bool) -> None:
+    run = config.run
+    run.directory.mkdir(parents=True, exist_ok=True)
+    tasks = [] if online else read_tasks(_named(config))
+    # What is wrong with it shall be known before the training, not after.
+    _ = release_policy(config.publish)
+    held_out = [] if config.evaluate.tasks is None else read_tasks(config.evaluate.tasks)
+    engine = await asyncio.to_thread(make_engine, config, config.loss.kl > 0)
+    async with Patient(gateway, key) as client:
+        collector = Collector(client, run.name, Options(model=config.model.name))
+        publisher = Publisher(client, config.model.name, config.inference.upstream, config.inference.base, run.name)
+        reporter = Reporter(client, run.name, shown)
+        async with _serving(config, client, reporter) as upkeep:
+            ready = _nothing if upkeep is None else upkeep.ready
+            if online:
+                loop = OnlineLoop(config, engine, client, collector, publisher, reporter, held_out, ready)
+            else:
+                replicas = upkeep if isinstance(upkeep, Replicas) else None
+                loop = Loop(config, engine, collector, publisher, reporter, tasks, held_out, ready, replicas)
+            loop.restore()
+            first = loop.place.step + 1 if loop.place.step else 0
+            await reporter.begin("grpo", config.model_dump(mode="json"), run.steps, first)
+            await reporter.event(loop.place.step, described(engine.model))
+            beside = [collector.run(), *([] if upkeep is None else [upkeep.run()])]
+            beside += [_running(config, gateway, key)] if config.rollouts.run else []
+            beside += [loop.traffic.run(), loop.alive()] if isinstance(loop, OnlineLoop) else []
+            await to_its_end(_beside(loop.run(), beside), reporter, lambda: loop.place.step)
+
+
+def _named(config: Config) -> Any:
+    if config.rollouts.tasks is None:
+        raise ConfigError("rollouts.tasks: name a JSONL file with the tasks that agents are given, one a line")
+    check_full(config)
+    return config.rollouts.tasks
+
+
+async def _beside(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Does the work while the others run; what ends one of them early ends the work."""
+    tasks = [asyncio.ensure_future(one) for one in (work, *others)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _serving(config: Config, client: Patient, reporter: Reporter) -> AsyncGenerator[Upkeep | Replicas | None]:
+    """What keeps our servers running; None where they are somebody else's."""
+    wanted = config.inference
+    if wanted.urls:
+        yield None
+        return
+    if wanted.python is None:
+        raise ConfigError(
+            "inference.python: name the Python of an environment with vLLM in it, so that a server can be started, or "
+            "in inference.urls one that runs"
+        )
+    cpu = not torch.cuda.is_available()
+    if config.model.weights == "full":
+        server = keeping = replicas_of(config, client, reporter.warning, wanted.python, cpu)
+    else:
+        server = _server(config, wanted.python, cpu)
+        keeping = Upkeep(client, server, wanted.upstream, reporter.warning)
+    try:
+        yield keeping
+    finally:
+        await server.stop()
+
+
+def _server(config: Config, python: Path, cpu: bool) -> Server:
+    """One that serves adapters of the model."""
+    wanted, url = config.inference, f"http://127.0.0.1:{config.inference.port}/v1"
+    # Versions that samples may be of, the next one, and one for a canary.
+    slots = config.rollouts.staleness + 3
+    more = [*adapters(config.model.rank, slots), *wanted.flags]
+    words = arguments(config.model.path.absolute(), wanted.base, url, more)
+    return Server(python, words, url, config.run.directory / "vllm.log", cpu)
+
+
+async def _nothing() -> None:
+    """Somebody else's servers are somebody else's business."""
+
+
+async def _running(config: Config, gateway: str, key: str | None) -> None:
+    """A runner, until it ends, which it should not."""
+    words = ["--watch", "--gateway", gateway, "--mode", "train,val", *config.rollouts.run]
+    env = dict(os.environ) | ({"PENSTOCK_ADMIN_KEY": key} if key else {})
+    child = await spawn([sys.executable, "-m", "gateway", "run", *words], env, config.run.directory / "runner.log")
+    try:
+        code = await child.ended()
+        raise RunError(f"the runner (rollouts.run) ended with {code}; {child.tail()}")
+    finally:
+        await child.stop()

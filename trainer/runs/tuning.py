@@ -1,0 +1,190 @@
+"""`penstock train sft` and `penstock train dpo`: a run on what the tape holds already. Imports torch.
+
+Conversations are read once (`material`), lessons are made of them (`lessons`), and updates of these (`methods`). The
+weights of the last step become a version of the model, RUN.STEP, and are shown to production as `publish.release` says.
+
+A run goes on exactly where it was: order and batches follow from the material and the configuration, weights, optimiser
+and random numbers are in the checkpoint, and so is the digest of the material that they are of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import Config
+from penstock.trainer.data.conversations import Material, Tuning, material
+from penstock.trainer.data.lessons import Lessons, Maker, told
+from penstock.trainer.engines.checkpoint import CheckpointError, Checkpoints, State
+from penstock.trainer.engines.choose import make_engine
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.engines.machine import described
+from penstock.trainer.mathematics import dpo
+from penstock.trainer.runs.display import display
+from penstock.trainer.runs.ending import RunError, to_its_end, whole
+from penstock.trainer.runs.patient_client import Patient
+from penstock.trainer.runs.report import Reporter
+from penstock.trainer.runs.tuning_methods import Method, Metrics, Preferences, Supervised
+from penstock.trainer.serving.publish import Publisher, PublishError, release_policy
+
+__all__ = ["RunError", "tune"]
+
+
+def tune(kind: Tuning, config: Config, gateway: str, key: str | None) -> None:
+    """A whole run. Raises `RunError` when it has not come to its end."""
+    whole(_tune(kind, config, gateway, key))
+
+
+async def _tune(kind: Tuning, config: Config, gateway: str, key: str | None) -> None:
+    config = _checked(kind, config)
+    tokenizer = _tokenizer(config.model.path)
+    checkpoints = Checkpoints(config.run.directory / "checkpoints", config.checkpoint.keep, kind)
+    last = checkpoints.latest()
+    async with Patient(gateway, key) as client:
+        found = await material(config.run.directory, kind, config.data, client, last is not None)
+        lessons, method = _method(kind, config, tokenizer, found)
+        engine = await asyncio.to_thread(make_engine, config, updates=method.updates)
+        names = config.inference
+        publisher = Publisher(client, config.model.name, names.upstream, names.base, config.run.name)
+        with display(method.updates) as shown:
+            reporter = Reporter(client, config.run.name, shown)
+            run = Run(kind, config, found, lessons, method, engine, checkpoints, publisher, reporter)
+            await run.begin(None if last is None else last[1])
+            await to_its_end(run.run(), reporter, lambda: engine.done)
+
+
+def _method(kind: Tuning, config: Config, tokenizer: Any, found: Material) -> tuple[Lessons, Method]:
+    maker, attempts = Maker(config, tokenizer), told(found.chats)
+    if kind == "sft":
+        lessons = maker.of_rollouts(attempts)
+        return lessons, Supervised(config, lessons)
+    lessons = maker.of_pairs(attempts)
+    return lessons, Preferences(config, lessons)
+
+
+def _checked(kind: Tuning, config: Config) -> Config:
+    """What is wrong shall be known before anything is read."""
+    if kind == "dpo":
+        dpo.check(config)
+    if config.model.weights == "full" and config.publish.release != "none":
+        raise ConfigError('publish.release: all weights need a server of their own (docs/weights.md); set it to "none"')
+    _ = release_policy(config.publish)
+    # That of rollouts: what stands on the tape was not sampled from this policy.
+    return config.model_copy(update={"rollouts": config.rollouts.model_copy(update={"temperature": 1.0})})
+
+
+def _tokenizer(path: Path) -> Any:
+    try:
+        found: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    # It has many ways to say that there is none.
+    except Exception as error:
+        raise ConfigError(f"model.path: {path} holds no tokenizer that can be read: {error}") from None
+    if not found.chat_template:
+        raise ConfigError(f"model.path: the tokenizer in {path} has no chat template, which conversations need")
+    return found
+
+
+@dataclass(slots=True)
+class Run:
+    """One run, wired."""
+
+    kind: Tuning
+    config: Config
+    material: Material
+    lessons: Lessons
+    method: Method
+    engine: Engine
+    checkpoints: Checkpoints
+    publisher: Publisher
+    reporter: Reporter
+
+    async def begin(self, state: State | None) -> None:
+        """Says that it begins, or goes on where a checkpoint was made. Raises `CheckpointError` and `ConfigError` where
+        that is of something else, and `PublishError` where a release that is wanted could not be made."""
+        if state is not None:
+            self._restore(state)
+        if self.config.publish.release != "none":
+            await self.publisher.begin()
+        step = self.engine.done + 1 if self.engine.done else 0
+        await self.reporter.begin(self.kind, self.config.model_dump(mode="json"), self.method.updates, step)
+
+    def _restore(self, state: State) -> None:
+        if state["material"] != self.material.digest:
+            raise CheckpointError(f"{self.checkpoints.directory} was made from other chats than {self._directory}/data")
+        self.method.restore(state["method"])
+        self.engine.restore(state["engine"])
+
+    async def run(self) -> None:
+        """Until the last update is done and its weights are published."""
+        await self.reporter.event(self.engine.done, described(self.engine.model))
+        if self.engine.done == 0:
+            await self._look()
+        updates = self.method.train(self.engine)
+        while self.engine.done < self.method.updates:
+            began = monotonic()
+            self.reporter.phase(self.engine.done + 1, "updates the weights")
+            learnt = await asyncio.to_thread(next, updates)
+            await self._done(self.engine.done, learnt, monotonic() - began)
+        await self._publish(f"{self.config.run.name}.{self.engine.done}")
+
+    async def _look(self) -> None:
+        self.reporter.phase(0, "looks at the lessons")
+        await asyncio.to_thread(self.method.begin, self.engine)
+        lessons = self.lessons
+        counts = {"lessons": len(lessons.taught), "lessons/held_out": len(lessons.held_out)}
+        counts |= {f"dropped/{name}": count for name, count in lessons.dropped.items()}
+        if lessons.trouble is not None:
+            await self.reporter.event(0, f"not every conversation can be used: {lessons.trouble}", "warning")
+        values = self.material.read | {name: float(count) for name, count in counts.items()}
+        await self.reporter.point(0, values | await self._evaluated())
+
+    async def _done(self, step: int, learnt: Metrics, seconds: float) -> None:
+        last = step == self.method.updates
+        timing = {"seconds/update": seconds, "tokens_per_second": learnt["tokens"] / seconds}
+        timing["epoch"] = step * self.method.epochs / self.method.updates
+        evaluated = await self._evaluated() if last or step % self.config.evaluate.every == 0 else {}
+        await self.reporter.point(step, learnt | evaluated | timing)
+        if last or step % self.config.checkpoint.every == 0:
+            await asyncio.to_thread(self.checkpoints.save, step, self._state())
+
+    async def _evaluated(self) -> Metrics:
+        found = await asyncio.to_thread(self.method.evaluate, self.engine)
+        return {f"evaluation/{name}": value for name, value in found.items()}
+
+    def _state(self) -> State:
+        return {"engine": self.engine.state(), "method": self.method.state(), "material": self.material.digest}
+
+    @property
+    def _directory(self) -> Path:
+        return self.config.run.directory
+
+    # -- what comes of it --------------------------------------------------------------------------------------------
+
+    async def _publish(self, version: str) -> None:
+        """The weights as a directory and a version of the model. The first is there whatever becomes of the second."""
+        full = self.config.model.weights == "full"
+        target = self.config.versions / version
+        save = self.engine.save_model if full else self.engine.save_adapter
+        if not target.exists():
+            await asyncio.to_thread(save, target)
+        await self.reporter.event(self.engine.done, f"the weights are in {target}")
+        if not full:
+            await self._register(version, target)
+
+    async def _register(self, version: str, adapter: Path) -> None:
+        note = f"{self.kind}, step {self.engine.done} of run {self.config.run.name}"
+        try:
+            await self.publisher.begin()
+            await self.publisher.register(version, adapter, None, note)
+        except PublishError as error:
+            await self.reporter.event(self.engine.done, f"not registered: {error}", "warning")
+            return
+        await self.reporter.made(self.config.model.name, version)
+        if self.config.publish.release != "none":
+            await self.reporter.event(self.engine.done, *await self.publisher.show(version, self.config.publish))

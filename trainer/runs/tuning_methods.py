@@ -1,0 +1,107 @@
+"""The two ways to tune as a run does them: `sft` and `dpo`, on lessons, with what must be kept for going on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from penstock.trainer.config import Config
+from penstock.trainer.data.lessons import Lesson, Lessons
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.mathematics import dpo, sft
+from penstock.trainer.mathematics.examples import Example
+
+Metrics = dict[str, float]
+
+
+class Method(Protocol):
+    """How lessons become updates."""
+
+    updates: int
+    """Optimiser updates of the whole run."""
+    epochs: int
+    """Times that every lesson is seen in them."""
+
+    def begin(self, engine: Engine) -> None:
+        """Looks at the engine as it is before the first update."""
+        ...
+
+    def train(self, engine: Engine) -> Iterator[Metrics]:
+        """The updates that are still to be done, and the metrics of each."""
+        ...
+
+    def evaluate(self, engine: Engine) -> Metrics:
+        """Of what is held out; nothing where nothing is."""
+        ...
+
+    def state(self) -> Any:
+        """What `begin` has seen, for a checkpoint."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Instead of `begin`, for a run that goes on."""
+        ...
+
+
+class Supervised:
+    """Supervised fine-tuning; see `trainer.mathematics.sft`."""
+
+    def __init__(self, config: Config, lessons: Lessons) -> None:
+        self._taught, self._held_out = _rollouts(lessons.taught), _rollouts(lessons.held_out)
+        self.updates, self.epochs = sft.updates(self._taught, config), config.sft.epochs
+
+    def begin(self, engine: Engine) -> None:
+        """Nothing."""
+
+    def train(self, engine: Engine) -> Iterator[Metrics]:
+        """See `Method`."""
+        return sft.train(engine, self._taught)
+
+    def evaluate(self, engine: Engine) -> Metrics:
+        """See `Method`."""
+        return sft.evaluate(engine, self._held_out) if self._held_out else {}
+
+    def state(self) -> Any:
+        """Nothing."""
+
+    def restore(self, state: Any) -> None:
+        """Nothing."""
+
+
+class Preferences:
+    """Direct preference optimisation; see `trainer.mathematics.dpo`."""
+
+    def __init__(self, config: Config, lessons: Lessons) -> None:
+        self._taught, self._held_out = _pairs(lessons.taught), _pairs(lessons.held_out)
+        self.updates, self.epochs = dpo.updates(self._taught, config), config.dpo.epochs
+        self._before = (torch.zeros(0, 2), torch.zeros(0, 2))
+
+    def begin(self, engine: Engine) -> None:
+        """Takes the reference."""
+        self._before = (dpo.reference(engine, self._taught), dpo.reference(engine, self._held_out))
+
+    def train(self, engine: Engine) -> Iterator[Metrics]:
+        """See `Method`."""
+        return dpo.train(engine, self._taught, self._before[0])
+
+    def evaluate(self, engine: Engine) -> Metrics:
+        """See `Method`."""
+        return dpo.evaluate(engine, self._held_out, self._before[1]) if self._held_out else {}
+
+    def state(self) -> Any:
+        """The reference."""
+        return self._before
+
+    def restore(self, state: Any) -> None:
+        """The same."""
+        self._before = state
+
+
+def _rollouts(lessons: Sequence[Lesson]) -> list[Example]:
+    return [example for lesson in lessons for side in lesson.sides for example in side]
+
+
+def _pairs(lessons: Sequence[Lesson]) -> list[dpo.Sides]:
+    return [(chosen, rejected) for chosen, rejected in (lesson.sides for lesson in lessons)]

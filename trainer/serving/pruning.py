@@ -1,0 +1,63 @@
+"""Directories of old versions go: those beyond the newest that no release and no rollout can need any more.
+
+The gateway says what is needed, for every model, since an adapter may have been registered under another name too. A
+directory is renamed before it is emptied: half a version must not be taken for one. A version that has no directory
+stays registered; a release of it fails its check, and no agent gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from penstock.gateway.client.client import Client
+
+GONE: Final = ".gone"
+"""Ending of what is about to be removed."""
+
+
+def step_of(run: str, version: str) -> int | None:
+    """The step that a version is of, by its name RUN.STEP; None where it is not of this run."""
+    name, _, step = version.rpartition(".")
+    return int(step) if name == run and step.isdecimal() else None
+
+
+async def prune(client: Client, directory: Path, run: str, keep: int) -> list[str]:
+    """Removes directories of a run's versions; their names. `keep`: the newest that stay. Raises OSError."""
+    old = (await asyncio.to_thread(_versions, directory, run))[:-keep]
+    if not old:
+        return []
+    needed = await _needed(client, directory)
+    gone = [name for name in old if name not in needed]
+    await asyncio.to_thread(_remove, directory, gone)
+    return gone
+
+
+def _versions(directory: Path, run: str) -> list[str]:
+    """Names of the run's, oldest first."""
+    paths = directory.iterdir() if directory.is_dir() else ()
+    found = {path.name: step for path in paths if (step := step_of(run, path.name)) is not None}
+    return sorted(found, key=lambda name: found[name])
+
+
+def _remove(directory: Path, names: Iterable[str]) -> None:
+    for name in names:
+        (directory / name).rename(directory / f".{name}{GONE}")
+    # Also what an earlier life had begun to remove.
+    for left in directory.glob(f".*{GONE}"):
+        shutil.rmtree(left)
+
+
+async def _needed(client: Client, directory: Path) -> set[str]:
+    """Names in the directory that a version which is needed lies under, or has."""
+    found: set[str] = set()
+    for resource in await client.resources():
+        if resource.kind == "model":
+            contents = {one.version: one.content for one in resource.versions}
+            for need in await client.needs(resource.name):
+                adapter = Path(contents.get(need.version, {}).get("adapter") or directory / need.version)
+                found |= {adapter.name} if adapter.parent == directory else set()
+    return found

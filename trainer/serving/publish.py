@@ -1,0 +1,169 @@
+"""Weights on their way to agents: a directory becomes a version of the model resource, and a release gives it to calls.
+
+Training takes a version at once: a release for the modes `train`, `val` and `test` alone, which loads the adapter,
+checks and warms it, and is promoted by the trainer when that has worked. Production (`online`) sees a version only
+through a release of its own, with the canary that its policy says. What the gateway refuses, and weights that do not
+load, are a `PublishError` with the gateway's own words.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.policy import Policy, Stage
+from penstock.gateway.model.release import Audience, Decision, NewRelease, NewVersion, Release, ResourceView
+from penstock.gateway.model.run import Level
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import Publish
+from penstock.trainer.serving.pruning import prune, step_of
+
+NOT_FOUND: Final = 404
+CONFLICT: Final = 409
+"""What is said again after an answer that was lost, too."""
+TRAINING: Final = Audience(modes=["train", "val", "test"])
+PRODUCTION: Final = Audience(modes=["online"])
+AT_ONCE: Final = Policy(
+    stages=[Stage(split=0.5, rollouts=0)], replayed="skip", shadowed="skip", margin_absolute=0.5, horizon=10
+)
+"""Checked, and then promoted by the trainer's word."""
+
+
+def release_policy(wanted: Publish) -> Policy:
+    """The policy of a release to production. Raises `ConfigError`."""
+    path = wanted.policy
+    try:
+        policy = Policy() if path is None else Policy.load(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"publish.policy: {path} cannot be read: {error}") from None
+    if wanted.release == "auto":
+        return policy
+    last = policy.stages[-1].model_copy(update={"approval": True})
+    return policy.model_copy(update={"stages": [*policy.stages[:-1], last]})
+
+
+def given_to_training(resource: ResourceView) -> str:
+    """The version that new rollouts of training get."""
+    stable = resource.stable
+    return next((rule.version for rule in stable.rules if rule.only == TRAINING), stable.version)
+
+
+class PublishError(Exception):
+    """A version does not reach agents; the message says why."""
+
+
+class Publisher:
+    """Publishes the versions of one model."""
+
+    def __init__(self, client: Client, model: str, upstream: str, base: str, run: str) -> None:
+        """`model`: the resource that agents ask for; `upstream`: the gateway's name of what serves it; `base`: the name
+        that the base model is served under; `run`: who publishes."""
+        self._client, self._model, self._upstream, self._base, self._run = client, model, upstream, base, run
+
+    async def begin(self) -> None:
+        """Makes the model a resource, if it is none: its first version, everybody's, is the base as it is served."""
+        try:
+            _ = await self._client.resource(self._model)
+        except ClientError as error:
+            if error.status != NOT_FOUND:
+                raise
+            await self._add("base", {"upstream": self._upstream, "base": self._base}, None, "before any training")
+
+    async def register(self, version: str, adapter: Path, parent: str | None, note: str) -> None:
+        """Makes a directory, which the servers see under the same path, a version. The same again changes nothing."""
+        content = {"upstream": self._upstream, "base": self._base, "adapter": str(adapter)}
+        await self._add(version, content, parent, note)
+
+    async def register_replica(self, version: str, upstream: str, parent: str | None, note: str) -> None:
+        """Makes what a server was started with, under the name MODEL@VERSION, a version."""
+        await self._add(version, {"upstream": upstream, "base": f"{self._model}@{version}"}, parent, note)
+
+    async def _add(self, version: str, content: dict[str, str], parent: str | None, note: str) -> None:
+        new = NewVersion(kind="model", version=version, content=content, parent=parent, author=self._run, note=note)
+        try:
+            await self._client.add_version(self._model, new)
+        except ClientError as error:
+            raise PublishError(f"{self._model}@{version} cannot be registered: {error}") from None
+
+    async def passed(self, step: int) -> bool:
+        """Whether training gets the version of a step already, or a later one: the step is done again."""
+        given = step_of(self._run, given_to_training(await self._client.resource(self._model)))
+        return given is not None and given >= step
+
+    async def train_on(self, version: str) -> None:
+        """Gives a version to all new rollouts of training; comes back when they get it."""
+        if given_to_training(await self._client.resource(self._model)) == version:
+            return
+        cursor = (await self._client.stats(spans=0)).cursor
+        release = await self._left(version)
+        if release is None:
+            release = await self._start(version, TRAINING, AT_ONCE, "the newest weights are what is trained")
+        stage = await self._settled(release, cursor)
+        if stage.stage != "canary":
+            raise PublishError(f"{self._model}@{version} cannot be served: {stage.reason}")
+        await self._promote(release)
+
+    async def release(self, version: str, policy: Policy) -> Release:
+        """Starts the release that shows a version to production; the one that an earlier life of this run has started
+        is not doubled."""
+        for release in await self._client.releases(self._model):
+            if (release.author, release.candidate, release.only) == (self._run, version, PRODUCTION):
+                return release
+        return await self._start(version, PRODUCTION, policy, f"made by {self._run}")
+
+    async def show(self, version: str, wanted: Publish) -> tuple[str, Level]:
+        """Shows production a version as `publish.release` says; what came of it, for a person. What stands in the way
+        fails nothing: the weights are there, and a person can release them."""
+        try:
+            release = await self.release(version, release_policy(wanted))
+        except (PublishError, ConfigError) as error:
+            command = f"penstock release start {self._model} --candidate {version} --only mode=online"
+            return f"not released: {error}; {command} does it", "warning"
+        return f"release {release.id} shows {version} to production", "info"
+
+    async def prune(self, directory: Path, keep: int) -> list[str]:
+        """See `trainer.serving.pruning`."""
+        return await prune(self._client, directory, self._run, keep)
+
+    async def _left(self, version: str) -> Release | None:
+        """The release of a version that an earlier life of this run has begun; any other of its is given up."""
+        for release in await self._live(TRAINING):
+            if release.candidate == version:
+                return release
+            await self._client.decide(release.id, "abort", Decision(who=self._run, why="the run goes on elsewhere"))
+        return None
+
+    async def _live(self, only: Audience) -> list[Release]:
+        """Releases of this run that are live."""
+        live = await self._client.releases(self._model, live=True)
+        return [release for release in live if release.author == self._run and release.only == only]
+
+    async def _promote(self, release: Release) -> None:
+        try:
+            await self._client.decide(release.id, "promote", Decision(who=self._run, why="it was loaded and answers"))
+        except ClientError:
+            if (await self._client.release(release.id)).release.stage != "promoted":
+                raise
+
+    async def _start(self, version: str, only: Audience, policy: Policy, why: str) -> Release:
+        new = NewRelease(candidate=version, only=only, policy=policy, author=self._run, why=why)
+        try:
+            return await self._client.start_release(self._model, new)
+        except ClientError as error:
+            ours = await self._live(only) if error.status == CONFLICT else []
+            if len(ours) == 1 and ours[0].candidate == version:
+                return ours[0]
+            raise PublishError(f"{self._model}@{version} cannot be released: {error}") from None
+
+    async def _settled(self, release: Release, cursor: int) -> Release:
+        """The release, as soon as its check is over."""
+        now = (await self._client.release(release.id)).release
+        async with aclosing(self._client.changes(cursor)) as changes:
+            while now.stage in ("draft", "checked", "replayed", "shadowed"):
+                async for change in changes:
+                    if change.kind == "release" and change.name == release.id:
+                        break
+                now = (await self._client.release(release.id)).release
+        return now

@@ -1,0 +1,91 @@
+"""A vLLM of ours is kept running: one that has died is started again at once, and agents wait meanwhile.
+
+    it does not run      the gateway holds its upstream: calls wait at the socket. Those that were being answered fail
+    it is started        which may take minutes; the hold is a lease, and is renewed
+    it is ready          the gateway lets the calls go, and loads the adapters that they ask for
+
+One that dies again and again within a step ends the run, which would never come to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.serving.publish import NOT_FOUND
+from penstock.trainer.serving.vllm import InferenceError, Server
+
+MOST_DEATHS: Final = 3
+"""Within one step."""
+HOLD_S: Final = 60.0
+"""A trainer that has died lets calls wait for as long."""
+OPEN_S: Final = 10.0
+
+
+class Upkeep:
+    """Of one server. `run` it beside the loop."""
+
+    def __init__(self, client: Client, server: Server, upstream: str, say: Callable[[str], Awaitable[None]]) -> None:
+        """`upstream`: the gateway's name of the server; `say`: told of what has happened."""
+        self._client, self._server, self._say = client, server, say
+        self._path = f"/api/upstreams/{upstream}"
+        self._turn = asyncio.Lock()
+        self._deaths = 0
+
+    async def ready(self) -> None:
+        """Comes back when there is a server; asked before each step. Raises `InferenceError`, `ConfigError` and
+        `ClientError`."""
+        self._deaths = 0
+        await self._up()
+
+    async def run(self) -> None:
+        """For ever. Raises `InferenceError` when there can be no server."""
+        await self._up()
+        while True:
+            code = await self._server.died()
+            self._deaths += 1
+            if self._deaths > MOST_DEATHS:
+                raise InferenceError(f"vLLM has died {self._deaths} times in one step; {self._server.tail()}")
+            await self._up(f"vLLM ended with {code} and is started again; calls to it wait")
+
+    async def _up(self, why: str | None = None) -> None:
+        async with self._turn:
+            if self._server.runs:
+                return
+            async with self._held():
+                if why is not None:
+                    await self._say(why)
+                await self._server.start()
+
+    @asynccontextmanager
+    async def _held(self) -> AsyncGenerator[None]:
+        """Calls wait meanwhile."""
+        await self._hold()
+        renewing = asyncio.ensure_future(self._renew())
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            # A gateway that is away has forgotten that it held anything.
+            with suppress(ClientError, TimeoutError):
+                async with asyncio.timeout(OPEN_S):
+                    await self._client.read("POST", f"{self._path}/open", body="{}")
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(HOLD_S / 4)
+            await self._hold()
+
+    async def _hold(self) -> None:
+        try:
+            await self._client.read("POST", f"{self._path}/hold", body=f'{{"bound_s": {HOLD_S}}}')
+        except ClientError as error:
+            if error.status != NOT_FOUND:
+                raise
+            raise ConfigError(
+                f"inference.upstream: {error}; it is the name of an [[upstream]] of the gateway"
+            ) from None
