@@ -23,7 +23,7 @@ from penstock.adapters.rewards import Judged, judge
 from penstock.adapters.tree import Node, Story, grow, message_of
 from penstock.adapters.turns import Call, Episode, Try
 from penstock.gateway.dialects.parts import fingerprint
-from penstock.gateway.model.span import Message, Part, Tool
+from penstock.gateway.model.turn import Message, Part, Tool
 
 Wire = dict[str, Any]
 

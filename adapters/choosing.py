@@ -14,7 +14,7 @@ from penstock.adapters.report import Reason, Report
 from penstock.adapters.rewards import Judged
 from penstock.adapters.turns import Call, Episode, Try
 from penstock.gateway.diagnosis.findings import GENERATE, of_attempt, of_head
-from penstock.gateway.model.span import AttemptStatus
+from penstock.gateway.model.rollout import AttemptStatus
 
 Which = Literal["final", "succeeded", "last", "all"]
 REWARDS = ("no_reward", "untrusted_reward")

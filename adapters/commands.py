@@ -104,7 +104,7 @@ async def _write(
     from penstock.adapters.making import rows
     from penstock.adapters.report import Report
     from penstock.adapters.source import load
-    from penstock.gateway.client.tables import whole_file
+    from penstock.gateway.client.files import whole_file
 
     report = Report()
     with whole_file(output) as file:

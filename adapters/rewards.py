@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from penstock.adapters.report import Note, Reason
 from penstock.adapters.turns import Try
 from penstock.gateway.dialects.loose_json import obj
-from penstock.gateway.model.span import Reward, Span
+from penstock.gateway.model.rollout import Reward
+from penstock.gateway.model.span import Span
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,7 +19,8 @@ from typing import Final
 
 from penstock.adapters.turns import Bodies, Episode, read
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.span import Mode, RolloutStatus, RolloutSummary
+from penstock.gateway.model.base import Mode
+from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
 
 AHEAD: Final = 4
 """Rollouts that are read at a time."""

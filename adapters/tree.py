@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.adapters.turns import Call
-from penstock.gateway.model.span import Message, Part
+from penstock.gateway.model.turn import Message, Part
 
 if TYPE_CHECKING:
     from penstock.adapters.tokens import Output

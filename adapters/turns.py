@@ -19,7 +19,9 @@ from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.loose_json import loads, obj
 from penstock.gateway.dialects.parts import fingerprint
 from penstock.gateway.dialects.sampling import forced
-from penstock.gateway.model.span import Attempt, RolloutSummary, Span, Turn
+from penstock.gateway.model.rollout import Attempt, RolloutSummary
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Turn
 
 if TYPE_CHECKING:
     from penstock.adapters.tokens import Output

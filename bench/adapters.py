@@ -37,9 +37,11 @@ from penstock.adapters.samples import Sample, samples
 from penstock.adapters.source import load
 from penstock.adapters.turns import Bodies, Episode, read
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.span import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary, Span, Usage
-from penstock.gateway.store import Entry, Store
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary
+from penstock.gateway.model.span import Span, Usage
+from penstock.gateway.store import Store
 from penstock.gateway.store.codec import Body
+from penstock.gateway.store.records import Entry
 from penstock.trainer.config import Advantage
 from penstock.trainer.mathematics.advantage import credit
 from penstock.trainer.mathematics.batch import micro_batches

@@ -25,8 +25,9 @@ from uuid import UUID
 from bench import corpus, replay, trajectories
 from bench.trajectories import Agent, response_id, wire_answer
 from penstock.gateway.model.span import Usage
-from penstock.gateway.store import Entry, Store
+from penstock.gateway.store import Store
 from penstock.gateway.store.codec import Body
+from penstock.gateway.store.records import Entry
 
 HERE = Path(__file__).parent
 OUT = HERE / "out" / "store.json"

@@ -32,7 +32,8 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.dialects import by_name
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import Decision, NewRelease, NewVersion, Release, Resource, Stable
+from penstock.gateway.model.release import Decision, NewRelease, Release
+from penstock.gateway.model.resource import NewVersion, Resource, Stable
 from penstock.gateway.model.template import Template
 from penstock.gateway.releases.catalog import Switch
 from penstock.gateway.store.recorder import Recorder

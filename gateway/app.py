@@ -51,7 +51,8 @@ from penstock.gateway.releases.shadow.stage import Shadow
 from penstock.gateway.runs.service import Runs
 from penstock.gateway.server.bridge import ControlPlane
 from penstock.gateway.server.dispatch import Proxy
-from penstock.gateway.store import Store, TapeError
+from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.upstreams.pool import Pool

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.gateway.model.span import LONGEST_S, Mode
+from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
 
 Family = Literal["openai", "anthropic", "gemini"]

@@ -15,12 +15,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import Claim, Event, FinishAnswer, FinishRequest, Scalar
-from penstock.gateway.model.span import Judgement, Outcome
+from penstock.gateway.model.rollout import Judgement, Outcome
 from penstock.sidecar import transcript
 from penstock.sidecar.agent.output import Outputs, Stream
 from penstock.sidecar.agent.process import Agent, Ending
@@ -28,52 +27,14 @@ from penstock.sidecar.agent.templates import TemplateError
 from penstock.sidecar.engines.local import Engine
 from penstock.sidecar.journal import Journal
 from penstock.sidecar.progress import Progress
+from penstock.sidecar.result import Result
 from penstock.sidecar.retry import patiently, unless
 from penstock.sidecar.rewarding import Judge, RewardError, printed
 from penstock.sidecar.settings import Settings
 
 Why = Literal["timeout", "lost", "returned"]
-AT_ONCE_S = 10.0
-"""A failure that took longer is one of the work. Imports on a busy machine may take some seconds."""
 LAST_EVENTS_S = 5.0
 """How long the output of an attempt that was cancelled may still take to the tape."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What became of an attempt, for the tally."""
-
-    rollout: str
-    """The rollout."""
-    attempt: str
-    """The attempt."""
-    worker: str
-    """Who has held it."""
-    end: Literal["succeeded", "failed", "timeout", "lost", "returned"]
-    """How it ended here."""
-    seconds: float
-    """From claim to end."""
-    reward: float | None = None
-    """Its reward, if it has one."""
-    reason: str | None = None
-    """Why it ended like this."""
-    outcome: Outcome | None = None
-    """What the gateway was told of its end."""
-    calls: int = 0
-    """Model calls that the gateway has seen of it."""
-    last_lines: tuple[str, ...] = ()
-    """What it said at last."""
-
-    @property
-    def name(self) -> str:
-        """ROLLOUT/ATTEMPT."""
-        return f"{self.rollout}/{self.attempt}"
-
-    @property
-    def at_once(self) -> bool:
-        """Whether it failed before it had done anything."""
-        took = 0 if self.outcome is None else self.outcome.duration_ns or 0
-        return self.end == "failed" and not self.calls and took < AT_ONCE_S * 1e9
 
 
 class Work:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from penstock.sidecar.attempt import Result
+from penstock.sidecar.result import Result
 
 EQUAL = 5
 """Tasks that have to fail alike. Fewer do so by chance, such as a few that an agent refuses in one way; more would cost

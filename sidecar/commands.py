@@ -24,7 +24,7 @@ from penstock.gateway.client.console import LOCAL, Failure, Url, admin_key
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from penstock.gateway.model.span import Mode
+    from penstock.gateway.model.base import Mode
     from penstock.sidecar.engines.local import Engine
     from penstock.sidecar.progress import Tally
     from penstock.sidecar.settings import Settings
@@ -185,7 +185,7 @@ class Place:
 
 def worker_name(given: str | None) -> str:
     """A worker's name is an id, and Ray's actors put a number behind it."""
-    from penstock.gateway.model.span import ID_PATTERN
+    from penstock.gateway.model.base import ID_PATTERN
     from penstock.sidecar.settings import UsageError
 
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
@@ -196,7 +196,7 @@ def worker_name(given: str | None) -> str:
 
 
 def _modes(text: str | None) -> tuple[Mode, ...] | None:
-    from penstock.gateway.model.span import Mode
+    from penstock.gateway.model.base import Mode
     from penstock.sidecar.settings import UsageError
 
     if text is None:

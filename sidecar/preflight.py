@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.gateway.model.queue import Claim
-from penstock.gateway.model.span import Attempt, Rollout
+from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.sidecar.agent.environment import LEADING_NOWHERE, environment, plan
 from penstock.sidecar.settings import Agents, Settings, UsageError
 

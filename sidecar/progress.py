@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Progress as Bar
 
-    from penstock.sidecar.attempt import Result
+    from penstock.sidecar.result import Result
 
 FIRST = "asking for work"
 """What is said before the first attempt has begun."""

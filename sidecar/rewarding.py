@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any, cast
 
-from penstock.gateway.model.span import Judgement, RewardSource
+from penstock.gateway.model.rollout import Judgement, RewardSource
 from penstock.sidecar.agent.output import Outputs, Stream
 from penstock.sidecar.agent.process import Command, Ending, start
 from penstock.sidecar.agent.templates import to_json

@@ -14,11 +14,12 @@ from functools import partial
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest
-from penstock.sidecar.attempt import Result, Work, hand_back
+from penstock.sidecar.attempt import Work, hand_back
 from penstock.sidecar.breaker import Breaker
 from penstock.sidecar.engines.local import Engine
 from penstock.sidecar.heartbeat import Heart
 from penstock.sidecar.progress import Progress, Tally
+from penstock.sidecar.result import Result
 from penstock.sidecar.retry import patiently, unless
 from penstock.sidecar.rewarding import Judge
 from penstock.sidecar.settings import Settings

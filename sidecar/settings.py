@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.gateway.model import times
-from penstock.gateway.model.span import Mode
+from penstock.gateway.model.base import Mode
 
 SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 

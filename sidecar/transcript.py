@@ -7,7 +7,10 @@ import asyncio
 from pydantic import Field
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.span import Attempt, Message, Noun, Outcome, Rollout, Span, Turn
+from penstock.gateway.model.base import Noun
+from penstock.gateway.model.rollout import Attempt, Outcome, Rollout
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Message, Turn
 
 PARALLEL = 8
 

@@ -19,7 +19,8 @@ from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, query_of
 from penstock.gateway.api.openapi import EVENTS
 from penstock.gateway.model.answers import ChangePage
-from penstock.gateway.model.span import Change, Noun
+from penstock.gateway.model.base import Noun
+from penstock.gateway.model.change import Change
 
 BATCH = 256
 """Changes read from the tape at a time."""

@@ -24,7 +24,8 @@ from typing import Any
 from penstock.gateway.api import filter_fields
 from penstock.gateway.api.filter_fields import FIELDS, Field, Target
 from penstock.gateway.api.filter_matchers import Matcher, Refused
-from penstock.gateway.model.span import Rollout, Span
+from penstock.gateway.model.rollout import Rollout
+from penstock.gateway.model.span import Span
 
 __all__ = ["FIELDS", "Query", "QueryError", "Target", "Term", "parse", "quote"]
 

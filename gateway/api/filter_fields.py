@@ -10,22 +10,19 @@ from typing import Any, Literal, cast, get_args
 
 from penstock.gateway.api import filter_matchers
 from penstock.gateway.api.filter_matchers import MakeMatcher, Refused
+from penstock.gateway.model.attributes import AMBIGUOUS
+from penstock.gateway.model.base import Kind, Mode, Origin
 from penstock.gateway.model.lifecycle import FINAL, WAITING, claimed
-from penstock.gateway.model.span import (
-    AMBIGUOUS,
+from penstock.gateway.model.rollout import (
     Attempt,
     AttemptStatus,
-    Kind,
-    Mode,
-    Origin,
     Reward,
     RewardSource,
     Rollout,
     RolloutStatus,
     RolloutSummary,
-    Span,
-    SpanStatus,
 )
+from penstock.gateway.model.span import Span, SpanStatus
 
 Target = Literal["spans", "rollouts"]
 Read = Callable[[Rollout | None, Span | None], Sequence[Any]]

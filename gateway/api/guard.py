@@ -23,9 +23,10 @@ from penstock.gateway.api.filter import QueryError
 from penstock.gateway.api.pages import CursorError
 from penstock.gateway.calls.auth import Auth, credentials, is_token
 from penstock.gateway.model.answers import ErrorAnswer, Problem
-from penstock.gateway.model.span import ID_PATTERN
+from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.wording import sentence
-from penstock.gateway.store import Refused, TapeError
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.operation import Refused
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 M = TypeVar("M", bound=BaseModel)

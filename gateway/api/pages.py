@@ -21,21 +21,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.gateway.api.filter import Query
 from penstock.gateway.calls.turns import decode_body, encoding, read_exchange
+from penstock.gateway.model.base import ID_PATTERN, Mode
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.queue import QueueState, QueueStatus
-from penstock.gateway.model.span import (
-    ID_PATTERN,
-    Attempt,
-    Change,
-    Exchange,
-    Message,
-    Mode,
-    Rollout,
-    RolloutSummary,
-    Span,
-    Totals,
-    Turn,
-    Worker,
-)
+from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary, Totals, Worker
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Message, Turn
 
 SCAN = 20_000
 """Heads looked at for one page."""

@@ -37,8 +37,9 @@ from penstock.gateway.model.queue import (
     QueueStatus,
     RewardAnswer,
 )
-from penstock.gateway.model.span import Judgement, Rollout
-from penstock.gateway.store import Claimed, Entry
+from penstock.gateway.model.rollout import Judgement, Rollout
+from penstock.gateway.queue.results import Claimed
+from penstock.gateway.store.records import Entry
 
 TOKEN_S: Final = 7 * 86400
 """How long the token of a claim is valid."""

@@ -34,8 +34,11 @@ from penstock.gateway.calls.turns import plain_bodies, read_exchange
 from penstock.gateway.client.exchanges import Recorded, pack
 from penstock.gateway.diagnosis.diagnosis import diagnose
 from penstock.gateway.model.answers import AttemptList, Diagnosis, ExchangeView, RolloutPage, SpanDetail, SpanPage
+from penstock.gateway.model.base import Noun
+from penstock.gateway.model.exchange import Exchange, Side
 from penstock.gateway.model.queue import WorkerList
-from penstock.gateway.model.span import Exchange, Noun, Rollout, Side, Span, Worker
+from penstock.gateway.model.rollout import Rollout, Worker
+from penstock.gateway.model.span import Span
 
 BLOCK: Final = 1 << 20
 """Bytes of calls that are read before they are sent."""

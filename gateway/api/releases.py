@@ -14,23 +14,19 @@ from penstock.gateway.api.openapi import Route
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.queue import handed
 from penstock.gateway.config import ConfigError
+from penstock.gateway.model.base import Id, Noun
 from penstock.gateway.model.queue import ClaimAnswer, ClaimRequest
 from penstock.gateway.model.release import (
     AssignmentPage,
     AuditTrail,
     Decision,
-    NeedList,
     NewRelease,
-    NewVersion,
     PinList,
     Release,
     ReleaseList,
     ReleaseView,
-    Resource,
-    ResourceList,
-    ResourceView,
 )
-from penstock.gateway.model.span import Id, Noun
+from penstock.gateway.model.resource import NeedList, NewVersion, Resource, ResourceList, ResourceView
 from penstock.gateway.releases.transitions import ACTIONS
 
 

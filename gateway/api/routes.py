@@ -39,6 +39,7 @@ from penstock.gateway.model.answers import (
     Token,
     TokenRequest,
 )
+from penstock.gateway.model.base import Mode, Noun
 from penstock.gateway.model.queue import (
     ClaimAnswer,
     ClaimRequest,
@@ -59,7 +60,7 @@ from penstock.gateway.model.queue import (
     WorkerList,
 )
 from penstock.gateway.model.release import ENDED, Stage
-from penstock.gateway.model.span import Judgement, Mode, Noun, Rollout, RolloutSummary
+from penstock.gateway.model.rollout import Judgement, Rollout, RolloutSummary
 from penstock.gateway.otlp.ingest import post_traces
 
 

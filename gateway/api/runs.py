@@ -16,6 +16,7 @@ from penstock.gateway.api.guard import ApiError, answer, id_of, query_of
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.pages import Mark, Walk, decode_cursor, encode_cursor, page
+from penstock.gateway.model.base import Noun
 from penstock.gateway.model.run import (
     MOST_READ,
     CurveList,
@@ -36,7 +37,6 @@ from penstock.gateway.model.run import (
     Step,
     seen_at,
 )
-from penstock.gateway.model.span import Noun
 from penstock.gateway.runs.curves import curve
 from penstock.gateway.runs.service import Runs
 

@@ -16,8 +16,8 @@ from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.api.operations import Ids
+from penstock.gateway.model.base import Noun
 from penstock.gateway.model.queue import Empty
-from penstock.gateway.model.span import Noun
 from penstock.gateway.upstreams.gate import LONGEST_S
 from penstock.gateway.upstreams.pool import Pool
 

@@ -21,7 +21,7 @@ from typing import cast, get_args
 from urllib.parse import unquote
 
 from penstock.gateway.http.redact import looks_secret
-from penstock.gateway.model.span import ID_PATTERN, Mode, Origin
+from penstock.gateway.model.base import ID_PATTERN, Mode, Origin
 
 FIRST_ATTEMPT = "a1"
 SESSION_HEADERS = {

@@ -20,13 +20,14 @@ from urllib.parse import unquote
 
 from penstock.gateway.calls.address import Address, AddressError, from_headers, from_path
 from penstock.gateway.calls.auth import Auth, AuthError
-from penstock.gateway.calls.conversations import Answer, Conversations, Ended, Found, Way, new_rollout
+from penstock.gateway.calls.conversations import Answer, Conversations, Ended, Found, new_rollout
 from penstock.gateway.calls.fingerprints import EMPTY, Fingerprints, Read, Story
 from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.dialects import find
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.items import LARGE
 from penstock.gateway.dialects.loose_json import Peek
+from penstock.gateway.http.client_connection import Way
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.headers import CREDENTIALS
 from penstock.gateway.http.redact import url as redact_url

@@ -17,7 +17,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.gateway.model.span import ID_PATTERN
+from penstock.gateway.model.base import ID_PATTERN
 
 PREFIX = "pst_"
 PURPOSE = b"penstock agent token 1\0"

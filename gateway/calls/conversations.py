@@ -22,12 +22,12 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from penstock.gateway.calls.fingerprints import Story, number_of
+from penstock.gateway.http.client_connection import Way
 
 _REMEMBERED: Final = 20_000
 _EQUAL: Final = 64
@@ -39,18 +39,6 @@ def new_rollout() -> str:
     """A fresh name that sorts by time. It is no secret: asking the system for random bytes would cost more than all
     else that is done to open a rollout."""
     return f"i-{time.time_ns() // 1_000_000:011x}-{random.getrandbits(32):08x}"
-
-
-@dataclass(slots=True, eq=False)
-class Way:
-    """A connection, as far as it tells whose calls come on it."""
-
-    peer: str = ""
-    """The client's address."""
-    last: str | None = None
-    """The implicit rollout of its last call."""
-    mixed: bool = False
-    """Whether conversations were seen to take turns on it: it belongs to a pool."""
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

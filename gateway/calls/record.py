@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.answer_masking import Kept, keep, rescaled, unencoded
-from penstock.gateway.calls.capture.request import ATTRIBUTE as CAPTURED
 from penstock.gateway.calls.turns import CUT, decode_body
 from penstock.gateway.dialects.base import Facts
 from penstock.gateway.dialects.token_estimate import counted, estimated, uncounted
@@ -20,10 +19,11 @@ from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import Headers
 from penstock.gateway.model import trace
+from penstock.gateway.model.attributes import AMBIGUOUS, CAPTURED
+from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import NONE
-from penstock.gateway.model.span import AMBIGUOUS, Side
-from penstock.gateway.store import Entry
 from penstock.gateway.store.codec import Body
+from penstock.gateway.store.records import Entry
 from penstock.gateway.upstreams.pool import Pool
 
 _log = logging.getLogger("penstock.recorder")

@@ -15,7 +15,9 @@ import zstandard
 
 from penstock.gateway.calls.capture.request import original
 from penstock.gateway.dialects import by_name
-from penstock.gateway.model.span import Exchange, Span, Turn
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Turn
 
 LIMIT = 64 << 20
 SLICE = 512

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from penstock.gateway.model.release import Audience, Stable
-from penstock.gateway.model.span import Mode
+from penstock.gateway.model.base import Mode
+from penstock.gateway.model.resource import Audience, Stable
 
 
 class Asker(NamedTuple):

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.gateway.canary.evidence import MISSING, Evidence, Observation, StageCount
-from penstock.gateway.model.policy import Policy, Stage
+from penstock.gateway.canary.evidence import Evidence, Observation, StageCount
+from penstock.gateway.model.policy import MISSING, Policy, Stage
 
 Action = Literal["continue", "advance", "promote", "roll_back", "hold"]
 FEW = 50

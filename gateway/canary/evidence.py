@@ -34,11 +34,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.gateway.canary.betting import Wealth
+from penstock.gateway.model.policy import MISSING
 
 CONCENTRATION = 100.0
 """How close to pi the sample-ratio alternative is: the weight of its prior in rollouts."""
-MISSING = "missing"
-"""The guard on outcomes that did not come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from penstock.gateway.canary.evidence import Observation
-from penstock.gateway.model.attributes import own
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.policy import Policy
 from penstock.gateway.model.release import Assignment, Pin, Release, Seen
-from penstock.gateway.model.span import Attempt, Reward, Rollout, RolloutStatus, Span
+from penstock.gateway.model.release_calls import own
+from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus
+from penstock.gateway.model.span import Span
 
 VIOLATION = "violation"
 

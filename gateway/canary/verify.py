@@ -16,7 +16,8 @@ from penstock.gateway.canary.decision import Canary, Verdict, figures
 from penstock.gateway.canary.evidence import Evidence
 from penstock.gateway.canary.outcomes import observation
 from penstock.gateway.canary.stages import MoveError, check_move
-from penstock.gateway.model.release import GATEWAY, Assignment, Entry, Release, Seen
+from penstock.gateway.model.release import Assignment, Entry, Release, Seen
+from penstock.gateway.model.resource import GATEWAY
 
 BY_RULE = ("advance", "promote", "roll_back", "hold")
 """Verdicts that move a release; the chain calls its actions the same."""

@@ -9,18 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from penstock.gateway.model.lifecycle import LIVE, WAITING, claimed
-from penstock.gateway.model.release import Assignment, Entry, Release, Resource, Seen, digest
-from penstock.gateway.model.span import RolloutStatus, Span, SpanStatus, Worker
+from penstock.gateway.model.release import Assignment, Entry, Release, Seen, digest
+from penstock.gateway.model.resource import Resource
+from penstock.gateway.model.rollout import RolloutStatus, Worker
+from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.queue.results import queue_key
 from penstock.gateway.releases.operations import pins_of
 from penstock.gateway.runs.blocks import Block
 from penstock.gateway.runs.operations import Book, event_key
 from penstock.gateway.runs.reader import RunReader, event_of
-from penstock.gateway.store import codec, keys, records
+from penstock.gateway.store import Store, codec, keys, records
 from penstock.gateway.store.environment import TapeError
-from penstock.gateway.store.operation import queue_key
+from penstock.gateway.store.records import Entry
 from penstock.gateway.store.view import View
 
 _SPANS, _SUMS, _STATUS, _WORKER = map(records.ATTEMPT.index, ("spans", "totals", "status", "worker"))
@@ -348,3 +352,9 @@ _CHECKS: tuple[tuple[str, Callable[[RunReader, bytes, bytes], Iterator[str]]], .
     ("run_metrics", _block),
     ("run_events", _run_event),
 )
+
+
+def check(path: Path) -> tuple[dict[str, int], list[str]]:
+    """Figures and problems of the tape in `path`, read without disturbing a gateway that runs on it."""
+    with Store(path, readonly=True) as store:
+        return store.figures(), list(store.check())

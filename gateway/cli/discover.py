@@ -15,8 +15,8 @@ from penstock.gateway.calls.turns import decode_body, encoding
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.console import PARALLEL
 from penstock.gateway.dialects import by_name
-from penstock.gateway.model.attributes import own
-from penstock.gateway.model.release import PromptText, ResourceView, ToolText
+from penstock.gateway.model.release_calls import own
+from penstock.gateway.model.resource import PromptText, ResourceView, ToolText
 from penstock.gateway.model.span import Span
 from penstock.gateway.prompts.induce import Proposal, Sample
 from penstock.gateway.prompts.recognise import Known, Recognised, Recogniser, sha256

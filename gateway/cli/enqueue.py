@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, pairs, seconds, show, with_client
+from penstock.gateway.cli.terminal import show
+from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, pairs, seconds, with_client
 
 if TYPE_CHECKING:
     from penstock.gateway.cli.task_file import Task
@@ -96,7 +97,7 @@ def _like(
 ) -> RolloutSpec:
     """What all rollouts have in common."""
     from penstock.gateway.model.queue import RolloutSpec
-    from penstock.gateway.model.span import RolloutConfig
+    from penstock.gateway.model.rollout import RolloutConfig
 
     config: dict[str, Any] = {"max_attempts": max_attempts}
     config |= {} if reward_on_failure is None else {"reward_on_failure": reward_on_failure}

@@ -83,7 +83,7 @@ def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:
 
 async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
     """What agents did: what was asked for to try a release is no part of a data set or a bill."""
-    from penstock.gateway.model.attributes import own
+    from penstock.gateway.model.release_calls import own
 
     async for head in client.recent(filter):
         if not own(head):

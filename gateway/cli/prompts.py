@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from penstock.gateway.cli.resources import new_version, person, text_of
-from penstock.gateway.client.console import (
-    LOCAL,
-    Failure,
-    Json,
-    Limit,
-    Terms,
-    Url,
-    console,
-    joined_terms,
-    show,
-    with_client,
-)
+from penstock.gateway.cli.terminal import console, show
+from penstock.gateway.client.console import LOCAL, Failure, Json, Limit, Terms, Url, joined_terms, with_client
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

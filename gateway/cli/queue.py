@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from penstock.gateway.client.console import LOCAL, Json, Url, note, show, with_client
+from penstock.gateway.cli.terminal import show
+from penstock.gateway.client.console import LOCAL, Json, Url, note, with_client
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

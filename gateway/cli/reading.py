@@ -6,6 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Literal
 
+from penstock.gateway.cli.terminal import console, show
 from penstock.gateway.client.console import (
     LOCAL,
     NO_MATCH,
@@ -16,12 +17,10 @@ from penstock.gateway.client.console import (
     RolloutTerms,
     Terms,
     Url,
-    console,
     joined_terms,
     note,
     only_attempt,
     seconds,
-    show,
     target_of,
     up_to,
     with_client,
@@ -30,7 +29,7 @@ from penstock.gateway.client.console import (
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.answers import SpanDetail
-    from penstock.gateway.model.span import RolloutSummary
+    from penstock.gateway.model.rollout import RolloutSummary
 
 
 NO_ROLLOUTS = (

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from penstock.gateway.cli.resources import Flag, person
-from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, show, with_client
+from penstock.gateway.cli.terminal import show
+from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, with_client
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.policy import Policy
-    from penstock.gateway.model.release import Audience, Release
+    from penstock.gateway.model.release import Release
+    from penstock.gateway.model.resource import Audience
 
 Agent = Annotated[str, Parameter(allow_leading_hyphen=True)]
 Words = Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")]
@@ -181,7 +183,7 @@ def verify(release: Name, /, *, json: Json = False, gateway: Url = LOCAL) -> Non
     from rich.text import Text
 
     from penstock.gateway.cli import verify as checking
-    from penstock.gateway.display.rollouts import plain
+    from penstock.gateway.display.text import plain
 
     async def ask(client: Client) -> None:
         found = await checking.checked(client, await _named(client, release))
@@ -232,7 +234,7 @@ def _policy(path: Path | None, hold_split: bool) -> Policy:
 
 
 def _audience(words: Sequence[str]) -> Audience:
-    from penstock.gateway.model.release import Audience
+    from penstock.gateway.model.resource import Audience
 
     fields: dict[str, Any] = {}
     for word in words:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, show, with_client
+from penstock.gateway.cli.terminal import show
+from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, with_client
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.gateway.model.release import NewVersion, Resource, ResourceView
+    from penstock.gateway.model.resource import NewVersion, Resource, ResourceView
 
 Flag = Annotated[bool, Parameter(negative="")]
 File = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
@@ -161,7 +162,7 @@ def person(given: str | None) -> str:
 
 def new_version(**fields: Any) -> NewVersion:
     """A version of what was given on the command line."""
-    from penstock.gateway.model.release import NewVersion
+    from penstock.gateway.model.resource import NewVersion
 
     return made(NewVersion, **fields)
 

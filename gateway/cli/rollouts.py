@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from penstock.gateway.cli.terminal import show
 from penstock.gateway.client.console import (
     LOCAL,
     NO_MATCH,
@@ -20,7 +21,6 @@ from penstock.gateway.client.console import (
     made,
     only_attempt,
     pairs,
-    show,
     target_of,
     up_to,
     with_client,
@@ -29,7 +29,7 @@ from penstock.gateway.client.console import (
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.answers import Diagnosis
-    from penstock.gateway.model.span import Rollout
+    from penstock.gateway.model.rollout import Rollout
 
 Value = Annotated[float | None, Parameter(allow_leading_hyphen=True)]
 Dimensions = Annotated[list[str] | None, Parameter(name="--dimension", negative="")]
@@ -97,7 +97,7 @@ def reward(
         Who says so.
     """
     from penstock.gateway.display import queue
-    from penstock.gateway.model.span import Judgement
+    from penstock.gateway.model.rollout import Judgement
 
     rid, attempt, sequence = target_of(target)
     scores = pairs(dimension or [], "--dimension")

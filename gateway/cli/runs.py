@@ -11,7 +11,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import LOCAL, Failure, Json, Limit, Url, show, up_to, with_client
+from penstock.gateway.cli.terminal import show
+from penstock.gateway.client.console import LOCAL, Failure, Json, Limit, Url, up_to, with_client
 from penstock.gateway.model.run import MOST_READ, Kind, Status
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def export(
 @contextmanager
 def _file(path: Path | None) -> Generator[IO[bytes]]:
     """A file that appears when it is whole; None is stdout."""
-    from penstock.gateway.client.tables import whole_file
+    from penstock.gateway.client.files import whole_file
 
     try:
         with whole_file(path) as file:

@@ -39,9 +39,9 @@ def check(*, data: Path | None = None) -> None:
     data
         Directory of the tape; the one that ./penstock.toml names if not given.
     """
-    from penstock.gateway.cli import check as examine
+    from penstock.gateway.cli.check import check as examine
     from penstock.gateway.config import ConfigError, load
-    from penstock.gateway.store import TapeError
+    from penstock.gateway.store.directory import TapeError
 
     try:
         path = load(_config(None), data=data).data

@@ -17,8 +17,8 @@ from typing import Any, TypeVar, cast
 
 from pydantic_core import from_json
 
+from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.gateway.model.span import ID_PATTERN
 
 T = TypeVar("T")
 

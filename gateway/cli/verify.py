@@ -16,8 +16,9 @@ from penstock.gateway.client.connection import ClientError
 from penstock.gateway.client.console import PARALLEL
 from penstock.gateway.display.release_series import History
 from penstock.gateway.display.rollouts import counted
-from penstock.gateway.model.release import GATEWAY, Release, Seen
-from penstock.gateway.model.span import Reward
+from penstock.gateway.model.release import Release, Seen
+from penstock.gateway.model.resource import GATEWAY
+from penstock.gateway.model.rollout import Reward
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.model.span import Change
+from penstock.gateway.model.change import Change
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

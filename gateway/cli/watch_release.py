@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import RenderableType
 from rich.live import Live
 
+from penstock.gateway.cli.terminal import console
 from penstock.gateway.cli.verify import history
 from penstock.gateway.cli.watch import whenever
-from penstock.gateway.client.console import Failure, console
-from penstock.gateway.client.tables import whole_file
+from penstock.gateway.client.console import Failure
+from penstock.gateway.client.files import whole_file
 from penstock.gateway.display import releases
 from penstock.gateway.display.release_page import page
 from penstock.gateway.display.release_series import History

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from penstock.gateway.cli.terminal import console
 from penstock.gateway.cli.watch import whenever
-from penstock.gateway.client.console import console
 from penstock.gateway.display import runs
+from penstock.gateway.model.change import Change
 from penstock.gateway.model.run import ENDS, Curve, Run, RunEvent
-from penstock.gateway.model.span import Change
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

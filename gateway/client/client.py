@@ -35,6 +35,7 @@ from penstock.gateway.model.answers import (
     Token,
     TokenRequest,
 )
+from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import (
     ClaimAnswer,
     ClaimRequest,
@@ -58,7 +59,8 @@ from penstock.gateway.model.queue import (
     RolloutSpec,
     WorkerList,
 )
-from penstock.gateway.model.span import Attempt, Change, Judgement, Rollout, RolloutSummary, Span, Worker
+from penstock.gateway.model.rollout import Attempt, Judgement, Rollout, RolloutSummary, Worker
+from penstock.gateway.model.span import Span
 
 __all__ = ["Client", "ClientError"]
 

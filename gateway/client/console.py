@@ -17,7 +17,6 @@ from cyclopts.validators import Number
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-    from rich.console import Console, RenderableType
 
     from penstock.gateway.client.client import Client
 
@@ -100,7 +99,7 @@ def ids_or_filter(words: Sequence[str]) -> tuple[list[str], str]:
     No id has an operator in it, and every term has one, so that each word says itself what it is; a `not` belongs to
     the term behind it.
     """
-    from penstock.gateway.model.span import ID_PATTERN
+    from penstock.gateway.model.base import ID_PATTERN
 
     filter = joined_terms(words)
     terms = [OPERATOR.search(word) is not None for word in words]
@@ -197,17 +196,6 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
         raise Failure(str(e)) from None
 
 
-def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], RenderableType], none: str = "") -> None:
-    """Models as JSON lines, or as their picture; when there are none that is said as `none`."""
-    if not json and none and not models:
-        note(none)
-    elif not json:
-        console().print(picture(), crop=False)
-        return
-    for model in models:
-        print(model.model_dump_json(exclude_none=True))
-
-
 def note(text: str) -> None:
     """Says something beside the result."""
     print(text, file=sys.stderr)
@@ -219,13 +207,3 @@ async def up_to(limit: int, rows: Callable[[int], AsyncIterator[T]]) -> list[T]:
     if len(found) > limit:
         note(f"There are more than {limit:,}: --limit {limit * 10} shows more of them.")
     return found[:limit]
-
-
-def console() -> Console:
-    """As wide as the terminal. A pipe or a file has room without end; COLUMNS, which `watch` sets, says otherwise."""
-    from rich.console import Console
-
-    from penstock.gateway.display.table import ENDLESS
-
-    endless = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=ENDLESS if endless else None, highlight=False, emoji=False, markup=False)

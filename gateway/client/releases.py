@@ -13,20 +13,15 @@ from penstock.gateway.model.release import (
     AuditTrail,
     Decision,
     Entry,
-    Need,
-    NeedList,
     NewRelease,
-    NewVersion,
     Pin,
     PinList,
     Release,
     ReleaseList,
     ReleaseView,
-    Resource,
-    ResourceList,
-    ResourceView,
     Seen,
 )
+from penstock.gateway.model.resource import Need, NeedList, NewVersion, Resource, ResourceList, ResourceView
 
 PAGE = 5000
 

@@ -8,33 +8,20 @@ they come, or by row groups. A file appears under its name when it is whole and 
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import AsyncIterable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import IO, Any, Final, Literal, Protocol, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from penstock.gateway.model.answers import SpanDetail
-from penstock.gateway.model.span import (
-    Choice,
-    Estimate,
-    Id,
-    Message,
-    Noun,
-    RolloutSummary,
-    Span,
-    SpanStatus,
-    Tool,
-    Totals,
-    Usage,
-)
+from penstock.gateway.model.base import Id, Noun
+from penstock.gateway.model.rollout import RolloutSummary, Totals
+from penstock.gateway.model.span import Estimate, Span, SpanStatus, Usage
+from penstock.gateway.model.turn import Choice, Message, Tool
 
 What = Literal["rollouts", "spans", "messages"]
 Kind = Literal["text", "whole", "number", "flag", "json"]
@@ -202,18 +189,3 @@ async def export(nouns: AsyncIterable[BaseModel], sink: Sink) -> int:
     finally:
         sink.close()
     return count
-
-
-@contextmanager
-def whole_file(path: Path | None) -> Generator[IO[bytes]]:
-    """A file that appears under its name when all is written, and not at all if that fails; None is stdout."""
-    if path is None:
-        yield sys.stdout.buffer
-        return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("xb") as file:
-            yield file
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -32,8 +32,10 @@ from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.loose_json import loads, obj
 from penstock.gateway.dialects.token_ids import Tokens, common, length, read_tokens
 from penstock.gateway.model.answers import AttemptDiagnosis, CallDiagnosis, Diagnosis, Finding
-from penstock.gateway.model.span import Attempt, Exchange, RolloutSummary, Span
-from penstock.gateway.proxy.exact.sessions import BEGAN
+from penstock.gateway.model.attributes import BEGAN
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.rollout import Attempt, RolloutSummary
+from penstock.gateway.model.span import Span
 
 T = TypeVar("T")
 

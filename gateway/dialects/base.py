@@ -20,7 +20,8 @@ from penstock.gateway.dialects.ending import Failed
 from penstock.gateway.dialects.items import Items
 from penstock.gateway.dialects.loose_json import Peek
 from penstock.gateway.dialects.text_spans import Place, Texts
-from penstock.gateway.model.span import Turn, Usage
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Turn
 
 
 @dataclass(slots=True)

@@ -37,7 +37,8 @@ from penstock.gateway.dialects.loose_json import (
 from penstock.gateway.dialects.parts import content_parts, flat_text, result_part, same_arguments
 from penstock.gateway.dialects.sse import last
 from penstock.gateway.dialects.text_spans import Described, Item, Pointed, Quoted, quoted_items, quoted_tool
-from penstock.gateway.model.span import Choice, Message, Part, Tool, Usage
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
 CALL = b'"function":{"name":"'
 """Only the first delta of a tool call has the name; CUSTOM is its like for custom tools."""

@@ -12,7 +12,7 @@ from penstock.gateway.dialects.items import cutter
 from penstock.gateway.dialects.json_post import routes
 from penstock.gateway.dialects.loose_json import Json, Peek, arr, count, earliest, joined, objs, text
 from penstock.gateway.dialects.text_spans import Pointed
-from penstock.gateway.model.span import Choice, Message, Part, Tool
+from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
 
 class Completions(Chat):

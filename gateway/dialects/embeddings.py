@@ -9,7 +9,8 @@ from penstock.gateway.dialects.completions import prompts
 from penstock.gateway.dialects.ending import Said, body_failed
 from penstock.gateway.dialects.json_post import Post, routes
 from penstock.gateway.dialects.loose_json import PROMPT, Json, Peek, label, lenient, tokens
-from penstock.gateway.model.span import Choice, Message, Tool, Usage
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Choice, Message, Tool
 
 
 class _Answer(Said):

@@ -37,7 +37,8 @@ from penstock.gateway.dialects.loose_json import (
 from penstock.gateway.dialects.parts import fingerprint
 from penstock.gateway.dialects.sse import last
 from penstock.gateway.dialects.text_spans import Described, Path, Pointed, Quoted, quoted_text, quoted_tool
-from penstock.gateway.model.span import Choice, Message, Tool, Usage
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Choice, Message, Tool
 
 _ROUTE = re.compile(
     r"(?:/v1(?:alpha|beta|beta1)?)?(?:/projects/[^/]+/locations/[^/]+)?(?:/publishers/[^/]+)?"

@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.gateway.dialects.loose_json import Json, arr, count, dumps, obj, objs, text
 from penstock.gateway.dialects.parts import result_part
-from penstock.gateway.model.span import Message, Part, Tool, Usage
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Message, Part, Tool
 
 _SNAKE = re.compile(r"(?<=[a-z])[A-Z]")
 ROLES = {"model": "assistant", "function": "tool"}

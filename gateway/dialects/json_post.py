@@ -18,7 +18,8 @@ from penstock.gateway.dialects.loose_json import Json, Peek, document, error_mes
 from penstock.gateway.dialects.parts import fingerprint, plain
 from penstock.gateway.dialects.sampling import forced, sampled
 from penstock.gateway.dialects.text_spans import Place, Pointed, Texts, texts
-from penstock.gateway.model.span import Choice, Message, Tool, Turn, Usage
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Choice, Message, Tool, Turn
 
 
 class Post(ABC):

@@ -10,7 +10,7 @@ from penstock.gateway.dialects.base import Facts
 from penstock.gateway.dialects.items import Items
 from penstock.gateway.dialects.loose_json import Peek, error_message, label, loads, obj, peek
 from penstock.gateway.dialects.text_spans import Place, Texts
-from penstock.gateway.model.span import Turn
+from penstock.gateway.model.turn import Turn
 
 
 class Opaque:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from penstock.gateway.dialects.loose_json import Json, arr, loads, obj, objs, text
-from penstock.gateway.model.span import Message, Part, Tool
+from penstock.gateway.model.turn import Message, Part, Tool
 
 TEXT = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text"})
 MEDIA = frozenset(

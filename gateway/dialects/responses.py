@@ -43,7 +43,8 @@ from penstock.gateway.dialects.loose_json import (
 from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, result_part
 from penstock.gateway.dialects.sse import first, last
 from penstock.gateway.dialects.text_spans import Item, Pointed, quoted_content, quoted_items, quoted_tools
-from penstock.gateway.model.span import Choice, Message, Part, Tool, Usage
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
 ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 LOST = ("response.failed", "response.cancelled")

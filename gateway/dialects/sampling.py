@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from penstock.gateway.dialects.loose_json import Json, arr, count, obj, objs
-from penstock.gateway.model.span import Sampling
+from penstock.gateway.model.turn import Sampling
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "temperature": ("temperature",),

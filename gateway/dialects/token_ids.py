@@ -13,9 +13,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from penstock.gateway.dialects.loose_json import Json, arr, chunks, count, loads, obj, objs
+
+IDS: Final = "return_token_ids"
+
 
 WIDTH = array("i").itemsize
 

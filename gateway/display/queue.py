@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.gateway.display.rollouts import age, ago, clean, counted, number, plain, size, status
+from penstock.gateway.display.rollouts import counted, status
 from penstock.gateway.display.table import Column, Listing, figure
+from penstock.gateway.display.text import age, ago, clean, number, plain, size
 from penstock.gateway.model.answers import AttemptDiagnosis, CallDiagnosis, Diagnosis, Finding
 from penstock.gateway.model.queue import Enqueued, QueueStatus, RewardAnswer
-from penstock.gateway.model.span import Rollout, Worker
+from penstock.gateway.model.rollout import Rollout, Worker
 
 WORKERS = (
     Column("worker"), Column("heard of", 6), Column("attempts", narrows="words"), figure("finished", 5),

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.gateway.display.release_series import History, Point
 from penstock.gateway.display.release_summary import ARMS, difference, measures, share
-from penstock.gateway.display.rollouts import moment
 from penstock.gateway.display.svg import Chart, Line
+from penstock.gateway.display.text import moment
 from penstock.gateway.model.release import ReleaseView
 
 

@@ -24,9 +24,10 @@ from penstock.gateway.display.release_summary import (
     stage_name,
     waits,
 )
-from penstock.gateway.display.rollouts import duration, moment
 from penstock.gateway.display.svg import Chart, legend, svg, text
-from penstock.gateway.model.release import GATEWAY, Entry, ReleaseView
+from penstock.gateway.display.text import duration, moment
+from penstock.gateway.model.release import Entry, ReleaseView
+from penstock.gateway.model.resource import GATEWAY
 
 ROWS = 24
 """Rows of a chart's table."""

@@ -13,7 +13,8 @@ from penstock.gateway.canary.decision import Canary, figures
 from penstock.gateway.canary.interval import interval
 from penstock.gateway.canary.outcomes import observation
 from penstock.gateway.canary.verify import acted
-from penstock.gateway.model.release import GATEWAY, Assignment, Entry, Release, Seen
+from penstock.gateway.model.release import Assignment, Entry, Release, Seen
+from penstock.gateway.model.resource import GATEWAY
 
 MOST = 300
 """Points of a series: more cannot be told apart on a page."""

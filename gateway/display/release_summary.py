@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from penstock.gateway.canary.stages import NEXT
-from penstock.gateway.display.rollouts import duration, moment
+from penstock.gateway.display.text import duration, moment
 from penstock.gateway.model.policy import Policy
-from penstock.gateway.model.release import ENDED, Audience, Entry, Release, ReleaseView, Stage
+from penstock.gateway.model.release import ENDED, Entry, Release, ReleaseView, Stage
+from penstock.gateway.model.resource import Audience, audience_terms
 
 Mark = Literal["done", "skipped", "failed", "now", "ahead"]
 Figures = Mapping[str, float]
@@ -151,15 +152,6 @@ def measures(release: Release, figures: Figures) -> list[Measure]:
 def audience(only: Audience) -> str:
     """In words; empty for everybody."""
     return " ".join(audience_terms(only))
-
-
-def audience_terms(only: Audience) -> list[str]:
-    """As `--only` takes them."""
-    pieces = [f"agent={name}" for name in only.agents]
-    pieces += [f"model={name}" for name in only.models]
-    pieces += [f"mode={mode}" for mode in only.modes]
-    pieces += [f"metadata.{key}={value}" for key, value in only.metadata.items()]
-    return pieces
 
 
 def waits(view: ReleaseView) -> Iterator[str]:

@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.gateway.display.release_summary import audience
-from penstock.gateway.display.rollouts import BRIEF, abbreviate, age, ago, clean, counted, joined, plain
+from penstock.gateway.display.rollouts import BRIEF, counted
 from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.model.release import Resource, ResourceView
+from penstock.gateway.display.text import abbreviate, age, ago, clean, joined, plain
+from penstock.gateway.model.resource import Resource, ResourceView
 from penstock.gateway.model.template import Template
 from penstock.gateway.prompts.induce import FEWEST, Proposal
 from penstock.gateway.prompts.recognise import Recognised

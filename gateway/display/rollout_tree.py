@@ -13,27 +13,12 @@ from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from penstock.gateway.display.rollouts import (
-    BRIEF,
-    abbreviate,
-    clean,
-    compact,
-    counted,
-    duration,
-    gaps,
-    joined,
-    moment,
-    number,
-    plain,
-    size,
-    span_line,
-    status,
-    style,
-    total_tokens,
-)
+from penstock.gateway.display.rollouts import BRIEF, counted, gaps, span_line, status, style, total_tokens
+from penstock.gateway.display.text import abbreviate, clean, compact, duration, joined, moment, number, plain, size
 from penstock.gateway.model import nesting
 from penstock.gateway.model.answers import SideView, SpanDetail
-from penstock.gateway.model.span import Attempt, Choice, Message, Outcome, Part, RolloutSummary, Turn
+from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
+from penstock.gateway.model.turn import Choice, Message, Part, Turn
 
 DEEPEST = 20
 """Spans within each other that are shown as such."""

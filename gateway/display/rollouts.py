@@ -6,10 +6,7 @@ visible, so that none of it can speak to the terminal.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
-from typing import Any
 
 from rich.console import Group
 from rich.text import Text
@@ -17,8 +14,24 @@ from rich.text import Text
 from penstock.gateway.dialects.token_estimate import uncounted
 from penstock.gateway.display import span_summary
 from penstock.gateway.display.table import Column, Listing, figure
+from penstock.gateway.display.text import (
+    _count,
+    abbreviate,
+    age,
+    ago,
+    clean,
+    compact,
+    duration,
+    joined,
+    moment,
+    number,
+    plain,
+    size,
+)
 from penstock.gateway.model.answers import RewardStats, Stats
-from penstock.gateway.model.span import Change, Reward, RolloutSummary, Span, SpanStatus, Totals, Usage
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
+from penstock.gateway.model.span import Span, SpanStatus, Usage
 
 STYLES = {
     "ok": "green", "succeeded": "green", "error": "red", "failed": "red", "timeout": "red", "interrupted": "magenta",
@@ -31,77 +44,9 @@ BRIEF = 240
 CALLS = ("llm", "tool")
 PRINTED = ("stdout", "stderr")
 """Events that are pieces of an agent's output."""
-_DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
-_VISIBLE = (
-    {n: chr(0x2400 + n) for n in range(32) if n not in (9, 10)}
-    | {0x7F: "␡"}
-    | dict.fromkeys((*range(0x80, 0xA0), *_DIRECTIONS), "\ufffd")
-)
-
-
-def clean(value: object) -> str:
-    """Text without anything that a terminal obeys."""
-    return str(value).translate(_VISIBLE)
-
-
-def plain(value: object, style: str = "") -> Text:
-    """One value as a cell; None is empty."""
-    return Text("" if value is None else clean(value), style=style)
 
 
 # --- figures ---
-
-
-def duration(ns: int | None) -> str:
-    """12 µs, 3.4 ms, 1.25 s, 2 m 05 s, 3 h 07 m."""
-    if ns is None:
-        return ""
-    if ns < 60 * 10**9:
-        whole, unit = next((step for step in ((10**9, "s"), (10**6, "ms"), (10**3, "µs")) if ns >= step[0]), (1, "ns"))
-        value = ns / whole
-        return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
-    minutes, seconds = divmod(ns // 10**9, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} m" if hours else f"{minutes} m {seconds:02} s"
-
-
-def size(count: int) -> str:
-    """1.5 MiB."""
-    value, units = float(count), ["B", "KiB", "MiB", "GiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.4g} {units[0]}"
-
-
-def moment(ns: int) -> str:
-    """A time of day in UTC, to the millisecond."""
-    return f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M:%S}.{ns // 10**6 % 1000:03}"
-
-
-def age(ns: int, now_ns: int) -> str:
-    """How long since then, in one unit."""
-    seconds = max(0, now_ns - ns) // 10**9
-    steps = ((86400, "d"), (3600, "h"), (60, "m"))
-    return next((f"{seconds // step} {unit}" for step, unit in steps if seconds >= step), f"{seconds} s")
-
-
-def ago(ns: int, now_ns: int) -> str:
-    """How long ago, in one unit."""
-    return "now" if now_ns - ns < 10**9 else f"{age(ns, now_ns)} ago"
-
-
-def number(value: float | None) -> str:
-    """0.7; None is empty."""
-    return "" if value is None else f"{value:.6g}"
-
-
-def tokens(given: int | None, made: int | None) -> str:
-    """1,200 → 80."""
-    return "" if given is None and made is None else f"{_count(given)} → {_count(made)}"
-
-
-def _count(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"
 
 
 def sums(t: Totals) -> str:
@@ -251,20 +196,6 @@ def _what(span: Span) -> str:
     return span.dialect if span.kind == "llm" else span.kind
 
 
-def abbreviate(text: str, limit: int | None) -> str:
-    """On one line, and cut with a note of how much is missing; None leaves it as it is."""
-    if limit is None:
-        return text
-    line = " ".join(text.split())
-    return line if len(line) <= limit + 20 else f"{line[:limit].rstrip()} … {len(line) - limit:,} characters more"
-
-
-def joined(*pieces: str | Text) -> Text:
-    """Pieces on a line; empty ones leave no gap."""
-    texts = (plain(piece) if isinstance(piece, str) else piece for piece in pieces)
-    return Text("  ").join(text for text in texts if text)
-
-
 def _tokens(span: Span) -> str:
     """As counted; ~80 is an estimate, ? what nobody knows. Empty for what uses none."""
     if span.estimate is None:
@@ -299,8 +230,3 @@ def status(word: str) -> Text:
 def style(word: str) -> str:
     """The colour of a status or a role."""
     return STYLES.get(word, "")
-
-
-def compact(value: Any) -> str:
-    """JSON on one line; None is empty."""
-    return "" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)

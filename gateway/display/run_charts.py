@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
 from penstock.gateway.display.release_page import STYLE
-from penstock.gateway.display.rollouts import number
 from penstock.gateway.display.svg import HEIGHT, LEFT, STYLES, WIDTH, Chart, Line, svg, text
+from penstock.gateway.display.text import number
 from penstock.gateway.model.run import Curve
 
 HEAD = 44

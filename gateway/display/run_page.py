@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 
 from penstock.gateway.display.release_page import document, figure, table
-from penstock.gateway.display.rollouts import duration, moment
 from penstock.gateway.display.run_charts import Runs, charts
 from penstock.gateway.display.svg import text
+from penstock.gateway.display.text import duration, moment
 from penstock.gateway.model.run import Run, RunEvent
 
 

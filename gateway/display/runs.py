@@ -11,8 +11,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from penstock.gateway.display.rollouts import age, ago, clean, counted, duration, joined, moment, number, plain, status
+from penstock.gateway.display.rollouts import counted, status
 from penstock.gateway.display.table import Column, Listing, figure
+from penstock.gateway.display.text import age, ago, clean, duration, joined, moment, number, plain
 from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
 
 BARS = "▁▂▃▄▅▆▇█"

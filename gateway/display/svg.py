@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import count
 
-from penstock.gateway.display.rollouts import clean
+from penstock.gateway.display.text import clean
 
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 76, 14, 12, 34

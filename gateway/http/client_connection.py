@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-from penstock.gateway.calls.conversations import Way
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.request_parser import RequestReader
 
@@ -189,3 +189,15 @@ class Front(asyncio.Protocol):
         if self.served is not None:
             return False
         return now - self.seen > (head_timeout if self._reader.unfinished or self.closing else keepalive_timeout)
+
+
+@dataclass(slots=True, eq=False)
+class Way:
+    """A connection, as far as it tells whose calls come on it."""
+
+    peer: str = ""
+    """The client's address."""
+    last: str | None = None
+    """The implicit rollout of its last call."""
+    mixed: bool = False
+    """Whether conversations were seen to take turns on it: it belongs to a pool."""

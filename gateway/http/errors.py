@@ -22,3 +22,7 @@ class GatewayFault(Refusal):
 
 class UpstreamFault(Refusal):
     """The upstream could not be reached or did not answer in time: 502, 504."""
+
+
+def internal_fault() -> Refusal:
+    return GatewayFault(500, "internal", "the gateway failed on this call; its log says why")

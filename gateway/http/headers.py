@@ -169,3 +169,8 @@ def family_of(headers: Headers) -> str:
         ):
             return "anthropic"
     return "openai"
+
+
+def family(dialect: str, family: str, request: Request) -> str:
+    """The API that a call speaks; of one to an unknown path its headers tell."""
+    return family_of(request.headers) if dialect in ("opaque", "models") else family

@@ -11,23 +11,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from penstock.gateway.model.span import (
-    Attempt,
-    AttemptStatus,
-    Change,
-    Chunk,
-    Exchange,
-    Id,
-    Kind,
-    Noun,
-    RewardSource,
-    RolloutStatus,
-    RolloutSummary,
-    Side,
-    Span,
-    Totals,
-    Turn,
-)
+from penstock.gateway.model.base import Id, Kind, Noun
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.exchange import Chunk, Exchange, Side
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, RewardSource, RolloutStatus, RolloutSummary, Totals
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Turn
 
 
 class Page(Noun):

@@ -6,23 +6,17 @@ agents: training, costs, discovery of prompts, what a release is measured by.
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
-from penstock.gateway.model.span import Span
+BEGAN: Final = "penstock.session.began"
+"""Attribute of a call that begins one: why."""
+
+
+AMBIGUOUS = "penstock.ambiguous"
+"""Attribute of a call without an address that could be another rollout's as well."""
+
 
 REPLAY_OF, SHADOW_OF, LEG = "penstock.replay_of", "penstock.shadow_of", "penstock.leg"
-REHEARSAL: Final = "-rehearsal-a"
-"""Before the revision in the name of a rehearsal's run: `RELEASE-rehearsal-aREVISION-NUMBER-LEG`."""
-_NAME: Final = re.compile(rf".+{REHEARSAL}[0-9]+-[0-9]+-(?:candidate|incumbent)")
 
-
-def rehearsed(rollout: str) -> bool:
-    """Whether a rollout is a run of a rehearsal, under way or not."""
-    return REHEARSAL in rollout and _NAME.fullmatch(rollout) is not None
-
-
-def own(span: Span) -> bool:
-    """Whether a span is of a call that was made for a release, or of a run of a rehearsal: its rewards too."""
-    marked = bool(span.attributes) and not {REPLAY_OF, SHADOW_OF}.isdisjoint(span.attributes)
-    return marked or rehearsed(span.rollout)
+CAPTURED: Final = "penstock.captured"
+"""Of a call: the names of the fields that were added to its request."""

@@ -24,7 +24,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.gateway.model.span import LONGEST_S, AttemptStatus, Origin, Retry, RolloutConfig, RolloutStatus
+from penstock.gateway.model.base import LONGEST_S, Origin
+from penstock.gateway.model.rollout import AttemptStatus, Retry, RolloutConfig, RolloutStatus
 
 ROLLOUT_MOVES: Final[dict[RolloutStatus, dict[RolloutStatus, str]]] = {
     RolloutStatus.QUEUING: {RolloutStatus.PREPARING: "claim", RolloutStatus.CANCELLED: "cancel"},

@@ -13,10 +13,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from penstock.gateway.canary.evidence import MISSING
-from penstock.gateway.model.span import LONGEST_S
+from penstock.gateway.model.base import LONGEST_S
 from penstock.gateway.model.toml import ConfigError, Section, unknown_key
 from penstock.gateway.model.wording import sentence
+
+MISSING = "missing"
+"""The guard on outcomes that did not come."""
+
 
 MOST_ALPHA = 0.05
 """What the error probabilities of reward and guards may add up to."""

@@ -11,14 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from penstock.gateway.model.span import (
+from penstock.gateway.model.base import Id, Mode, Noun
+from penstock.gateway.model.rollout import (
     Attempt,
     AttemptStatus,
     Figures,
-    Id,
     Judgement,
-    Mode,
-    Noun,
     Outcome,
     Rollout,
     RolloutConfig,

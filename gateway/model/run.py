@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from penstock.gateway.model.answers import Page
-from penstock.gateway.model.span import Id, Noun
+from penstock.gateway.model.base import Id, Noun
 
 Kind = Literal["grpo", "sft", "dpo", "apo"]
 End = Literal["succeeded", "failed", "stopped"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from penstock.gateway.model.span import ID_PATTERN
+from penstock.gateway.model.base import ID_PATTERN
 
 LONGEST: Final = 60
 """Characters of a value that are shown."""

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from penstock.gateway.calls.address import FIRST_ATTEMPT, AddressError, check_id
-from penstock.gateway.model.span import Change, Rollout
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.trace import trace_id
 from penstock.gateway.otlp import semconv
 

@@ -14,12 +14,13 @@ from itertools import chain
 from typing import NamedTuple, Protocol
 
 from penstock.gateway.config import Otlp
-from penstock.gateway.model.span import Attempt, Change
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.rollout import Attempt
 from penstock.gateway.otlp import fill_request, selection
 from penstock.gateway.otlp.delivery import Figures
 from penstock.gateway.otlp.export_request import Request
 from penstock.gateway.otlp.selection import Selection, Sending
-from penstock.gateway.store import TapeError
+from penstock.gateway.store.directory import TapeError
 
 LARGEST_REQUEST = 4 << 20
 """Bytes after which a request is sent, before compression."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.gateway.model.span import Message, Part, Tool, Turn
+from penstock.gateway.model.turn import Message, Part, Tool, Turn
 from penstock.gateway.otlp import semconv
 
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from penstock.gateway.config import Otlp
 from penstock.gateway.otlp import batches
 from penstock.gateway.otlp.delivery import Delivery, Figures
-from penstock.gateway.store import TapeError
+from penstock.gateway.store.directory import TapeError
 
 NOTE = "otlp.cursor"
 """Under which the cursor is kept on the tape."""

@@ -14,7 +14,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as Outgoing
 
 from penstock.gateway.calls.turns import read_exchange
 from penstock.gateway.config import Otlp
-from penstock.gateway.model.span import Attempt, Exchange, Reward, Span
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.rollout import Attempt, Reward
+from penstock.gateway.model.span import Span
 from penstock.gateway.otlp import content, semconv, span_out
 from penstock.gateway.otlp.export_request import Request
 from penstock.gateway.otlp.placement import Place

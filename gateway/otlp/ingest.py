@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiohttp import web
 
-from penstock.gateway.model.span import Judgement, RewardSource
+from penstock.gateway.model.rollout import Judgement, RewardSource
 from penstock.gateway.otlp import wire
 from penstock.gateway.otlp.attempt_of import Rejected, Said, Scope, Tape, Traces, attempt_of, named, within
 from penstock.gateway.otlp.span_in import Invalid, entry_of, has_reward, judgement_of, scope_of
 from penstock.gateway.otlp.values import Bounds
 from penstock.gateway.otlp.wire import Failure
-from penstock.gateway.store import Entry, Refused, TapeError
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.operation import Refused
+from penstock.gateway.store.records import Entry
 
 if TYPE_CHECKING:
     from penstock.gateway.otlp.span_in import Span

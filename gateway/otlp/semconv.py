@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.gateway.model.span import Attempt, AttemptStatus, Reward, Span
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward
+from penstock.gateway.model.span import Span
 
 # In ------------------------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from penstock.gateway.model.span import Judgement, RewardSource
+from penstock.gateway.model.rollout import Judgement, RewardSource
 from penstock.gateway.otlp import semconv
 from penstock.gateway.otlp.values import Bounds
-from penstock.gateway.store import Entry
+from penstock.gateway.store.records import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

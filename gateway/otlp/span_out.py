@@ -24,7 +24,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Outgoing
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from penstock.gateway.model.span import Attempt, Reward, Span
+from penstock.gateway.model.rollout import Attempt, Reward
+from penstock.gateway.model.span import Span
 from penstock.gateway.model.trace import span_id, trace_id
 from penstock.gateway.otlp import semconv
 from penstock.gateway.otlp.placement import Place, root_id

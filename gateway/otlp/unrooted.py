@@ -12,7 +12,8 @@ from itertools import islice
 from typing import Protocol
 
 from penstock.gateway.model.nesting import CALLS, Guess, Node, guesses
-from penstock.gateway.model.span import Attempt, Span
+from penstock.gateway.model.rollout import Attempt
+from penstock.gateway.model.span import Span
 from penstock.gateway.otlp.placement import Place, as_it_came, with_guess
 
 LOOKED_AHEAD = 5_000

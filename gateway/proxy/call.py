@@ -23,12 +23,12 @@ from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.calls.record import Record, whole
 from penstock.gateway.config import Route
 from penstock.gateway.http.client_connection import Front
-from penstock.gateway.http.errors import GatewayFault, Refusal, UpstreamFault
-from penstock.gateway.http.headers import PROMPT, family_of, framed, refusal_body, refusal_head
+from penstock.gateway.http.errors import GatewayFault, Refusal, UpstreamFault, internal_fault
+from penstock.gateway.http.headers import PROMPT, family, framed, refusal_body, refusal_head
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import Link
-from penstock.gateway.model.attributes import rehearsed
 from penstock.gateway.model.release import Pin
+from penstock.gateway.model.release_calls import rehearsed
 from penstock.gateway.proxy.exact.course import Course
 from penstock.gateway.proxy.relay import Relay
 from penstock.gateway.proxy.translation.checks import KIND as TRANSLATION
@@ -582,12 +582,3 @@ _BROKEN = {
     "upstream_protocol": "answered with something that is not HTTP/1.1",
     "internal": "answered, and the gateway failed on it (its log says why)",
 }
-
-
-def internal_fault() -> Refusal:
-    return GatewayFault(500, "internal", "the gateway failed on this call; its log says why")
-
-
-def family(dialect: str, family: str, request: Request) -> str:
-    """The API that a call speaks; of one to an unknown path its headers tell."""
-    return family_of(request.headers) if dialect in ("opaque", "models") else family

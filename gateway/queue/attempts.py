@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.gateway.model import lifecycle
 from penstock.gateway.model.lifecycle import ACTIVE, FINAL, LIVE, WAITING
-from penstock.gateway.model.span import Attempt, AttemptStatus, Outcome, Rollout, RolloutStatus
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, Rollout, RolloutStatus
+from penstock.gateway.queue.results import queue_key
 from penstock.gateway.store import keys, records
 from penstock.gateway.store.batch import Batch
 from penstock.gateway.store.cache import Live
-from penstock.gateway.store.operation import Refused, queue_key
+from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from heapq import heappop, heappush
 from typing import TypeVar
 
 from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.base import Mode
 from penstock.gateway.model.lifecycle import deadline
 from penstock.gateway.model.queue import (
     ClaimRequest,
@@ -39,10 +40,12 @@ from penstock.gateway.model.queue import (
     RewardAnswer,
     RolloutSpec,
 )
-from penstock.gateway.model.span import AttemptStatus, Judgement, Mode, RewardSource, Rollout
-from penstock.gateway.store import Claimed, Entry, Finished, TapeError, Work
-from penstock.gateway.store.operation import MODES, Looked
+from penstock.gateway.model.rollout import AttemptStatus, Judgement, RewardSource, Rollout
+from penstock.gateway.queue.operations import Work
+from penstock.gateway.queue.results import MODES, Claimed, Finished, Looked
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.records import Entry
 
 GRACE_S = 15.0
 NEVER_NS = 1 << 63

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from penstock.gateway.http import redact
+from penstock.gateway.model.base import Mode
 from penstock.gateway.model.lifecycle import FINAL, LIVE, WAITING, after_attempt, quiet_deadline
 from penstock.gateway.model.queue import (
     Enqueued,
@@ -28,10 +29,9 @@ from penstock.gateway.model.queue import (
     RewardAnswer,
     RolloutSpec,
 )
-from penstock.gateway.model.span import (
+from penstock.gateway.model.rollout import (
     AttemptStatus,
     Judgement,
-    Mode,
     Outcome,
     Reward,
     RewardSource,
@@ -40,12 +40,13 @@ from penstock.gateway.model.span import (
     Worker,
 )
 from penstock.gateway.queue.attempts import Ledger, attempt_of, deadline, decides, ended_quietly, get, put, status_of
+from penstock.gateway.queue.results import MODES, Claimed, Finished, Looked
 from penstock.gateway.releases.operations import Releasing
 from penstock.gateway.runs.operations import Reporting
 from penstock.gateway.store import keys, records
 from penstock.gateway.store.cache import Known, Live
 from penstock.gateway.store.environment import scan
-from penstock.gateway.store.operation import MODES, Claimed, Finished, Looked, Refused
+from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
 
 FORGOTTEN_NS = 24 * 3600 * 10**9

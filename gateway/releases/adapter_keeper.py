@@ -17,11 +17,13 @@ from typing import Final
 import aiohttp
 
 from penstock.gateway.config import Upstream
-from penstock.gateway.model.release import Release, Resource, Stable
+from penstock.gateway.model.release import Release
+from penstock.gateway.model.resource import Resource, Stable
 from penstock.gateway.model.weights import ModelVersion, Residency
 from penstock.gateway.releases.adapter_server import Engine, ServingError, Settled, settle
 from penstock.gateway.releases.needs import pinned
-from penstock.gateway.store import Store, TapeError
+from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
 
 EVERY_S: Final = 30.0
 _log = logging.getLogger("penstock.releases")

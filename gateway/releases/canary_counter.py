@@ -17,9 +17,11 @@ from penstock.gateway.canary.decision import Canary
 from penstock.gateway.canary.evidence import Evidence
 from penstock.gateway.canary.outcomes import deadline, look, observation
 from penstock.gateway.canary.verify import Decided, decided, no_evidence, walk, weigh
-from penstock.gateway.model.release import GATEWAY, Assignment, Release, Seen
+from penstock.gateway.model.release import Assignment, Release, Seen
+from penstock.gateway.model.resource import GATEWAY
+from penstock.gateway.queue.operations import Work
 from penstock.gateway.releases.transitions import DECIDED, entry
-from penstock.gateway.store import Store, Work
+from penstock.gateway.store import Store
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.recorder import Recorder
 

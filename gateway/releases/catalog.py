@@ -18,13 +18,14 @@ from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.canary.assignment import Asker, speaks_to, stable_version
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.model.release import Audience, Pin, PromptText, Release, Resource, Stable, ToolText
+from penstock.gateway.model.release import Pin, Release
+from penstock.gateway.model.resource import Audience, PromptText, Resource, Stable, ToolText
 from penstock.gateway.model.template import Template
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.prompts.recognise import Known, Recogniser
 from penstock.gateway.prompts.rewrite import Findings, Rewritten, find, write
 from penstock.gateway.releases.operations import Wanted
-from penstock.gateway.store import TapeError
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
 
 REMEMBERED: Final = 16_384

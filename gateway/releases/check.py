@@ -12,7 +12,8 @@ import aiohttp
 
 from penstock.gateway.config import Upstream
 from penstock.gateway.display.rollouts import counted
-from penstock.gateway.model.release import Release, Resource, Stable
+from penstock.gateway.model.release import Release
+from penstock.gateway.model.resource import Resource, Stable
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.releases.adapter_server import Engine, ServingError

@@ -21,27 +21,20 @@ from penstock.gateway.canary.interval import interval
 from penstock.gateway.canary.outcomes import baseline, is_hard
 from penstock.gateway.canary.stages import NEXT
 from penstock.gateway.canary.verify import OUT_OF_TURN, circumstances, weigh
-from penstock.gateway.model.release import (
-    GATEWAY,
-    Assignment,
-    Decision,
-    Need,
-    NewRelease,
-    NewVersion,
-    Release,
-    ReleaseView,
-    Resource,
-    Stage,
-)
+from penstock.gateway.model.release import Assignment, Decision, NewRelease, Release, ReleaseView, Stage
+from penstock.gateway.model.resource import GATEWAY, Need, NewVersion, Resource
 from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.queue.operations import Work
 from penstock.gateway.releases.canary_counter import Counting
 from penstock.gateway.releases.catalog import Switch
 from penstock.gateway.releases.jobs import Job, Jobs, Progress, Report
 from penstock.gateway.releases.needs import needs
 from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.releases.transitions import ROLLED_BACK, WANTED, entry
-from penstock.gateway.store import Refused, Store, TapeError, Work
+from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
+from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.recorder import Recorder
 
 T = TypeVar("T")

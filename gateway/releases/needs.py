@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.gateway.model.lifecycle import FINAL
-from penstock.gateway.model.release import Audience, Need
+from penstock.gateway.model.resource import Audience, Need
 from penstock.gateway.store import Store
 
 QUIET_NS: Final = 3600 * 10**9

@@ -14,19 +14,8 @@ from pydantic import BaseModel
 
 from penstock.gateway.canary.assignment import Asker, apart, share, speaks_to, stable_version
 from penstock.gateway.canary.stages import MoveError, check_move
-from penstock.gateway.model.release import (
-    Assignment,
-    Audience,
-    Entry,
-    NewVersion,
-    Pin,
-    Release,
-    Resource,
-    Rule,
-    Seen,
-    Stable,
-    digest,
-)
+from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen, digest
+from penstock.gateway.model.resource import Audience, NewVersion, Resource, Rule, Stable
 from penstock.gateway.model.template import TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.queue.attempts import Ledger

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Resource, Seen, Stable
+from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen
+from penstock.gateway.model.resource import Resource, Stable
 from penstock.gateway.releases.operations import pins_of
 from penstock.gateway.store import keys
 from penstock.gateway.store.environment import scan

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from shlex import join
 from typing import Any, Final
 
-from penstock.gateway.display.release_summary import audience_terms
 from penstock.gateway.model.release import Entry, Release
-from penstock.gateway.store import Refused
+from penstock.gateway.model.resource import audience_terms
+from penstock.gateway.store.operation import Refused
 
 
 def entry(action: str, who: str, why: str, assignment: int | None = None) -> Entry:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from penstock.gateway.model.run import NewRun, PointsRequest, Run, RunChange, RunEnd, RunEvent, RunHead
-from penstock.gateway.store import Store, Work
+from penstock.gateway.queue.operations import Work
+from penstock.gateway.store import Store
 from penstock.gateway.store.recorder import Recorder
 
 T = TypeVar("T")

@@ -19,12 +19,12 @@ from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, Route
 from penstock.gateway.dialects import find
 from penstock.gateway.http.client_connection import Front
-from penstock.gateway.http.errors import GatewayFault, Refusal
-from penstock.gateway.http.headers import refusal_body, refusal_head
+from penstock.gateway.http.errors import GatewayFault, Refusal, internal_fault
+from penstock.gateway.http.headers import family, refusal_body, refusal_head
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.request import Request
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.proxy.call import Call, family, internal_fault
+from penstock.gateway.proxy.call import Call
 from penstock.gateway.proxy.exact.session_store import Exact
 from penstock.gateway.proxy.translation.translator import Translator
 from penstock.gateway.releases.catalog import Switch

@@ -18,14 +18,15 @@ from types import TracebackType
 from typing import Self
 
 from penstock.gateway.cli.check import problems
+from penstock.gateway.model.base import Mode
 from penstock.gateway.model.known_secrets import NONE, Secrets
 from penstock.gateway.model.queue import QueueState
-from penstock.gateway.model.span import Mode
 from penstock.gateway.queue.operations import Work
+from penstock.gateway.queue.results import MODES, Claimed, Finished
 from penstock.gateway.runs.reader import RunReader
 from penstock.gateway.store.codec import UNREADABLE
 from penstock.gateway.store.environment import Environment, TapeError, Txn
-from penstock.gateway.store.operation import MODES, Claimed, Finished, Refused, Task
+from penstock.gateway.store.operation import Refused, Task
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.writer import Item, Writer
 
@@ -109,9 +110,3 @@ class Store(RunReader):
     def check(self) -> Iterator[str]:
         """Reads every record and yields a sentence for each that is not as it should be."""
         return problems(self)
-
-
-def check(path: Path) -> tuple[dict[str, int], list[str]]:
-    """Figures and problems of the tape in `path`, read without disturbing a gateway that runs on it."""
-    with Store(path, readonly=True) as store:
-        return store.figures(), list(store.check())

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.gateway.model.span import Rollout
+from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.store import codec, keys
 from penstock.gateway.store.codec import Base
 from penstock.gateway.store.records import Origins

@@ -23,7 +23,8 @@ import zstandard
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from penstock.gateway.model.span import Chunk, Exchange, Side, Usage
+from penstock.gateway.model.exchange import Chunk, Exchange, Side
+from penstock.gateway.model.span import Usage
 
 DEPTH = 32
 UNREADABLE = (zstandard.ZstdError, struct.error, ValueError, TypeError, LookupError, MemoryError)

@@ -9,11 +9,15 @@ import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 
+from penstock.gateway.model.base import ID_PATTERN, Mode
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.queue import QueueStatus
-from penstock.gateway.model.span import ID_PATTERN, Attempt, Change, Exchange, Mode, Rollout, Span, Worker
+from penstock.gateway.model.rollout import Attempt, Rollout, Worker
+from penstock.gateway.model.span import Span
+from penstock.gateway.queue.results import MODES
 from penstock.gateway.store import codec, keys
 from penstock.gateway.store.environment import ORDER, Cursor, Environment, scan
-from penstock.gateway.store.operation import MODES
 from penstock.gateway.store.records import Style
 from penstock.gateway.store.view import View
 

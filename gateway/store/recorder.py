@@ -23,7 +23,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.store import Entry, Item, Store, TapeError, Task, Work
+from penstock.gateway.queue.operations import Work
+from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.operation import Task
+from penstock.gateway.store.records import Entry
+from penstock.gateway.store.writer import Item
 
 _log = logging.getLogger("penstock.recorder")
 _BATCH = 256

@@ -13,21 +13,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 from penstock.gateway.dialects.token_estimate import uncounted
-from penstock.gateway.model.span import (
+from penstock.gateway.model.base import Mode, Origin
+from penstock.gateway.model.rollout import (
     Attempt,
     AttemptStatus,
-    Estimate,
-    Mode,
-    Origin,
     Outcome,
     Rollout,
     RolloutConfig,
     RolloutStatus,
-    Span,
-    SpanStatus,
     Totals,
-    Usage,
 )
+from penstock.gateway.model.span import Estimate, Span, SpanStatus, Usage
 from penstock.gateway.model.trace import span_id, trace_id
 from penstock.gateway.store import codec, keys
 from penstock.gateway.store.codec import Body

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
+from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import QueueState
-from penstock.gateway.model.span import Attempt, Change, Rollout, Span
+from penstock.gateway.model.rollout import Attempt, Rollout
+from penstock.gateway.model.span import Span
 from penstock.gateway.store import codec, keys
 from penstock.gateway.store.codec import Base, Body
 from penstock.gateway.store.environment import TapeError, Txn, floor, last_number, scan

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 from penstock.gateway.model.known_secrets import NONE, Secrets
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.span import AttemptStatus, Rollout, SpanStatus
+from penstock.gateway.model.rollout import AttemptStatus, Rollout
+from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.queue.operations import Work
 from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store import codec, keys, records

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Iterable
 
-from penstock.gateway.model.span import Figures
+from penstock.gateway.model.rollout import Figures
 from penstock.sidecar.agent.supervisor import below, table
 
 SMI = ("--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits")

@@ -26,10 +26,11 @@ import ray as _ray
 from ray.exceptions import RayError
 
 from penstock.gateway.client.client import Client
-from penstock.sidecar.attempt import Result, hand_back
+from penstock.sidecar.attempt import hand_back
 from penstock.sidecar.breaker import Breaker
 from penstock.sidecar.engines.local import Here
 from penstock.sidecar.progress import Lines, Tally, progress
+from penstock.sidecar.result import Result
 from penstock.sidecar.runner import Runner
 from penstock.sidecar.settings import RunnerError, Settings, UsageError
 

@@ -14,7 +14,7 @@ from penstock.adapters.chat import UNJUDGED, Conversation, Wire, conversations, 
 from penstock.adapters.report import Report
 from penstock.adapters.samples import Options
 from penstock.gateway.dialects import by_name
-from penstock.gateway.model.span import Message, Part, Tool
+from penstock.gateway.model.turn import Message, Part, Tool
 
 U, S = message("user", [1]), message("system", [100])
 

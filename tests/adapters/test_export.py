@@ -25,7 +25,8 @@ from penstock.adapters.preferences import pairs
 from penstock.adapters.report import Note, Own, Start, Unpaired
 from penstock.adapters.samples import Options, samples
 from penstock.gateway.__main__ import main
-from penstock.gateway.model.span import Exchange, Reward
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.rollout import Reward
 
 DOCS = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text(encoding="utf-8")
 KINDS = {

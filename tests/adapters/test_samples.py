@@ -11,7 +11,7 @@ from fakes.tokens import Talk, logprob, message
 
 from penstock.adapters.report import Report
 from penstock.adapters.samples import Options, Sample, samples
-from penstock.gateway.model.span import AttemptStatus
+from penstock.gateway.model.rollout import AttemptStatus
 
 U = message("user", [1])
 S = message("system", [100])

@@ -19,7 +19,7 @@ from penstock.adapters.source import Query, changed, load
 from penstock.adapters.turns import Episode
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.gateway.model.span import Judgement, RolloutStatus, RolloutSummary
+from penstock.gateway.model.rollout import Judgement, RolloutStatus, RolloutSummary
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fakes.provider import Provider, Seen
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.release import Decision
-from penstock.gateway.model.span import Judgement
+from penstock.gateway.model.rollout import Judgement
 
 PACE = 200
 """Calls a second."""

@@ -18,8 +18,8 @@ from fakes.provider import Provider
 from bench.trajectories import DATA, calls_of
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.policy import Policy
-from penstock.gateway.model.release import NewVersion
-from penstock.gateway.model.span import Judgement
+from penstock.gateway.model.resource import NewVersion
+from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.prompts.induce import Sample, propose
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA.name} is not here")

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from fakes.entries import call, finish, running
 
-from penstock.gateway.store import Entry, Store, TapeError
+from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.records import Entry
 
 SMALL = 1 << 20
 ROOM = 3 << 20

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.gateway.model.span import Usage
-from penstock.gateway.store import Entry
 from penstock.gateway.store.codec import Body
+from penstock.gateway.store.records import Entry
 
 HEADERS = b"host: 127.0.0.1:4747\r\nuser-agent: OpenAI/Python 3.52.0\r\nauthorization: ***\r\n"
 

@@ -11,8 +11,9 @@ import aiohttp
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import NewRelease, NewVersion, Release, ReleaseView
-from penstock.gateway.model.span import Judgement
+from penstock.gateway.model.release import NewRelease, Release, ReleaseView
+from penstock.gateway.model.resource import NewVersion
+from penstock.gateway.model.rollout import Judgement
 
 PATIENCE = 60.0
 STABLE = "You are a travel agent of Acme Air. Today is {date}. Never refund a basic fare."

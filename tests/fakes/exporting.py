@@ -12,7 +12,7 @@ from fakes.otlp import Inlet
 
 from penstock.gateway.config import Otlp
 from penstock.gateway.otlp.exporter import Exporter
-from penstock.gateway.store import Entry
+from penstock.gateway.store.records import Entry
 
 T0 = 1_790_000_000_000_000_000
 SERVERS = {"local": "http://127.0.0.1:8000/v1", "azure": "https://me.openai.azure.com", "main": "https://api.x.ai/v1"}

@@ -16,20 +16,12 @@ from penstock.gateway.api.context import Control
 from penstock.gateway.api.routes import make_control
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.base import Mode
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.exchange import Chunk, Exchange
 from penstock.gateway.model.queue import QueueState, QueueStatus
-from penstock.gateway.model.span import (
-    Attempt,
-    Change,
-    Chunk,
-    Exchange,
-    Mode,
-    Rollout,
-    Span,
-    SpanStatus,
-    Totals,
-    Usage,
-    Worker,
-)
+from penstock.gateway.model.rollout import Attempt, Rollout, Totals, Worker
+from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.queue.dispatcher import Desk
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.runs.service import Runs

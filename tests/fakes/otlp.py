@@ -27,7 +27,8 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 from penstock.gateway.config import Config
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.model.span import Reward, Span
+from penstock.gateway.model.rollout import Reward
+from penstock.gateway.model.span import Span
 from penstock.gateway.otlp.ingest import INGEST, Ingest, post_traces
 from penstock.gateway.otlp.wire import PROTOBUF
 from penstock.gateway.queue.dispatcher import Desk

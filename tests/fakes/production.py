@@ -26,7 +26,8 @@ from fakes.process import ROOT, Gateway
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Json
-from penstock.gateway.model.span import Change, Judgement
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.rollout import Judgement
 
 PATIENCE = 90.0
 UPSTREAM = """

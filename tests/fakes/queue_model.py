@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from penstock.gateway.model.base import Mode
 from penstock.gateway.model.lifecycle import ATTEMPT_MOVES, FINAL, LIVE, ROLLOUT_MOVES, WAITING
 from penstock.gateway.model.queue import QueueState, RolloutSpec
-from penstock.gateway.model.span import AttemptStatus, Mode, RolloutStatus
+from penstock.gateway.model.rollout import AttemptStatus, RolloutStatus
 
 SECOND = 10**9
 GRACE_NS = 30 * SECOND

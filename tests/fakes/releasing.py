@@ -23,17 +23,22 @@ from penstock.gateway.config import Config, Tape
 from penstock.gateway.demo.model import Answer, Call, Json
 from penstock.gateway.dialects import find
 from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.policy import Policy
 from penstock.gateway.model.release import Entry as Link
-from penstock.gateway.model.release import NewVersion, Release
-from penstock.gateway.model.span import Exchange, Span, Turn
+from penstock.gateway.model.release import Release
+from penstock.gateway.model.resource import NewVersion
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Turn
+from penstock.gateway.queue.operations import Work
 from penstock.gateway.releases.catalog import Switch
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.replay.sender import Means
 from penstock.gateway.releases.replay.stage import Replay
-from penstock.gateway.store import Entry, Store, Work
+from penstock.gateway.store import Store
 from penstock.gateway.store.codec import Body
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.records import Entry
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
 

@@ -16,7 +16,8 @@ from fakes.process import ROOT
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.gateway.model.span import Attempt, RolloutConfig, RolloutSummary, Span
+from penstock.gateway.model.rollout import Attempt, RolloutConfig, RolloutSummary
+from penstock.gateway.model.span import Span
 
 PATIENCE = 60.0
 AGENTS = ROOT / "tests" / "sidecar" / "agents"

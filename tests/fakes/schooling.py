@@ -14,7 +14,7 @@ import aiohttp
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Json
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
-from penstock.gateway.model.span import Judgement
+from penstock.gateway.model.rollout import Judgement
 
 GOOD, BAD = "the water and the wheel", "tool tool tool"
 PER_GROUP = 4

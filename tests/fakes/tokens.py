@@ -18,7 +18,8 @@ from typing import Any
 from fakes.memory_tape import call as head
 
 from penstock.adapters.turns import Bodies, Episode, read
-from penstock.gateway.model.span import Attempt, AttemptStatus, RolloutStatus, RolloutSummary, Span, Totals
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, RolloutStatus, RolloutSummary, Totals
+from penstock.gateway.model.span import Span
 
 Json = dict[str, Any]
 

@@ -15,7 +15,8 @@ from penstock.gateway.canary.stages import NEXT
 from penstock.gateway.canary.verify import acted, decided
 from penstock.gateway.display.release_series import History
 from penstock.gateway.model.policy import Policy
-from penstock.gateway.model.release import GATEWAY, Assignment, Entry, Release, ReleaseView, Seen, Stage
+from penstock.gateway.model.release import Assignment, Entry, Release, ReleaseView, Seen, Stage
+from penstock.gateway.model.resource import GATEWAY
 
 START = 1_790_000_000 * 10**9
 EVERY = 10 * 10**9

@@ -36,9 +36,10 @@ from fakes.terminal import Printed, Terminal, terminal
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
-from penstock.gateway.model.release import NewRelease, NewVersion
+from penstock.gateway.model.release import NewRelease
+from penstock.gateway.model.resource import NewVersion
+from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.run import NewRun, Point, RunEnd, RunEvent
-from penstock.gateway.model.span import Judgement
 
 STUBS = ROOT / "tests" / "docs" / "stubs"
 BASE = "Qwen/Qwen3-8B"

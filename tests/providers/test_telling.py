@@ -16,7 +16,7 @@ from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.loose_json import Json, loads, obj
 from penstock.gateway.dialects.sse import events
 from penstock.gateway.http.upstream_connection import Link
-from penstock.gateway.model.span import Turn
+from penstock.gateway.model.turn import Turn
 from penstock.gateway.proxy.translation.answer import Telling
 from penstock.gateway.proxy.translation.chat_pieces import Answer as Read
 from penstock.gateway.proxy.translation.chat_pieces import Untold

@@ -14,14 +14,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.gateway.model.queue import Claim, Event
-from penstock.gateway.model.span import Attempt, Judgement, Rollout
+from penstock.gateway.model.rollout import Attempt, Judgement, Rollout
 from penstock.sidecar.agent.environment import LARGEST_VARIABLE, environment, plan, variables
 from penstock.sidecar.agent.output import LONGEST_LINE, Lines, Outputs, parsed
 from penstock.sidecar.agent.templates import TemplateError, fill
 from penstock.sidecar.agent.usage import gpus
-from penstock.sidecar.attempt import Result
 from penstock.sidecar.journal import LARGEST_EVENT, Journal
 from penstock.sidecar.progress import Tally, Terminal
+from penstock.sidecar.result import Result
 from penstock.sidecar.rewarding import RewardError, printed
 from penstock.sidecar.settings import Agents, UsageError, seconds, size, variable
 

@@ -12,7 +12,8 @@ from fakes.process import Gateway
 from fakes.runs import AGENTS, PYTHON, StartRun, enqueue, events, only_attempt, said, until, when
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.span import AttemptStatus, Reward, RolloutStatus, Span
+from penstock.gateway.model.rollout import AttemptStatus, Reward, RolloutStatus
+from penstock.gateway.model.span import Span
 
 REPORT = (PYTHON, str(AGENTS / "report.py"))
 ASK = (PYTHON, str(AGENTS / "ask.py"))

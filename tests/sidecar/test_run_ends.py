@@ -11,7 +11,7 @@ from fakes.process import Gateway
 from fakes.runs import AGENTS, PYTHON, StartRun, alive, enqueue, gone, only_attempt, until, when, written
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.span import AttemptStatus, RolloutStatus
+from penstock.gateway.model.rollout import AttemptStatus, RolloutStatus
 
 SLEEP = (PYTHON, "-c", "import time; time.sleep(600)")
 

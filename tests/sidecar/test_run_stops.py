@@ -7,9 +7,9 @@ from fakes.runs import PYTHON, StartRun, enqueue, events, when
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest
-from penstock.gateway.model.span import Attempt, AttemptStatus, Outcome, Reward, RolloutStatus
-from penstock.sidecar.attempt import Result
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, Reward, RolloutStatus
 from penstock.sidecar.breaker import EQUAL, Breaker
+from penstock.sidecar.result import Result
 
 LACKS = (PYTHON, "-c", "import nowhere_to_be_found")
 """What a wrong environment looks like."""

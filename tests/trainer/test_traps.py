@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from penstock.adapters.samples import Options
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest
-from penstock.gateway.model.span import Judgement
+from penstock.gateway.model.rollout import Judgement
 from penstock.trainer.data.collect import Collector
 from penstock.trainer.data.tasks import Task
 from penstock.trainer.engines.local import Engine

@@ -31,7 +31,8 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config, Loss
 from penstock.trainer.engines import choose
 from penstock.trainer.engines.checkpoint import Checkpoints, State
-from penstock.trainer.engines.choose import EngineError, make_engine
+from penstock.trainer.engines.choose import make_engine
+from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.engines.local import Engine, Objective
 from penstock.trainer.mathematics import dpo
 from penstock.trainer.mathematics.batch import MicroBatch, micro_batches

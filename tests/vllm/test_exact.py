@@ -19,7 +19,8 @@ from penstock.adapters.samples import Options, Sample, samples
 from penstock.adapters.source import load
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.answers import Diagnosis
-from penstock.gateway.model.span import Judgement, Span
+from penstock.gateway.model.rollout import Judgement
+from penstock.gateway.model.span import Span
 from penstock.gateway.releases.adapter_server import Engine, settle
 
 from .conftest import Vllm

@@ -19,8 +19,9 @@ from penstock.adapters.samples import Options, Sample, samples
 from penstock.adapters.source import ENDED, load
 from penstock.adapters.turns import Episode
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import MOST_ROLLOUTS, RolloutSpec
-from penstock.gateway.model.span import Mode, RolloutConfig, RolloutStatus, RolloutSummary
+from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus, RolloutSummary
 from penstock.trainer.data.tasks import Task
 
 

@@ -21,7 +21,7 @@ from penstock.adapters.samples import Options
 from penstock.adapters.source import one
 from penstock.adapters.turns import Episode, Try
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.span import Change
+from penstock.gateway.model.change import Change
 from penstock.trainer.config import Config
 from penstock.trainer.data.collect import Collected, add
 from penstock.trainer.data.selection import Candidate, pick

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from penstock.adapters.source import ENDED
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.release import Resource
-from penstock.gateway.model.span import RolloutStatus, RolloutSummary, SpanStatus
+from penstock.gateway.model.resource import Resource
+from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
+from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config
 from penstock.trainer.data.selection import Candidate, Versions

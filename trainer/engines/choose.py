@@ -11,10 +11,6 @@ from penstock.trainer.engines.policy import check_paths
 from penstock.trainer.engines.remote import RemoteEngine
 
 
-class EngineError(Exception):
-    """The ranks of an engine have failed; the message says what the first of them said."""
-
-
 def make_engine(config: Config, reference: bool = False, updates: int | None = None) -> Engine:
     """The engine that `engine.kind` names; the arguments are those of `Engine`.
 

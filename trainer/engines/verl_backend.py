@@ -34,7 +34,7 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config
 from penstock.trainer.engines import seeds
 from penstock.trainer.engines.checkpoint import State
-from penstock.trainer.engines.choose import EngineError
+from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.engines.local import Objective
 from penstock.trainer.engines.rank import Sharded, Spread
 from penstock.trainer.mathematics.batch import MicroBatch

@@ -16,7 +16,7 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.data.collect import CollectError
 from penstock.trainer.data.tasks import TaskError
 from penstock.trainer.engines.checkpoint import CheckpointError
-from penstock.trainer.engines.choose import EngineError
+from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.publish import PublishError
 from penstock.trainer.serving.vllm import InferenceError

@@ -14,7 +14,8 @@ from typing import Final
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import Audience, Decision, NewRelease, NewVersion, Release, ResourceView
+from penstock.gateway.model.release import Decision, NewRelease, Release
+from penstock.gateway.model.resource import Audience, NewVersion, ResourceView
 from penstock.gateway.model.run import Level
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Publish

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from penstock.adapters.source import ENDED
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.release import Audience, Need, ResourceView
+from penstock.gateway.model.resource import Audience, Need, ResourceView
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config
 from penstock.trainer.serving.pruning import step_of

@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.gateway.calls.capture.json_ranges import LEAF, Range, Tree, find, spliced
-from penstock.gateway.calls.capture.request import IDS, LOGPROBS, Asked
+from penstock.gateway.calls.capture.request import LOGPROBS, Asked
 from penstock.gateway.dialects.loose_json import UNREADABLE
+from penstock.gateway.dialects.token_ids import IDS
 
 _PROMPT, _CHOICES, _TOKENS = "prompt_token_ids", "choices", "token_ids"
 _DELTA, _FINISH = (_CHOICES, "delta"), (_CHOICES, "finish_reason")

@@ -18,12 +18,11 @@ from typing import Any, Final
 
 from penstock.gateway.calls.capture.json_ranges import LEAF, Tree, find
 from penstock.gateway.dialects.loose_json import UNREADABLE
+from penstock.gateway.dialects.token_ids import IDS
 from penstock.gateway.http.request import Headers
+from penstock.gateway.model.attributes import CAPTURED
 
-IDS: Final = "return_token_ids"
 LOGPROBS: Final = "logprobs"
-ATTRIBUTE: Final = "penstock.captured"
-"""Attribute of a call: the names of the fields that were added to its request."""
 
 _FIELDS: Final = {"chat": {IDS: b"true", LOGPROBS: b"true"}, "completions": {IDS: b"true", LOGPROBS: b"0"}}
 """What is added, by dialect."""
@@ -63,7 +62,7 @@ def ask(dialect: str, body: bytes) -> Asked | None:
 
 def original(dialect: str, body: bytes, attributes: Mapping[str, Any] | None) -> bytes:
     """The client's own request again, byte for byte. `attributes`: those of the call's span."""
-    added = (attributes or {}).get(ATTRIBUTE, ())
+    added = (attributes or {}).get(CAPTURED, ())
     written = _written({name: value for name, value in _FIELDS.get(dialect, {}).items() if name in added})
     at = body.find(b"{") + 1
     end = at + len(written)

@@ -11,7 +11,7 @@ from penstock.gateway.dialects.chat import Chat
 from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.dialects.parts import fingerprint
 from penstock.gateway.dialects.token_ids import read_tokens
-from penstock.gateway.model.span import Message
+from penstock.gateway.model.turn import Message
 
 _CHAT: Final = Chat()
 _ITSELF: Final = ("stop", "tool_calls")

@@ -20,7 +20,7 @@ from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.dialects.sse import Parser
 from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.http.upstream_connection import Caller, Link
-from penstock.gateway.model.span import Side
+from penstock.gateway.model.exchange import Side
 from penstock.gateway.proxy.exact.chat_answer import END, Words
 from penstock.gateway.proxy.exact.chat_stream import Voice
 from penstock.gateway.proxy.exact.generate_answer import Event, event

@@ -20,13 +20,14 @@ from penstock.gateway.dialects.token_ids import WIDTH
 from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import Caller
+from penstock.gateway.model.attributes import BEGAN
 from penstock.gateway.proxy.exact import session_store
 from penstock.gateway.proxy.exact.chat_answer import Words
 from penstock.gateway.proxy.exact.chat_reading import messages, only_text, said
 from penstock.gateway.proxy.exact.connection import Generation
 from penstock.gateway.proxy.exact.joining import Written, joined, tail_of
 from penstock.gateway.proxy.exact.session_store import Exact, new_session
-from penstock.gateway.proxy.exact.sessions import BEGAN, SESSION, Attempt, Began, Found, Habits, Key, Turn
+from penstock.gateway.proxy.exact.sessions import SESSION, Attempt, Began, Found, Habits, Key, Turn
 from penstock.gateway.proxy.exact.vllm import Engine, EngineError, Rendered, listed
 from penstock.gateway.upstreams.pool import Pool
 

@@ -27,8 +27,6 @@ Began: TypeAlias = Literal["first", "forked", "compacted", "version", "tools", "
 
 SESSION: Final = "penstock.session"
 """Attribute of a call: the session that it belongs to."""
-BEGAN: Final = "penstock.session.began"
-"""Attribute of a call that begins one: why."""
 _SYSTEM: Final = ("system", "developer")
 _EACH: Final = 400
 """Bytes that a turn takes besides its ids."""

@@ -25,8 +25,8 @@ from penstock.gateway.http.errors import ClientFault, Refusal
 from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.http.request import Headers, Request
 from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import Secrets
-from penstock.gateway.model.span import Side
 from penstock.gateway.proxy.translation import messages_request, responses_request
 from penstock.gateway.proxy.translation.answer import Telling
 from penstock.gateway.proxy.translation.chat_pieces import Answer, Piece

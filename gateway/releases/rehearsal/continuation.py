@@ -19,7 +19,7 @@ import orjson
 
 from penstock.gateway.dialects.json_post import Post
 from penstock.gateway.dialects.loose_json import Json, arr, count, loads, obj, objs, text
-from penstock.gateway.model.span import Part
+from penstock.gateway.model.turn import Part
 
 FIELDS: Final[Mapping[str, str]] = {
     "chat": "messages",

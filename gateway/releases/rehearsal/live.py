@@ -21,16 +21,19 @@ from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.canary.assignment import Asker
 from penstock.gateway.http.errors import ClientFault, GatewayFault
 from penstock.gateway.http.request import Request
-from penstock.gateway.model.attributes import LEG, REHEARSAL, REPLAY_OF
+from penstock.gateway.model.attributes import LEG, REPLAY_OF
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.span import RolloutConfig
+from penstock.gateway.model.release_calls import REHEARSAL
+from penstock.gateway.model.rollout import RolloutConfig
 from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.queue.results import Claimed
 from penstock.gateway.releases.rehearsal.recorded_rollouts import Original, answered
 from penstock.gateway.releases.rehearsal.tool_player import Play, Played, Role
 from penstock.gateway.releases.replay.questions import ANSWERING, RUN
 from penstock.gateway.releases.replay.sender import Asking, Means, aside
-from penstock.gateway.store import Claimed, Refused, TapeError
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.operation import Refused
 
 RESTARTED: Final = "restarted"
 """Short reason of a refusal: the gateway has lost what the agent was told."""

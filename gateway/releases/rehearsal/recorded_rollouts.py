@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from penstock.gateway.calls.turns import read_exchange, unpacked
-from penstock.gateway.model.attributes import own
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.span import Rollout, RolloutStatus, Span, SpanStatus, Turn
+from penstock.gateway.model.release_calls import own
+from penstock.gateway.model.rollout import Rollout, RolloutStatus
+from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.rehearsal.recorded_tools import Cassette
 from penstock.gateway.releases.replay.agreement import action
 from penstock.gateway.releases.replay.questions import ANSWERING, unrepeatable

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.gateway.model.span import Message, Part, Turn
+from penstock.gateway.model.turn import Message, Part, Turn
 from penstock.gateway.releases.replay.agreement import canonical
 
 Key = tuple[str, str]

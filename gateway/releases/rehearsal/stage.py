@@ -30,7 +30,9 @@ from penstock.gateway.canary.pass_test import InOrder, Trial
 from penstock.gateway.dialects.loose_json import dumps, loads
 from penstock.gateway.model.attributes import REPLAY_OF
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.span import Attempt, AttemptStatus, Span, Turn
+from penstock.gateway.model.rollout import Attempt, AttemptStatus
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.rehearsal.live import RESTARTED, Leg, Rehearsals, Rehearsed, leg_name
 from penstock.gateway.releases.rehearsal.recorded_rollouts import Originals, answered, draw, final
@@ -40,8 +42,8 @@ from penstock.gateway.releases.replay.questions import CANDIDATE, INCUMBENT
 from penstock.gateway.releases.replay.recorded_calls import Recordings
 from penstock.gateway.releases.replay.sender import Asking, Means, aside
 from penstock.gateway.releases.replay.stage import HOPELESS, SHOWN, Replay
-from penstock.gateway.store import Refused
 from penstock.gateway.store.feed import Feed
+from penstock.gateway.store.operation import Refused
 
 LEGS: Final = (CANDIDATE, INCUMBENT)
 TRIES: Final = 5

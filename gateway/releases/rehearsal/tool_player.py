@@ -30,7 +30,7 @@ from penstock.gateway.http.headers import HOP
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.span import Part, Turn
+from penstock.gateway.model.turn import Part, Turn
 from penstock.gateway.releases.rehearsal.continuation import (
     FIELDS,
     CannotContinue,

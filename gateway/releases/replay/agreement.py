@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from penstock.gateway.dialects.loose_json import arr, loads, obj
-from penstock.gateway.model.span import Message, Part, Turn
+from penstock.gateway.model.turn import Message, Part, Turn
 
 MESSAGES, CHARACTERS = 6, 2000
 """How much of the conversation a judge is shown: messages from its end, and characters of each."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from penstock.gateway.dialects import by_name
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.attributes import LEG
-from penstock.gateway.model.span import Turn
+from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.replay.agreement import exact, judge_prompts, judged
 from penstock.gateway.releases.replay.questions import JUDGE, Question
 from penstock.gateway.releases.replay.sender import Asking

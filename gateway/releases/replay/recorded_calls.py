@@ -24,9 +24,14 @@ from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.http.redact import MASK
 from penstock.gateway.http.request import Request
-from penstock.gateway.model.attributes import LEG, REPLAY_OF, own
-from penstock.gateway.model.release import Release, ToolText
-from penstock.gateway.model.span import Exchange, Rollout, Span, SpanStatus, Turn
+from penstock.gateway.model.attributes import LEG, REPLAY_OF
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.release import Release
+from penstock.gateway.model.release_calls import own
+from penstock.gateway.model.resource import ToolText
+from penstock.gateway.model.rollout import Rollout
+from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.turn import Turn
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.prompts.recognise import Known, Recogniser
 from penstock.gateway.prompts.rewrite import Findings, find

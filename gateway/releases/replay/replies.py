@@ -8,10 +8,10 @@ from typing import Final
 from penstock.gateway.calls.answer_masking import keep, rescaled, unencoded
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.redact import url as redact_url
-from penstock.gateway.model.span import Turn
+from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.replay.questions import Question
-from penstock.gateway.store import Entry
 from penstock.gateway.store.codec import Body
+from penstock.gateway.store.records import Entry
 
 LARGEST: Final = 64 << 20
 """Bytes of an answer from which it is given up."""

@@ -21,13 +21,17 @@ from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.span import AttemptStatus, Outcome, Span, Turn
+from penstock.gateway.model.rollout import AttemptStatus, Outcome
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.catalog import Switch
 from penstock.gateway.releases.replay.questions import Question, headers
 from penstock.gateway.releases.replay.replies import LARGEST, Reply, TooLarge, complete
-from penstock.gateway.store import Entry, Refused, Store
+from penstock.gateway.store import Store
 from penstock.gateway.store.codec import Body
+from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.records import Entry
 from penstock.gateway.upstreams.gate import Gate
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes

@@ -28,7 +28,8 @@ from penstock.gateway.canary.betting import Paired
 from penstock.gateway.canary.pass_test import InOrder
 from penstock.gateway.model.attributes import LEG, SHADOW_OF
 from penstock.gateway.model.release import Pin, Release
-from penstock.gateway.model.span import Span, SpanStatus, Turn
+from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.catalog import Found
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.replay.agreement import action

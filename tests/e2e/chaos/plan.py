@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.gateway.model.span import RolloutConfig
+from penstock.gateway.model.rollout import RolloutConfig
 
 KINDS = {
     "plain": 70,

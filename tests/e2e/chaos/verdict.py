@@ -17,7 +17,8 @@ from e2e.chaos.plan import Plan
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.lifecycle import LIVE
-from penstock.gateway.model.span import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary, Span, SpanStatus
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary
+from penstock.gateway.model.span import Span, SpanStatus
 
 Name = tuple[str, str]
 ENDS = {"broken": {RolloutStatus.FAILED}, "unwanted": {RolloutStatus.CANCELLED, RolloutStatus.SUCCEEDED}}

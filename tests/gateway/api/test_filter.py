@@ -10,16 +10,8 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from penstock.gateway.api.filter import FIELDS, QueryError, Target, Term, parse, quote
-from penstock.gateway.model.span import (
-    Attempt,
-    AttemptStatus,
-    Reward,
-    Rollout,
-    RolloutStatus,
-    RolloutSummary,
-    Span,
-    Usage,
-)
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, Rollout, RolloutStatus, RolloutSummary
+from penstock.gateway.model.span import Span, Usage
 
 ROLLOUT = Rollout(
     id="r1",

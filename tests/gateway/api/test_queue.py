@@ -19,6 +19,7 @@ from fakes.raw import body_of, connect, post
 from fakes.rig import Base
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import (
     MOST_ROLLOUTS,
     Claim,
@@ -30,18 +31,17 @@ from penstock.gateway.model.queue import (
     Held,
     RolloutSpec,
 )
-from penstock.gateway.model.span import (
+from penstock.gateway.model.rollout import (
     Attempt,
     AttemptStatus,
     Figures,
     Judgement,
-    Mode,
     Outcome,
     Reward,
     RolloutConfig,
     RolloutStatus,
-    Span,
 )
+from penstock.gateway.model.span import Span
 
 PATIENCE = 10.0
 

@@ -15,7 +15,9 @@ from penstock.gateway.api import pages
 from penstock.gateway.api.guard import HEADERS
 from penstock.gateway.api.pages import encode_cursor
 from penstock.gateway.model.answers import RolloutPage, SpanDetail, SpanPage, Stats
-from penstock.gateway.model.span import Change, RolloutSummary, SpanStatus
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.rollout import RolloutSummary
+from penstock.gateway.model.span import SpanStatus
 
 KEY = "the admin key"
 

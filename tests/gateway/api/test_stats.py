@@ -7,8 +7,10 @@ from fakes.memory_tape import MemoryTape, call
 
 from penstock.gateway.api.stats import gather
 from penstock.gateway.model.answers import RewardStats
-from penstock.gateway.model.attributes import REPLAY_OF, SHADOW_OF, own, rehearsed
-from penstock.gateway.model.span import Reward, Span
+from penstock.gateway.model.attributes import REPLAY_OF, SHADOW_OF
+from penstock.gateway.model.release_calls import own, rehearsed
+from penstock.gateway.model.rollout import Reward
+from penstock.gateway.model.span import Span
 
 
 def reward(sequence: int, **about: float | str | bool | None) -> Span:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.api.filter import FIELDS, Term, parse
 from penstock.gateway.client.console import OPERATOR, Failure, ids_or_filter
-from penstock.gateway.model.span import ID_PATTERN
+from penstock.gateway.model.base import ID_PATTERN
 
 IDS = st.from_regex(ID_PATTERN, fullmatch=True)
 FIELD = st.sampled_from(sorted(name for name, field in FIELDS["rollouts"].items() if ":" in field.operators))

@@ -17,7 +17,7 @@ from penstock.gateway.calls.address import (
     from_path,
     path_of,
 )
-from penstock.gateway.model.span import ID_PATTERN, Mode
+from penstock.gateway.model.base import ID_PATTERN, Mode
 
 ids = st.from_regex(ID_PATTERN, fullmatch=True).filter(lambda one: one not in (".", ".."))
 modes = st.sampled_from(get_args(Mode))

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from penstock.gateway.calls.address import check_id
-from penstock.gateway.calls.conversations import Answer, Conversations, Found, Way, new_rollout
+from penstock.gateway.calls.conversations import Answer, Conversations, Found, new_rollout
 from penstock.gateway.calls.fingerprints import Fingerprints, Story
 from penstock.gateway.dialects.items import Items
+from penstock.gateway.http.client_connection import Way
 
 OPENING = [b"system", b"hello"]
 CALLS = 4

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.calls.turns import decode_body, read_exchange
-from penstock.gateway.model.span import Exchange, Span
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.span import Span
 
 TEXT = b'{"model":"m","text":"' + b"abc" * 5000 + b'"}'
 

@@ -15,11 +15,15 @@ from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.canary.assignment import Asker, apart, share, speaks_to
 from penstock.gateway.dialects import find
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.model.release import Audience, Entry, Pin, Release
-from penstock.gateway.model.span import Mode
+from penstock.gateway.model.base import Mode
+from penstock.gateway.model.release import Entry, Pin, Release
+from penstock.gateway.model.resource import Audience
+from penstock.gateway.queue.operations import Work
 from penstock.gateway.releases.catalog import Found, Switch
 from penstock.gateway.releases.operations import Wanted
-from penstock.gateway.store import Refused, Store, TapeError, Task, Work
+from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.operation import Refused, Task
 from penstock.gateway.store.recorder import Recorder
 
 PATH = "/v1/chat/completions"

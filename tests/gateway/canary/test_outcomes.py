@@ -12,7 +12,8 @@ from penstock.gateway.canary.outcomes import baseline, deadline, look
 from penstock.gateway.model.attributes import REPLAY_OF
 from penstock.gateway.model.policy import Policy
 from penstock.gateway.model.release import Assignment, Pin, Release, Seen
-from penstock.gateway.model.span import Attempt, Reward, Rollout, RolloutStatus, Span, Totals
+from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus, Totals
+from penstock.gateway.model.span import Span
 
 S = 10**9
 BEGAN = 1_000 * S

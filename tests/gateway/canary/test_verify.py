@@ -16,7 +16,8 @@ from penstock.gateway.canary.assignment import share
 from penstock.gateway.canary.evidence import Evidence
 from penstock.gateway.canary.verify import circumstances, no_evidence, verify, weigh
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import GATEWAY, Entry
+from penstock.gateway.model.release import Entry
+from penstock.gateway.model.resource import GATEWAY
 
 SHORT = Policy(stages=[Stage(split=0.2, rollouts=5), Stage(split=0.5, rollouts=5)], margin_absolute=0.1)
 

@@ -19,8 +19,9 @@ from pydantic import BaseModel
 from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.api.reading import detail_of
 from penstock.gateway.client import tables
-from penstock.gateway.client.tables import NOUNS, SPREAD, Conversation, Lines, Parquet, columns, export, row, whole_file
-from penstock.gateway.model.span import Attempt, Reward, RolloutSummary, Totals
+from penstock.gateway.client.files import whole_file
+from penstock.gateway.client.tables import NOUNS, SPREAD, Conversation, Lines, Parquet, columns, export, row
+from penstock.gateway.model.rollout import Attempt, Reward, RolloutSummary, Totals
 
 DOCS = (Path(__file__).parents[3] / "docs" / "export.md").read_text(encoding="utf-8")
 TYPES = {"text": "text", "whole": "whole number", "number": "number", "flag": "true or false", "json": "JSON"}

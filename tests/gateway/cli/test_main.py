@@ -23,7 +23,7 @@ from fakes.shell import Shell
 from penstock.gateway.__main__ import COMMANDS, GROUPS, main
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.config import Auth
-from penstock.gateway.model.span import Side
+from penstock.gateway.model.exchange import Side
 from penstock.gateway.store import Store
 from penstock.sidecar.agent.environment import REMOVED
 

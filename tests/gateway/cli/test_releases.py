@@ -36,18 +36,8 @@ from penstock.gateway.client.connection import ClientError
 from penstock.gateway.display import releases, resources
 from penstock.gateway.display.releases import bar
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import (
-    Assignment,
-    Audience,
-    Decision,
-    NewRelease,
-    ReleaseView,
-    Resource,
-    ResourceView,
-    Rule,
-    Seen,
-    Stable,
-)
+from penstock.gateway.model.release import Assignment, Decision, NewRelease, ReleaseView, Seen
+from penstock.gateway.model.resource import Audience, Resource, ResourceView, Rule, Stable
 from penstock.gateway.model.template import Template
 from penstock.gateway.prompts.induce import Proposal
 from penstock.gateway.prompts.recognise import Known, Recognised

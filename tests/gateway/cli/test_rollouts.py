@@ -19,7 +19,7 @@ from fakes.shell import Done, Shell
 from penstock.gateway.__main__ import main
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim, ClaimRequest, Event, FinishRequest, HeartbeatRequest, Held, RolloutSpec
-from penstock.gateway.model.span import AttemptStatus, Figures
+from penstock.gateway.model.rollout import AttemptStatus, Figures
 
 TASKS = b'{"id": "q1", "question": "2+2?", "topic": "sums"}\n{"id": "q2", "question": "3*3?", "topic": "products"}\n'
 

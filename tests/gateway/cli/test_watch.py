@@ -12,7 +12,9 @@ from fakes.raw import Wire, get, post, reply
 from fakes.rig import CHAT, Rig
 
 from penstock.gateway.model.answers import Diagnosis
-from penstock.gateway.model.span import AMBIGUOUS, RolloutSummary, Span
+from penstock.gateway.model.attributes import AMBIGUOUS
+from penstock.gateway.model.rollout import RolloutSummary
+from penstock.gateway.model.span import Span
 
 LARGE = 700 << 10
 """Bytes of a message that make its request one that is read aside."""

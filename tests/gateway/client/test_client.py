@@ -16,7 +16,8 @@ from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, serving
 from penstock.gateway.api import pages
 from penstock.gateway.client import client as client_module
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.span import Change, SpanStatus
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.span import SpanStatus
 
 
 def tape_of(rollouts: int, calls: int) -> MemoryTape:

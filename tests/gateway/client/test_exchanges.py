@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.calls.turns import plain_bodies
 from penstock.gateway.client.exchanges import Recorded, Unpacker, pack
-from penstock.gateway.model.span import Exchange
+from penstock.gateway.model.exchange import Exchange
 
 calls = st.builds(
     Recorded, st.text(max_size=8), st.integers(1, 2**32 - 1), st.binary(max_size=300), st.binary(max_size=300)

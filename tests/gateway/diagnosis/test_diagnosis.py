@@ -21,16 +21,9 @@ from penstock.gateway.diagnosis.findings import HARMLESS
 from penstock.gateway.dialects.token_ids import length, read_tokens
 from penstock.gateway.display import queue
 from penstock.gateway.model.answers import Diagnosis, Finding, Trouble
-from penstock.gateway.model.span import (
-    Attempt,
-    AttemptStatus,
-    Exchange,
-    Reward,
-    RolloutStatus,
-    RolloutSummary,
-    Span,
-    Totals,
-)
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary, Totals
+from penstock.gateway.model.span import Span
 
 DOCS = Path(__file__).parents[3] / "docs" / "doctor.md"
 Json = dict[str, Any]

@@ -11,7 +11,7 @@ import pytest
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.base import Facts
 from penstock.gateway.dialects.ending import Failed
-from penstock.gateway.model.span import Turn
+from penstock.gateway.model.turn import Turn
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.base import Facts
-from penstock.gateway.model.span import Part, Turn, Usage
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Part, Turn
 
 CHAT = by_name("chat")
 Json = dict[str, Any]

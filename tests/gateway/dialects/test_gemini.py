@@ -12,7 +12,9 @@ from penstock.gateway.calls.turns import read_exchange
 from penstock.gateway.dialects import by_name, find
 from penstock.gateway.dialects.base import Facts
 from penstock.gateway.dialects.errors import error_body
-from penstock.gateway.model.span import Exchange, Message, Part, Span, Tool, Turn, Usage
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.span import Span, Usage
+from penstock.gateway.model.turn import Message, Part, Tool, Turn
 
 Check = Callable[[str, bytes, bytes, bool], Facts]
 

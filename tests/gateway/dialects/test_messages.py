@@ -15,7 +15,8 @@ from pydantic import TypeAdapter
 
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.base import Facts
-from penstock.gateway.model.span import Part, Turn, Usage
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Part, Turn
 
 MESSAGES = by_name("messages")
 Json = dict[str, Any]

@@ -14,7 +14,7 @@ from penstock.gateway.dialects import DIALECTS, by_name
 from penstock.gateway.dialects.base import Dialect, Facts
 from penstock.gateway.dialects.items import LARGE
 from penstock.gateway.dialects.loose_json import arr, obj
-from penstock.gateway.model.span import Turn
+from penstock.gateway.model.turn import Turn
 
 KEYS = """
 id model usage choices message messages delta content text type role tool_calls function_call index finish_reason n

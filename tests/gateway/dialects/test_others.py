@@ -11,7 +11,8 @@ from openai.types import Completion, CreateEmbeddingResponse
 
 from penstock.gateway.dialects import DIALECTS, by_name, find
 from penstock.gateway.dialects.base import Facts
-from penstock.gateway.model.span import Part, Turn, Usage
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Part, Turn
 
 Stream = Callable[..., bytes]
 Agreed = Callable[[str, bytes, bytes, bool], Facts]

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.base import Facts
-from penstock.gateway.model.span import Part, Turn, Usage
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Part, Turn
 
 RESPONSES = by_name("responses")
 Json = dict[str, Any]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.sampling import forced, sampled, skewed
-from penstock.gateway.model.span import Sampling, Turn
+from penstock.gateway.model.turn import Sampling, Turn
 
 Json = dict[str, Any]
 

@@ -21,7 +21,8 @@ from penstock.gateway.client.tables import row
 from penstock.gateway.demo.model import Answer
 from penstock.gateway.dialects.token_estimate import counted, estimated, uncounted
 from penstock.gateway.display import rollouts
-from penstock.gateway.model.span import Estimate, Span, Totals, Usage
+from penstock.gateway.model.rollout import Totals
+from penstock.gateway.model.span import Estimate, Span, Usage
 
 KNOWN = Usage(input_tokens=5, output_tokens=7)
 HALF = Usage(input_tokens=5)

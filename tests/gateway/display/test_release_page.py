@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from penstock.gateway.display.release_page import page
 from penstock.gateway.display.release_series import History, series
-from penstock.gateway.display.rollouts import clean
 from penstock.gateway.display.svg import STYLES, Chart, Line, svg
+from penstock.gateway.display.text import clean
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import Audience, ReleaseView
+from penstock.gateway.model.release import ReleaseView
+from penstock.gateway.model.resource import Audience
 
 SHORT = Policy(stages=[Stage(split=0.2, rollouts=5), Stage(split=0.5, rollouts=5)], margin_absolute=0.1)
 AFTER = 10**9

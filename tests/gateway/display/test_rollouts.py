@@ -16,23 +16,21 @@ from penstock.gateway.api.reading import detail_of
 from penstock.gateway.display import queue as pictures
 from penstock.gateway.display import rollout_tree, rollouts
 from penstock.gateway.model.answers import ModelStats, RewardStats, SpanDetail, Stats
+from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import Enqueued, QueueStatus, RewardAnswer
-from penstock.gateway.model.span import (
+from penstock.gateway.model.rollout import (
     Attempt,
     AttemptStatus,
-    Change,
     Figures,
-    Message,
     Outcome,
-    Part,
     Reward,
     RolloutStatus,
     RolloutSummary,
-    Span,
     Totals,
-    Usage,
     Worker,
 )
+from penstock.gateway.model.span import Span, Usage
+from penstock.gateway.model.turn import Message, Part
 
 NOW = T0 + 7200 * 10**9
 TOOL: dict[str, Any] = {
@@ -313,7 +311,7 @@ def test_ages(s: int, text: str) -> None:
     ("given", "made", "text"), [(None, None, ""), (1200, None, "1,200 → ?"), (0, 5, "0 → 5"), (None, 5, "? → 5")]
 )
 def test_tokens(given: int | None, made: int | None, text: str) -> None:
-    assert rollouts.tokens(given, made) == text
+    assert text.tokens(given, made) == text
 
 
 def test_abbreviation_says_how_much_is_missing() -> None:

@@ -15,8 +15,9 @@ from penstock.gateway.api.reading import detail_of
 from penstock.gateway.display import rollout_tree
 from penstock.gateway.display.span_summary import facts
 from penstock.gateway.model import nesting
+from penstock.gateway.model.base import Kind
 from penstock.gateway.model.nesting import Guess, Node, guesses
-from penstock.gateway.model.span import Kind, Span
+from penstock.gateway.model.span import Span
 
 
 def node(name: str, start: int, end: int, parent: str | None = None, answered: str | None = None) -> Node:

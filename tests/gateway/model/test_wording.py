@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core.core_schema import ErrorType
 
-from penstock.gateway.model.span import Id
+from penstock.gateway.model.base import Id
 from penstock.gateway.model.wording import sentence
 
 

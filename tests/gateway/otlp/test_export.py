@@ -15,11 +15,12 @@ from fakes.otlp import Inlet, Made, inlet_at, request
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
-from penstock.gateway.model.span import Judgement, Outcome, Usage
+from penstock.gateway.model.rollout import Judgement, Outcome
+from penstock.gateway.model.span import Usage
 from penstock.gateway.model.trace import span_id, trace_id
 from penstock.gateway.otlp import batches, fill_request
 from penstock.gateway.otlp.exporter import NOTE
-from penstock.gateway.store import Entry
+from penstock.gateway.store.records import Entry
 
 
 @pytest.fixture
@@ -409,14 +410,14 @@ async def test_headers_come_from_the_environment(
 async def test_one_span_that_cannot_be_sent_keeps_nothing_back(
     inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    figures, whole = Figures(), fill_request.outgoing.of_call
+    figures, whole = Figures(), fill_request.span_out.of_call
 
     def broken(span: Any, *rest: Any) -> Span:
         if span.sequence == 2:
             raise RuntimeError("strange")
         return whole(span, *rest)
 
-    monkeypatch.setattr(fill_request.outgoing, "of_call", broken)
+    monkeypatch.setattr(fill_request.span_out, "of_call", broken)
     async with exporting(inlet, collector, figures):
         await inlet.desk.add([call(1), call(2), call(3)])
         await collector.until(spans=2)

@@ -16,13 +16,14 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from penstock.gateway.config import Otlp
 from penstock.gateway.model import span as model
+from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
-from penstock.gateway.model.span import Attempt, Change, Judgement
+from penstock.gateway.model.rollout import Attempt, Judgement
 from penstock.gateway.model.trace import trace_id
 from penstock.gateway.otlp.batches import Piece, Reader
 from penstock.gateway.otlp.placement import root_id
 from penstock.gateway.otlp.selection import Selection
-from penstock.gateway.store import TapeError
+from penstock.gateway.store.directory import TapeError
 
 S = 10**9
 TRACE, ROOT = trace_id("q1", "a1"), root_id("q1", "a1")

@@ -19,7 +19,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-from penstock.gateway.model.span import Reward
+from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.trace import span_id, trace_id
 from penstock.gateway.otlp.wire import JSON, PROTOBUF
 
@@ -98,7 +98,7 @@ async def test_a_token_opens_its_own_rollout_only(
     body = request(made).SerializeToString() if kind == PROTOBUF else as_json(made).encode()
     answer = await post(http, f"{gateway.url}/v1/traces", body, kind, key)
     assert (answer.status, answer.kind, partial(answer)[0]) == (200, kind, 1)
-    assert (await post(http, f"{gateway.calls.address('r2')}/v1/traces", body, kind, key)).status == 403
+    assert (await post(http, f"{gateway.address('r2')}/v1/traces", body, kind, key)).status == 403
     assert (await post(http, f"{gateway.url}/v1/traces", b"\xff", kind, key)).status == 400
     assert status(await post(http, f"{gateway.url}/v1/traces", b"\xff", kind, key)).message
     async with http.get(f"{gateway.url}/metrics") as metrics:

@@ -20,7 +20,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.trace import span_id, trace_id
 from penstock.gateway.otlp.wire import JSON, PROTOBUF
-from penstock.gateway.store import Entry, TapeError
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.records import Entry
 
 R1 = {"penstock.rollout_id": "r1", "penstock.attempt_id": "a2"}
 SCOPED = "/agent/token/r1/a1/v1/traces"

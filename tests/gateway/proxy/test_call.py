@@ -19,7 +19,7 @@ from fakes.rig import CHAT, MESSAGES, Inside, Rig, inside
 from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.record import Record
 from penstock.gateway.dialects.chat import Chat
-from penstock.gateway.model.span import RolloutSummary
+from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.proxy.call import Call
 
 StartGateway = Callable[..., Awaitable[Gateway]]

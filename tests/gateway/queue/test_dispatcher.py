@@ -21,13 +21,12 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model import lifecycle
+from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.queue import ClaimRequest, End, FinishRequest, HeartbeatRequest, Held, RolloutSpec
-from penstock.gateway.model.span import (
-    LONGEST_S,
+from penstock.gateway.model.rollout import (
     Attempt,
     AttemptStatus,
     Judgement,
-    Mode,
     Outcome,
     Reward,
     RolloutConfig,
@@ -35,8 +34,11 @@ from penstock.gateway.model.span import (
 )
 from penstock.gateway.queue import dispatcher
 from penstock.gateway.queue.dispatcher import Desk
-from penstock.gateway.store import Claimed, Refused, Store, TapeError, Work
-from penstock.gateway.store.operation import Looked
+from penstock.gateway.queue.operations import Work
+from penstock.gateway.queue.results import Claimed, Looked
+from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.recorder import Recorder
 
 PATIENCE = 10.0

@@ -16,7 +16,7 @@ from fakes.raw import Gone, chunk, connect, events_head, get, post, reply
 from fakes.rig import CHAT, Base, Rig, based
 from fakes.tape import Tape
 
-from penstock.gateway.cli import check
+from penstock.gateway.cli.check import check
 from penstock.gateway.model.span import Span
 from penstock.gateway.store import Store
 

@@ -21,10 +21,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.gateway.model.base import Mode
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.queue import End, HeartbeatRequest, Held, QueueState, RolloutSpec
-from penstock.gateway.model.span import AttemptStatus, Judgement, Mode, Outcome, RolloutConfig, RolloutStatus
-from penstock.gateway.store import Entry, Store, Task, Work, keys
+from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, RolloutConfig, RolloutStatus
+from penstock.gateway.queue.operations import Work
+from penstock.gateway.store import Store, keys
+from penstock.gateway.store.operation import Task
+from penstock.gateway.store.records import Entry
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Thousands of commits: what a disk takes for each would be all that this test does."""

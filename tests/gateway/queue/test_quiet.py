@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
-from penstock.gateway.model.span import RolloutStatus
+from penstock.gateway.model.rollout import RolloutStatus
 
 PATIENCE = 40.0
 StartGateway = Callable[..., Awaitable[Gateway]]

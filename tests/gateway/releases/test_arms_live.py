@@ -16,7 +16,8 @@ from fakes.provider import Provider
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.model.policy import Stage
-from penstock.gateway.model.release import Audience, Decision, Entry, NewRelease
+from penstock.gateway.model.release import Decision, Entry, NewRelease
+from penstock.gateway.model.resource import Audience
 
 AGENTS = ("planner", "critic")
 ANN = Decision(who="ann")

@@ -16,7 +16,9 @@ from fakes.releasing import Bench, bench, counting
 from penstock.gateway.canary.assignment import Asker
 from penstock.gateway.canary.verify import verify
 from penstock.gateway.config import Upstream
-from penstock.gateway.model.release import Decision, NewVersion, Release, Seen
+from penstock.gateway.model.release import Decision, Release, Seen
+from penstock.gateway.model.resource import NewVersion
+from penstock.gateway.queue.operations import Work
 from penstock.gateway.releases.adapter_keeper import Residents
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.jobs import Jobs, Progress, Report
@@ -24,9 +26,11 @@ from penstock.gateway.releases.needs import QUIET_NS
 from penstock.gateway.releases.operations import Wanted
 from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.releases.transitions import entry
-from penstock.gateway.store import Entry, Store, Task, Work
+from penstock.gateway.store import Store
 from penstock.gateway.store.feed import Feed
+from penstock.gateway.store.operation import Task
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.records import Entry
 
 T = TypeVar("T")
 ANN = Decision(who="ann")

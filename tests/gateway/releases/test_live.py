@@ -17,13 +17,14 @@ from fakes.provider import Provider
 from fakes.tape import Tape
 
 from penstock.gateway.canary.verify import verify
-from penstock.gateway.cli import check
+from penstock.gateway.cli.check import check
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.model.policy import Stage
 from penstock.gateway.model.queue import Event
-from penstock.gateway.model.release import Assignment, Decision, NewRelease, NewVersion, Pin, Seen
-from penstock.gateway.model.span import Judgement
+from penstock.gateway.model.release import Assignment, Decision, NewRelease, Pin, Seen
+from penstock.gateway.model.resource import NewVersion
+from penstock.gateway.model.rollout import Judgement
 
 
 @pytest.fixture

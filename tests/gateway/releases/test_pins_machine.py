@@ -15,9 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.gateway.canary.assignment import Asker, share
 from penstock.gateway.canary.stages import NEXT
-from penstock.gateway.model.release import Audience, Entry, Pin, Release
+from penstock.gateway.model.release import Entry, Pin, Release
+from penstock.gateway.model.resource import Audience
+from penstock.gateway.queue.operations import Work
 from penstock.gateway.releases.operations import Wanted
-from penstock.gateway.store import Refused, Store, Task, Work
+from penstock.gateway.store import Store
+from penstock.gateway.store.operation import Refused, Task
 
 T = TypeVar("T")
 RESOURCES = ("travel", "hotel")

@@ -18,8 +18,9 @@ from penstock.gateway.api.upstreams import HoldRequest, UpstreamView
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.model.queue import ClaimRequest, Empty, FinishRequest, RolloutSpec
-from penstock.gateway.model.release import Decision, NewRelease, NewVersion
-from penstock.gateway.model.span import Judgement
+from penstock.gateway.model.release import Decision, NewRelease
+from penstock.gateway.model.resource import NewVersion
+from penstock.gateway.model.rollout import Judgement
 
 
 @pytest.fixture

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.gateway.model.run import NewRun, Point, PointsRequest, RunEnd, RunEvent
+from penstock.gateway.queue.operations import Work
 from penstock.gateway.runs import operations
-from penstock.gateway.store import Refused, Store, Task, Work, keys
+from penstock.gateway.store import Store, keys
 from penstock.gateway.store.environment import DATABASES
+from penstock.gateway.store.operation import Refused, Task
 
 T = TypeVar("T")
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -11,7 +11,9 @@ from fakes.entries import body
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.span import Attempt, Rollout, Side, Totals, Usage
+from penstock.gateway.model.exchange import Side
+from penstock.gateway.model.rollout import Attempt, Rollout, Totals
+from penstock.gateway.model.span import Usage
 from penstock.gateway.store import codec
 from penstock.gateway.store.codec import Base, Body
 

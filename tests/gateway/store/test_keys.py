@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.span import ID_PATTERN
+from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.store import keys
 
 ids = st.from_regex(ID_PATTERN, fullmatch=True)

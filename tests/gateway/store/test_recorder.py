@@ -20,12 +20,14 @@ from fakes.rig import CHAT, Base, Rig, based, inside
 from fakes.tape import PATIENCE
 from fakes.tape import Tape as TapeView
 
-from penstock.gateway.cli import check
+from penstock.gateway.cli.check import check
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.model.span import Totals
-from penstock.gateway.store import Entry, Store, TapeError
+from penstock.gateway.model.rollout import Totals
+from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.records import Entry
 
 OK = reply(200, b'{"fine":1}')
 

@@ -17,10 +17,14 @@ import msgspec
 import pytest
 from fakes.entries import HEADERS, call, conversation, finish, running
 
-from penstock.gateway.cli import check
-from penstock.gateway.model.span import AttemptStatus, Exchange, Span, SpanStatus
-from penstock.gateway.store import Entry, Store, TapeError, codec, keys, records
+from penstock.gateway.cli.check import check
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.rollout import AttemptStatus
+from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.store import Store, codec, keys, records
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.environment import FORMAT, ORDER, REMAP_BYTES
+from penstock.gateway.store.records import Entry
 
 SMALL = 1 << 20
 

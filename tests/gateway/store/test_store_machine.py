@@ -15,7 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from penstock.gateway.store import Entry, Store
+from penstock.gateway.store import Store
+from penstock.gateway.store.records import Entry
 
 Place = tuple[str, str, int]
 rollouts = st.sampled_from(["r", "r1", "r.2"])

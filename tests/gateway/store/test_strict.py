@@ -16,9 +16,10 @@ from fakes.odd import Script, close, odd, request, send
 from fakes.raw import body_of, chunk, connect, events_head, post, reply
 from fakes.rig import CHAT, Inside, inside
 
-from penstock.gateway.cli import check
+from penstock.gateway.cli.check import check
 from penstock.gateway.model.span import Span
-from penstock.gateway.store import Store, TapeError
+from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
 
 KILLS = 10
 AGENTS = 8

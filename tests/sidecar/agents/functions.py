@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import Any
 
-from penstock.gateway.model.span import Judgement
+from penstock.gateway.model.rollout import Judgement
 from penstock.sidecar.transcript import Transcript
 
 

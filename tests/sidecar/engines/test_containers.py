@@ -12,7 +12,7 @@ from fakes.runs import AGENTS, PYTHON, StartRun, enqueue, only_attempt, until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim
-from penstock.gateway.model.span import Attempt, AttemptStatus, Rollout
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, Rollout
 from penstock.sidecar.agent.environment import plan
 from penstock.sidecar.engines import containers
 from penstock.sidecar.settings import Agents, Settings

@@ -13,7 +13,7 @@ from fakes.runs import AGENTS, PYTHON, StartRun, enqueue, events, only_attempt, 
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim
-from penstock.gateway.model.span import Attempt, AttemptStatus, Rollout
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, Rollout
 from penstock.sidecar.agent.environment import plan
 from penstock.sidecar.agent.process import Ending
 from penstock.sidecar.engines import kubernetes_job

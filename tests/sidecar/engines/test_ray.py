@@ -15,10 +15,10 @@ from fakes.runs import AGENTS, PATIENCE, PYTHON, StartRun, enqueue, gone, only_a
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest
-from penstock.gateway.model.span import AttemptStatus, Outcome, RolloutStatus
-from penstock.sidecar.attempt import Result
+from penstock.gateway.model.rollout import AttemptStatus, Outcome, RolloutStatus
 from penstock.sidecar.breaker import EQUAL, Breaker
 from penstock.sidecar.progress import Lines, Tally
+from penstock.sidecar.result import Result
 from penstock.sidecar.settings import Settings
 
 # A cluster starts a dozen processes, a machine of two cores that tests elsewhere takes its time.

@@ -16,7 +16,7 @@ from penstock.adapters.samples import Options
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.policy import Policy, Stage
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest
-from penstock.gateway.model.span import Judgement, RolloutStatus
+from penstock.gateway.model.rollout import Judgement, RolloutStatus
 from penstock.trainer.data.collect import CollectError, Collector
 from penstock.trainer.data.tasks import Task
 from penstock.trainer.serving.publish import Publisher, PublishError

@@ -23,7 +23,7 @@ from fakes.tiny_model import VOCABULARY, config
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.release import Decision, NewRelease
-from penstock.gateway.model.span import Judgement
+from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.data.collect import Collected
 from penstock.trainer.data.production import Traffic

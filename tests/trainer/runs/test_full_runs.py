@@ -27,7 +27,7 @@ from fakes.tiny_model import make_model
 from fakes.vllm_process import install
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.release import Need
+from penstock.gateway.model.resource import Need
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -28,8 +28,8 @@ from openai import AsyncOpenAI
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import ClaimRequest, Event, FinishRequest
 from penstock.gateway.model.release import Decision, Release
+from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.run import Run
-from penstock.gateway.model.span import Judgement
 from penstock.trainer.config import load
 from penstock.trainer.data.taken_log import Taken
 from penstock.trainer.engines.checkpoint import Checkpoints

@@ -24,8 +24,8 @@ from fakes.schooling import BAD, GOOD, PER_GROUP, school, script
 from fakes.tiny_model import make_model, make_tokenizer
 
 from penstock.gateway.client.client import Client
+from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.run import Point
-from penstock.gateway.model.span import Judgement
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config
 from penstock.trainer.data.conversations import Tuning

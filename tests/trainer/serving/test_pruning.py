@@ -14,7 +14,8 @@ from fakes.process import Gateway
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
-from penstock.gateway.model.release import Audience, Decision, Need, NewVersion
+from penstock.gateway.model.release import Decision
+from penstock.gateway.model.resource import Audience, Need, NewVersion
 from penstock.trainer.serving.pruning import prune, step_of
 from penstock.trainer.serving.publish import Publisher
 

@@ -26,7 +26,8 @@ pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or 
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
-from penstock.gateway.model.release import Audience, Decision, Need, NewRelease
+from penstock.gateway.model.release import Decision, NewRelease
+from penstock.gateway.model.resource import Audience, Need
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config, check_full
 from penstock.trainer.runs.patient_client import Patient

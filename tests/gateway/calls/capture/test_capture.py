@@ -34,7 +34,7 @@ from penstock.gateway.calls.capture.framing import passing
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Call
 from penstock.gateway.dialects.token_ids import read_tokens
-from penstock.gateway.model.release import NewVersion
+from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.span import Span
 
 Json = dict[str, Any]

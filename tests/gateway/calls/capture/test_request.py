@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.calls.capture.request import ATTRIBUTE, ask, identity, original
+from penstock.gateway.calls.capture.request import ask, identity, original
+from penstock.gateway.model.attributes import CAPTURED
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=6),
@@ -33,7 +34,7 @@ def test_what_is_added_is_new_and_everything_else_stays(asked: dict[str, Any], d
     assert sent.keys() - asked.keys() == set(made.added)
     at = made.body.index(b'"' + made.added[0].encode())
     assert made.body[:at] + made.body[at + len(made.body) - len(body) :] == body
-    assert original(dialect, made.body, {ATTRIBUTE: list(made.added)}) == body
+    assert original(dialect, made.body, {CAPTURED: list(made.added)}) == body
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_what_cannot_be_asked_for_more_stays(dialect: str, body: bytes) -> None:
     assert ask(dialect, body) is None
 
 
-@pytest.mark.parametrize("attributes", [None, {}, {ATTRIBUTE: []}, {ATTRIBUTE: ["logprobs"]}, {ATTRIBUTE: ["other"]}])
+@pytest.mark.parametrize("attributes", [None, {}, {CAPTURED: []}, {CAPTURED: ["logprobs"]}, {CAPTURED: ["other"]}])
 def test_a_request_that_was_not_asked_for_more_is_the_clients_own(attributes: dict[str, Any] | None) -> None:
     for body in (b"", b"{}", b'{"return_token_ids":true,"logprobs":true}'):
         assert original("chat", body, attributes) == body

@@ -26,7 +26,8 @@ from penstock.adapters.source import load
 from penstock.adapters.tokens import read_outputs
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.answers import Diagnosis
-from penstock.gateway.model.span import Judgement, Span
+from penstock.gateway.model.rollout import Judgement
+from penstock.gateway.model.span import Span
 
 ROUTE: Json = {"model": "policy*", "upstream": ["vllm"], "train": True, "tokens": "exact"}
 DRIFTS = Template(strips=True, rewrites=True, thinks=True)

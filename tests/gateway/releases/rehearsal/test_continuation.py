@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.gateway.demo.model import Answer, Call, Json
 from penstock.gateway.dialects import by_name, find
 from penstock.gateway.dialects.json_post import Post
-from penstock.gateway.model.span import Message, Part
+from penstock.gateway.model.turn import Message, Part
 from penstock.gateway.releases.rehearsal.continuation import (
     CannotContinue,
     Hidden,

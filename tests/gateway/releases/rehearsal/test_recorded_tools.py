@@ -10,7 +10,7 @@ import pytest
 
 from bench.trajectories import DATA, calls_of
 from penstock.gateway.dialects import by_name
-from penstock.gateway.model.span import Turn
+from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.rehearsal.recorded_tools import Cassette, Miss
 
 

@@ -27,7 +27,8 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.demo.model import Answer, Call, Json, as_messages, said, text_of
 from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease, Release, ReleaseView
-from penstock.gateway.model.span import Outcome, Span
+from penstock.gateway.model.rollout import Outcome
+from penstock.gateway.model.span import Span
 
 AGENTS = Path(__file__).parents[1] / "agents"
 STREAMING, BLOCKS = AGENTS / "streaming.py", AGENTS / "blocks.py"

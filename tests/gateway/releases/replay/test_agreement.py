@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.canary.pass_test import InOrder, Trial
-from penstock.gateway.model.span import Choice, Turn
+from penstock.gateway.model.turn import Choice, Turn
 from penstock.gateway.releases.replay.agreement import Action, action, canonical, exact, judge_prompts, judged
 
 JSON = st.recursive(

@@ -21,13 +21,16 @@ from fakes.process import upstreams
 from fakes.releasing import CHAT, NEW, OLD, Bench, Counting, bench, counting, lookup, question_of, request_of, system_of
 
 from bench.trajectories import DATA, calls_of
-from penstock.gateway.calls.capture.request import ATTRIBUTE, ask
+from penstock.gateway.calls.capture.request import ask
 from penstock.gateway.calls.turns import read_exchange
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Call, Json
-from penstock.gateway.model.attributes import LEG, REPLAY_OF, own
-from penstock.gateway.model.release import NewRelease, NewVersion
-from penstock.gateway.model.span import Judgement, Span
+from penstock.gateway.model.attributes import CAPTURED, LEG, REPLAY_OF
+from penstock.gateway.model.release import NewRelease
+from penstock.gateway.model.release_calls import own
+from penstock.gateway.model.resource import NewVersion
+from penstock.gateway.model.rollout import Judgement
+from penstock.gateway.model.span import Span
 from penstock.gateway.releases.jobs import Progress
 from penstock.gateway.releases.replay.questions import unmasked
 from penstock.gateway.releases.replay.recorded_calls import FEW, Recordings
@@ -130,7 +133,7 @@ async def test_what_was_added_for_training_is_not_asked_again(rig: Bench) -> Non
     asked = request_of(CHAT, OLD, "flight 1")
     more = ask("chat", json.dumps(asked).encode())
     assert more is not None
-    await rig.record("r1", asked, sent=more.body, attributes={ATTRIBUTE: list(more.added)})
+    await rig.record("r1", asked, sent=more.body, attributes={CAPTURED: list(more.added)})
     await rig.replay(await rig.release())
     assert [one.keys() for one in rig.asked()] == [asked.keys()] * 2
 

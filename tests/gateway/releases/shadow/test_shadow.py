@@ -31,7 +31,8 @@ from penstock.gateway.dialects import by_name
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.attributes import LEG, SHADOW_OF
-from penstock.gateway.model.release import Audience, Decision, Entry, NewRelease, Pin, Release, ReleaseView
+from penstock.gateway.model.release import Decision, Entry, NewRelease, Pin, Release, ReleaseView
+from penstock.gateway.model.resource import Audience
 from penstock.gateway.model.span import Span
 from penstock.gateway.prompts.rewrite import find
 from penstock.gateway.releases.catalog import Found

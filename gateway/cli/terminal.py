@@ -1,0 +1,30 @@
+"""Results on a terminal, in a pipe, or as JSON."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from penstock.gateway.client.console import note
+
+
+def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], RenderableType], none: str = "") -> None:
+    """Models as JSON lines, or as their picture; when there are none that is said as `none`."""
+    if not json and none and not models:
+        note(none)
+    elif not json:
+        console().print(picture(), crop=False)
+        return
+    for model in models:
+        print(model.model_dump_json(exclude_none=True))
+
+
+def console() -> Console:
+    """As wide as the terminal. A pipe or a file has room without end; COLUMNS, which `watch` sets, says otherwise."""
+    from rich.console import Console
+
+    from penstock.gateway.display.table import ENDLESS
+
+    endless = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=ENDLESS if endless else None, highlight=False, emoji=False, markup=False)

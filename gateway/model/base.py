@@ -1,0 +1,37 @@
+"""What all nouns have in common: ids, modes, kinds of spans, and the base class."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+
+ID_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
+
+
+def _no_dots(value: str) -> str:
+    if value in (".", ".."):
+        raise ValueError("it may not be . or ..: no path could name it")
+    return value
+
+
+Id = Annotated[str, StringConstraints(pattern=ID_PATTERN), AfterValidator(_no_dots)]
+
+
+LONGEST_S = 10 * 365 * 86400
+"""Ten years, in seconds: longer than anything waits."""
+
+
+Mode = Literal["train", "val", "test", "online"]
+
+
+Origin = Literal["queued", "header", "implicit"]
+
+
+Kind = Literal["llm", "tool", "reward", "event", "otel"]
+
+
+class Noun(BaseModel):
+    """Base of every noun: unknown fields are refused, so that a misspelt one is an error and not a silence."""
+
+    model_config = ConfigDict(extra="forbid")

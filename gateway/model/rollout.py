@@ -1,0 +1,271 @@
+"""Rollouts, their attempts, and what is said of them: outcomes, rewards, sums. Workers, who run them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from penstock.gateway.model.base import LONGEST_S, Id, Mode, Noun, Origin
+from penstock.gateway.model.span import Span
+
+
+class RolloutStatus(StrEnum):
+    """Where a rollout stands; `gateway.model.lifecycle` has the legal moves."""
+
+    QUEUING = "queuing"
+    """Waits for its first attempt."""
+    PREPARING = "preparing"
+    """A worker has claimed it; nothing has been heard of the agent yet."""
+    RUNNING = "running"
+    """Its agent is at work."""
+    SUCCEEDED = "succeeded"
+    """An attempt succeeded."""
+    FAILED = "failed"
+    """Its last attempt did not succeed."""
+    CANCELLED = "cancelled"
+    """Somebody did not want it any more."""
+    REQUEUING = "requeuing"
+    """Waits for another attempt."""
+
+
+class AttemptStatus(StrEnum):
+    """Where one try at a rollout stands."""
+
+    PREPARING = "preparing"
+    """Claimed; nothing has been heard of the agent yet."""
+    RUNNING = "running"
+    """The agent is at work."""
+    SUCCEEDED = "succeeded"
+    """The agent ended well."""
+    FAILED = "failed"
+    """The agent ended badly."""
+    TIMEOUT = "timeout"
+    """It took longer than `config.timeout_s`."""
+    UNRESPONSIVE = "unresponsive"
+    """Its worker's lease ran out, or nothing was heard of it for `config.unresponsive_s`."""
+    CANCELLED = "cancelled"
+    """Its rollout was cancelled."""
+    ENVIRONMENT = "environment"
+    """It was handed back: the agent could not work where it was run. It does not count as a try."""
+
+
+Retry = Literal["failed", "timeout", "unresponsive"]
+"""Ends of an attempt after which another may be made."""
+
+
+RewardSource = Literal["runner", "judge", "user", "agent", "rule"]
+"""Who says how well it went; `rule` is `reward_on_failure`."""
+
+
+class Totals(Noun):
+    """Sums over the spans of an attempt or a rollout."""
+
+    calls: int = 0
+    """Finished model calls."""
+    errors: int = 0
+    """Those that ended neither ok nor cancelled."""
+    cancelled: int = 0
+    """Those whose client went away."""
+    input_tokens: int | None = 0
+    """Prompt tokens that were counted; None when there are calls and none was."""
+    output_tokens: int | None = 0
+    """Generated tokens that were counted; None when there are calls and none was."""
+    tool_calls: int = 0
+    """Tool calls asked for."""
+    gaps: int = 0
+    """Calls that were answered but could not be recorded (the tape failed)."""
+    uncounted: int = 0
+    """Calls that used tokens which nobody counted: where there are any, the sums of tokens are lower bounds."""
+    ambiguous: int = 0
+    """Calls without an address that could be another rollout's as well: two agents have done exactly the same."""
+
+    @model_validator(mode="after")
+    def _unknown_is_not_zero(self) -> Self:
+        if self.uncounted:
+            self.input_tokens, self.output_tokens = self.input_tokens or None, self.output_tokens or None
+        return self
+
+
+class RolloutConfig(Noun):
+    """How the attempts at a rollout are watched and repeated."""
+
+    timeout_s: float | None = Field(default=None, gt=0, le=LONGEST_S, allow_inf_nan=False)
+    """Seconds from the claim after which an attempt ends as `timeout`; None is no limit."""
+    unresponsive_s: float | None = Field(default=None, gt=0, le=LONGEST_S, allow_inf_nan=False)
+    """Seconds without a call or another sign of the agent's own after which an attempt is `unresponsive`. While a call
+    runs it is not silent."""
+    max_attempts: int = Field(default=3, ge=1, le=1000)
+    """How many attempts may be made."""
+    retry_on: list[Retry] = Field(default_factory=lambda: list[Retry](["unresponsive"]))
+    """Ends of an attempt after which another one is made, while there are some left."""
+    reward_on_failure: float | None = Field(default=None, allow_inf_nan=False)
+    """Reward of the attempt after which the rollout has failed, where it has none; None gives it none."""
+
+
+class Outcome(Noun):
+    """What is known of the end of an attempt."""
+
+    exit_code: int | None = None
+    """What the agent's process exited with."""
+    signal: str | None = None
+    """Name of the signal that ended it, such as `SIGKILL`."""
+    duration_ns: int | None = None
+    """How long the agent ran, as its runner measured it; ns."""
+    reason: str | None = Field(default=None, max_length=2000)
+    """Why it ended like this, for a person."""
+    output: Any = None
+    """What the agent returned: the last JSON line of its output, or the callable's result."""
+
+
+class Judgement(Noun):
+    """How well an attempt, or one call of it, went: what is said when a reward is given."""
+
+    value: float | None = Field(default=None, allow_inf_nan=False)
+    """The reward; None when only dimensions are given."""
+    dimensions: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict[str, float])
+    """Several named scores."""
+    source: RewardSource = "user"
+    """Who says so. What comes with an agent's own token is always `agent`."""
+    reason: str | None = Field(default=None, max_length=10_000)
+    """Why, for a person."""
+    span: int | None = Field(default=None, ge=1, lt=2**32)
+    """Sequence of the span that it judges; None for the whole attempt."""
+    key: str | None = Field(default=None, pattern=r"^[!-~]{1,128}$")
+    """Makes it safe to send again: of one attempt's rewards with the same key only the first is kept (those that are
+    trusted and those that are not apart). Printable ASCII without spaces."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.value is None and not self.dimensions:
+            raise ValueError("a reward needs a value or dimensions")
+        return self
+
+
+class Reward(Judgement):
+    """A judgement as it is kept: a span of kind `reward`."""
+
+    trusted: bool = True
+    """False for what an agent says of itself, unless `rewards.trust_agent` is set: not trained on."""
+    late: bool = False
+    """True when it came after the attempt had ended."""
+
+    def attributes(self) -> dict[str, Any]:
+        """As a span holds it."""
+        return {f"penstock.reward.{name}": value for name, value in self.model_dump(exclude_defaults=True).items()}
+
+    @classmethod
+    def of(cls, span: Span) -> Reward:
+        """The reward that a span of kind `reward` holds."""
+        found = (span.attributes or {}).items()
+        return cls(**{name.removeprefix("penstock.reward."): value for name, value in found})
+
+
+class Attempt(Noun):
+    """One try at a rollout."""
+
+    rollout: Id
+    """The rollout it is a try at."""
+    id: Id
+    """Its name within the rollout."""
+    sequence: int = 1
+    """Its number within the rollout, from 1."""
+    status: AttemptStatus = AttemptStatus.RUNNING
+    """Where it stands."""
+    created_ns: int = 0
+    """When it was claimed, or first seen."""
+    last_seen_ns: int = 0
+    """When it was last heard of: when its newest call began or ended."""
+    spans: int = 0
+    """The highest span sequence given out."""
+    totals: Totals = Field(default_factory=Totals)
+    """Sums over its spans."""
+    worker: str | None = None
+    """The worker that has claimed it; None when it did not come from the queue."""
+    lease_ns: int | None = None
+    """When its worker loses it unless it is heard of before; ns since the epoch."""
+    ended_ns: int | None = None
+    """When it ended; None while it has not."""
+    outcome: Outcome | None = None
+    """What is known of its end."""
+    reward: float | None = None
+    """Value of the newest trusted reward; late ones count."""
+    reward_on_failure: float | None = None
+    """What its worker has said for the case that the rollout fails with it; the rollout's configuration is first."""
+
+
+class Rollout(Noun):
+    """One task given to one agent."""
+
+    id: Id
+    """Its name, unique on the tape."""
+    origin: Origin = "header"
+    """Made by the queue, by an address in a request, or guessed from the conversation."""
+    mode: Mode = "online"
+    """What it is for."""
+    status: RolloutStatus = RolloutStatus.RUNNING
+    """Where it stands."""
+    created_ns: int = 0
+    """When it was first seen."""
+    input: Any = None
+    """The task, any JSON."""
+    group: str | None = None
+    """The task it repeats, for group-relative advantage."""
+    metadata: dict[str, Any] | None = None
+    """Anything its maker wants to find again."""
+    priority: int = 0
+    """The highest is handed out first; within one priority the oldest."""
+    config: RolloutConfig = Field(default_factory=RolloutConfig)
+    """How its attempts are watched and repeated."""
+    tries: int = 0
+    """Attempts that the queue has handed out, less those that were handed back."""
+    attempt: str | None = None
+    """The attempt that the queue handed out last."""
+    place: int | None = None
+    """Its place in the queue: of one priority the lowest is handed out first. None when it was never queued."""
+    ended_ns: int | None = None
+    """When it came into its final state; None while it has not."""
+
+
+class RolloutSummary(Rollout):
+    """A rollout with what became of it."""
+
+    attempts: list[Attempt] = Field(default_factory=list[Attempt])
+    """Its attempts, oldest first."""
+    totals: Totals = Field(default_factory=Totals)
+    """Sums over its attempts."""
+    last_seen_ns: int = 0
+    """When it was last heard of: when its newest call began or ended."""
+    reward: float | None = None
+    """The reward of its newest attempt that has one."""
+
+
+class Figures(Noun):
+    """What a worker's machine and agents use."""
+
+    cpu_percent: float | None = None
+    """CPU of its agents; 100 is one core."""
+    memory_bytes: int | None = None
+    """Resident memory of its agents."""
+    gpu_percent: float | None = None
+    """Busiest GPU of its machine."""
+    gpu_memory_bytes: int | None = None
+    """Memory in use on all its GPUs."""
+
+
+class Worker(Noun):
+    """Something that runs rollouts."""
+
+    id: Id
+    """Its name."""
+    first_seen_ns: int = 0
+    """When it was first heard of."""
+    last_seen_ns: int = 0
+    """When it was last heard of."""
+    figures: Figures = Field(default_factory=Figures)
+    """As of its last heartbeat."""
+    attempts: list[str] = Field(default_factory=list[str])
+    """What it is working on: ROLLOUT/ATTEMPT."""
+    finished: int = 0
+    """Attempts that it has finished."""

@@ -1,0 +1,7 @@
+"""What an engine says when it cannot go on."""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """The ranks of an engine have failed; the message says what the first of them said."""
