@@ -1,7 +1,7 @@
 """Which attempts and calls are trained on at all, before anybody looks at tokens. What is not is reported.
 
-The reasons are those of `penstock doctor`, from the same rules (`gateway.diagnosis.findings`), less those about tokens, and what
-a selection adds: another agent, another attempt, the retries of a client.
+The reasons are those of `penstock doctor`, from the same rules (`gateway.diagnosis.findings`), less those about tokens,
+and what a selection adds: another agent, another attempt, the retries of a client.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Token ids and log-probabilities of a recorded answer, as arrays. Pure; nothing here raises on odd bytes.
 
-Where they stand in an answer is told in `gateway.dialects.token_ids`, which counts them for a diagnosis. Training wants the values,
-of many long calls, so they are decoded straight into typed structs: the text of tokens, their bytes and their
-alternatives are skipped and never become objects. Ids are the engine's own and are never made again from text.
+Where they stand in an answer is told in `gateway.dialects.token_ids`, which counts them for a diagnosis. Training wants
+the values, of many long calls, so they are decoded straight into typed structs: the text of tokens, their bytes and
+their alternatives are skipped and never become objects. Ids are the engine's own and are never made again from text.
 """
 
 from __future__ import annotations

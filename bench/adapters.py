@@ -36,10 +36,10 @@ from penstock.adapters.report import Report
 from penstock.adapters.samples import Sample, samples
 from penstock.adapters.source import load
 from penstock.adapters.turns import Bodies, Episode, read
+from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, Usage
-from penstock.gateway.store import Store
 from penstock.gateway.store.codec import Body
 from penstock.gateway.store.records import Entry
 from penstock.trainer.config import Advantage
@@ -162,7 +162,7 @@ def told(name: str, report: Report, size: int, wall: float, cpu: float, more: st
 def record(data: Path, shape: Shape) -> int:
     """The same calls on a tape; bytes of their bodies."""
     size = 0
-    with Store(data) as store:
+    with open_store(data) as store:
         for number in range(shape.rollouts):
             bodies = list(conversation(shape, number))
             size += sum(len(body) for pair in bodies for body in pair)

@@ -24,6 +24,7 @@ from uuid import UUID
 
 from bench import corpus, replay, trajectories
 from bench.trajectories import Agent, response_id, wire_answer
+from penstock.gateway.app import open_store
 from penstock.gateway.model.span import Usage
 from penstock.gateway.store import Store
 from penstock.gateway.store.codec import Body
@@ -164,7 +165,7 @@ def measure_bytes(agents: list[list[Entry]]) -> Iterator[Figure]:
     yield Figure("trajectories: raw", raw / len(calls), "bytes/call")
     for announced in (False, True):
         forget(calls)
-        with tempfile.TemporaryDirectory() as folder, Store(Path(folder), map_bytes=1 << 20) as store:
+        with tempfile.TemporaryDirectory() as folder, open_store(Path(folder), map_bytes=1 << 20) as store:
             cpu = sum(write_alone(store, call, announced) for call in calls)
             used, how = store.figures()["used_bytes"], "announced, " if announced else ""
             yield Figure(f"trajectories, {how}one call a commit: on disk", used / len(calls), "bytes/call")
@@ -215,7 +216,7 @@ def measure_batches(name: str, calls: list[Entry]) -> Iterator[Figure]:
     walls, cpus = zip(*(write_batches(calls) for _ in range(3)), strict=True)
     yield Figure(f"{name}, {BATCH} a commit: CPU", min(cpus) / len(calls) * 1e6, "us/call", at_most=20)
     yield Figure(f"{name}, {BATCH} a commit: durable spans", len(calls) / min(walls), "/s", at_least=10_000)
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder)) as store:
         write_to(store, calls)
         used = store.figures()["used_bytes"]
         yield Figure(f"{name}, {BATCH} a commit: of raw", 100 * used / raw_bytes(calls), "%")
@@ -231,14 +232,14 @@ def measure_bookkeeping(calls: list[Entry]) -> Iterator[Figure]:
         "names that grow": [f"i-{at * 977:011x}-{rng.randbytes(4).hex()}" for at in range(len(calls))],
     }
     for kind, each in names.items():
-        with tempfile.TemporaryDirectory() as folder, Store(Path(folder), map_bytes=1 << 20) as store:
+        with tempfile.TemporaryDirectory() as folder, open_store(Path(folder), map_bytes=1 << 20) as store:
             write_to(store, [replace(call, rollout=name) for call, name in zip(calls, each, strict=True)])
             yield Figure(f"rollouts of one call, {kind}: on disk", store.figures()["used_bytes"] / len(calls), "bytes")
 
 
 def write_batches(calls: list[Entry]) -> tuple[float, float]:
     """Seconds of wall time and of CPU that it takes to write them all to a new tape."""
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder)) as store:
         wall, cpu = time.perf_counter(), time.process_time()
         write_to(store, calls)
         return time.perf_counter() - wall, time.process_time() - cpu
@@ -252,7 +253,7 @@ def write_to(store: Store, calls: list[Entry]) -> None:
 
 def measure_million() -> Iterator[Figure]:
     """Pages of heads out of a million spans of 2000 rollouts."""
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder)) as store:
         [model] = short_calls(1)
         began = time.perf_counter()
         for start in range(0, MILLION, 250):

@@ -1,8 +1,8 @@
 """The `penstock` command: tables of commands, loaded by their dotted path when one of them runs.
 
 `--help` shows the table and loads none of them, and so no server, no database and no client. All but `serve`, `check`,
-`completion` and `run` speak to a running gateway through `gateway.client.client` and to nothing else. Exit codes: 0 done, 1
-failed, 2 wrongly called, 130 interrupted.
+`completion` and `run` speak to a running gateway through `gateway.client.client` and to nothing else. Exit codes: 0
+done, 1 failed, 2 wrongly called, 130 interrupted.
 """
 
 from __future__ import annotations

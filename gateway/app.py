@@ -24,33 +24,40 @@ from typing import TYPE_CHECKING
 import aiohttp
 import uvloop
 from aiohttp import web
+from penstock.gateway.proxy.shared import Shared
 
 from penstock.gateway.api import routes as control
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.operations import Operations
+from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth
+from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, ConfigError, load
 from penstock.gateway.http.client_connection import Front
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.model.known_secrets import Secrets, own_secrets
+from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
 from penstock.gateway.otlp.ingest import INGEST, Ingest
 from penstock.gateway.proxy.exact.session_store import Exact
 from penstock.gateway.proxy.translation import litellm
 from penstock.gateway.proxy.translation.translator import Translator
+from penstock.gateway.queue.attempts import woken
 from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.releases.adapter_keeper import Residents
 from penstock.gateway.releases.catalog import Switch
 from penstock.gateway.releases.check import Checking
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.jobs import Jobs
+from penstock.gateway.releases.operations import LiveReleases
+from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.releases.rehearsal.stage import Replays
 from penstock.gateway.releases.replay.sender import Means
 from penstock.gateway.releases.shadow.stage import Shadow
 from penstock.gateway.runs.service import Runs
 from penstock.gateway.server.bridge import ControlPlane
-from penstock.gateway.server.dispatch import Proxy
+from penstock.gateway.server.dispatch import Dispatch
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
@@ -95,6 +102,18 @@ class State:
         return self.metrics.recording_gaps
 
 
+def open_store(path: Path, map_bytes: int = 1 << 30, memory_bytes: int = 64 << 20, secrets: Secrets = NONE) -> Store:
+    """A tape that is written: with what the queue and releases remember of it."""
+    return Store(
+        path,
+        followers=(Waiting(), LiveReleases()),
+        woken=woken,
+        map_bytes=map_bytes,
+        memory_bytes=memory_bytes,
+        secrets=secrets,
+    )
+
+
 class Gateway:
     """A running gateway. `start`, then `stop`."""
 
@@ -107,7 +126,7 @@ class Gateway:
         admin_key = config.auth.admin_key()
         self.pools = {upstream.name: Pool(upstream, admin_key) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
-        self.store = Store(
+        self.store = open_store(
             config.data,
             map_bytes=config.tape.map_bytes,
             memory_bytes=config.tape.memory_bytes,
@@ -124,8 +143,8 @@ class Gateway:
         )
         upstreams = {upstream.name: upstream for upstream in config.upstreams()}
         self.residents = Residents(self.store, upstreams, self._ask_upstreams, self._now_ns)
-        self.switch = Switch(self.store, self.recorder, self.metrics, self.residents.mended)
-        checking = Checking(self.store.resource, upstreams, self._ask_upstreams)
+        self.switch = Switch(ReleaseReader(self.store), self.recorder, self.metrics, self.residents.mended)
+        checking = Checking(ReleaseReader(self.store).resource, upstreams, self._ask_upstreams)
         self._routes = Routes(config.route, self.pools)
         means = Means(
             self.store,
@@ -202,22 +221,22 @@ class Gateway:
         server = self._runner.server
         assert server is not None
         plane = ControlPlane(server, self.operations)
-        self.proxy = proxy = Proxy(
-            self.config,
-            self.pools,
-            self.auth,
-            self.recorder,
-            self.metrics,
-            plane,
-            self.switch,
-            self.shadow,
-            self.rehearsals,
-            self._routes,
-            self._translator,
-            self._exact,
-            self._redactor,
-            self._epoch_ns,
+        self.proxy = Shared(
+            config=self.config,
+            pools=self.pools,
+            routes=self._routes,
+            admission=Admission(self.auth, Conversations(), self.config.token_required),
+            recorder=self.recorder,
+            metrics=self.metrics,
+            redactor=self._redactor,
+            switch=self.switch,
+            shadow=self.shadow,
+            rehearsals=self.rehearsals,
+            translator=self._translator,
+            exact=self._exact,
+            epoch_ns=self._epoch_ns,
         )
+        self._port = port = Dispatch(self.proxy, plane)
         self.recorder.start()
         await self.desk.start()
         await self.releases.start()
@@ -226,7 +245,7 @@ class Gateway:
             await self._exporter.start()
         try:
             self._server = await loop.create_server(
-                lambda: Front(proxy), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
+                lambda: Front(port), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
             )
         except OSError as error:
             raise ConfigError(_cannot_listen(self.config.host, self.config.port, error)) from None
@@ -246,10 +265,10 @@ class Gateway:
         self.proxy.sweep(now)
         self._ticks += 1
         # Idle clients are many and in no hurry.
-        for front in list(self.proxy.fronts) if self._ticks % _LOOK_EVERY == 0 else ():
+        for front in list(self._port.fronts) if self._ticks % _LOOK_EVERY == 0 else ():
             if front.overdue(now, limits.head_timeout, limits.keepalive_timeout):
                 front.close()
-        self.metrics.clients = len(self.proxy.fronts)
+        self.metrics.clients = len(self._port.fronts)
         if self.state.draining and not self.proxy.running:
             self._drained.set()
 
@@ -257,7 +276,7 @@ class Gateway:
         """Drains and closes everything, in order; `hurry` ends the wait for running calls."""
         self.state.draining = True
         self._server.close()
-        for front in list(self.proxy.fronts):
+        for front in list(self._port.fronts):
             front.drain()
         await self._wait_for_calls(hurry or asyncio.Event())
         for call in list(self.proxy.running):
@@ -272,7 +291,7 @@ class Gateway:
         await self.recorder.close()
         await self.operations.finish(_CONTROL_SECONDS)
         self._ticker.cancel()
-        for front in list(self.proxy.fronts):
+        for front in list(self._port.fronts):
             front.close()
         await self._runner.cleanup()
         if self._session is not None:

@@ -21,11 +21,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.gateway.api.filter import Query
 from penstock.gateway.calls.turns import decode_body, encoding, read_exchange
-from penstock.gateway.model.base import ID_PATTERN, Mode
+from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Exchange
-from penstock.gateway.model.queue import QueueState, QueueStatus
-from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary, Totals, Worker
+from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary, Totals
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Message, Turn
 
@@ -61,9 +60,6 @@ class Tape(Protocol):
     def changes(self, since: int, limit: int) -> tuple[list[Change], int]: ...
     def cursor(self) -> int: ...
     def figures(self) -> dict[str, int]: ...
-    def queue_state(self) -> tuple[QueueState, dict[Mode, int]]: ...
-    def queue(self) -> QueueStatus: ...
-    def workers(self) -> list[Worker]: ...
     def find_response(self, response_id: str, /) -> Span | None: ...
 
 

@@ -1,9 +1,9 @@
 """The half of the control API that changes things: giving work, doing it, judging it.
 
-Each is an operation (`gateway.api.operations`): it gets the ids of its path and its body, both checked, hands them to the
-desk (`gateway.queue.dispatcher`) and answers when it is durable. What the tape refuses becomes an `ApiError` in the guard. An
-agent's own requests come through the data plane, which has checked whose they are (`gateway.server.dispatch`); they arrive below
-`/agent` with their scope in the path.
+Each is an operation (`gateway.api.operations`): it gets the ids of its path and its body, both checked, hands them to
+the desk (`gateway.queue.dispatcher`) and answers when it is durable. What the tape refuses becomes an `ApiError` in the
+guard. An agent's own requests come through the data plane, which has checked whose they are
+(`gateway.server.dispatch`); they arrive below `/agent` with their scope in the path.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ async def claim(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnswer:
     """Take work. When there is none the answer waits up to `wait_s` for it. Each claim comes with the address and the
     token that the agent is to use; it is lost unless the worker is heard of within `lease_s`."""
     claimed = await control.desk.claim(asked)
-    state, waiting = control.tape.queue_state()
+    waiting = control.desk.waiting
     claims = [handed(control, one) for one in claimed]
-    return ClaimAnswer(claims=claims, queue=state, waiting=sum(waiting.values()))
+    return ClaimAnswer(claims=claims, queue=waiting.state, waiting=sum(waiting.counts().values()))
 
 
 def handed(control: Control, claimed: Claimed) -> Claim:
@@ -86,7 +86,7 @@ async def heartbeat(control: Control, ids: Ids, asked: HeartbeatRequest) -> Hear
     """Say that a worker is alive: its leases begin anew. The answer tells which attempts it has lost; what they run is
     to be killed."""
     held = await control.desk.heartbeat(ids["wid"], asked)
-    return HeartbeatAnswer(attempts=held, queue=control.tape.queue_state()[0])
+    return HeartbeatAnswer(attempts=held, queue=control.desk.waiting.state)
 
 
 async def finish(control: Control, ids: Ids, asked: FinishRequest) -> FinishAnswer:
@@ -121,7 +121,7 @@ async def feedback(control: Control, ids: Ids, asked: FeedbackRequest) -> Feedba
 async def set_queue(control: Control, ids: Ids, asked: QueueRequest) -> QueueStatus:
     """Open, pause or drain the queue. It stays so over a restart."""
     await control.desk.set_state(asked.state)
-    return await asyncio.to_thread(control.tape.queue)
+    return await asyncio.to_thread(control.desk.reader.queue)
 
 
 # -- what agents say of themselves -----------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from penstock.gateway.model.exchange import Exchange, Side
 from penstock.gateway.model.queue import WorkerList
 from penstock.gateway.model.rollout import Rollout, Worker
 from penstock.gateway.model.span import Span
+from penstock.gateway.queue.reader import QueueReader
 
 BLOCK: Final = 1 << 20
 """Bytes of calls that are read before they are sent."""
@@ -178,18 +179,18 @@ def _block(records: Iterator[bytes]) -> bytes:
 
 async def get_queue(request: web.Request) -> web.Response:
     """How much work there is."""
-    return answer(await asyncio.to_thread(request.app[CONTROL].tape.queue))
+    return answer(await asyncio.to_thread(request.app[CONTROL].desk.reader.queue))
 
 
 async def get_workers(request: web.Request) -> web.Response:
     """The workers that were heard of in the last quarter of an hour."""
-    control = request.app[CONTROL]
-    return answer(WorkerList(workers=await asyncio.to_thread(recent_workers, control.tape, control.desk.now_ns())))
+    desk = request.app[CONTROL].desk
+    return answer(WorkerList(workers=await asyncio.to_thread(recent_workers, desk.reader, desk.now_ns())))
 
 
-def recent_workers(tape: Tape, now_ns: int) -> list[Worker]:
+def recent_workers(reader: QueueReader, now_ns: int) -> list[Worker]:
     """Those who were heard of lately, by name."""
-    return [worker for worker in tape.workers() if worker.last_seen_ns >= now_ns - SHOWN_NS]
+    return [worker for worker in reader.workers() if worker.last_seen_ns >= now_ns - SHOWN_NS]
 
 
 def _rollout(request: web.Request) -> Rollout:

@@ -119,13 +119,13 @@ async def get_needs(request: web.Request) -> web.Response:
     """Who needs which version of a resource: what it is stable for, live releases, rollouts that are pinned to it and
     may still call. What is not in the list may be taken from its server."""
     releases, name = request.app[CONTROL].releases, id_of(request, "resource")
-    if releases.tape.resource(name) is None:
+    if releases.reader.resource(name) is None:
         raise _no_resource(name)
     return answer(NeedList(needs=await asyncio.to_thread(releases.needs, name)))
 
 
 def _resources(control: Control) -> list[ResourceView]:
-    live = [release for release in control.releases.tape.releases() if release.live]
+    live = [release for release in control.releases.reader.releases() if release.live]
     return [
         ResourceView(
             name=name,
@@ -134,14 +134,14 @@ def _resources(control: Control) -> list[ResourceView]:
             versions=versions,
             releases=[release.id for release in live if release.resource == name],
         )
-        for name, (stable, versions) in sorted(control.releases.tape.resources().items())
+        for name, (stable, versions) in sorted(control.releases.reader.resources().items())
     ]
 
 
 async def get_releases(request: web.Request) -> web.Response:
     """Releases, newest first."""
     control, asked = request.app[CONTROL], query_of(request, ReleasesQuery)
-    found = await asyncio.to_thread(control.releases.tape.releases)
+    found = await asyncio.to_thread(control.releases.reader.releases)
     kept = [one for one in found if asked.resource in (None, one.resource) and (one.live or not asked.live)]
     return answer(ReleaseList(releases=kept))
 
@@ -156,13 +156,13 @@ async def get_release(request: web.Request) -> web.Response:
 async def get_audit(request: web.Request) -> web.Response:
     """Every change of a release: who, why, and the evidence, each linked to the one before by its hash."""
     release = _release(request)
-    return answer(AuditTrail(entries=await asyncio.to_thread(request.app[CONTROL].releases.tape.audit, release.id)))
+    return answer(AuditTrail(entries=await asyncio.to_thread(request.app[CONTROL].releases.reader.audit, release.id)))
 
 
 async def get_assignments(request: web.Request) -> web.Response:
     """Rollouts that take part in a release, in the order of their assignment, with what was seen of each."""
     asked, release = query_of(request, AssignmentsQuery), _release(request)
-    read = request.app[CONTROL].releases.tape.assignments
+    read = request.app[CONTROL].releases.reader.assignments
     assigned, seen = await asyncio.to_thread(read, release.id, asked.after, asked.limit)
     more = assigned[-1].number if assigned and assigned[-1].number < release.assigned else None
     return answer(AssignmentPage(assignments=assigned, seen=seen, next=more))
@@ -170,12 +170,12 @@ async def get_assignments(request: web.Request) -> web.Response:
 
 async def get_pins(request: web.Request) -> web.Response:
     """The versions that a rollout was given."""
-    return answer(PinList(pins=request.app[CONTROL].releases.tape.pins(id_of(request, "rid"))))
+    return answer(PinList(pins=request.app[CONTROL].releases.reader.pins(id_of(request, "rid"))))
 
 
 def _release(request: web.Request) -> Release:
     name = id_of(request, "release")
-    found = request.app[CONTROL].releases.tape.release(name)
+    found = request.app[CONTROL].releases.reader.release(name)
     if found is None:
         raise ApiError(404, f"there is no release {name!r}; `penstock release list` lists them", "release", name)
     return found

@@ -1,9 +1,9 @@
 """The control API: what tools and people read of the tape, the queue, and the tokens they hand to agents.
 
 `ROUTES` is the API: handlers are registered from it and `gateway.api.openapi` describes it, so that no endpoint can be
-served undescribed. Handlers are thin: they check parameters (`gateway.api.guard`), read the tape page by page off the event
-loop (`gateway.api.reading`, `gateway.api.pages`), change it (`gateway.api.queue`) or follow the change feed (`gateway.api.changes`);
-answers are `gateway.model.answers` and `gateway.model.queue`.
+served undescribed. Handlers are thin: they check parameters (`gateway.api.guard`), read the tape page by page off the
+event loop (`gateway.api.reading`, `gateway.api.pages`), change it (`gateway.api.queue`) or follow the change feed
+(`gateway.api.changes`); answers are `gateway.model.answers` and `gateway.model.queue`.
 """
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ async def get_metrics(request: web.Request) -> web.Response:
 
 def _look_at_tape(control: Control) -> None:
     """Sets what is counted when it is asked for."""
-    figures, queue, now = control.metrics, control.tape.queue(), time.time_ns()
+    figures, queue, now = control.metrics, control.desk.reader.queue(), time.time_ns()
     figures.tape_bytes = control.tape.figures()["used_bytes"]
     figures.queue_rollouts = {(mode,): queue.waiting.get(mode, 0) for mode in get_args(Mode)}
     figures.queue_oldest_seconds = 0.0 if queue.oldest_ns is None else max(0.0, (now - queue.oldest_ns) / 1e9)
     figures.queue_claimed = queue.claimed
-    live = Counter(release.stage for release in control.releases.tape.releases() if release.live)
+    live = Counter(release.stage for release in control.releases.reader.releases() if release.live)
     figures.releases = {(stage,): live[stage] for stage in get_args(Stage) if stage not in ENDED}
-    figures.workers = len(reading.recent_workers(control.tape, now))
+    figures.workers = len(reading.recent_workers(control.desk.reader, now))
 
 
 @cache
@@ -143,13 +143,19 @@ _ATTEMPT = "/api/rollouts/{rid}/attempts/{aid}"
 _SPAN = f"{_ATTEMPT}/spans/{{sequence}}"
 
 ROUTES: tuple[Route, ...] = (
-    Route("GET", "/api/rollouts", "rollouts", "List rollouts", RolloutPage, reading.get_rollouts, query=reading.PageQuery),
+    Route(
+        "GET", "/api/rollouts", "rollouts", "List rollouts",
+        RolloutPage, reading.get_rollouts, query=reading.PageQuery,
+    ),
     Route("GET", "/api/rollouts/{rid}", "rollout", "One rollout", RolloutSummary, reading.get_rollout),
     Route(
         "GET", "/api/rollouts/{rid}/diagnosis", "diagnosis", "Can it be trained on?",
         Diagnosis, reading.get_diagnosis, query=reading.DiagnosisQuery,
     ),
-    Route("GET", "/api/rollouts/{rid}/attempts", "attempts", "Attempts of a rollout", AttemptList, reading.get_attempts),
+    Route(
+        "GET", "/api/rollouts/{rid}/attempts", "attempts", "Attempts of a rollout",
+        AttemptList, reading.get_attempts,
+    ),
     Route(
         "GET", "/api/rollouts/{rid}/spans", "rollout_spans", "Spans of a rollout",
         SpanPage, reading.get_rollout_spans, query=reading.PageQuery,

@@ -129,7 +129,7 @@ async def get_runs(request: web.Request) -> web.Response:
 def _runs_walk(runs: Runs, asked: RunsQuery) -> Walk[RunHead]:
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, RunHead | None]]:
         now = runs.now_ns()
-        for position, run in runs.tape.run_heads(int(mark[0]) if mark else None):
+        for position, run in runs.reader.run_heads(int(mark[0]) if mark else None):
             run.status = seen_at(run, now)
             wanted = asked.kind in (None, run.kind) and asked.status in (None, run.status)
             yield (position,), run if wanted else None
@@ -140,7 +140,7 @@ def _runs_walk(runs: Runs, asked: RunsQuery) -> Walk[RunHead]:
 async def get_run(request: web.Request) -> web.Response:
     """One training run."""
     runs, name = request.app[CONTROL].runs, id_of(request, "run")
-    run = runs.tape.run(name)
+    run = runs.reader.run(name)
     if run is None:
         raise _missing(name)
     run.status = seen_at(run, runs.now_ns())
@@ -150,7 +150,7 @@ async def get_run(request: web.Request) -> web.Response:
 async def get_curves(request: web.Request) -> web.Response:
     """Metrics of a run over its steps. Where there are more points than `max_points`, they come in buckets of equal
     width in steps that say the lowest, the highest and the mean of what is in them."""
-    asked, run, tape = query_of(request, CurvesQuery), _head(request), request.app[CONTROL].runs.tape
+    asked, run, reader = query_of(request, CurvesQuery), _head(request), request.app[CONTROL].runs.reader
     names = _named(run, asked.name)
     if len(names) * asked.max_points > MOST_READ:
         message = (
@@ -159,7 +159,7 @@ async def get_curves(request: web.Request) -> web.Response:
         raise ApiError(400, message, "max_points", str(asked.max_points), (f"1 to {MOST_READ // len(names)}",))
 
     def read() -> CurveList:
-        every = zip(names, tape.run_series(run.id, names, asked.since_step, asked.until_step), strict=True)
+        every = zip(names, reader.run_series(run.id, names, asked.since_step, asked.until_step), strict=True)
         made = [curve(name, found, asked.since_step, asked.until_step, asked.max_points) for name, found in every]
         return CurveList.model_construct(run=run.id, curves=made)
 
@@ -178,10 +178,10 @@ def _named(run: RunHead, asked: str | None) -> Sequence[str]:
 
 async def get_points(request: web.Request) -> web.Response:
     """Points of a run exactly as they were reported, by step."""
-    asked, run, tape = query_of(request, PointsQuery), _head(request), request.app[CONTROL].runs.tape
+    asked, run, reader = query_of(request, PointsQuery), _head(request), request.app[CONTROL].runs.reader
 
     def read() -> PointPage:
-        rows = tape.run_points(run.id, asked.since_step, asked.limit)
+        rows = reader.run_points(run.id, asked.since_step, asked.limit)
         points = [Point.model_construct(step=r.step, time_ns=r.time_ns, values=_nulls(r.values)) for r in rows]
         return PointPage.model_construct(points=points, next=rows[-1].step + 1 if len(rows) == asked.limit else None)
 
@@ -194,10 +194,10 @@ def _nulls(values: dict[str, float]) -> dict[str, float | None]:
 
 async def get_run_events(request: web.Request) -> web.Response:
     """Events of a run, newest first."""
-    asked, run, tape = query_of(request, RunEventsQuery), _head(request), request.app[CONTROL].runs.tape
+    asked, run, reader = query_of(request, RunEventsQuery), _head(request), request.app[CONTROL].runs.reader
     mark = decode_cursor("run_events", asked.cursor)
     before = None if mark is None else (int(mark[0]), int(mark[1]) % 2**56)
-    found = await asyncio.to_thread(tape.run_events, run.id, before, asked.limit)
+    found = await asyncio.to_thread(reader.run_events, run.id, before, asked.limit)
     after = found[-1][0] if len(found) == asked.limit else None
     events = [event for _, event in found]
     return answer(RunEventPage(events=events, next=encode_cursor("run_events", after), scanned=len(found)))
@@ -205,7 +205,7 @@ async def get_run_events(request: web.Request) -> web.Response:
 
 def _head(request: web.Request) -> RunHead:
     name = id_of(request, "run")
-    run = request.app[CONTROL].runs.tape.run_head(name)
+    run = request.app[CONTROL].runs.reader.run_head(name)
     if run is None:
         raise _missing(name)
     return run

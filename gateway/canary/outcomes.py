@@ -11,8 +11,8 @@ dimension `cost` of its newest reward that has one, else the tokens it has used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from penstock.gateway.canary.evidence import Observation
 from penstock.gateway.model.lifecycle import FINAL
@@ -31,13 +31,16 @@ class Tape(Protocol):
     def rollout(self, rollout: str, /) -> Rollout | None: ...
     def attempts(self, rollout: str, /) -> list[Attempt]: ...
     def spans(self, rollout: str, attempt: str | None = None, /) -> Iterator[Span]: ...
-    def pins(self, rollout: str, /) -> list[Pin]: ...
 
 
-def look(tape: Tape, release: Release, assignment: Assignment, now: int) -> Seen | None:
-    """What is seen of it now; None while its outcome is awaited."""
+PinsOf: TypeAlias = Callable[[str], Sequence[Pin]]
+"""What a rollout was given."""
+
+
+def look(tape: Tape, pins: Iterable[Pin], release: Release, assignment: Assignment, now: int) -> Seen | None:
+    """What is seen of it now; None while its outcome is awaited. `pins`: what its rollout was given."""
     seen = Seen(number=assignment.number, rollout=assignment.rollout, seen_ns=now)
-    if any(pin.mixed and pin.release == release.id for pin in tape.pins(assignment.rollout)):
+    if any(pin.mixed and pin.release == release.id for pin in pins):
         return seen.model_copy(update={"left_out": "it fell back to the stable version"})
     rollout, overdue = tape.rollout(assignment.rollout), now >= deadline(release, assignment)
     if rollout is None:
@@ -97,13 +100,15 @@ def _judge(policy: Policy, rewards: Iterable[tuple[Span, Reward]], seen: Seen) -
             seen.raw_reward, seen.reward, seen.span = value, policy.goodness(value), f"{span.attempt}#{span.sequence}"
 
 
-def baseline(tape: Tape, rollouts: Iterable[Rollout], policy: Policy, resource: str, version: str) -> float | None:
+def baseline(
+    tape: Tape, pins_of: PinsOf, rollouts: Iterable[Rollout], policy: Policy, resource: str, version: str
+) -> float | None:
     """Mean goodness of the rewards of rollouts that were given this version, or, where none was given any, of all: the
     resource is new. Runs of rehearsals are no rollouts of anybody's. None without rewards."""
     given, others = list[float](), list[float]()
     for rollout in rollouts:
         value = _goodness(tape, policy, rollout)
-        pins = [pin for pin in tape.pins(rollout.id) if pin.resource == resource] if value is not None else []
+        pins = [pin for pin in pins_of(rollout.id) if pin.resource == resource] if value is not None else []
         if value is not None and not pins:
             others.append(value)
         elif value is not None and all(pin.version == version and not pin.mixed for pin in pins):

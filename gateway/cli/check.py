@@ -19,18 +19,19 @@ from penstock.gateway.model.rollout import RolloutStatus, Worker
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.queue.results import queue_key
 from penstock.gateway.releases.operations import pins_of
+from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.runs.blocks import Block
 from penstock.gateway.runs.operations import Book, event_key
 from penstock.gateway.runs.reader import RunReader, event_of
 from penstock.gateway.store import Store, codec, keys, records
 from penstock.gateway.store.environment import TapeError
-from penstock.gateway.store.records import Entry
+from penstock.gateway.store.reader import Reader
 from penstock.gateway.store.view import View
 
 _SPANS, _SUMS, _STATUS, _WORKER = map(records.ATTEMPT.index, ("spans", "totals", "status", "worker"))
 
 
-def problems(tape: RunReader) -> Iterator[str]:
+def problems(tape: Reader) -> Iterator[str]:
     """A sentence for everything that is wrong."""
     for database, check in _CHECKS:
         for key, value in tape.slices(database):
@@ -50,7 +51,7 @@ def _guarded(where: str, check: Callable[..., Iterator[str]], *args: Any) -> Ite
         yield f"{where}: {error}"
 
 
-def _named(tape: RunReader, database: str, key: bytes) -> str:
+def _named(tape: Reader, database: str, key: bytes) -> str:
     """A key for a person; that of an attempt names its rollout by number."""
     if database not in ("attempts", "unclaimed"):
         return _readable(key)
@@ -70,7 +71,7 @@ def _readable(key: bytes) -> str:
     return str(keys.to_number(key)) if len(key) == 8 else rest.rstrip(b"\0").decode("ascii", "replace")
 
 
-def _rollout(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _rollout(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     # As it is in this transaction, together with the queue.
     with tape.view() as view:
         rollout = view.rollout(key[:-1].decode("ascii"))
@@ -90,14 +91,14 @@ def _rollout(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
         yield f"it is {rollout.status} and nobody holds its attempt"
 
 
-def _order(tape: RunReader, number: int) -> Iterator[str]:
+def _order(tape: Reader, number: int) -> Iterator[str]:
     with tape.view() as view:
         origins = view.origins(view.name(number))
         if origins is None or origins.number != number:
             yield "it names a rollout that is missing"
 
 
-def _attempt(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _attempt(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     with tape.view() as view:
         rollout, attempt = view.name(keys.to_number(key)), keys.attempt_of_place(key)
         origins = view.origins(rollout)
@@ -134,7 +135,7 @@ def _heads(view: View, rollout: str, attempt: str, count: int) -> tuple[list[Spa
     return spans, broken
 
 
-def _body(tape: RunReader, span: Span) -> Iterator[str]:
+def _body(tape: Reader, span: Span) -> Iterator[str]:
     found = tape.exchange(span)
     if found is None or span.truncated:
         return
@@ -144,7 +145,7 @@ def _body(tape: RunReader, span: Span) -> Iterator[str]:
         yield f"its request has {len(found.request_body)} bytes, the head says {span.request_bytes}"
 
 
-def _open(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _open(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     head, _ = codec.unpack_open(value)
     with tape.view() as view:
         records.span_from(key, head, view.style)
@@ -154,7 +155,7 @@ def _open(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
         yield "it is not in the index of its attempt"
 
 
-def _log(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _log(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     found = codec.unpack_log(value)
     first = keys.to_number(key) - len(found) + 1
     with tape.view() as view:
@@ -168,13 +169,13 @@ def _indexed(view: View, key: bytes) -> int | None:
     return view.index(rollout, attempt, sequence)
 
 
-def _bodies(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _bodies(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     for at, record in enumerate(codec.unpack_segment(value), keys.to_number(key)):
         if not 0 <= codec.base_of(record) < at:
             yield f"body {at} leans on body {codec.base_of(record)}, which comes later"
 
 
-def _queue(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _queue(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     rollout = tape.rollout(value[:-1].decode("ascii"))
     if rollout is None:
         yield "it names a rollout that is missing"
@@ -182,31 +183,31 @@ def _queue(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
         yield f"rollout {rollout.id} should wait at another place"
 
 
-def _live(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _live(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     rollout, attempt = keys.split_attempt_key(key)
     if attempt not in [found.id for found in tape.attempts(rollout)]:
         yield "it names an attempt that is missing"
 
 
-def _unclaimed(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _unclaimed(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     with tape.view() as view:
         if view.get("attempts", key) is None:
             yield "it names an attempt that is missing"
 
 
-def _reward(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _reward(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     rollout, attempt, _ = key.split(b"\0", 2)
     span = tape.span(rollout.decode("ascii"), attempt.decode("ascii"), int.from_bytes(value))
     if span is None or span.kind != "reward":
         yield f"span {int.from_bytes(value)} of its attempt is no reward"
 
 
-def _worker(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _worker(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     if Worker.model_validate_json(value).id.encode() != key:
         yield "it is the record of another worker"
 
 
-def _resource(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _resource(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     version = Resource.model_validate_json(value)
     if keys.attempt_key(version.name, version.version) != key:
         yield "it is the record of another version"
@@ -214,7 +215,7 @@ def _resource(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
         yield "its content was changed: its hash does not agree"
 
 
-def _release(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _release(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     with tape.view() as view:
         release = Release.model_validate_json(view.get("releases", key) or value)
         stored = view.get("audit", keys.rollout_key(release.id) + keys.u32(release.revision))
@@ -222,7 +223,7 @@ def _release(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
         yield "the last entry of its audit chain is not the one that it names"
 
 
-def _link(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _link(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     entry, before = Entry.model_validate_json(value), key[:-4] + keys.u32(int.from_bytes(key[-4:]) - 1)
     if entry.hash != entry.digest():
         yield "it was changed: its hash does not agree"
@@ -232,14 +233,14 @@ def _link(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
         yield "it does not follow the entry before it"
 
 
-def _assigned(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _assigned(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     assignment = Assignment.model_validate_json(value)
-    pins = [pin for pin in tape.pins(assignment.rollout) if pin.release == key[:-5].decode("ascii")]
+    pins = [pin for pin in ReleaseReader(tape).pins(assignment.rollout) if pin.release == key[:-5].decode("ascii")]
     if [(pin.number, pin.arm) for pin in pins[:1]] != [(assignment.number, assignment.arm)]:
         yield f"rollout {assignment.rollout} is not pinned to it"
 
 
-def _seen(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _seen(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     seen = Seen.model_validate_json(value)
     with tape.view() as view:
         stored = view.get("assigned", key)
@@ -247,15 +248,15 @@ def _seen(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
         yield "it was not assigned"
 
 
-def _pins(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _pins(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     for pin in pins_of(value):
         with tape.view() as view:
             if view.get("resources", keys.attempt_key(pin.resource, pin.version)) is None:
                 yield f"it is pinned to {pin.resource}@{pin.version}, which is missing"
 
 
-def _run(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
-    book, blocks = tape.run_whole(key)
+def _run(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    book, blocks = RunReader(tape).run_whole(key)
     with tape.view() as view:
         if view.get("run_configs", key) is None:
             yield "its configuration is missing"
@@ -281,22 +282,22 @@ def _points(book: Book, blocks: list[tuple[int, Block]]) -> Iterator[str]:
         yield f"it does not name its metric {min(strange)!r}"
 
 
-def _run_order(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
-    if tape.run_head(value[:-1].decode("ascii")) is None:
+def _run_order(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    if RunReader(tape).run_head(value[:-1].decode("ascii")) is None:
         yield "it names a run that is missing"
 
 
-def _of_run(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
-    if tape.run_head(key.partition(b"\0")[0].decode("ascii")) is None:
+def _of_run(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    if RunReader(tape).run_head(key.partition(b"\0")[0].decode("ascii")) is None:
         yield "its run is missing"
 
 
-def _run_config(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _run_config(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     json.loads(value)
     yield from _of_run(tape, key, value)
 
 
-def _block(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _block(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     block = Block(value)
     if any(later <= earlier for earlier, later in pairwise(block.steps)):
         yield "its steps do not rise"
@@ -307,14 +308,14 @@ def _block(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
     yield from _of_run(tape, key, value)
 
 
-def _run_event(tape: RunReader, key: bytes, value: bytes) -> Iterator[str]:
+def _run_event(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     event, run = event_of(key, value), key.partition(b"\0")[0].decode("ascii")
     if event_key(run, event, 0) != key:
         yield "it is the record of another event"
     yield from _of_run(tape, key, value)
 
 
-def _numbering(tape: RunReader, database: str, span_of: Callable[[int, int], tuple[int, int]]) -> Iterator[str]:
+def _numbering(tape: Reader, database: str, span_of: Callable[[int, int], tuple[int, int]]) -> Iterator[str]:
     """Segments must follow each other without a hole."""
     expected = 1
     for key, value in tape.slices(database):
@@ -329,7 +330,7 @@ def _numbering(tape: RunReader, database: str, span_of: Callable[[int, int], tup
         expected = last + 1
 
 
-_CHECKS: tuple[tuple[str, Callable[[RunReader, bytes, bytes], Iterator[str]]], ...] = (
+_CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...] = (
     ("rollouts", _rollout),
     ("attempts", _attempt),
     ("open", _open),
@@ -357,4 +358,4 @@ _CHECKS: tuple[tuple[str, Callable[[RunReader, bytes, bytes], Iterator[str]]], .
 def check(path: Path) -> tuple[dict[str, int], list[str]]:
     """Figures and problems of the tape in `path`, read without disturbing a gateway that runs on it."""
     with Store(path, readonly=True) as store:
-        return store.figures(), list(store.check())
+        return store.figures(), list(problems(store))

@@ -44,13 +44,14 @@ def export(
         File to write, which appears when it is whole; stdout if not given.
     """
     from penstock.gateway.client import tables
+    from penstock.gateway.client.files import whole_file
 
     terms = joined_terms(filter)
     if format == "parquet" and output is None:
         raise Failure("Parquet goes to a file: say which, as --output FILE", 2)
 
     async def ask(client: Client) -> None:
-        with tables.whole_file(output) as file:
+        with whole_file(output) as file:
             sink = _sink(file, what, format)
             count = await tables.export(_rows(client, what, terms), sink)
         if output is not None:

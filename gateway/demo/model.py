@@ -3,8 +3,8 @@ messages, plain and streamed.
 
 It behaves as agents expect of a model: offered tools, it calls the first one with arguments read out of the question;
 given a tool's result, or no tools, it answers in words. Everything follows from the request, ids and token counts too,
-so two equal requests get equal bytes. The formats are pure functions of a request and an `Answer`: `gateway.demo.demo` puts
-a small server around them, the tests' scripted provider a larger one.
+so two equal requests get equal bytes. The formats are pure functions of a request and an `Answer`: `gateway.demo.demo`
+puts a small server around them, the tests' scripted provider a larger one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A call can be trained on when its answer is whole, comes from the model that is trained, and brings the engine's own
 token ids and log-probabilities, and when its attempt has ended, has a trusted reward and no gap. Whatever else there is
-to say is a `Finding` (`gateway.diagnosis.findings`); some block, others only say that the sample is not what one might think.
+to say is a `Finding` (`gateway.diagnosis.findings`); some block, others only say that the sample is not what one might
+think.
 
 Calls of an attempt are merged into one training sequence where a prompt begins with the exact tokens of an earlier call
 and its answer. Where the messages go on but the tokens do not, the text was tokenised anew (`retokenised`): both calls

@@ -15,7 +15,6 @@ from penstock.gateway.dialects.token_estimate import uncounted
 from penstock.gateway.display import span_summary
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import (
-    _count,
     abbreviate,
     age,
     ago,
@@ -27,6 +26,7 @@ from penstock.gateway.display.text import (
     number,
     plain,
     size,
+    tally,
 )
 from penstock.gateway.model.answers import RewardStats, Stats
 from penstock.gateway.model.change import Change
@@ -200,10 +200,10 @@ def _tokens(span: Span) -> str:
     """As counted; ~80 is an estimate, ? what nobody knows. Empty for what uses none."""
     if span.estimate is None:
         known = span.usage or (Usage() if uncounted(span) else None)
-        return "" if known is None else " → ".join(map(_count, (known.input_tokens, known.output_tokens)))
+        return "" if known is None else " → ".join(map(tally, (known.input_tokens, known.output_tokens)))
     known, guess = span.usage or Usage(), span.estimate
     pairs = ((known.input_tokens, guess.input_tokens), (known.output_tokens, guess.output_tokens))
-    return " → ".join(f"~{about:,}" if count is None and about is not None else _count(count) for count, about in pairs)
+    return " → ".join(f"~{about:,}" if count is None and about is not None else tally(count) for count, about in pairs)
 
 
 def total_tokens(t: Totals) -> str:

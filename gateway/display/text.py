@@ -9,8 +9,6 @@ from typing import Any
 from rich.text import Text
 
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
-
-
 _VISIBLE = (
     {n: chr(0x2400 + n) for n in range(32) if n not in (9, 10)}
     | {0x7F: "␡"}
@@ -73,11 +71,7 @@ def number(value: float | None) -> str:
 
 def tokens(given: int | None, made: int | None) -> str:
     """1,200 → 80."""
-    return "" if given is None and made is None else f"{_count(given)} → {_count(made)}"
-
-
-def _count(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"
+    return "" if given is None and made is None else f"{tally(given)} → {tally(made)}"
 
 
 def abbreviate(text: str, limit: int | None) -> str:
@@ -97,3 +91,8 @@ def joined(*pieces: str | Text) -> Text:
 def compact(value: Any) -> str:
     """JSON on one line; None is empty."""
     return "" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def tally(number: int | None) -> str:
+    """A number, and `?` where nobody knows it."""
+    return "?" if number is None else f"{number:,}"

@@ -2,7 +2,8 @@
 
 Requests that arrive while one is being served wait their turn, and so does the refusal of bytes that are no request: an
 answer is never written into another. Reading never stops, because only reading tells that a client is gone: one that
-pipelines without end is refused (`gateway.http.request_parser`). A half-closed client counts as gone, for the same reason.
+pipelines without end is refused (`gateway.http.request_parser`). A half-closed client counts as gone, for the same
+reason.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""What marks the calls that were made for a release and for nobody else: replays, shadows, rehearsals. Pure.
+"""Names of the attributes that the gateway itself gives to spans of calls.
 
-Such a call says which one it repeats and for whom. It is on the tape like every other, and out of whatever speaks of
-agents: training, costs, discovery of prompts, what a release is measured by.
+Those of replays, shadows and rehearsals mark calls that were made for a release and for nobody else: such a call is on
+the tape like every other, and out of whatever speaks of agents (`gateway.model.release_calls`).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+REPLAY_OF: Final = "penstock.replay_of"
+"""The call that this one repeats."""
+SHADOW_OF: Final = "penstock.shadow_of"
+"""The call that this one goes beside."""
+LEG: Final = "penstock.leg"
+"""For which arm it repeats it."""
 BEGAN: Final = "penstock.session.began"
-"""Attribute of a call that begins one: why."""
-
-
-AMBIGUOUS = "penstock.ambiguous"
-"""Attribute of a call without an address that could be another rollout's as well."""
-
-
-REPLAY_OF, SHADOW_OF, LEG = "penstock.replay_of", "penstock.shadow_of", "penstock.leg"
-
+"""Why a session of exact tokens begins with this call."""
+AMBIGUOUS: Final = "penstock.ambiguous"
+"""A call without an address that could be another rollout's as well."""
 CAPTURED: Final = "penstock.captured"
-"""Of a call: the names of the fields that were added to its request."""
+"""The names of the fields that were added to the request."""

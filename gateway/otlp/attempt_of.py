@@ -2,8 +2,8 @@
 
 The first of these that names a rollout counts: the scope of the request (its address or its agent token), the
 attributes of the span's resource, its own attributes, its trace. A trace is known when an attempt's calls carried its
-`traceparent`, when it is the one that the gateway derives for an attempt (`gateway.model.trace`), or when other spans of it
-have been joined by name. A trace that several attempts have used says nothing: a guess would mix their data.
+`traceparent`, when it is the one that the gateway derives for an attempt (`gateway.model.trace`), or when other spans
+of it have been joined by name. A trace that several attempts have used says nothing: a guess would mix their data.
 
 What is known of traces is read from the change feed when a span asks for it, from where the last question ended. It is
 a bounded memory of what happened lately, and needs no task and no place on the tape.

@@ -6,8 +6,8 @@ alike are searched for together: where their common beginning stands, halving te
 not there is looked for only as far as what must follow leaves room. So fifty versions of one prompt cost little more
 than one: a search for each anchor, not for each template. On hostile text each anchor costs a few searches of its own.
 
-What comes out still has to be matched by itself (`gateway.prompts.match`): only those templates are left out that cannot
-match, because an anchor does not stand behind the one before it, or has no room behind it for the others.
+What comes out still has to be matched by itself (`gateway.prompts.match`): only those templates are left out that
+cannot match, because an anchor does not stand behind the one before it, or has no room behind it for the others.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Of one call-site (agent and tools on offer), runs of four tokens that stand in many texts are prompt; what only one text
 has is in a slot and does not count, however long it is. Texts that share much of what counts are of one group. What a
-group has in common (`gateway.prompts.common_template`) is its template. Where a slot holds prompts itself, a few long texts
-again and again, the group is split by them. What a template does not match is tried again by itself.
+group has in common (`gateway.prompts.common_template`) is its template. Where a slot holds prompts itself, a few long
+texts again and again, the group is split by them. What a template does not match is tried again by itself.
 
 What comes out is measured with the very scan that recognises prompts later. It is a proposal: a person registers it.
 """

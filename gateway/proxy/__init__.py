@@ -1,0 +1,1 @@
+"""The data plane: the life of one call. Begin with `call`."""

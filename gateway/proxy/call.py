@@ -14,7 +14,8 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+
+from penstock.gateway.proxy.shared import Shared
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.request import ask, identity
@@ -39,16 +40,13 @@ from penstock.gateway.releases.rehearsal.tool_player import Played
 from penstock.gateway.upstreams.gate import Gate
 from penstock.gateway.upstreams.pool import Pool
 
-if TYPE_CHECKING:
-    from penstock.gateway.server.dispatch import Proxy
-
 _log = logging.getLogger("penstock.proxy")
 _BOOKS = 512
 """Bytes that it takes to remember an answer beside it."""
 
 
 class Call(Relay):
-    """One call. It is in `Proxy.running` from `run` until it is handed to the recorder."""
+    """One call. It is in `Shared.running` from `run` until it is handed to the recorder."""
 
     __slots__ = (
         "_admitted",
@@ -68,7 +66,7 @@ class Call(Relay):
         "record",
     )
 
-    def __init__(self, proxy: Proxy, front: Front, request: Request, admitted: Admitted) -> None:
+    def __init__(self, proxy: Shared, front: Front, request: Request, admitted: Admitted) -> None:
         super().__init__(front, request)
         self.record = Record(admitted, request, proxy.redactor, proxy.config.limits.recorded_bytes)
         self.own = proxy.redactor.own

@@ -2,9 +2,9 @@
 (`gateway.server.bridge`).
 
 A read is passed on in the callback that brought it, as it came. Only a client of HTTP/1.0 gets a chunked answer without
-its chunks, an answer that was asked for more than its client did is cleaned (`gateway.calls.capture`), and the gateway's own
-keys are taken out of errors (`gateway.calls.answer_masking`). When the client is
-slow, its upstream is read no further.
+its chunks, an answer that was asked for more than its client did is cleaned (`gateway.calls.capture`), and the
+gateway's own keys are taken out of errors (`gateway.calls.answer_masking`). When the client is slow, its upstream is
+read no further.
 """
 
 from __future__ import annotations

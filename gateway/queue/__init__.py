@@ -1,0 +1,1 @@
+"""Giving out work: operations on rollouts and attempts, and the dispatcher that runs them. Begin with `operations`."""

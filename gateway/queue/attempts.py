@@ -4,33 +4,30 @@ the moves of `gateway.model.lifecycle` and no others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.gateway.model import lifecycle
 from penstock.gateway.model.lifecycle import ACTIVE, FINAL, LIVE, WAITING
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, Rollout, RolloutStatus
 from penstock.gateway.queue.results import queue_key
+from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store import keys, records
-from penstock.gateway.store.batch import Batch
 from penstock.gateway.store.cache import Live
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
-
-if TYPE_CHECKING:
-    from penstock.gateway.store.writer import Writer
+from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.store.writer import DORMANT
 
 GRACE_NS = 30 * 10**9
 """How long an attempt that was given up and shows a sign of life is its worker's again."""
 
 
-class Ledger:
+class Attempts:
     """The records as one transaction sees and changes them."""
 
-    def __init__(self, writer: Writer, batch: Batch) -> None:
-        self._writer = writer
-        self._batch = batch
-        self._txn = batch.txn
-        self._dbs = writer.dbs
+    def __init__(self, transaction: Transaction) -> None:
+        self._tape = transaction
+        self._waiting = transaction.follower(Waiting)
 
     # -- moves ------------------------------------------------------------------------------------------------
 
@@ -51,7 +48,7 @@ class Ledger:
             if not self._may_revive(rollout, live, now, now + lease_ns):
                 return
             self._leave_queue(rollout)
-            self._put("live", live.key, b"")
+            self._tape.put("live", live.key, b"")
             put(live, ended_ns=None, outcome=None)
         put(live, status=lifecycle.move_attempt(status, AttemptStatus.RUNNING))
         self._tell(live)
@@ -60,8 +57,8 @@ class Ledger:
     def begin_unclaimed(self, live: Live, now: int) -> None:
         """An attempt that no worker has claimed shows itself, for the first time or again: its quiet time is watched.
         Its rollout runs again, unless somebody has said how it ended."""
-        self._put("unclaimed", live.place, b"")
-        self._writer.unclaimed.append(live.name)
+        self._tape.put("unclaimed", live.place, b"")
+        self._waiting.unclaimed.append(live.name)
         rollout = self._rollout(live.name[0])
         ended = rollout.status == RolloutStatus.SUCCEEDED and rollout.origin != "queued"
         if ended and all(get(other, "outcome") is None for other in self._lives(rollout.id)):
@@ -78,7 +75,7 @@ class Ledger:
             self._move(rollout, RolloutStatus.SUCCEEDED, seen)
 
     def _lives(self, rollout: str) -> list[Live]:
-        return [self._writer.live(self._batch, Entry(rollout, attempt)) for attempt in self._attempts(rollout)]
+        return [self._tape.attempt(Entry(rollout, attempt)) for attempt in self._attempts(rollout)]
 
     def _may_revive(self, rollout: Rollout, live: Live, now: int, lease: int) -> bool:
         """Not when it would be given up again at once: the agent itself has been silent too long. The lease that its
@@ -102,7 +99,7 @@ class Ledger:
         if rollout.status == RolloutStatus.REQUEUING:
             lease = get(live, "lease_ns")
             if lease is not None and lease > now:
-                self._put("live", live.key, b"")
+                self._tape.put("live", live.key, b"")
             else:
                 self._join_queue(rollout)
 
@@ -112,8 +109,8 @@ class Ledger:
         self._write_rollout(rollout)
 
     def _write_rollout(self, rollout: Rollout) -> None:
-        self._writer.put_rollout(self._batch, rollout)
-        self._batch.append(b"r" + keys.rollout_key(rollout.id))
+        self._tape.put_rollout(rollout)
+        self._tape.append(b"r" + keys.rollout_key(rollout.id))
 
     def _end_attempt(self, live: Live, status: AttemptStatus, now: int, outcome: Outcome) -> None:
         moved = lifecycle.move_attempt(status_of(live), status)
@@ -123,41 +120,35 @@ class Ledger:
 
     def _join_queue(self, rollout: Rollout) -> None:
         key = queue_key(rollout)
-        self._put("queue", key, keys.rollout_key(rollout.id))
-        self._writer.waiting.add(key, rollout.id)
+        self._tape.put("queue", key, keys.rollout_key(rollout.id))
+        self._waiting.add(key, rollout.id)
 
     def _leave_queue(self, rollout: Rollout) -> None:
         if rollout.status in WAITING:
             key = queue_key(rollout)
-            self._txn.delete(key, db=self._dbs["queue"])
-            self._writer.waiting.remove(key)
+            self._tape.delete("queue", key)
+            self._waiting.remove(key)
 
     def _release(self, live: Live) -> None:
         """Its worker has nothing to do with it any more: the next attempt may be handed out."""
         self._forget(live)
         put(live, lease_ns=None)
-        self._writer.touch(self._batch, live)
+        self._tape.touch(live)
         rollout = self._rollout(live.name[0])
         if rollout.status == RolloutStatus.REQUEUING and rollout.attempt == live.name[1]:
             self._join_queue(rollout)
 
     def _forget(self, live: Live) -> None:
-        database, key = ("live", live.key) if get(live, "worker") else ("unclaimed", live.place)
-        self._txn.delete(key, db=self._dbs[database])
-        self._batch.wrote = True
+        self._tape.delete(*(("live", live.key) if get(live, "worker") else ("unclaimed", live.place)))
 
     # -- records -----------------------------------------------------------------------------------------------------
 
-    def _put(self, database: str, key: bytes, value: bytes) -> None:
-        self._txn.put(key, value, db=self._dbs[database])
-        self._batch.wrote = True
-
     def _tell(self, live: Live) -> None:
-        self._writer.touch(self._batch, live)
-        self._batch.append(b"a" + live.key)
+        self._tape.touch(live)
+        self._tape.append(b"a" + live.key)
 
     def _known(self, name: str) -> Rollout | None:
-        known = self._writer.rollout(self._batch, name)
+        known = self._tape.rollout(name)
         return None if known is None else known.rollout
 
     def _rollout(self, name: str) -> Rollout:
@@ -167,13 +158,13 @@ class Ledger:
         return found
 
     def _attempts(self, rollout: str) -> list[str]:
-        known = self._writer.rollout(self._batch, rollout)
+        known = self._tape.rollout(rollout)
         return [] if known is None else known.attempts
 
     def _live(self, rollout: str, attempt: str) -> Live | None:
         if attempt not in self._attempts(rollout):
             return None
-        return self._writer.live(self._batch, Entry(rollout, attempt))
+        return self._tape.attempt(Entry(rollout, attempt))
 
     def _attempt(self, name: tuple[str, str]) -> Live:
         live = self._live(*name)
@@ -218,3 +209,12 @@ def ended_quietly(live: Live) -> bool:
 
 def attempt_of(live: Live) -> Attempt:
     return records.attempt_of(*live.name, live.values)
+
+
+def woken(transaction: Transaction, live: Live, now: int) -> None:
+    """An attempt was heard of that was dormant, or that nobody has claimed and that nothing was heard of before."""
+    attempts = Attempts(transaction)
+    if status_of(live) in DORMANT and now:
+        attempts.sign_of_life(live, now)
+    else:
+        attempts.begin_unclaimed(live, now)

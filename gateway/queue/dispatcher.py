@@ -1,11 +1,11 @@
 """The desk where work is handed out: what the control API does to the queue, and what the clock does to it.
 
-Everything that changes is an operation on the tape (`gateway.queue.operations`), done by the recorder's thread in the order
-in which it came, together with the calls: when the end of an attempt is answered, all its calls are durable. Here is
-what needs an event loop. Claims that find nothing wait in a line, without touching the tape, and as many are
-woken as there is work. Live attempts are in a heap of deadlines; when one is due the tape is asked whether it really
-is (it may have been heard of since), so that a sign of life costs nothing here. An attempt that the clock or somebody
-has ended stays there until its worker has let go of it: no other attempt at its rollout is handed out before.
+Everything that changes is an operation on the tape (`gateway.queue.operations`), done by the recorder's thread in the
+order in which it came, together with the calls: when the end of an attempt is answered, all its calls are durable. Here
+is what needs an event loop. Claims that find nothing wait in a line, without touching the tape, and as many are woken
+as there is work. Live attempts are in a heap of deadlines; when one is due the tape is asked whether it really is (it
+may have been heard of since), so that a sign of life costs nothing here. An attempt that the clock or somebody has
+ended stays there until its worker has let go of it: no other attempt at its rollout is handed out before.
 
 Attempts that nobody has claimed are in the heap too: they end when nothing was heard of them for the quiet time. The
 writer notes those that begin, and they are fetched now and then. A hundred thousand of them cost a look each in a quiet
@@ -41,11 +41,14 @@ from penstock.gateway.model.queue import (
     RolloutSpec,
 )
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, RewardSource, Rollout
-from penstock.gateway.queue.operations import Work
+from penstock.gateway.queue.operations import QueueOperations
+from penstock.gateway.queue.reader import QueueReader
 from penstock.gateway.queue.results import MODES, Claimed, Finished, Looked
+from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
 
 GRACE_S = 15.0
 NEVER_NS = 1 << 63
@@ -71,6 +74,8 @@ class Desk:
         `quiet_s`: how long an attempt that nobody has claimed may be silent before it has ended."""
         self._recorder = recorder
         self._store = recorder.store
+        self.waiting = recorder.store.follower(Waiting)
+        self.reader = QueueReader(recorder.store)
         self._metrics = metrics
         self.now_ns = now_ns
         self._trust_agent = trust_agent
@@ -86,9 +91,11 @@ class Desk:
     async def start(self) -> None:
         """Takes up what was handed out in an earlier life."""
         now = self.now_ns()
-        for rollout, attempt, due in await self._do(lambda work: work.take_up(now, int(GRACE_S * 1e9))):
+        for rollout, attempt, due in await self._do(
+            lambda transaction: QueueOperations(transaction).take_up(now, int(GRACE_S * 1e9))
+        ):
             self._watch(rollout, attempt, due)
-        for rollout, attempt in await asyncio.to_thread(self._store.unclaimed):
+        for rollout, attempt in await asyncio.to_thread(self.reader.unclaimed):
             # How long they have been quiet is on the tape; their clients have time to come back.
             self._watch(rollout, attempt, now + int(min(GRACE_S, self._quiet_s) * 1e9))
         self._sweep()
@@ -105,7 +112,7 @@ class Desk:
                 await self._expiring
         self._wake()
 
-    def _do(self, operation: Callable[[Work], T]) -> asyncio.Future[T]:
+    def _do(self, operation: Callable[[Transaction], T]) -> asyncio.Future[T]:
         return self._recorder.submit(operation)
 
     # -- giving work -------------------------------------------------------------------------------------------------
@@ -114,19 +121,19 @@ class Desk:
         """Queues tasks, all or none; raises `Refused`."""
         named = [(spec.id or f"ro-{secrets.token_hex(8)}", spec) for spec in specs]
         now = self.now_ns()
-        made = await self._do(lambda work: work.enqueue(named, now))
+        made = await self._do(lambda transaction: QueueOperations(transaction).enqueue(named, now))
         self._wake_for(Counter(spec.mode for (_, spec), one in zip(named, made, strict=True) if one.created))
         return made
 
     async def cancel(self, rollout: str) -> Rollout:
         """Ends a rollout; raises `Refused`."""
         now = self.now_ns()
-        return await self._do(lambda work: work.cancel(rollout, now))
+        return await self._do(lambda transaction: QueueOperations(transaction).cancel(rollout, now))
 
     async def requeue(self, rollout: str) -> Rollout:
         """Queues a rollout that has ended; raises `Refused`."""
         now = self.now_ns()
-        found = await self._do(lambda work: work.requeue(rollout, now))
+        found = await self._do(lambda transaction: QueueOperations(transaction).requeue(rollout, now))
         if found.attempt is not None:
             # Its last worker may still have to kill the agent.
             self._watch(found.id, found.attempt, now)
@@ -135,13 +142,13 @@ class Desk:
 
     async def set_state(self, state: QueueState) -> None:
         """Opens or closes the queue."""
-        await self._do(lambda work: work.set_state(state))
+        await self._do(lambda transaction: QueueOperations(transaction).set_state(state))
         # Those who wait must hear of it: of work, or that there will be none.
         self._wake()
 
     async def note(self, name: str, value: bytes) -> None:
         """Keeps a small value that `Store.note` finds again."""
-        await self._do(lambda work: work.note(name, value))
+        await self._do(lambda transaction: QueueOperations(transaction).note(name, value))
 
     # -- doing it ----------------------------------------------------------------------------------------------------
 
@@ -151,7 +158,7 @@ class Desk:
         loop = asyncio.get_running_loop()
         until = loop.time() + asked.wait_s
         while True:
-            state, waiting = self._store.queue_state()
+            state, waiting = self.waiting.state, self.waiting.counts()
             if state == "open" and modes & waiting.keys() and (claimed := await self._take(asked, modes)):
                 return claimed
             if self._stopped or state == "draining" or not await self._wait(modes, until):
@@ -160,7 +167,9 @@ class Desk:
     async def _take(self, asked: ClaimRequest, modes: frozenset[Mode]) -> list[Claimed]:
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)
         reward = asked.reward_on_failure
-        taking = self._do(lambda work: work.claim(asked.worker, asked.limit, modes, lease, now, reward))
+        taking = self._do(
+            lambda transaction: QueueOperations(transaction).claim(asked.worker, asked.limit, modes, lease, now, reward)
+        )
         try:
             claimed = await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -177,7 +186,9 @@ class Desk:
     async def hand_out(self, name: str, spec: RolloutSpec, asked: ClaimRequest) -> Claimed:
         """Hands out one task that does not wait in the queue, once more if it has ended; raises `Refused`."""
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)
-        made = await self._do(lambda work: work.hand_out(name, spec, asked.worker, lease, now))
+        made = await self._do(
+            lambda transaction: QueueOperations(transaction).hand_out(name, spec, asked.worker, lease, now)
+        )
         self._watch_claimed(made)
         return made
 
@@ -192,7 +203,9 @@ class Desk:
             return
         names = [(one.rollout.id, one.attempt.id) for one in taking.result()]
         if names and not self._stopped:
-            self._do(lambda work: work.give_back(names, self.now_ns())).add_done_callback(self._gave_back)
+            self._do(
+                lambda transaction: QueueOperations(transaction).give_back(names, self.now_ns())
+            ).add_done_callback(self._gave_back)
 
     def _gave_back(self, giving: asyncio.Future[None]) -> None:
         if not giving.cancelled() and (error := giving.exception()) is not None:
@@ -223,7 +236,7 @@ class Desk:
     def _pass_on(self) -> None:
         """Whoever was woken for some work may have left: as long as there is any, somebody who takes it looks."""
         if self._line:
-            state, waiting = self._store.queue_state()
+            state, waiting = self.waiting.state, self.waiting.counts()
             if state == "open":
                 self._wake_for(dict.fromkeys(waiting, 1))
 
@@ -255,7 +268,7 @@ class Desk:
     async def heartbeat(self, worker: str, asked: HeartbeatRequest) -> list[HeldAnswer]:
         """Renews a worker's leases."""
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)
-        answers = await self._do(lambda work: work.heartbeat(worker, asked, lease, now))
+        answers = await self._do(lambda transaction: QueueOperations(transaction).heartbeat(worker, asked, lease, now))
         for answer in answers:
             # A shorter lease than the last one, or one that was revived.
             if answer.held:
@@ -270,7 +283,11 @@ class Desk:
         rewards = [(judgement, self._trusts(judgement)) for judgement in asked.rewards]
         end = AttemptStatus(asked.status)
         try:
-            done = await self._do(lambda work: work.finish(name, asked.worker, end, asked.outcome, rewards, now))
+            done = await self._do(
+                lambda transaction: QueueOperations(transaction).finish(
+                    name, asked.worker, end, asked.outcome, rewards, now
+                )
+            )
             self._watched.pop(name, None)
             self._count(done.ended, done.rewarded)
             return done
@@ -283,7 +300,9 @@ class Desk:
     async def reward(self, rollout: str, attempt: str, judgement: Judgement) -> RewardAnswer:
         """Keeps a reward; raises `Refused`."""
         name, trusted, now = (rollout, attempt), self._trusts(judgement), self.now_ns()
-        kept, new = await self._do(lambda work: work.reward(name, judgement, trusted, now))
+        kept, new = await self._do(
+            lambda transaction: QueueOperations(transaction).reward(name, judgement, trusted, now)
+        )
         self._count(None, [judgement.source] if new else [])
         return kept
 
@@ -299,7 +318,7 @@ class Desk:
     async def add(self, entries: Sequence[Entry], known: bool = False) -> list[int]:
         """Adds spans that are no calls; their sequences. `known`: refuses those of attempts that are not there."""
         now = self.now_ns()
-        return await self._do(lambda work: work.add(entries, now, known))
+        return await self._do(lambda transaction: QueueOperations(transaction).add(entries, now, known))
 
     # -- the clock ---------------------------------------------------------------------------------------------------
 
@@ -338,7 +357,7 @@ class Desk:
             self._set_timer()
             return
         try:
-            looked = await self._do(lambda work: work.expire(due, now, self._quiet_s))
+            looked = await self._do(lambda transaction: QueueOperations(transaction).expire(due, now, self._quiet_s))
         except TapeError as error:
             _log.error("%d attempts could not be looked at: %s", len(due), error)
             looked = [Looked(*name, now + int(_RETRY_S * 1e9)) for name in due]
@@ -354,8 +373,8 @@ class Desk:
         told of them."""
         self._sweeper = asyncio.get_running_loop().call_later(min(_SWEEP_S, self._quiet_s), self._sweep)
         now = self.now_ns()
-        for name in self._store.newly_unclaimed():
+        for name in self.waiting.newly_unclaimed():
             self._watch(*name, now + int(self._quiet_s * 1e9))
-        for name in self._store.live():
+        for name in self.reader.live():
             if name not in self._watched:
                 self._watch(*name, now)

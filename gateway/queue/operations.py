@@ -1,7 +1,8 @@
 """The queue and what becomes of its rollouts, as operations inside a write transaction.
 
-Each is one method of `Work` and decides by the tables of `gateway.model.lifecycle`. Everything that can be refused is looked
-at before anything is written, so that a refusal changes nothing and the other operations of the transaction stand.
+Each is one method of `QueueOperations` and decides by the tables of `gateway.model.lifecycle`. Everything that can be
+refused is looked at before anything is written, so that a refusal changes nothing and the other operations of the
+transaction stand.
 
 What is handed back was no try: it is not counted, and its rollout is in the queue again.
 
@@ -39,13 +40,10 @@ from penstock.gateway.model.rollout import (
     RolloutStatus,
     Worker,
 )
-from penstock.gateway.queue.attempts import Ledger, attempt_of, deadline, decides, ended_quietly, get, put, status_of
+from penstock.gateway.queue.attempts import Attempts, attempt_of, deadline, decides, ended_quietly, get, put, status_of
 from penstock.gateway.queue.results import MODES, Claimed, Finished, Looked
-from penstock.gateway.releases.operations import Releasing
-from penstock.gateway.runs.operations import Reporting
 from penstock.gateway.store import keys, records
 from penstock.gateway.store.cache import Known, Live
-from penstock.gateway.store.environment import scan
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
 
@@ -53,18 +51,8 @@ FORGOTTEN_NS = 24 * 3600 * 10**9
 """After how long a worker that is not heard of is forgotten."""
 
 
-class Work(Ledger):
+class QueueOperations(Attempts):
     """What can be done in one transaction."""
-
-    @property
-    def releases(self) -> Releasing:
-        """What can be done to releases in it."""
-        return Releasing(self._writer, self._batch)
-
-    @property
-    def runs(self) -> Reporting:
-        """What can be done to training runs in it."""
-        return Reporting(self._writer, self._batch)
 
     # -- giving work -------------------------------------------------------------------------------------------------
 
@@ -100,11 +88,11 @@ class Work(Ledger):
             priority=spec.priority,
             config=spec.config,
         )
-        rollout.place = self._writer.add_rollout(self._batch, Known(rollout, []))
-        self._writer.put_rollout(self._batch, rollout)
+        rollout.place = self._tape.add_rollout(Known(rollout, []))
+        self._tape.put_rollout(rollout)
         task = records.task_record(spec.input, spec.metadata)
         if task is not None:
-            self._put("tasks", keys.rollout_key(name), task)
+            self._tape.put("tasks", keys.rollout_key(name), task)
         self._join_queue(rollout)
         return rollout
 
@@ -141,12 +129,12 @@ class Work(Ledger):
 
     def set_state(self, state: QueueState) -> None:
         """Opens or closes the queue."""
-        self._put("meta", b"queue", state.encode())
-        self._writer.waiting.state = state
+        self._tape.put("meta", b"queue", state.encode())
+        self._waiting.state = state
 
     def note(self, name: str, value: bytes) -> None:
         """Keeps a small value under a name, for a part of the gateway that must find it again after a restart."""
-        self._put("meta", b"note " + name.encode(), value)
+        self._tape.put("meta", b"note " + name.encode(), value)
 
     # -- doing it ----------------------------------------------------------------------------------------------------
 
@@ -162,8 +150,8 @@ class Work(Ledger):
         """Hands out what is next; nothing while the queue is not open."""
         wanted = [MODES.index(mode) for mode in modes or MODES]
         claimed: list[Claimed] = []
-        while self._writer.waiting.state == "open" and len(claimed) < limit:
-            found = self._writer.waiting.next(wanted)
+        while self._waiting.state == "open" and len(claimed) < limit:
+            found = self._waiting.next(wanted)
             if found is None:
                 break
             claimed.append(self._claim(found[1], worker, now + lease_ns, now, reward_on_failure))
@@ -185,11 +173,11 @@ class Work(Ledger):
         self._leave_queue(rollout)
         rollout.tries += 1
         rollout.attempt = self._free_name(rollout)
-        live = self._writer.live(self._batch, Entry(name, rollout.attempt, start_ns=now))
+        live = self._tape.attempt(Entry(name, rollout.attempt, start_ns=now))
         put(live, status=AttemptStatus.PREPARING, worker=worker, lease_ns=lease_ns, last_seen_ns=now)
         put(live, reward_on_failure=reward_on_failure)
-        self._put("live", live.key, b"")
-        self._writer.touch(self._batch, live)
+        self._tape.put("live", live.key, b"")
+        self._tape.touch(live)
         self._move(rollout, RolloutStatus.PREPARING, now)
         return Claimed(rollout.model_copy(), attempt_of(live))
 
@@ -210,8 +198,8 @@ class Work(Ledger):
                 self._let_go(worker, name)
             known.attempts, known.figures = names, asked.figures
         known.last_seen_ns = now
-        known.finished += self._writer.finished.pop(worker, 0)
-        self._put("workers", worker.encode(), known.model_dump_json(exclude_defaults=True).encode())
+        known.finished += self._waiting.finished.pop(worker, 0)
+        self._tape.put("workers", worker.encode(), known.model_dump_json(exclude_defaults=True).encode())
         return answers
 
     def _renew(self, worker: str, held: Held, lease_ns: int, now: int) -> HeldAnswer:
@@ -220,7 +208,7 @@ class Work(Ledger):
         if live is not None and get(live, "worker") == worker:
             if status in LIVE:
                 put(live, lease_ns=now + lease_ns)
-                self._writer.touch(self._batch, live)
+                self._tape.touch(live)
             if held.running or status == AttemptStatus.UNRESPONSIVE:
                 self.sign_of_life(live, now, lease_ns)
             status = status_of(live)
@@ -277,7 +265,7 @@ class Work(Ledger):
             rollout.tries -= end == AttemptStatus.ENVIRONMENT
             self._follow(rollout, live, end, now)
             if holder is not None:
-                self._writer.finished[holder] += 1
+                self._waiting.finished[holder] += 1
         elif get(live, "outcome") is None or get(live, "outcome")[records.OUTCOME.index("duration_ns")] is None:
             # The clock had ended it; its worker knows more.
             put(live, outcome=records.outcome_values(outcome))
@@ -286,7 +274,7 @@ class Work(Ledger):
 
     def _outcome(self, said: Outcome) -> Outcome:
         """What is known of an end, as it may be kept: agents print their keys."""
-        secrets = self._writer.secrets
+        secrets = self._tape.secrets
         told = {"reason": secrets.texts([said.reason])[0], "output": secrets.json(said.output)}
         return said.model_copy(update=told)
 
@@ -349,7 +337,7 @@ class Work(Ledger):
     def _not_quiet_yet(self, name: tuple[str, str], now: int, quiet_s: float) -> int | None:
         """When to look again at an attempt that nobody has claimed and that was heard of lately: most of them are so
         when they are looked at, and they may be very many."""
-        values = self._writer.peek(self._batch, name)
+        values = self._tape.peek(name)
         if values is None or values[_WORKER] is not None or values[_STATUS] not in LIVE:
             return None
         due, _ = quiet_deadline(values[_SEEN], quiet_s)
@@ -357,7 +345,7 @@ class Work(Ledger):
 
     def _calling(self, live: Live) -> bool:
         """True while a call of it runs."""
-        return next(scan(self._txn, self._dbs["open"], live.key), None) is not None
+        return next(self._tape.scan("open", live.key), None) is not None
 
     def _look_at_ended(self, live: Live, rollout: Rollout, now: int) -> Looked:
         """Its worker may still have to kill the agent: the next attempt waits for as long as the lease lasts."""
@@ -373,7 +361,7 @@ class Work(Ledger):
     def take_up(self, now: int, grace_ns: int) -> list[tuple[str, str, int | None]]:
         """What was handed out in an earlier life, with when to look at it; workers have time to come back."""
         found: list[tuple[str, str, int | None]] = []
-        for key, _ in list(scan(self._txn, self._dbs["live"], b"")):
+        for key, _ in list(self._tape.scan("live")):
             name = keys.split_attempt_key(key)
             live = self._attempt(name)
             lease = get(live, "lease_ns")
@@ -381,7 +369,7 @@ class Work(Ledger):
                 put(live, lease_ns=now + grace_ns)
             # Nobody could be heard of while there was no gateway.
             put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
-            self._writer.touch(self._batch, live)
+            self._tape.touch(live)
             due = deadline(self._rollout(name[0]), live)
             found.append((*name, now if status_of(live) not in LIVE else None if due is None else due[0]))
         return found
@@ -404,14 +392,14 @@ class Work(Ledger):
         reward = Reward(**dict(judgement), trusted=trusted, late=late)
         # What an agent says must not stand in the way of what is trusted.
         key = None if reward.key is None else live.key + (b"t" if trusted else b"u") + reward.key.encode()
-        earlier = None if key is None or known_new else self._batch.view.get("rewards", key)
+        earlier = None if key is None or known_new else self._tape.get("rewards", key)
         if earlier is not None:
             return int.from_bytes(earlier), reward, False
         entry = Entry(*live.name, kind="reward", name="reward", method="", status="ok", start_ns=now, end_ns=now)
-        entry.attributes = self._writer.secrets.json(reward.attributes())
-        self._writer.put(self._batch, entry, seen_ns=0)
+        entry.attributes = self._tape.secrets.json(reward.attributes())
+        self._tape.record(entry, seen_ns=0)
         if key is not None:
-            self._put("rewards", key, keys.u32(entry.sequence))
+            self._tape.put("rewards", key, keys.u32(entry.sequence))
         if reward.trusted and reward.value is not None:
             put(live, reward=reward.value)
             self._tell(live)
@@ -435,23 +423,23 @@ class Work(Ledger):
             self._attempt(name)
         made = [self._without_secrets(entry) for entry in entries]
         for entry in made:
-            self._writer.put(self._batch, entry, seen_ns=now)
+            self._tape.record(entry, seen_ns=now)
         return [entry.sequence for entry in made]
 
     def _without_secrets(self, entry: Entry) -> Entry:
         """A span as it may be kept; the one that was handed in may still be read."""
-        secrets, said = self._writer.secrets, entry.attributes
+        secrets, said = self._tape.secrets, entry.attributes
         kept = None if said is None else secrets.json(redact.attributes(said, by_name=entry.kind == "otel"))
         name, error = secrets.texts((entry.name, entry.error))
         return replace(entry, sequence=0, name=name, error=error, attributes=kept)
 
     def _worker(self, name: str, now: int) -> Worker:
-        stored = self._batch.view.get("workers", name.encode())
+        stored = self._tape.get("workers", name.encode())
         if stored is not None:
             return Worker.model_validate_json(stored)
-        for key, record in list(scan(self._txn, self._dbs["workers"], b"")):
+        for key, record in list(self._tape.scan("workers")):
             if Worker.model_validate_json(record).last_seen_ns < now - FORGOTTEN_NS:
-                self._txn.delete(key, db=self._dbs["workers"])
+                self._tape.delete("workers", key)
         return Worker(id=name, first_seen_ns=now)
 
 

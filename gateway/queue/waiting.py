@@ -1,14 +1,17 @@
-"""The queue in memory, just as the database `queue` has it: a claim must not read the tape, which would let go of the
-interpreter and wait for it again, once for every read.
+"""The queue in memory, just as the database `queue` has it (a `store.follower`): a claim must not read the tape, which
+would let go of the interpreter and wait for it again, once for every read.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
+from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import QueueState
+from penstock.gateway.queue.results import MODES
+from penstock.gateway.store.view import View
 
 
 class Waiting:
@@ -17,18 +20,27 @@ class Waiting:
     def __init__(self) -> None:
         self.state: QueueState = "open"
         """Whether work is handed out."""
+        self.finished: Counter[str] = Counter()
+        """Attempts that each worker has finished since it was last heard of."""
+        self.unclaimed: deque[tuple[str, str]] = deque()
+        """Attempts that nobody has claimed and that run since somebody has last looked here, some of them perhaps
+        twice."""
         self._names: dict[bytes, str] = {}
         self._counts: dict[int, int] = {}
         self._heaps: defaultdict[int, list[bytes]] = defaultdict(list)
 
-    def counts(self) -> dict[int, int]:
-        """How many wait, by mode; modes without any may be there with 0."""
-        return self._counts.copy()
+    def counts(self) -> dict[Mode, int]:
+        """How many wait, by mode; modes without any are not there."""
+        return {MODES[mode]: count for mode, count in self._counts.copy().items() if count}
 
-    def load(self, state: QueueState, stored: Iterable[tuple[bytes, str]]) -> None:
+    def newly_unclaimed(self) -> list[tuple[str, str]]:
+        """Attempts that nobody has claimed and that run since this was asked last, some of them perhaps twice."""
+        return [self.unclaimed.popleft() for _ in range(len(self.unclaimed))]
+
+    def recall(self, view: View) -> None:
         """Starts anew with what is on the tape."""
-        self.state = state
-        self._names = dict(stored)
+        self.state = view.queue_state()
+        self._names = {key: name[:-1].decode("ascii") for key, name in view.scan("queue")}
         self._heaps.clear()
         for key in self._names:
             self._heaps[key[0]].append(key)

@@ -22,6 +22,7 @@ from penstock.gateway.model.resource import Resource, Stable
 from penstock.gateway.model.weights import ModelVersion, Residency
 from penstock.gateway.releases.adapter_server import Engine, ServingError, Settled, settle
 from penstock.gateway.releases.needs import pinned
+from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 
@@ -87,18 +88,18 @@ class Residents:
 
     async def settle(self, lost: bool = False) -> None:
         """Looks at every server once. `lost`: a call was refused; what rollouts are pinned to may be missing."""
-        known = await asyncio.to_thread(lambda: _known(self._tape.resources()))
+        known = await asyncio.to_thread(lambda: _known(ReleaseReader(self._tape).resources()))
         for name, versions in known.items():
             if name in self._upstreams and any(one.adapter is not None for one, _ in versions.values()):
                 await self._settle(self._upstreams[name], versions, lost)
 
     def _read(self) -> tuple[set[str], set[str]]:
         """What is wanted, and what a check may have loaded by now."""
-        releases = self._tape.releases()
+        releases = ReleaseReader(self._tape).releases()
         checked = {
             f"{one.resource}@{one.candidate}" for one in releases if one.stage == "draft" or one.held_in == "draft"
         }
-        return _wanted(self._tape.resources(), releases), checked
+        return _wanted(ReleaseReader(self._tape).resources(), releases), checked
 
     async def _settle(self, upstream: Upstream, versions: Mapping[str, tuple[ModelVersion, str]], lost: bool) -> None:
         residency = Residency({served: version for served, (version, _) in versions.items()})

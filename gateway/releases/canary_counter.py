@@ -19,11 +19,13 @@ from penstock.gateway.canary.outcomes import deadline, look, observation
 from penstock.gateway.canary.verify import Decided, decided, no_evidence, walk, weigh
 from penstock.gateway.model.release import Assignment, Release, Seen
 from penstock.gateway.model.resource import GATEWAY
-from penstock.gateway.queue.operations import Work
+from penstock.gateway.releases.operations import ReleaseOperations
+from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.transitions import DECIDED, entry
 from penstock.gateway.store import Store
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.transaction import Transaction
 
 BATCH: Final = 64
 """Assignments that are looked at together."""
@@ -57,7 +59,7 @@ class Counting:
             await self._act(release, [], left)
             return
         cursor = self._feed.cursor
-        while (now := self._tape.release(release.id)) is not None and now.revision == release.revision:
+        while (now := ReleaseReader(self._tape).release(release.id)) is not None and now.revision == release.revision:
             release = now
             seen, found, due = await asyncio.to_thread(self._count, release, canary)
             if seen:
@@ -71,7 +73,7 @@ class Counting:
         """The canary as the tape has it, and the decision that follows from it and was not made yet."""
         canary, audit, (assigned, seen) = (
             Canary(release.policy, release.margin),
-            self._tape.audit(release.id),
+            ReleaseReader(self._tape).audit(release.id),
             self._read(release),
         )
         made = sum(entry.who == GATEWAY and entry.assignment is not None for entry in audit)
@@ -85,7 +87,7 @@ class Counting:
         """What was assigned and counted, as far as this release knows."""
         assigned, seen = list[Assignment](), list[Seen]()
         while len(seen) < release.counted:
-            page = self._tape.assignments(release.id, len(seen))
+            page = ReleaseReader(self._tape).assignments(release.id, len(seen))
             assigned += page[0]
             seen += page[1]
         return assigned, seen[: release.counted]
@@ -93,8 +95,9 @@ class Counting:
     def _count(self, release: Release, canary: Canary) -> tuple[list[Seen], Decided | None, int | None]:
         """(what is seen of the next assignments, the decision after the last of them, when the next one is due)."""
         seen: list[Seen] = []
-        for assignment in self._tape.assignments(release.id, release.counted, BATCH)[0]:
-            one = look(self._tape, release, assignment, self._now_ns())
+        reader = ReleaseReader(self._tape)
+        for assignment in reader.assignments(release.id, release.counted, BATCH)[0]:
+            one = look(self._tape, reader.pins(assignment.rollout), release, assignment, self._now_ns())
             if one is None:
                 return seen, None, deadline(release, assignment)
             seen.append(one)
@@ -108,14 +111,16 @@ class Counting:
         """Writes down what was seen and what follows from it, in one transaction."""
         now = self._now_ns()
         if found is None:
-            return await self._recorder.submit(lambda work: work.releases.count(release.id, release.revision, seen))
+            return await self._recorder.submit(
+                lambda transaction: ReleaseOperations(transaction).count(release.id, release.revision, seen)
+            )
         update = DECIDED[found.action](release)
         link = entry(found.action, GATEWAY, found.verdict.reason, found.counted)
         link.evidence = dict(found.verdict.figures)
 
-        def operation(work: Work) -> Release:
-            work.releases.count(release.id, release.revision, seen)
-            return work.releases.change(release.id, release.revision, update, link, now)
+        def operation(transaction: Transaction) -> Release:
+            ReleaseOperations(transaction).count(release.id, release.revision, seen)
+            return ReleaseOperations(transaction).change(release.id, release.revision, update, link, now)
 
         made = await self._recorder.submit(operation)
         await self._changed()

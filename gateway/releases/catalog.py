@@ -24,7 +24,7 @@ from penstock.gateway.model.template import Template
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.prompts.recognise import Known, Recogniser
 from penstock.gateway.prompts.rewrite import Findings, Rewritten, find, write
-from penstock.gateway.releases.operations import Wanted
+from penstock.gateway.releases.operations import ReleaseOperations, Wanted
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
 
@@ -204,7 +204,7 @@ class Switch:
             tuple(found.resources),
             tuple(self._pins.get(call.address.rollout, ())),
         )
-        pinning = self._recorder.submit(lambda work: work.releases.pin(wanted, now))
+        pinning = self._recorder.submit(lambda transaction: ReleaseOperations(transaction).pin(wanted, now))
         pinning.add_done_callback(lambda done: self._remember(wanted, done))
         return pinning
 

@@ -24,11 +24,12 @@ from penstock.gateway.canary.verify import OUT_OF_TURN, circumstances, weigh
 from penstock.gateway.model.release import Assignment, Decision, NewRelease, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import GATEWAY, Need, NewVersion, Resource
 from penstock.gateway.model.weights import ModelVersion
-from penstock.gateway.queue.operations import Work
 from penstock.gateway.releases.canary_counter import Counting
 from penstock.gateway.releases.catalog import Switch
 from penstock.gateway.releases.jobs import Job, Jobs, Progress, Report
 from penstock.gateway.releases.needs import needs
+from penstock.gateway.releases.operations import ReleaseOperations
+from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.releases.transitions import ROLLED_BACK, WANTED, entry
 from penstock.gateway.store import Store
@@ -36,6 +37,7 @@ from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.transaction import Transaction
 
 T = TypeVar("T")
 RETRY_S: Final = 1.0
@@ -72,6 +74,7 @@ class Driver:
     ) -> None:
         """`upstreams`: names of those that are configured; `changed` is told of every change."""
         self.tape = tape
+        self.reader = ReleaseReader(tape)
         self.rehearsals = rehearsals
         self._recorder = recorder
         self._switch = switch
@@ -91,7 +94,7 @@ class Driver:
     async def start(self) -> None:
         """Goes on with what an earlier life has begun."""
         await self._switch.reload()
-        for release in self.tape.releases():
+        for release in self.reader.releases():
             if release.live:
                 self._drive(release.id)
 
@@ -104,7 +107,7 @@ class Driver:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _do(self, operation: Callable[[Work], T]) -> T:
+    async def _do(self, operation: Callable[[Transaction], T]) -> T:
         """An operation; what calls are given follows it at once."""
         done = await self._recorder.submit(operation)
         await self._changed_now()
@@ -129,18 +132,20 @@ class Driver:
                 f"content.upstream: {content.upstream!r} is not configured; there are {', '.join(self._upstreams)}"
             )
             raise Refused("invalid", message, "content.upstream", content.upstream)
-        return await self._do(lambda work: work.releases.add_version(name, new, now))
+        return await self._do(lambda transaction: ReleaseOperations(transaction).add_version(name, new, now))
 
     async def begin(self, resource: str, new: NewRelease) -> Release:
         """Starts a release; raises `Refused` and `ConfigError`."""
-        found = self.tape.resource(resource)
+        found = self.reader.resource(resource)
         if found is None:
             message = f"there is no resource {resource!r}; `penstock resource add {resource}` registers one"
             raise Refused("not_found", message, "resource", resource)
         policy, mean = new.policy, None
         if not policy.hold_split and policy.margin_absolute is None:
             history = islice((rollout for _, rollout in self.tape.rollouts()), HISTORY)
-            mean = await asyncio.to_thread(baseline, self.tape, history, policy, resource, found[0].version)
+            mean = await asyncio.to_thread(
+                baseline, self.tape, self.reader.pins, history, policy, resource, found[0].version
+            )
         release = Release(
             id="new",
             resource=resource,
@@ -156,23 +161,23 @@ class Driver:
         )
         link = entry("start", new.author or "api", new.why or "it was started")
         now = self._now_ns()
-        made = await self._do(lambda work: work.releases.start(release, link, now))
+        made = await self._do(lambda transaction: ReleaseOperations(transaction).start(release, link, now))
         self._drive(made.id)
         return made
 
     async def decide(self, name: str, action: str, said: Decision) -> Release:
         """Does what a person wants; raises `Refused`."""
-        now, known = self._now_ns(), self.tape.release(name)
+        now, known = self._now_ns(), self.reader.release(name)
         evidence = None if known is None else await asyncio.to_thread(self._counting.evidence, known)
 
-        def operation(work: Work) -> Release:
+        def operation(transaction: Transaction) -> Release:
             # As it is in this very transaction: a person has decided whatever the rules did meanwhile.
-            release = work.releases.stored(name)
+            release = ReleaseOperations(transaction).stored(name)
             link = entry(action, said.who or "api", said.why or f"a person said {action}", release.counted)
             if evidence is not None and release.assigned:
-                weigh(evidence, work.releases.outcomes(release, evidence.number))
+                weigh(evidence, ReleaseOperations(transaction).outcomes(release, evidence.number))
                 link.evidence = circumstances(evidence, release.split)
-            return work.releases.change(name, None, WANTED[action](release), link, now)
+            return ReleaseOperations(transaction).change(name, None, WANTED[action](release), link, now)
 
         made = await self._do(operation)
         self._drive(name)
@@ -180,8 +185,8 @@ class Driver:
 
     async def violated(self, rollout: str) -> None:
         """A hard violation was seen in a rollout: if it is on a candidate, its release does not wait for its turn."""
-        for pin in self.tape.pins(rollout):
-            release = None if pin.release is None else self.tape.release(pin.release)
+        for pin in self.reader.pins(rollout):
+            release = None if pin.release is None else self.reader.release(pin.release)
             if release is not None and release.live and pin.arm == "candidate":
                 await self._stop_hard(release, rollout)
 
@@ -193,7 +198,9 @@ class Driver:
             link.evidence = {OUT_OF_TURN: number, "rollout": rollout}
             with suppress(Refused):
                 # Its task, or a person, may have been quicker.
-                await self._do(lambda work: work.releases.change(release.id, None, ROLLED_BACK, link, now))
+                await self._do(
+                    lambda transaction: ReleaseOperations(transaction).change(release.id, None, ROLLED_BACK, link, now)
+                )
 
     def _violations(self, release: Release) -> int:
         """Hard ones on the candidate, of all that were assigned."""
@@ -206,7 +213,7 @@ class Driver:
 
     def _assigned(self, name: str) -> list[Assignment]:
         found: list[Assignment] = []
-        while page := self.tape.assignments(name, len(found))[0]:
+        while page := self.reader.assignments(name, len(found))[0]:
             found += page
         return found
 
@@ -219,7 +226,7 @@ class Driver:
         view.figures, view.interval = figures(canary.evidence), interval(canary.evidence.reward)
         if driven is not None and driven.progress is not None:
             view.doing, view.done, view.total = driven.progress.doing, driven.progress.done, driven.progress.total
-        if oldest := self.tape.assignments(release.id, release.counted, 1)[0]:
+        if oldest := self.reader.assignments(release.id, release.counted, 1)[0]:
             view.oldest, view.oldest_ns = oldest[0].rollout, oldest[0].assigned_ns
         if (stage := canary.evidence.stages.get(release.policy.stages[release.step].name)) is not None:
             view.rewarded = stage.outcomes[1]
@@ -254,7 +261,7 @@ class Driver:
 
     async def _step(self, name: str) -> bool:
         """Does the next thing; False when there will be none."""
-        release = self.tape.release(name)
+        release = self.reader.release(name)
         if release is None or not release.live:
             return False
         if release.stage == "held":
@@ -309,7 +316,7 @@ class Driver:
 
     async def _changed(self, release: Release) -> None:
         """Returns when somebody else has changed it."""
-        while (now := self.tape.release(release.id)) is not None and now.revision == release.revision:
+        while (now := self.reader.release(release.id)) is not None and now.revision == release.revision:
             await self._news.wait()
 
     async def _move(self, release: Release, action: str, stage: Stage, why: str, evidence: dict[str, Any]) -> None:
@@ -319,4 +326,6 @@ class Driver:
         if stage == "canary":
             update |= {"step": 0, "split": release.policy.stages[0].split}
         now = self._now_ns()
-        await self._do(lambda work: work.releases.change(release.id, release.revision, update, link, now))
+        await self._do(
+            lambda transaction: ReleaseOperations(transaction).change(release.id, release.revision, update, link, now)
+        )

@@ -12,6 +12,7 @@ from typing import Final
 
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.resource import Audience, Need
+from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store import Store
 
 QUIET_NS: Final = 3600 * 10**9
@@ -23,11 +24,11 @@ NAMED: Final = 10
 def needs(tape: Store, resource: str, now_ns: int) -> list[Need]:
     """Who needs which version of a resource; versions that nobody needs are not among them."""
     found: dict[str, Need] = {}
-    if (one := tape.resource(resource)) is not None:
+    if (one := ReleaseReader(tape).resource(resource)) is not None:
         _of(found, one[0].version).audiences.append(Audience())
         for rule in one[0].rules:
             _of(found, rule.version).audiences.append(rule.only)
-    for release in tape.releases():
+    for release in ReleaseReader(tape).releases():
         if release.resource == resource and release.live:
             for version in (release.stable, release.candidate):
                 _of(found, version).releases.append(release.id)
@@ -45,7 +46,7 @@ def _of(found: dict[str, Need], version: str) -> Need:
 def pinned(tape: Store, now_ns: int, most: int = 1) -> Mapping[str, list[str]]:
     """NAME@VERSION of everything that an unfinished rollout is pinned to, and up to `most` of these rollouts."""
     found: dict[str, list[str]] = {}
-    for rollout, pins in tape.all_pins():
+    for rollout, pins in ReleaseReader(tape).all_pins():
         places = {f"{pin.resource}@{pin.version}" for pin in pins}
         new = [place for place in places if len(found.get(place, ())) < most]
         if new and _unfinished(tape, rollout, now_ns):

@@ -18,10 +18,10 @@ from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen
 from penstock.gateway.model.resource import Audience, NewVersion, Resource, Rule, Stable
 from penstock.gateway.model.template import TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
-from penstock.gateway.queue.attempts import Ledger
 from penstock.gateway.store import keys
-from penstock.gateway.store.environment import scan
 from penstock.gateway.store.operation import Refused
+from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.store.view import View
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -36,8 +36,25 @@ class Wanted(NamedTuple):
     """What is remembered of it: more than the tape has where the tape took no pin for a while."""
 
 
-class Releasing(Ledger):
+class LiveReleases:
+    """Releases that are live, in memory: every call that is pinned asks for them (a `store.follower`)."""
+
+    def __init__(self) -> None:
+        self.releases: dict[str, Release] = {}
+
+    def recall(self, view: View) -> None:
+        """Starts anew with what is on the tape."""
+        self.releases.clear()
+        stored = (Release.model_validate_json(record) for _, record in view.scan("releases"))
+        self.releases.update({release.id: release for release in stored if release.live})
+
+
+class ReleaseOperations:
     """What can be done to releases in one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._tape = transaction
+        self._live = transaction.follower(LiveReleases).releases
 
     # -- resources ---------------------------------------------------------------------------------------------------
 
@@ -53,10 +70,10 @@ class Releasing(Ledger):
             **new.model_dump(exclude={"version"}), name=name, version=version, created_ns=now, sha256=sha256
         )
         self._check_version(made, present)
-        self._put("resources", _named(name, version), made.model_dump_json().encode())
+        self._tape.put("resources", _named(name, version), made.model_dump_json().encode())
         if not present:
             self._put_stable(name, Stable(version=version))
-        self._batch.append(b"v" + keys.rollout_key(name))
+        self._tape.append(b"v" + keys.rollout_key(name))
         return made
 
     def _check_version(self, made: Resource, present: Sequence[Resource]) -> None:
@@ -87,7 +104,7 @@ class Releasing(Ledger):
     def _check_served(self, made: Resource) -> None:
         """A name that an engine serves is never given to other weights."""
         mine = _served(made)
-        for _, record in list(scan(self._txn, self._dbs["resources"], b"")):
+        for _, record in list(self._tape.scan("resources")):
             other = Resource.model_validate_json(record)
             if other.kind == "model" and _served(other)[:2] == mine[:2] and _served(other) != mine:
                 message = (
@@ -97,20 +114,20 @@ class Releasing(Ledger):
                 raise Refused("conflict", message, "content.served", mine[1])
 
     def _versions(self, name: str) -> list[Resource]:
-        found = scan(self._txn, self._dbs["resources"], keys.rollout_key(name))
+        found = self._tape.scan("resources", keys.rollout_key(name))
         versions = [Resource.model_validate_json(record) for _, record in found]
         return sorted(versions, key=lambda version: version.created_ns)
 
     def stable(self, name: str) -> Stable:
         """What new rollouts get."""
-        stored = self._batch.view.get("stable", name.encode())
+        stored = self._tape.get("stable", name.encode())
         if stored is None:
             message = f"there is no resource {name!r}; `penstock resource add {name}` registers one"
             raise Refused("not_found", message, "resource", name)
         return Stable.model_validate_json(stored)
 
     def _put_stable(self, name: str, stable: Stable) -> None:
-        self._put("stable", name.encode(), stable.model_dump_json().encode())
+        self._tape.put("stable", name.encode(), stable.model_dump_json().encode())
 
     # -- releases ----------------------------------------------------------------------------------------------------
 
@@ -131,8 +148,8 @@ class Releasing(Ledger):
                     "audience of its own (--only)"
                 )
                 raise Refused("conflict", message, "resource", new.resource)
-        number = 1 + len(list(scan(self._txn, self._dbs["releases"], new.resource.encode() + b"-")))
-        while self._batch.view.get("releases", f"{new.resource}-{number}".encode()) is not None:
+        number = 1 + len(list(self._tape.scan("releases", new.resource.encode() + b"-")))
+        while self._tape.get("releases", f"{new.resource}-{number}".encode()) is not None:
             number += 1
         made = new.model_copy(
             update={
@@ -186,20 +203,20 @@ class Releasing(Ledger):
             }
         ).sealed(release.head)
         release.head, release.changed_ns, release.reason = link.hash, now, link.why
-        self._put("audit", _numbered(release.id, link.number), link.model_dump_json().encode())
+        self._tape.put("audit", _numbered(release.id, link.number), link.model_dump_json().encode())
         self._put_release(release)
-        self._batch.append(b"e" + keys.rollout_key(release.id))
+        self._tape.append(b"e" + keys.rollout_key(release.id))
         return release.model_copy()
 
     def _put_release(self, release: Release) -> None:
-        self._put("releases", release.id.encode(), release.model_dump_json().encode())
-        self._writer.releases.pop(release.id, None)
+        self._tape.put("releases", release.id.encode(), release.model_dump_json().encode())
+        self._live.pop(release.id, None)
         if release.live:
-            self._writer.releases[release.id] = release.model_copy()
+            self._live[release.id] = release.model_copy()
 
     def stored(self, name: str) -> Release:
         """As it is in this transaction; raises `Refused`."""
-        stored = self._batch.view.get("releases", name.encode())
+        stored = self._tape.get("releases", name.encode())
         if stored is None:
             raise Refused(
                 "not_found", f"there is no release {name!r}; `penstock release list` lists them", "release", name
@@ -207,17 +224,19 @@ class Releasing(Ledger):
         return Release.model_validate_json(stored)
 
     def _live_releases(self, resource: str) -> list[Release]:
-        return [release for release in self._writer.releases.values() if release.resource == resource]
+        return [release for release in self._live.values() if release.resource == resource]
 
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
     def pin(self, wanted: Wanted, now: int) -> list[Pin]:
         """Gives a rollout the versions that a call of it needs; all its pins. What it has it keeps, unless its release
         was rolled back."""
-        known = self._known(wanted.rollout)
+        known = self._tape.rollout(wanted.rollout)
         if known is not None:
-            wanted = wanted._replace(asker=wanted.asker._replace(mode=known.mode, metadata=known.metadata))
-        stored = self._batch.view.get("pins", keys.rollout_key(wanted.rollout))
+            wanted = wanted._replace(
+                asker=wanted.asker._replace(mode=known.rollout.mode, metadata=known.rollout.metadata)
+            )
+        stored = self._tape.get("pins", keys.rollout_key(wanted.rollout))
         pins = [] if stored is None else pins_of(stored)
         before = [pin.model_copy() for pin in pins]
         known_to = {(pin.resource, pin.agent) for pin in pins}
@@ -229,7 +248,7 @@ class Releasing(Ledger):
             else:
                 self._fall_back(mine)
         if pins != before:
-            self._put("pins", keys.rollout_key(wanted.rollout), pins_record(pins))
+            self._tape.put("pins", keys.rollout_key(wanted.rollout), pins_record(pins))
         return pins
 
     def _fall_back(self, pin: Pin) -> Pin:
@@ -263,7 +282,7 @@ class Releasing(Ledger):
             stage=live.policy.stages[live.step].name,
             assigned_ns=now,
         )
-        self._put("assigned", _numbered(live.id, number), assignment.model_dump_json().encode())
+        self._tape.put("assigned", _numbered(live.id, number), assignment.model_dump_json().encode())
         self._put_release(live.model_copy(update={"assigned": number}))
         return made.model_copy(
             update={
@@ -281,9 +300,7 @@ class Releasing(Ledger):
     def outcomes(self, release: Release, after: int) -> Iterator[tuple[Assignment, Seen]]:
         """What was counted behind this number."""
         for number in range(max(0, after) + 1, release.counted + 1):
-            assigned, seen = (
-                self._batch.view.get(name, _numbered(release.id, number)) for name in ("assigned", "seen")
-            )
+            assigned, seen = (self._tape.get(name, _numbered(release.id, number)) for name in ("assigned", "seen"))
             if assigned is not None and seen is not None:
                 yield Assignment.model_validate_json(assigned), Seen.model_validate_json(seen)
 
@@ -297,7 +314,7 @@ class Releasing(Ledger):
             message = f"release {name}: assignments {numbers} cannot be counted after {release.counted}"
             raise Refused("conflict", message, "number")
         for one in seen:
-            self._put("seen", _numbered(name, one.number), one.model_dump_json().encode())
+            self._tape.put("seen", _numbered(name, one.number), one.model_dump_json().encode())
         release.counted += len(seen)
         self._put_release(release)
         return release.model_copy()

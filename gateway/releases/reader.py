@@ -8,67 +8,69 @@ from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen
 from penstock.gateway.model.resource import Resource, Stable
 from penstock.gateway.releases.operations import pins_of
 from penstock.gateway.store import keys
-from penstock.gateway.store.environment import scan
 from penstock.gateway.store.reader import Reader
 from penstock.gateway.store.view import View
 
 
-class ReleaseReader(Reader):
-    """The reader that knows releases too."""
+class ReleaseReader:
+    """Resources, releases and pins of a tape."""
+
+    def __init__(self, tape: Reader) -> None:
+        self._tape = tape
 
     def resources(self) -> dict[str, tuple[Stable, list[Resource]]]:
         """Every resource by name: which version is stable, and all of them, oldest first."""
-        with self.view() as view:
-            names = [name.decode() for name, _ in scan(view.txn, self._env.dbs["stable"], b"")]
+        with self._tape.view() as view:
+            names = [name.decode() for name, _ in view.scan("stable")]
             found = ((name, self._resource(view, name)) for name in names)
             return {name: one for name, one in found if one is not None}
 
     def resource(self, name: str) -> tuple[Stable, list[Resource]] | None:
         """One resource."""
-        with self.view() as view:
+        with self._tape.view() as view:
             return self._resource(view, name)
 
     def _resource(self, view: View, name: str) -> tuple[Stable, list[Resource]] | None:
         stable = view.get("stable", name.encode())
         if stable is None:
             return None
-        stored = scan(view.txn, self._env.dbs["resources"], keys.rollout_key(name))
+        stored = view.scan("resources", keys.rollout_key(name))
         versions = [Resource.model_validate_json(record) for _, record in stored]
         return Stable.model_validate_json(stable), sorted(versions, key=lambda version: version.created_ns)
 
     def releases(self) -> list[Release]:
         """All of them, newest first."""
-        with self.view() as view:
-            found = [Release.model_validate_json(it) for _, it in scan(view.txn, self._env.dbs["releases"], b"")]
+        with self._tape.view() as view:
+            found = [Release.model_validate_json(it) for _, it in view.scan("releases")]
         return sorted(found, key=lambda release: (-release.created_ns, release.id))
 
     def release(self, name: str) -> Release | None:
         """One release."""
-        with self.view() as view:
+        with self._tape.view() as view:
             stored = view.get("releases", name.encode("ascii", "replace"))
         return None if stored is None else Release.model_validate_json(stored)
 
     def audit(self, release: str) -> list[Entry]:
         """Its chain, oldest first."""
-        with self.view() as view:
-            found = scan(view.txn, self._env.dbs["audit"], keys.rollout_key(release))
+        with self._tape.view() as view:
+            found = view.scan("audit", keys.rollout_key(release))
             return [Entry.model_validate_json(record) for _, record in found]
 
     def assignments(self, release: str, after: int = 0, limit: int = 1000) -> tuple[list[Assignment], list[Seen]]:
         """Up to `limit` of its assignments behind this number, and what was seen of them."""
         numbers = [keys.rollout_key(release) + keys.u32(after + 1 + at) for at in range(limit)]
-        with self.view() as view:
+        with self._tape.view() as view:
             assigned = [Assignment.model_validate_json(it) for key in numbers if (it := view.get("assigned", key))]
             seen = [Seen.model_validate_json(it) for key in numbers[: len(assigned)] if (it := view.get("seen", key))]
         return assigned, seen
 
     def all_pins(self) -> Iterator[tuple[str, list[Pin]]]:
         """Every rollout that was given something, with its pins."""
-        for key, record in self.slices("pins"):
+        for key, record in self._tape.slices("pins"):
             yield key[:-1].decode("ascii"), pins_of(record)
 
     def pins(self, rollout: str) -> list[Pin]:
         """What a rollout was given."""
-        with self.view() as view:
+        with self._tape.view() as view:
             stored = view.get("pins", keys.rollout_key(rollout))
         return [] if stored is None else pins_of(stored)

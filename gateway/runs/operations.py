@@ -27,11 +27,10 @@ from penstock.gateway.model.run import (
     RunEvent,
     RunHead,
 )
-from penstock.gateway.queue.attempts import Ledger
 from penstock.gateway.runs.blocks import Block, Row, merged, record
 from penstock.gateway.store import keys
-from penstock.gateway.store.environment import scan
 from penstock.gateway.store.operation import Refused
+from penstock.gateway.store.transaction import Transaction
 
 FOLD = 256
 """Rows of small blocks from which they are folded."""
@@ -49,8 +48,11 @@ class Book(BaseModel):
     """Rows in the blocks that are not folded."""
 
 
-class Reporting(Ledger):
+class RunOperations:
     """What can be done to training runs in one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._tape = transaction
 
     def start(self, new: NewRun, now: int) -> Run:
         """Starts a run; the same again is the one that is there."""
@@ -58,19 +60,19 @@ class Reporting(Ledger):
         if len(config) > MOST_CONFIG:
             raise Refused("invalid", f"config: {len(config):,} bytes of JSON; at most {MOST_CONFIG:,}", "config")
         name = new.id or self._free(new.kind)
-        known = self._batch.view.get("runs", keys.rollout_key(name))
+        known = self._tape.get("runs", keys.rollout_key(name))
         if known is not None:
             return self._same(new, Book.model_validate_json(known).run, config)
         head = RunHead(**new.model_dump(exclude={"id", "config"}), id=name, created_ns=now, last_seen_ns=now)
-        self._put("run_configs", keys.rollout_key(name), config)
+        self._tape.put("run_configs", keys.rollout_key(name), config)
         cursor = self._write(Book(run=head))
-        self._txn.put(keys.number(cursor), keys.rollout_key(name), db=self._dbs["run_order"], append=True)
+        self._tape.put("run_order", keys.number(cursor), keys.rollout_key(name), append=True)
         return Run(**dict(head), config=new.config)
 
     def _same(self, new: NewRun, run: RunHead, config: bytes) -> Run:
         given = new.model_dump(exclude={"id", "config", "steps"})
         different = [name for name, value in given.items() if getattr(run, name) != value]
-        if self._batch.view.get("run_configs", keys.rollout_key(run.id)) != config:
+        if self._tape.get("run_configs", keys.rollout_key(run.id)) != config:
             different.append("config")
         if different:
             message = f"there is a run {run.id!r} with another {different[0]}; choose another id, or resume that one"
@@ -79,7 +81,7 @@ class Reporting(Ledger):
 
     def _free(self, kind: str) -> str:
         number = 1
-        while self._batch.view.get("runs", keys.rollout_key(f"{kind}-{number}")) is not None:
+        while self._tape.get("runs", keys.rollout_key(f"{kind}-{number}")) is not None:
             number += 1
         return f"{kind}-{number}"
 
@@ -87,7 +89,7 @@ class Reporting(Ledger):
         """Keeps what a trainer says of its run."""
         book = self._book(name)
         for made in said.made:
-            if self._batch.view.get("resources", keys.attempt_key(made.name, made.version)) is None:
+            if self._tape.get("resources", keys.attempt_key(made.name, made.version)) is None:
                 message = f"made: there is no {made.name}@{made.version}; register it first"
                 raise Refused("invalid", message, "made", f"{made.name}@{made.version}")
         run = book.run
@@ -162,21 +164,21 @@ class Reporting(Ledger):
         """Removes points of this step and later; the highest step that is left."""
         highest, prefix = -1, keys.rollout_key(book.run.id)
         book.rows = 0
-        for key, stored in list(scan(self._txn, self._dbs["run_metrics"], prefix)):
+        for key, stored in list(self._tape.scan("run_metrics", prefix)):
             block, number = Block(stored), int.from_bytes(key[len(prefix) :])
             left = [row for row in block.rows() if row.step < since] if block.last >= since else None
             if left == []:
                 self._remove(key)
                 continue
             if left is not None:
-                self._put("run_metrics", key, record(left, packed=number < book.small))
+                self._tape.put("run_metrics", key, record(left, packed=number < book.small))
             highest = max(highest, block.last if left is None else left[-1].step)
             if number >= book.small:
                 book.rows += len(block.steps if left is None else left)
         return None if highest < 0 else highest
 
     def _add(self, book: Book, rows: Sequence[Row]) -> None:
-        self._put("run_metrics", _block(book.run.id, book.next), record(rows, packed=False))
+        self._tape.put("run_metrics", _block(book.run.id, book.next), record(rows, packed=False))
         book.next, book.rows = book.next + 1, book.rows + len(rows)
         book.run.step = max(rows[-1].step, -1 if book.run.step is None else book.run.step)
         if book.rows >= FOLD:
@@ -185,11 +187,11 @@ class Reporting(Ledger):
     def _fold(self, book: Book) -> None:
         """The small blocks become one, in the place of the last of them."""
         wanted = [_block(book.run.id, number) for number in range(book.small, book.next)]
-        stored = [(key, found) for key in wanted if (found := self._batch.view.get("run_metrics", key)) is not None]
+        stored = [(key, found) for key in wanted if (found := self._tape.get("run_metrics", key)) is not None]
         rows = merged(row for _, found in stored for row in Block(found).rows())
         for key, _ in stored[:-1]:
             self._remove(key)
-        self._put("run_metrics", stored[-1][0], record(rows, packed=True))
+        self._tape.put("run_metrics", stored[-1][0], record(rows, packed=True))
         book.small, book.rows = book.next, 0
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -203,15 +205,15 @@ class Reporting(Ledger):
 
     def _put_event(self, run: str, event: RunEvent, now: int) -> bool:
         key = event_key(run, event, now)
-        if self._batch.view.get("run_events", key) is not None:
+        if self._tape.get("run_events", key) is not None:
             return False
-        self._put("run_events", key, event.model_dump_json(exclude={"time_ns"}, exclude_defaults=True).encode())
+        self._tape.put("run_events", key, event.model_dump_json(exclude={"time_ns"}, exclude_defaults=True).encode())
         return True
 
     # -- records -----------------------------------------------------------------------------------------------------
 
     def _book(self, name: str) -> Book:
-        stored = self._batch.view.get("runs", keys.rollout_key(name))
+        stored = self._tape.get("runs", keys.rollout_key(name))
         if stored is None:
             raise Refused("not_found", f"there is no run {name!r}; `penstock runs list` lists them", "run", name)
         return Book.model_validate_json(stored)
@@ -223,12 +225,11 @@ class Reporting(Ledger):
 
     def _write(self, book: Book) -> int:
         """The run, and its place in the change feed."""
-        self._put("runs", keys.rollout_key(book.run.id), book.model_dump_json(exclude_defaults=True).encode())
-        return self._batch.append(b"t" + keys.rollout_key(book.run.id))
+        self._tape.put("runs", keys.rollout_key(book.run.id), book.model_dump_json(exclude_defaults=True).encode())
+        return self._tape.append(b"t" + keys.rollout_key(book.run.id))
 
     def _remove(self, key: bytes) -> None:
-        self._txn.delete(key, db=self._dbs["run_metrics"])
-        self._batch.wrote = True
+        self._tape.delete("run_metrics", key)
 
 
 def _fence(run: RunHead, said: int | None) -> None:

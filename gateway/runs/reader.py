@@ -6,13 +6,11 @@ import json
 from collections.abc import Iterator, Sequence
 
 from penstock.gateway.model.run import Run, RunEvent, RunHead
-from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.runs.blocks import Block, Row, bounds, merged
 from penstock.gateway.runs.curves import Series, series
 from penstock.gateway.runs.operations import Book
 from penstock.gateway.store import keys
-from penstock.gateway.store.environment import scan
-from penstock.gateway.store.reader import downwards
+from penstock.gateway.store.reader import Reader, downwards
 
 _SLICE = 256
 _HASH = 7
@@ -20,14 +18,17 @@ Place = tuple[int, int]
 """Of an event: its time in ns and a hash of what it says."""
 
 
-class RunReader(ReleaseReader):
-    """The reader that knows training runs too."""
+class RunReader:
+    """Training runs of a tape."""
+
+    def __init__(self, tape: Reader) -> None:
+        self._tape = tape
 
     def run_heads(self, before: int | None = None) -> Iterator[tuple[int, RunHead]]:
         """All runs, newest first, with a position that `before` takes."""
         start = None if before is None else keys.number(before)
         while True:
-            with self.view() as view, view.txn.cursor(db=self._env.dbs["run_order"]) as cursor:
+            with self._tape.view() as view, view.cursor("run_order") as cursor:
                 found = downwards(cursor, start, _SLICE)
                 stored = [(keys.to_number(at), view.get("runs", run)) for at, run in found]
             yield from ((at, Book.model_validate_json(book).run) for at, book in stored if book is not None)
@@ -37,13 +38,13 @@ class RunReader(ReleaseReader):
 
     def run_head(self, name: str) -> RunHead | None:
         """One run without its configuration; None when there is none."""
-        with self.view() as view:
+        with self._tape.view() as view:
             book = view.get("runs", keys.rollout_key(name))
         return None if book is None else Book.model_validate_json(book).run
 
     def run(self, name: str) -> Run | None:
         """One run."""
-        with self.view() as view:
+        with self._tape.view() as view:
             book, config = (view.get(database, keys.rollout_key(name)) for database in ("runs", "run_configs"))
         if book is None:
             return None
@@ -51,16 +52,16 @@ class RunReader(ReleaseReader):
 
     def run_whole(self, key: bytes) -> tuple[Book, list[tuple[int, Block]]]:
         """A run as it is stored, and its blocks by number in the order of their writing, as of one moment."""
-        with self.view() as view:
+        with self._tape.view() as view:
             book = view.get("runs", key)
-            stored = list(scan(view.txn, self._env.dbs["run_metrics"], key))
+            stored = list(view.scan("run_metrics", key))
         blocks = [(int.from_bytes(at[len(key) :]), Block(record)) for at, record in stored]
         return Book.model_validate_json(book or b"{}"), blocks
 
     def _records(self, name: str, since: int, until: int | None) -> list[bytes]:
         """Its blocks that reach into these steps, in the order of their writing."""
-        with self.view() as view:
-            found = (record for _, record in scan(view.txn, self._env.dbs["run_metrics"], keys.rollout_key(name)))
+        with self._tape.view() as view:
+            found = (record for _, record in view.scan("run_metrics", keys.rollout_key(name)))
             return [it for it in found if bounds(it)[1] >= since and (until is None or bounds(it)[0] <= until)]
 
     def run_series(self, name: str, metrics: Sequence[str], since: int = 0, until: int | None = None) -> list[Series]:
@@ -85,7 +86,7 @@ class RunReader(ReleaseReader):
         """Events of a run, newest first, with the places that `before` takes."""
         prefix = keys.rollout_key(name)
         start = prefix + (b"\xff" * 16 if before is None else keys.number(before[0]) + before[1].to_bytes(_HASH))
-        with self.view() as view, view.txn.cursor(db=self._env.dbs["run_events"]) as cursor:
+        with self._tape.view() as view, view.cursor("run_events") as cursor:
             found = downwards(cursor, start, limit)
         mine = [(key, value) for key, value in found if key.startswith(prefix)]
         return [

@@ -1,4 +1,5 @@
-"""The tape: the only package that opens LMDB (`gateway.store.keys` has the layout, `gateway.store.codec` the record formats).
+"""The tape: the only package that opens LMDB (`gateway.store.keys` has the layout, `gateway.store.codec` the record
+formats).
 
 *Writing.* `Store.write` takes a batch of entries and commits them in one transaction with one fsync. It is called from
 one thread, the recorder's; a write transaction never leaves it (`write`).
@@ -12,28 +13,22 @@ never finished are found in `open` when the tape is next opened for writing, and
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
-from penstock.gateway.cli.check import problems
-from penstock.gateway.model.base import Mode
 from penstock.gateway.model.known_secrets import NONE, Secrets
-from penstock.gateway.model.queue import QueueState
-from penstock.gateway.queue.operations import Work
-from penstock.gateway.queue.results import MODES, Claimed, Finished
-from penstock.gateway.runs.reader import RunReader
 from penstock.gateway.store.codec import UNREADABLE
 from penstock.gateway.store.environment import Environment, TapeError, Txn
-from penstock.gateway.store.operation import Refused, Task
-from penstock.gateway.store.records import Entry
-from penstock.gateway.store.writer import Item, Writer
+from penstock.gateway.store.follower import Follower
+from penstock.gateway.store.reader import Reader
+from penstock.gateway.store.writer import Item, Woken, Writer
 
-__all__ = ["Claimed", "Entry", "Finished", "Item", "Refused", "Store", "TapeError", "Task", "Work", "check"]
+F = TypeVar("F")
 
 
-class Store(RunReader):
+class Store(Reader):
     """One tape. Thread-safe for reading; writing is for one thread."""
 
     def __init__(
@@ -43,17 +38,20 @@ class Store(RunReader):
         readonly: bool = False,
         map_bytes: int = 1 << 30,
         memory_bytes: int = 64 << 20,
+        followers: Iterable[Follower] = (),
+        woken: Woken | None = None,
         secrets: Secrets = NONE,
     ) -> None:
         """Opens the tape in `path`/tape, making it if need be.
 
         `map_bytes`: initial size of the map; it doubles when needed. `memory_bytes`: what the writer keeps in memory as
-        bases for the next bodies. `secrets`: what is taken out of all that others say. Raises `TapeError` when it is
-        not a tape of this format or is in use.
+        bases for the next bodies. `followers`, `woken`: who remembers something of the tape, and who is told of agents
+        that show themselves. `secrets`: what is taken out of all that others say. Raises `TapeError` when it is not a
+        tape of this format or is in use.
         """
         super().__init__(Environment(path, readonly=readonly, map_bytes=map_bytes))
         self.path = path
-        self._writer = Writer(self._env, memory_bytes, secrets)
+        self._writer = Writer(self._env, memory_bytes, followers, woken, secrets)
         if not readonly:
             self._end_what_was_open()
 
@@ -83,15 +81,9 @@ class Store(RunReader):
         """
         return self._writer.write(items)
 
-    def queue_state(self) -> tuple[QueueState, dict[Mode, int]]:
-        """Whether work is handed out, and how many rollouts wait for it, by mode; may be a moment ahead of the tape."""
-        waiting = self._writer.waiting
-        return waiting.state, {MODES[mode]: count for mode, count in waiting.counts().items() if count}
-
-    def newly_unclaimed(self) -> list[tuple[str, str]]:
-        """Attempts that nobody has claimed and that run since this was asked last, some of them perhaps twice."""
-        waiting = self._writer.unclaimed
-        return [waiting.popleft() for _ in range(len(waiting))]
+    def follower(self, kind: type[F]) -> F:
+        """What is remembered of the tape; it may be a moment ahead of it. Raises `KeyError` when there is no such."""
+        return self._writer.follower(kind)
 
     def secret(self) -> bytes:
         """The key that signs agent tokens; made once per tape."""
@@ -106,7 +98,3 @@ class Store(RunReader):
 
         self._env.write(apply)
         return made
-
-    def check(self) -> Iterator[str]:
-        """Reads every record and yields a sentence for each that is not as it should be."""
-        return problems(self)

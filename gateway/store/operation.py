@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
-if TYPE_CHECKING:
-    from penstock.gateway.queue.operations import Work
+from penstock.gateway.store.transaction import Transaction
 
 T = TypeVar("T")
 
@@ -28,15 +27,15 @@ class Refused(Exception):
 class Task(Generic[T]):
     """An operation on its way to the tape; `run` may be called again when the transaction was."""
 
-    def __init__(self, do: Callable[[Work], T]) -> None:
+    def __init__(self, do: Callable[[Transaction], T]) -> None:
         self._do = do
         self.result: T | None = None
         self.refusal: Refused | None = None
 
-    def run(self, work: Work) -> None:
+    def run(self, transaction: Transaction) -> None:
         """Does it, or notes why it cannot be done."""
         self.result = self.refusal = None
         try:
-            self.result = self._do(work)
+            self.result = self._do(transaction)
         except Refused as refusal:
             self.refusal = refusal

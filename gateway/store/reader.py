@@ -9,15 +9,13 @@ import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 
-from penstock.gateway.model.base import ID_PATTERN, Mode
+from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Exchange
-from penstock.gateway.model.queue import QueueStatus
-from penstock.gateway.model.rollout import Attempt, Rollout, Worker
+from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span
-from penstock.gateway.queue.results import MODES
 from penstock.gateway.store import codec, keys
-from penstock.gateway.store.environment import ORDER, Cursor, Environment, scan
+from penstock.gateway.store.environment import ORDER, Cursor, Environment
 from penstock.gateway.store.records import Style
 from penstock.gateway.store.view import View
 
@@ -171,36 +169,6 @@ class Reader:
             "map_bytes": map_bytes,
             "used_bytes": used_bytes,
         }
-
-    def live(self) -> list[tuple[str, str]]:
-        """(rollout, attempt) of those that were claimed and have not ended."""
-        return [keys.split_attempt_key(key) for key, _ in self.slices("live")]
-
-    def unclaimed(self) -> list[tuple[str, str]]:
-        """(rollout, attempt) of those that run and that nobody has claimed. All of them: for a start."""
-        with self.view() as view:
-            places = [key for key, _ in scan(view.txn, self._env.dbs["unclaimed"], b"")]
-            return [(view.name(keys.to_number(key)), keys.attempt_of_place(key)) for key in places]
-
-    def queue(self) -> QueueStatus:
-        """How much work there is. Walks through the queue: for people and scrapes, not for claims."""
-        with self.view() as view:
-            state, claimed = view.queue_state(), view.txn.stat(self._env.dbs["live"])["entries"]
-        waiting: dict[Mode, int] = {}
-        oldest: tuple[int, str] | None = None
-        for key, name in self.slices("queue"):
-            mode = MODES[key[0]]
-            waiting[mode] = waiting.get(mode, 0) + 1
-            made = keys.to_number(key[-8:]), name[:-1].decode("ascii")
-            oldest = made if oldest is None else min(oldest, made)
-        found = None if oldest is None else self.rollout(oldest[1])
-        return QueueStatus(
-            state=state, waiting=waiting, claimed=claimed, oldest_ns=None if found is None else found.created_ns
-        )
-
-    def workers(self) -> list[Worker]:
-        """All that are remembered, by name."""
-        return [Worker.model_validate_json(record) for _, record in self.slices("workers")]
 
     def note(self, name: str) -> bytes | None:
         """What `Work.note` has kept under a name."""

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.queue.operations import Work
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
 from penstock.gateway.store.writer import Item
 
 _log = logging.getLogger("penstock.recorder")
@@ -109,7 +109,7 @@ class Recorder:
         """True when the end of the next call has to wait for the writer."""
         return self._metrics.recorder_queue_bytes > self._config.queue_bytes
 
-    def submit(self, do: Callable[[Work], T]) -> asyncio.Future[T]:
+    def submit(self, do: Callable[[Transaction], T]) -> asyncio.Future[T]:
         """Does something in the next transaction, after all that was queued before; done when it is durable.
 
         Fails with `Refused` when it cannot be done and with `TapeError` when the tape does not take it; nothing is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 from penstock.gateway.model.change import Change
@@ -10,7 +11,7 @@ from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span
 from penstock.gateway.store import codec, keys
 from penstock.gateway.store.codec import Base, Body
-from penstock.gateway.store.environment import TapeError, Txn, floor, last_number, scan
+from penstock.gateway.store.environment import Cursor, TapeError, Txn, floor, last_number, scan
 from penstock.gateway.store.records import (
     ATTEMPT,
     STYLE_DEFAULTS,
@@ -51,6 +52,18 @@ class View:
     def get(self, database: str, key: bytes) -> bytes | None:
         """One record."""
         return self.txn.get(key, db=self._dbs[database])
+
+    def scan(self, database: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Records whose keys begin so, by key."""
+        return scan(self.txn, self._dbs[database], prefix)
+
+    def cursor(self, database: str) -> Cursor:
+        """A cursor over a database; for a `with`."""
+        return self.txn.cursor(db=self._dbs[database])
+
+    def count(self, database: str) -> int:
+        """How many records a database has."""
+        return self.txn.stat(self._dbs[database])["entries"]
 
     def last(self, database: str) -> int:
         """The highest number of a database that is keyed by number."""

@@ -8,23 +8,21 @@ machine is worth more than the disk.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 
 from penstock.gateway.model.known_secrets import NONE, Secrets
-from penstock.gateway.model.release import Release
 from penstock.gateway.model.rollout import AttemptStatus, Rollout
 from penstock.gateway.model.span import SpanStatus
-from penstock.gateway.queue.operations import Work
-from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store import codec, keys, records
 from penstock.gateway.store.batch import Batch
 from penstock.gateway.store.cache import Known, Live, Memory
 from penstock.gateway.store.codec import Body
-from penstock.gateway.store.environment import ORDER, Environment, TapeError, Txn, scan
+from penstock.gateway.store.environment import ORDER, Environment, TapeError, Txn
+from penstock.gateway.store.follower import Follower
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry, Style
+from penstock.gateway.store.transaction import Transaction
 from penstock.gateway.store.view import BLOCK, View, last_block
 
 TOGETHER = 32
@@ -32,17 +30,28 @@ TOGETHER = 32
 
 _STYLES = 4096
 Item: TypeAlias = "Entry | Task[Any]"
+Woken: TypeAlias = Callable[[Transaction, Live, int], None]
+"""Is told of the first call of an attempt that nobody has claimed, and of a sign of life of one that is dormant: the
+attempt, and when it was heard of."""
+F = TypeVar("F")
 _SPANS, _SEEN, _SUMS, _STATUS, _WORKER = map(
     records.ATTEMPT.index, ("spans", "last_seen_ns", "totals", "status", "worker")
 )
-_DORMANT = (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.SUCCEEDED)
+DORMANT = (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.SUCCEEDED)
 """Attempts that a sign of life may wake."""
 
 
 class Writer:
     """Owns the numbers that are given out; for one thread."""
 
-    def __init__(self, env: Environment, memory_bytes: int, secrets: Secrets = NONE) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        memory_bytes: int,
+        followers: Iterable[Follower] = (),
+        woken: Woken | None = None,
+        secrets: Secrets = NONE,
+    ) -> None:
         """`secrets`: what is taken out of all that others say. Calls come without theirs."""
         self._env = env
         self.dbs = env.dbs
@@ -54,13 +63,12 @@ class Writer:
         self._known = -1
         self._cursor = 0
         self._body = 0
-        self.waiting = Waiting()
-        self.releases: dict[str, Release] = {}
-        """Releases that are live."""
-        self.finished: Counter[str] = Counter()
-        """Attempts that each worker has finished since it was last heard of."""
-        self.unclaimed: deque[tuple[str, str]] = deque()
-        """Attempts that nobody has claimed and that run since somebody has last looked here."""
+        self._followers: dict[type[Any], Follower] = {type(follower): follower for follower in followers}
+        self._woken = woken
+
+    def follower(self, kind: type[F]) -> F:
+        """The follower of this type; raises `KeyError` when there is none."""
+        return cast(F, self._followers[kind])
 
     def write(self, items: Sequence[Item]) -> int:
         """Commits entries and tasks in order and returns the newest cursor. An entry that is there twice is written as
@@ -70,12 +78,12 @@ class Writer:
 
         def apply(batch: Batch) -> None:
             _reset(fresh)
-            work = Work(self, batch)
+            transaction = Transaction(self, batch)
             for item in items:
                 if isinstance(item, Entry):
                     self.put(batch, item)
                 else:
-                    item.run(work)
+                    item.run(transaction)
 
         try:
             return self._transact(apply, alone=len(items) < TOGETHER)
@@ -118,9 +126,10 @@ class Writer:
         try:
             self._known, batch = self._env.write(attempt)
         except BaseException:
-            # The loop looks at what waits without asking the tape.
+            # The loop looks at what is remembered without asking the tape.
             with self._env.read() as txn:
-                self._recall_waiting(txn)
+                for follower in self._followers.values():
+                    follower.recall(View(txn, self.dbs, {}))
             raise
         self._cursor += len(batch.log)
         self._body += len(batch.bodies)
@@ -135,20 +144,14 @@ class Writer:
         first = view.last("bodies")
         last = view.get("bodies", keys.number(first))
         self._body = 0 if last is None else first + len(codec.unpack_segment(last)) - 1
-        stored = scan(txn, self.dbs["styles"], b"")
+        stored = view.scan("styles")
         self._styles = {
             tuple(records.padded(value, records.STYLE_DEFAULTS)): keys.to_number(key) for key, value in stored
         }
         self._last_style = view.last("styles")
         self._styles_seen.clear()
-        releases = (Release.model_validate_json(record) for _, record in scan(txn, self.dbs["releases"], b""))
-        self.releases = {release.id: release for release in releases if release.live}
-        self._recall_waiting(txn)
-
-    def _recall_waiting(self, txn: Txn) -> None:
-        waiting = scan(txn, self.dbs["queue"], b"")
-        state = View(txn, self.dbs, {}).queue_state()
-        self.waiting.load(state, ((key, name[:-1].decode("ascii")) for key, name in waiting))
+        for follower in self._followers.values():
+            follower.recall(view)
 
     def _flush(self, batch: Batch) -> None:
         txn, dbs = batch.txn, self.dbs
@@ -175,10 +178,9 @@ class Writer:
         seen = max(entry.start_ns, entry.end_ns or 0) if seen_ns is None else seen_ns
         if seen > live.values[_SEEN]:
             live.values[_SEEN] = seen
-        if live.values[_STATUS] in _DORMANT and seen:
-            Work(self, batch).sign_of_life(live, seen)
-        elif entry.sequence == 1 and not announced and live.values[_WORKER] is None:
-            Work(self, batch).begin_unclaimed(live, seen)
+        unclaimed = entry.sequence == 1 and not announced and live.values[_WORKER] is None
+        if self._woken is not None and (unclaimed or (live.values[_STATUS] in DORMANT and seen)):
+            self._woken(Transaction(self, batch), live, seen)
         if entry.status == SpanStatus.OPEN:
             self._announce(batch, live, entry)
             return

@@ -1,0 +1,2 @@
+"""Where calls go: routes, pools of connections, and the gate at which calls wait while weights change. Begin with
+`pool`."""

@@ -18,7 +18,8 @@ and the inner one ends as if the runner were gone.
 standard library alone: it starts in about 20 ms and no failure of the runner reaches it. Where the kernel has no
 subreapers (anything but Linux) it kills the agent's process group, which a grandchild can leave.
 
-`watch` is the same for an agent that is no command: `sidecar.agent.fork_server` forks wardens whose agents are a function.
+`watch` is the same for an agent that is no command: `sidecar.agent.fork_server` forks wardens whose agents are a
+function.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Where agents run: on this machine, in containers, on Ray, on Kubernetes. Begin with `local`."""

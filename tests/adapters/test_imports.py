@@ -42,5 +42,6 @@ def test_conversations_and_preferences_are_made_without_numpy() -> None:
 
 
 def test_help_needs_no_numpy() -> None:
-    program = "from penstock.gateway.__main__ import main\ntry:\n    main(['samples', '--help'])\nexcept SystemExit:\n    pass"
+    program = "from penstock.gateway.__main__ import main\n"
+    program += "try:\n    main(['samples', '--help'])\nexcept SystemExit:\n    pass"
     assert loaded(program, ("numpy", "aiohttp", "pydantic", "pyarrow")) == []

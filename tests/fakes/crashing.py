@@ -14,6 +14,8 @@ from pathlib import Path
 
 from fakes.entries import call, finish, running
 
+from penstock.gateway.app import open_store
+from penstock.gateway.cli.check import problems
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.records import Entry
@@ -42,7 +44,7 @@ def numbered(life: int, number: int) -> Entry:
 
 def write_forever(path: Path, life: int, report: Connection) -> None:
     """Announces and finishes calls in batches of every size and reports the numbers that were committed as finished."""
-    store = Store(path, map_bytes=SMALL, memory_bytes=50_000)
+    store = open_store(path, map_bytes=SMALL, memory_bytes=50_000)
     numbers = count(1)
     for batch in count():
         entries = [numbered(life, next(numbers)) for _ in range(1 + batch % 20)]
@@ -60,7 +62,7 @@ def noise(seed: int, size: int = 100_000) -> bytes:
 def fill_and_go_on(path: Path, make_room: Callable[[], None]) -> None:
     """Writes until the disk is full, makes room and goes on; asserts that nothing is harmed at any point."""
     kept: list[Entry] = []
-    with Store(path, map_bytes=SMALL) as store:
+    with open_store(path, map_bytes=SMALL) as store:
         refused = fill(store, kept)
         assert len(kept) > 5
         assert all(entry.sequence == 0 for entry in refused)
@@ -70,7 +72,7 @@ def fill_and_go_on(path: Path, make_room: Callable[[], None]) -> None:
         make_room()
         store.write(refused)
         assert_whole(store, [*kept, *refused])
-    with Store(path) as store:
+    with open_store(path) as store:
         assert_whole(store, [*kept, *refused])
 
 
@@ -90,7 +92,7 @@ def fill(store: Store, kept: list[Entry]) -> list[Entry]:
 
 def assert_whole(store: Store, entries: list[Entry]) -> None:
     """Everything of these is on the tape, byte for byte, and nothing else."""
-    assert list(store.check()) == []
+    assert list(problems(store)) == []
     spans = list(store.spans("r1"))
     assert [span.sequence for span in spans] == [entry.sequence for entry in entries]
     for span, entry in zip(spans, entries, strict=True):

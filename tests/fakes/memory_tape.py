@@ -16,11 +16,10 @@ from penstock.gateway.api.context import Control
 from penstock.gateway.api.routes import make_control
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.model.base import Mode
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Chunk, Exchange
-from penstock.gateway.model.queue import QueueState, QueueStatus
-from penstock.gateway.model.rollout import Attempt, Rollout, Totals, Worker
+from penstock.gateway.model.queue import QueueStatus
+from penstock.gateway.model.rollout import Attempt, Rollout, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.queue.dispatcher import Desk
 from penstock.gateway.releases.driver import Driver
@@ -28,9 +27,10 @@ from penstock.gateway.runs.service import Runs
 
 T0 = 1_790_000_000_000_000_000
 """When the tests' calls begin: 2026-09-21 14:13:20 UTC."""
-NO_DESK = cast(Desk, None)
-"""Reading needs none."""
-NO_RELEASES = cast(Driver, SimpleNamespace(tape=SimpleNamespace(releases=list)))
+EMPTY = QueueStatus(state="open", waiting={}, claimed=0, oldest_ns=None)
+NO_DESK = cast(Desk, SimpleNamespace(reader=SimpleNamespace(queue=lambda: EMPTY, workers=list)))
+"""Nothing waits."""
+NO_RELEASES = cast(Driver, SimpleNamespace(reader=SimpleNamespace(releases=list)))
 """No more, and there are none."""
 NO_RUNS = cast(Runs, None)
 SECRET = b"a secret of 16 bytes or more"
@@ -85,15 +85,6 @@ class MemoryTape:
         async with self._changed:
             await self._changed.wait_for(lambda: self.cursor() > since)
             return self.cursor()
-
-    def queue_state(self) -> tuple[QueueState, dict[Mode, int]]:
-        return "open", {}
-
-    def queue(self) -> QueueStatus:
-        return QueueStatus(state="open", waiting={}, claimed=0, oldest_ns=None)
-
-    def workers(self) -> list[Worker]:
-        return []
 
     def find_response(self, response_id: str) -> Span | None:
         return next((span for _, span in self._spans.values() if span.response_id == response_id), None)

@@ -25,6 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
+from penstock.gateway.app import open_store
 from penstock.gateway.config import Config
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.rollout import Reward
@@ -78,7 +79,7 @@ class Answer:
 async def inlet_at(path: Path) -> AsyncGenerator[Inlet]:
     """An inlet with its tape in `path`."""
     config, metrics = Config(), Metrics()
-    with Store(path) as store:
+    with open_store(path) as store:
         feed = Feed(store.cursor())
         recorder = Recorder(store, config.tape, metrics, feed.committed)
         desk = Desk(recorder, metrics, time.time_ns)

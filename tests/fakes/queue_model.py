@@ -1,7 +1,8 @@
 """What the queue should do, once more and as plainly as possible: dictionaries, no transactions, no tape.
 
-It is written from the documentation of `gateway.model.queue` and `gateway.model.lifecycle`, not from the store, and shares nothing
-with it but the tables. Every change of a status goes through `Model.move` and `Model.turn`, which look it up there.
+It is written from the documentation of `gateway.model.queue` and `gateway.model.lifecycle`, not from the store, and
+shares nothing with it but the tables. Every change of a status goes through `Model.move` and `Model.turn`, which look
+it up there.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from aiohttp import web
 from fakes.experiment import CANDIDATE, STABLE, prompt
 from fakes.provider import FORMATS, Provider
 
+from penstock.gateway.app import open_store
 from penstock.gateway.config import Config, Tape
 from penstock.gateway.demo.model import Answer, Call, Json
 from penstock.gateway.dialects import find
@@ -30,15 +31,17 @@ from penstock.gateway.model.release import Release
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.queue.operations import Work
+from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.releases.catalog import Switch
 from penstock.gateway.releases.jobs import Progress, Report
+from penstock.gateway.releases.operations import ReleaseOperations
+from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.replay.sender import Means
 from penstock.gateway.releases.replay.stage import Replay
-from penstock.gateway.store import Store
 from penstock.gateway.store.codec import Body
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
 
@@ -139,7 +142,7 @@ class Bench:
     provider: Counting
     progress: Progress = field(default_factory=lambda: Progress("replay"))
 
-    async def do(self, operation: Callable[[Work], T]) -> T:
+    async def do(self, operation: Callable[[Transaction], T]) -> T:
         """One transaction."""
         done = await self.means.recorder.submit(operation)
         await self.means.switch.reload()
@@ -147,7 +150,7 @@ class Bench:
 
     async def add(self, name: str, new: NewVersion) -> None:
         """Registers a version."""
-        await self.do(lambda work: work.releases.add_version(name, new, self.means.now_ns()))
+        await self.do(lambda transaction: ReleaseOperations(transaction).add_version(name, new, self.means.now_ns()))
 
     async def record(
         self,
@@ -170,7 +173,7 @@ class Bench:
         given |= {"dialect": dialect.name, "model": asked["model"], "stream": stream, "choices": facts.choices}
         given |= {"status": "ok", "body": Body("", headers, body, b"Content-Type: " + kind + b"\r\n", raw, b"", [])}
         entry = Entry(rollout, "a1", **(given | more))
-        await self.do(lambda work: work.add([entry], now))
+        await self.do(lambda transaction: QueueOperations(transaction).add([entry], now))
 
     async def record_many(self, rollouts: int, calls: int = 1, **more: Any) -> None:
         """Calls with the stable prompt."""
@@ -189,7 +192,7 @@ class Bench:
             | {"policy": policy, "salt": "s", "only": only}
         )
         link = Link(number=0, at_ns=0, who="ann", action="start", before=None, after="draft")
-        return await self.do(lambda work: work.releases.start(new, link, self.means.now_ns()))
+        return await self.do(lambda transaction: ReleaseOperations(transaction).start(new, link, self.means.now_ns()))
 
     async def replay(self, release: Release) -> Report:
         """The report of a replay."""
@@ -219,9 +222,9 @@ async def bench(home: Path, provider: Counting, config: Mapping[str, Any] | None
     ]
     found = Config.model_validate({"upstream": upstream} | dict(config or {}))
     pools = {one.name: Pool(one) for one in found.upstreams()}
-    store = Store(home / "data")
+    store = open_store(home / "data")
     recorder = Recorder(store, Tape(commit_ms=0), Metrics(), lambda cursor: None)
-    switch = Switch(store, recorder, Metrics(), asyncio.Future)
+    switch = Switch(ReleaseReader(store), recorder, Metrics(), asyncio.Future)
     recorder.start()
     async with aiohttp.ClientSession() as session:
         means = Means(store, switch, recorder, pools, Routes(found.route, pools), lambda: session, time.time_ns)

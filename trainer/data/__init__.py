@@ -1,0 +1,1 @@
+"""What is learnt from: rollouts, conversations, tasks. Begin with `collect`."""

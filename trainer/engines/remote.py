@@ -3,8 +3,8 @@
     engine = RemoteEngine(config, ranks)    # as trainer.engines.local.Engine
     engine.close()
 
-Micro-batches are dealt to the ranks (`trainer.mathematics.shares`), each of which holds a part (`trainer.engines.rank`); their tallies
-are added up here. A state is the local engine's, and so is what is written.
+Micro-batches are dealt to the ranks (`trainer.mathematics.shares`), each of which holds a part
+(`trainer.engines.rank`); their tallies are added up here. A state is the local engine's, and so is what is written.
 """
 
 from __future__ import annotations

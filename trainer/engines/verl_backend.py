@@ -5,8 +5,8 @@
 
 verl places the ranks (`RayResourcePool`, `RayWorkerGroup`) and in each builds the network, its adapter and its
 optimiser, spread over all of them by FSDP2 (`FSDPEngineWithLMHead`); it clips and steps too. What goes through the
-network and what is minimised are ours (`trainer.engines.rank`): verl's own trainer, its batches and its losses are not used,
-so a step is the local engine's up to the order of sums.
+network and what is minimised are ours (`trainer.engines.rank`): verl's own trainer, its batches and its losses are not
+used, so a step is the local engine's up to the order of sums.
 
 verl knows GPUs and NPUs; `Cpu` is what it has to know of a machine without.
 """

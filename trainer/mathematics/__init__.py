@@ -1,0 +1,1 @@
+"""Credit, batches, losses: numbers in, numbers out. Begin with `loss`."""

@@ -1,0 +1,1 @@
+"""Training runs from beginning to end. Begin with `grpo`."""

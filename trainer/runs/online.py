@@ -1,10 +1,10 @@
 """`penstock train grpo --online`: a run that goes on, and learns from production.
 
-    rollouts      production's own, as their rewards come (`trainer.data.production`), instead of rollouts that are queued
-    a step        as in `trainer.runs.grpo`: credit, update, publish to the modes of training, evaluate, report, keep
-    production    sees the weights by one release after the other, with its canary (`trainer.serving.production_release`)
-    its end       the last step; or it stops itself when evaluation falls (`trainer.mathematics.early_stop`) or a release of its is
-                  rolled back. Production's stable weights stay as they are, and what is live is held for a person
+    rollouts      production's own, as their rewards come (`data.production`), instead of rollouts that are queued
+    a step        as in `runs.grpo`: credit, update, publish to the modes of training, evaluate, report, keep
+    production    sees the weights by one release after the other, with its canary (`serving.production_release`)
+    its end       the last step; or it stops itself when evaluation falls (`mathematics.early_stop`) or a release of its
+                  is rolled back. Production's stable weights stay as they are, and what is live is held for a person
 
 A run that has stopped itself stops again when it is started again: what it has learnt since is what was bad.
 """

@@ -1,6 +1,7 @@
 """The vLLM that agents' calls go to, when it is ours: started from vLLM's own environment.
 
-`trainer.serving.restart` starts one that has died again, `trainer.serving.replicas` has one become a server of other weights.
+`trainer.serving.restart` starts one that has died again, `trainer.serving.replicas` has one become a server of other
+weights.
 """
 
 from __future__ import annotations

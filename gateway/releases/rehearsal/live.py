@@ -28,6 +28,7 @@ from penstock.gateway.model.release_calls import REHEARSAL
 from penstock.gateway.model.rollout import RolloutConfig
 from penstock.gateway.queue.dispatcher import Desk
 from penstock.gateway.queue.results import Claimed
+from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.recorded_rollouts import Original, answered
 from penstock.gateway.releases.rehearsal.tool_player import Play, Played, Role
 from penstock.gateway.releases.replay.questions import ANSWERING, RUN
@@ -161,7 +162,7 @@ class Rehearsals:
     def _may_come(self, rollout: str) -> bool:
         return rollout in self._legs or any(
             one.stage == "checked" and rollout.startswith(f"{one.id[-80:]}{REHEARSAL}{one.revision}-")
-            for one in self._means.tape.releases()
+            for one in ReleaseReader(self._means.tape).releases()
         )
 
     async def _begin(self, rehearsed: Rehearsed, leg: Leg, attempt: str) -> Play:
@@ -181,7 +182,7 @@ class Rehearsals:
         `Refused`."""
         until = asyncio.get_running_loop().time() + asked.wait_s
         while True:
-            news, found = self._news, self._means.tape.release(release)
+            news, found = self._news, ReleaseReader(self._means.tape).release(release)
             if found is None:
                 message = f"there is no release {release!r}; `penstock release list` lists them"
                 raise Refused("not_found", message, "release", release)

@@ -33,6 +33,7 @@ from penstock.gateway.model.release import Release
 from penstock.gateway.model.rollout import Attempt, AttemptStatus
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
+from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.rehearsal.live import RESTARTED, Leg, Rehearsals, Rehearsed, leg_name
 from penstock.gateway.releases.rehearsal.recorded_rollouts import Originals, answered, draw, final
@@ -97,7 +98,9 @@ class Replays:
         if noted is not None:
             return Report(**loads(noted))
         report = await self._replay(release, progress)
-        await self._means.recorder.submit(lambda work: work.note(name, dumps(asdict(report)).encode()))
+        await self._means.recorder.submit(
+            lambda transaction: QueueOperations(transaction).note(name, dumps(asdict(report)).encode())
+        )
         return report
 
 
@@ -184,7 +187,7 @@ class Rehearsal:
         """Its worker hears of it with its next heartbeat and kills the agent."""
         now = self._means.now_ns()
         with suppress(Refused):
-            await self._means.recorder.submit(lambda work: work.cancel(leg.rollout, now))
+            await self._means.recorder.submit(lambda transaction: QueueOperations(transaction).cancel(leg.rollout, now))
 
     async def _look(self, leg: Leg) -> None:
         """Where a run stands, as the tape has it."""

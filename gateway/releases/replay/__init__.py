@@ -1,0 +1,1 @@
+"""The stage *replayed*: recorded calls are asked again. Begin with `stage`."""

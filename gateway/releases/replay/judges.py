@@ -1,8 +1,9 @@
 """Who says how far an answer agrees with another: `exact`, a verifier function, or a judge model.
 
 * `exact`: the same next action (`gateway.releases.replay.agreement`).
-* `module:function`: called with both exchanges as dictionaries (the fields of `gateway.model.span.Turn`: messages, tools,
-  choices ...), the recorded one first; it returns a number in [0, 1] or a bool. It runs on a thread and must come back.
+* `module:function`: called with both exchanges as dictionaries (the fields of `gateway.model.span.Turn`: messages,
+  tools, choices ...), the recorded one first; it returns a number in [0, 1] or a bool. It runs on a thread and must
+  come back.
 * the name of a model: asked by way of the routes. What agrees exactly is not asked about. Otherwise it is asked twice,
   with the positions exchanged, and not told which answer was recorded; the score is the mean.
 """

@@ -35,6 +35,7 @@ from penstock.gateway.model.turn import Turn
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.prompts.recognise import Known, Recogniser
 from penstock.gateway.prompts.rewrite import Findings, find
+from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.replay.agreement import action
 from penstock.gateway.releases.replay.questions import ANSWERING, Question, place, rewritten, unmasked, unrepeatable
 from penstock.gateway.releases.replay.sender import Means
@@ -85,7 +86,7 @@ class Recordings:
         self._release = release
         self._known: dict[str, Recogniser] = {}
         """Tells a version in the requests that it was written into."""
-        found = self._tape.resource(release.resource)
+        found = ReleaseReader(self._tape).resource(release.resource)
         for version in [] if found is None else found[1]:
             content = version.read()
             if not isinstance(content, ModelVersion):

@@ -24,6 +24,7 @@ from penstock.gateway.model.release import Release
 from penstock.gateway.model.rollout import AttemptStatus, Outcome
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
+from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.releases.catalog import Switch
 from penstock.gateway.releases.replay.questions import Question, headers
 from penstock.gateway.releases.replay.replies import LARGEST, Reply, TooLarge, complete
@@ -170,7 +171,9 @@ class Asking:
             name, now = (self.rollout, self.attempt), self._means.now_ns()
             end = AttemptStatus.SUCCEEDED, Outcome(reason=why[:2000])
             with suppress(Refused):
-                await self._means.recorder.submit(lambda work: work.finish(name, None, *end, [], now))
+                await self._means.recorder.submit(
+                    lambda transaction: QueueOperations(transaction).finish(name, None, *end, [], now)
+                )
 
     async def _keep(self, entry: Entry) -> None:
         """Waits until it is on the tape: a full queue slows this down and nobody else."""

@@ -1,0 +1,1 @@
+"""The stage *shadowed*: calls of production are asked twice. Begin with `stage`."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from fakes.experiment import CANDIDATE, STABLE, policy, prompt
 
+from penstock.gateway.app import open_store
 from penstock.gateway.calls.address import Address
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.canary.assignment import Asker, apart, share, speaks_to
@@ -18,13 +19,14 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.release import Entry, Pin, Release
 from penstock.gateway.model.resource import Audience
-from penstock.gateway.queue.operations import Work
 from penstock.gateway.releases.catalog import Found, Switch
-from penstock.gateway.releases.operations import Wanted
+from penstock.gateway.releases.operations import ReleaseOperations, Wanted
+from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Refused, Task
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.transaction import Transaction
 
 PATH = "/v1/chat/completions"
 # printf 's\0r1' | sha256sum: the first 16 digits, less the last 11 bits.
@@ -96,9 +98,9 @@ class Rig:
         self.store = store
         self.full = False
         self.metrics = Metrics()
-        self.switch = Switch(store, cast(Recorder, self), self.metrics, asyncio.Future)
+        self.switch = Switch(ReleaseReader(store), cast(Recorder, self), self.metrics, asyncio.Future)
 
-    def submit(self, do: Callable[[Work], Any]) -> Any:
+    def submit(self, do: Callable[[Transaction], Any]) -> Any:
         """As the recorder does it, at once."""
         done = asyncio.get_running_loop().create_future()
         if self.full:
@@ -107,7 +109,7 @@ class Rig:
             done.set_result(self.do(do))
         return done
 
-    def do(self, operation: Callable[[Work], Any]) -> Any:
+    def do(self, operation: Callable[[Transaction], Any]) -> Any:
         task = Task(operation)
         self.store.write([task])
         if task.refusal is not None:
@@ -120,19 +122,21 @@ class Rig:
             id="new", resource="travel", kind="prompt", stable="v1", candidate="v2", policy=policy(),
             salt="s", only=only or Audience(),
         )  # fmt: skip
-        made: Release = self.do(lambda work: work.releases.start(new, entry("start"), 2))
+        made: Release = self.do(lambda transaction: ReleaseOperations(transaction).start(new, entry("start"), 2))
         for stage in ("checked", "replayed", "shadowed"):
             self.move(made, stage=stage)
         return self.move(made, stage="canary", split=split)
 
     def move(self, release: Release, **update: Any) -> Release:
-        made: Release = self.do(lambda work: work.releases.change(release.id, None, update, entry("x"), 3))
+        made: Release = self.do(
+            lambda transaction: ReleaseOperations(transaction).change(release.id, None, update, entry("x"), 3)
+        )
         return made
 
     def pin(self, agent: str, rollout: str = "r1", given: Sequence[Pin] = ()) -> list[Pin]:
         """The rollout's pins after a call of an agent."""
         wanted = Wanted(rollout, asker(agent), ("travel",), given)
-        made: list[Pin] = self.do(lambda work: work.releases.pin(wanted, 5))
+        made: list[Pin] = self.do(lambda transaction: ReleaseOperations(transaction).pin(wanted, 5))
         return made
 
     async def call(self, agent: str, rollout: str = "r1") -> Pin:
@@ -163,10 +167,12 @@ def entry(action: str) -> Entry:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncGenerator[Rig]:
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         made = Rig(store)
         for version in (prompt(STABLE, sent=True), prompt(CANDIDATE)):
-            made.do(lambda work, version=version: work.releases.add_version("travel", version, 1))
+            made.do(
+                lambda transaction, version=version: ReleaseOperations(transaction).add_version("travel", version, 1)
+            )
         yield made
 
 
@@ -182,7 +188,7 @@ async def test_every_agent_of_a_rollout_is_on_its_arm(rig: Rig) -> None:
     pins = rig.pin("critic")
     assert [pin.agent for pin in pins] == ["planner", "critic"]
     assert only_arm(pins) == {(release.id, "candidate", "v2", 1, 0.999, False)}
-    stored = rig.store.release(release.id)
+    stored = ReleaseReader(rig.store).release(release.id)
     assert stored is not None
     assert stored.assigned == 1
 
@@ -225,7 +231,10 @@ async def test_a_rollout_that_began_while_the_tape_was_full_takes_no_part_when_i
     critic = await rig.call("critic")
     assert (critic.version, critic.arm) == ("v1", None)
     assert (await rig.call("planner")).version == "v1"
-    assert [(pin.agent, pin.version) for pin in rig.store.pins("r1")] == [("planner", "v1"), ("critic", "v1")]
+    assert [(pin.agent, pin.version) for pin in ReleaseReader(rig.store).pins("r1")] == [
+        ("planner", "v1"),
+        ("critic", "v1"),
+    ]
 
 
 async def test_what_is_remembered_never_changes_what_the_tape_has(rig: Rig) -> None:
@@ -248,7 +257,7 @@ async def test_an_agent_joins_its_rollouts_arm_while_the_tape_is_full(rig: Rig) 
     assert (critic.agent, critic.arm, critic.version) == ("critic", "candidate", "v2")
     rig.full = False
     await rig.call("writer")
-    assert {(pin.agent, pin.arm) for pin in rig.store.pins("r1")} == {
+    assert {(pin.agent, pin.arm) for pin in ReleaseReader(rig.store).pins("r1")} == {
         ("planner", "candidate"), ("critic", "candidate"), ("writer", "candidate"),
     }  # fmt: skip
 
@@ -266,12 +275,12 @@ async def test_a_rollback_reaches_rollouts_while_the_tape_is_full(rig: Rig) -> N
 
 async def test_what_was_held_before_its_checks_cannot_be_promoted(rig: Rig) -> None:
     new = Release(id="new", resource="travel", kind="prompt", stable="v1", candidate="v2", policy=policy(), salt="s")
-    made: Release = rig.do(lambda work: work.releases.start(new, entry("start"), 2))
+    made: Release = rig.do(lambda transaction: ReleaseOperations(transaction).start(new, entry("start"), 2))
     rig.move(made, stage="held", held_in="draft")
     with pytest.raises(Refused, match="was held in draft: nobody has seen its candidate work yet"):
         rig.move(made, stage="promoted")
     rig.move(made, stage="draft", held_in=None)
-    assert rig.store.resources()["travel"][0].version == "v1"
+    assert ReleaseReader(rig.store).resources()["travel"][0].version == "v1"
 
 
 async def test_a_prompt_that_is_named_and_not_there_is_counted(rig: Rig) -> None:

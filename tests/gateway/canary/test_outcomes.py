@@ -76,7 +76,7 @@ ASSIGNED = Assignment(number=7, rollout="r1", arm="candidate", probability=0.5, 
 
 
 def seen(tape: FakeTape, now: int = NOW, **policy: Any) -> Seen | None:
-    return look(tape, release(**policy), ASSIGNED, now)
+    return look(tape, tape.pins(ASSIGNED.rollout), release(**policy), ASSIGNED, now)
 
 
 def test_its_reward_is_its_turn(tape: FakeTape) -> None:
@@ -214,8 +214,8 @@ def test_the_baseline_is_of_rollouts_that_were_given_the_version_and_of_no_rehea
     tape.said["r4"][0].attributes = {**(tape.said["r4"][0].attributes or {}), REPLAY_OF: "r1/a1"}
     every = list(tape.rollouts.values())
     policy = release().policy
-    assert baseline(tape, every, policy, "x", "v1") == 0.5
+    assert baseline(tape, tape.pins, every, policy, "x", "v1") == 0.5
     tape.given = [Pin(resource="x", version="v1")]
-    assert baseline(tape, every, policy, "x", "v1") == 0.25
-    assert baseline(tape, every, policy, "x", "v2") == 0.625
-    assert baseline(tape, [tape.rollouts[rehearsal]], policy, "x", "v1") is None
+    assert baseline(tape, tape.pins, every, policy, "x", "v1") == 0.25
+    assert baseline(tape, tape.pins, every, policy, "x", "v2") == 0.625
+    assert baseline(tape, tape.pins, [tape.rollouts[rehearsal]], policy, "x", "v1") is None

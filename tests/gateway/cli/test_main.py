@@ -21,10 +21,10 @@ from fakes.process import ROOT
 from fakes.shell import Shell
 
 from penstock.gateway.__main__ import COMMANDS, GROUPS, main
+from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.config import Auth
 from penstock.gateway.model.exchange import Side
-from penstock.gateway.store import Store
 from penstock.sidecar.agent.environment import REMOVED
 
 RAW = b'\xff\x00 {"exact": \r\n}'
@@ -256,7 +256,7 @@ async def test_a_reader_that_leaves_is_no_error(shell: Shell, command: str) -> N
 
 
 async def test_check_reports_a_clean_tape(shell: Shell, tmp_path: Path) -> None:
-    with Store(tmp_path / "data"):
+    with open_store(tmp_path / "data"):
         pass
     done = await shell.run("check", "--data", "data")
     assert (done.code, done.err) == (0, "")

@@ -15,6 +15,7 @@ from penstock.gateway.api.pages import summary
 from penstock.gateway.api.reading import detail_of
 from penstock.gateway.display import queue as pictures
 from penstock.gateway.display import rollout_tree, rollouts
+from penstock.gateway.display.text import tokens
 from penstock.gateway.model.answers import ModelStats, RewardStats, SpanDetail, Stats
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import Enqueued, QueueStatus, RewardAnswer
@@ -311,7 +312,7 @@ def test_ages(s: int, text: str) -> None:
     ("given", "made", "text"), [(None, None, ""), (1200, None, "1,200 → ?"), (0, 5, "0 → 5"), (None, 5, "? → 5")]
 )
 def test_tokens(given: int | None, made: int | None, text: str) -> None:
-    assert text.tokens(given, made) == text
+    assert tokens(given, made) == text
 
 
 def test_abbreviation_says_how_much_is_missing() -> None:

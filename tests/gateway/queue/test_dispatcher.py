@@ -17,6 +17,8 @@ from fakes.entries import call, finish, running
 from fakes.rig import inside
 from pydantic import ValidationError
 
+from penstock.gateway.app import open_store
+from penstock.gateway.cli.check import problems
 from penstock.gateway.client.client import Client
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
@@ -34,12 +36,14 @@ from penstock.gateway.model.rollout import (
 )
 from penstock.gateway.queue import dispatcher
 from penstock.gateway.queue.dispatcher import Desk
-from penstock.gateway.queue.operations import Work
+from penstock.gateway.queue.operations import QueueOperations
+from penstock.gateway.queue.reader import QueueReader
 from penstock.gateway.queue.results import Claimed, Looked
-from penstock.gateway.store import Store
+from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.transaction import Transaction
 
 PATIENCE = 10.0
 SECOND = 10**9
@@ -74,7 +78,7 @@ class Life:
 
     def __init__(self, path: Path, clock: Clock, quiet_s: float) -> None:
         self.clock = clock
-        self.store = Store(path, map_bytes=1 << 20)
+        self.store = open_store(path, map_bytes=1 << 20)
         self.metrics = Metrics()
         self.recorder = Recorder(self.store, Tape(commit_ms=1.0), self.metrics, lambda cursor: None)
         self.desk = Desk(self.recorder, self.metrics, clock, quiet_s=quiet_s)
@@ -145,7 +149,7 @@ async def living(path: Path, clock: Clock | None = None, quiet_s: float = 1800) 
     finally:
         await life.desk.stop()
         await life.recorder.close()
-        assert list(life.store.check()) == []
+        assert list(problems(life.store)) == []
         life.store.close()
 
 
@@ -374,7 +378,7 @@ async def test_a_restart_takes_leases_up_with_grace_and_forgets_nobody(
         await life.desk.set_state("paused")
     clock.ahead += 3600 * SECOND
     async with living(tmp_path, clock) as life:
-        assert life.store.queue_state()[0] == "paused"
+        assert life.store.follower(Waiting).state == "paused"
         await life.desk.set_state("open")
         for name in ("q1/a1", "q2/a1"):
             assert life.attempt(name).status == AttemptStatus.PREPARING
@@ -471,7 +475,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_claim_costs_no_try(life: 
     """The tape has handed it out, and there is nobody to whom it could be given."""
     gate = threading.Event()
     await life.enqueue("q1", config=RolloutConfig(max_attempts=1))
-    held = patient(life.recorder.submit(lambda work: gate.wait(PATIENCE)))
+    held = patient(life.recorder.submit(lambda transaction: gate.wait(PATIENCE)))
     leaving = patient(life.claim("gone", lease_s=3600))
     await asyncio.sleep(0.02)
     _ = leaving.cancel()
@@ -537,7 +541,8 @@ async def test_a_tape_that_fails_loses_nothing_and_starves_nobody(life: Life) ->
         with pytest.raises(TapeError):
             await refused
     # The queue in memory is the queue on the tape again, without anybody having written in between.
-    assert life.store.queue_state() == ("open", {"train": 1})
+    waiting = life.store.follower(Waiting)
+    assert (waiting.state, waiting.counts()) == ("open", {"train": 1})
     assert life.store.rollout("q3") is None
     # Its time comes while nothing can be written; it is looked at again when something can.
     await life.when(
@@ -552,8 +557,8 @@ async def test_a_tape_that_fails_loses_nothing_and_starves_nobody(life: Life) ->
 async def test_a_task_that_cannot_be_done_does_not_disturb_the_others(life: Life) -> None:
     await life.enqueue("q1")
 
-    def broken(work: Work) -> None:
-        work.claim("w9", 1, None, 30 * SECOND, life.clock())
+    def broken(transaction: Transaction) -> None:
+        QueueOperations(transaction).claim("w9", 1, None, 30 * SECOND, life.clock())
         raise ZeroDivisionError("planted")
 
     results = await asyncio.gather(
@@ -650,7 +655,9 @@ async def test_who_was_heard_of_lately_is_looked_at_without_being_remembered(tmp
     async with living(tmp_path, clock) as life:
         writer = life.store._writer
         seen = life.attempt("by-hand/0").last_seen_ns
-        looked = await life.recorder.submit(lambda work: work.expire([("by-hand", "0"), ("nobody", "0")], seen, 60))
+        looked = await life.recorder.submit(
+            lambda transaction: QueueOperations(transaction).expire([("by-hand", "0"), ("nobody", "0")], seen, 60)
+        )
         assert looked == [Looked("by-hand", "0", seen + 60 * SECOND), Looked("nobody", "0", None)]
         assert writer._memory.find(("by-hand", "0")) is None
 
@@ -661,7 +668,7 @@ async def test_many_end_some_at_a_time(tmp_path: Path, monkeypatch: pytest.Monke
         seen: list[int] = []
         submit = life.recorder.submit
 
-        def counting(do: Callable[[Work], Any]) -> asyncio.Future[Any]:
+        def counting(do: Callable[[Transaction], Any]) -> asyncio.Future[Any]:
             done = submit(do)
             done.add_done_callback(lambda it: seen.append(len(it.result()) if isinstance(it.result(), list) else 0))
             return done
@@ -670,7 +677,7 @@ async def test_many_end_some_at_a_time(tmp_path: Path, monkeypatch: pytest.Monke
         for number in range(50):
             life.recorder.put(Call(f"by-hand-{number}", "0", life.clock()))
         assert await life.recorder.flush()
-        await life.when(lambda: not life.store.unclaimed())
+        await life.when(lambda: not QueueReader(life.store).unclaimed())
         assert max(seen) == 7
         assert life.metrics.attempts[("succeeded",)] == 50
 

@@ -21,14 +21,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.gateway.app import open_store
+from penstock.gateway.cli.check import problems
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.queue import End, HeartbeatRequest, Held, QueueState, RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, RolloutConfig, RolloutStatus
-from penstock.gateway.queue.operations import Work
+from penstock.gateway.queue.operations import QueueOperations
+from penstock.gateway.queue.reader import QueueReader
+from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store import Store, keys
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Thousands of commits: what a disk takes for each would be all that this test does."""
@@ -91,7 +96,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def opened(self) -> Store:
         # A little memory, so that attempts are read back from the tape all the time.
-        return Store(self.path, map_bytes=1 << 20, memory_bytes=10_000)
+        return open_store(self.path, map_bytes=1 << 20, memory_bytes=10_000)
 
     def rollout(self, pick: int) -> str:
         there = sorted(self.model.tasks)
@@ -105,7 +110,10 @@ class QueueMachine(RuleBasedStateMachine):
     # -- transactions --------------------------------------------------------------------------------------------------
 
     def do(
-        self, operation: Callable[[Work], Any], predict: Callable[[], Any], outcome: Callable[[Any], Any] = lambda x: x
+        self,
+        operation: Callable[[Transaction], Any],
+        predict: Callable[[], Any],
+        outcome: Callable[[Any], Any] = lambda x: x,
     ) -> None:
         """Compares what the store answers (`outcome` of it) with what the model predicts."""
         self.step(Step(Task(operation), predict, outcome))
@@ -166,7 +174,7 @@ class QueueMachine(RuleBasedStateMachine):
         now = self.now
         self.model.take_up(now, GRACE)
         expected = {(*name, self.look_at(name)) for name in self.model.live()}
-        task = Task(lambda work: work.take_up(now, GRACE))
+        task = Task(lambda transaction: QueueOperations(transaction).take_up(now, GRACE))
         self.store.write([task])
         assert set(task.result or []) == expected
 
@@ -181,7 +189,7 @@ class QueueMachine(RuleBasedStateMachine):
     def enqueue(self, given: list[RolloutSpec]) -> None:
         named, now = [(spec.id or "", spec) for spec in given], self.now
         self.do(
-            lambda work: work.enqueue(named, now),
+            lambda transaction: QueueOperations(transaction).enqueue(named, now),
             lambda: self.model.enqueue(given),
             lambda made: [(one.id, one.created) for one in made],
         )
@@ -189,17 +197,28 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(pick=seldom)
     def cancel(self, pick: int) -> None:
         rollout, now = self.rollout(pick), self.now
-        self.do(lambda work: work.cancel(rollout, now), lambda: self.model.cancel(rollout, now), lambda made: None)
+        self.do(
+            lambda transaction: QueueOperations(transaction).cancel(rollout, now),
+            lambda: self.model.cancel(rollout, now),
+            lambda made: None,
+        )
 
     @rule(pick=picks)
     def requeue(self, pick: int) -> None:
         rollout, now = self.rollout(pick), self.now
         self.requeued.add(rollout)
-        self.do(lambda work: work.requeue(rollout, now), lambda: self.model.requeue(rollout, now), lambda made: None)
+        self.do(
+            lambda transaction: QueueOperations(transaction).requeue(rollout, now),
+            lambda: self.model.requeue(rollout, now),
+            lambda made: None,
+        )
 
     @rule(state=st.sampled_from(["open", "open", "open", "open", "paused", "draining"]))
     def set_state(self, state: QueueState) -> None:
-        self.do(lambda work: work.set_state(state), lambda: setattr(self.model, "state", state))
+        self.do(
+            lambda transaction: QueueOperations(transaction).set_state(state),
+            lambda: setattr(self.model, "state", state),
+        )
 
     # -- doing it ------------------------------------------------------------------------------------------------------
 
@@ -213,7 +232,7 @@ class QueueMachine(RuleBasedStateMachine):
     def claim(self, worker: str, limit: int, wanted: tuple[Mode, ...], lease: int, reward: float | None = None) -> None:
         now = self.now
         self.do(
-            lambda work: work.claim(worker, limit, wanted, lease, now, reward),
+            lambda transaction: QueueOperations(transaction).claim(worker, limit, wanted, lease, now, reward),
             lambda: self.model.claim(worker, limit, wanted, lease, now, reward),
             lambda made: [(one.rollout.id, one.attempt.id) for one in made],
         )
@@ -224,7 +243,9 @@ class QueueMachine(RuleBasedStateMachine):
         asked = [Held(rollout=name[0], attempt=name[1], running=running) for name, running in held]
         now = self.now
         self.do(
-            lambda work: work.heartbeat(worker, HeartbeatRequest(attempts=asked), lease, now),
+            lambda transaction: QueueOperations(transaction).heartbeat(
+                worker, HeartbeatRequest(attempts=asked), lease, now
+            ),
             lambda: self.model.heartbeat(worker, held, lease, now),
             lambda made: [one.held for one in made],
         )
@@ -233,7 +254,10 @@ class QueueMachine(RuleBasedStateMachine):
     def give_back(self, picked: list[int]) -> None:
         wanted, now = [name for name in map(self.attempt, picked) if self.model.there(name)], self.now
         if self.held is None:
-            self.do(lambda work: work.give_back(wanted, now), lambda: self.model.give_back(wanted, now))
+            self.do(
+                lambda transaction: QueueOperations(transaction).give_back(wanted, now),
+                lambda: self.model.give_back(wanted, now),
+            )
 
     @rule(pick=picks, worker=st.sampled_from(["w1", "w2", None, "own"]), end=ends, given=rewards)
     def finish(self, pick: int, worker: str | None, end: End, given: list[tuple[float, str | None]]) -> None:
@@ -248,7 +272,9 @@ class QueueMachine(RuleBasedStateMachine):
         if end == "environment":
             self.requeued.add(name[0])
         self.do(
-            lambda work: work.finish(name, worker, status, Outcome(exit_code=0), said, now),
+            lambda transaction: QueueOperations(transaction).finish(
+                name, worker, status, Outcome(exit_code=0), said, now
+            ),
             lambda: self.model.finish(name, worker, status, given, now),
             lambda made: made.attempt.status,
         )
@@ -260,7 +286,7 @@ class QueueMachine(RuleBasedStateMachine):
         watched = sorted(self.model.live() | self.model.unclaimed())
         wanted, now = [*watched, *map(self.attempt, picked)], self.now
         self.do(
-            lambda work: work.expire(wanted, now, QUIET_S),
+            lambda transaction: QueueOperations(transaction).expire(wanted, now, QUIET_S),
             lambda: [self.model.expire(name, now) for name in wanted],
             lambda made: [(one.again_ns, one.requeued, one.rewarded) for one in made],
         )
@@ -280,7 +306,7 @@ class QueueMachine(RuleBasedStateMachine):
         for value, key in given:
             said = Judgement(value=value, key=key)
             self.do(
-                lambda work, said=said: work.reward(name, said, trusted, now),
+                lambda transaction, said=said: QueueOperations(transaction).reward(name, said, trusted, now),
                 lambda value=value, key=key: self.model.reward(name, value, key, trusted),
                 lambda made: None,
             )
@@ -325,7 +351,7 @@ class QueueMachine(RuleBasedStateMachine):
             now = self.now
             said = Judgement(value=1.0)
             self.do(
-                lambda work: work.reward(name, said, True, now),
+                lambda transaction: QueueOperations(transaction).reward(name, said, True, now),
                 lambda: self.model.reward(name, 1.0, None, True),
                 lambda made: None,
             )
@@ -368,19 +394,20 @@ class QueueMachine(RuleBasedStateMachine):
             assert found == [keys.rollout_key(name) for name in self.model.queue([mode])]
         counts = {mode: len(found) for mode, found in waiting.items()}
         assert sum(counts.values()) == len(self.model.queue())
-        state, known = self.store.queue_state()
-        assert (state, {mode: count for mode, count in known.items() if count}) == (self.model.state, counts)
-        told = self.store.queue()
+        remembered = self.store.follower(Waiting)
+        state, known = remembered.state, remembered.counts()
+        assert (state, known) == (self.model.state, counts)
+        told = QueueReader(self.store).queue()
         assert told.waiting == counts
         assert told.claimed == len(self.model.live())
 
     @invariant()
     @precondition(lambda self: self.held is None)
     def live_holds_who_is_claimed_and_nobody_twice(self) -> None:
-        live = self.store.live()
+        live = QueueReader(self.store).live()
         assert set(live) == self.model.live()
         assert len({rollout for rollout, _ in live}) == len(live)
-        assert set(self.store.unclaimed()) == self.model.unclaimed()
+        assert set(QueueReader(self.store).unclaimed()) == self.model.unclaimed()
 
     @invariant()
     @precondition(lambda self: self.held is None)
@@ -396,24 +423,24 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     @precondition(lambda self: self.held is None)
     def workers_agree(self) -> None:
-        told = {worker.id: set(worker.attempts) for worker in self.store.workers()}
+        told = {worker.id: set(worker.attempts) for worker in QueueReader(self.store).workers()}
         assert told == {name: {"/".join(one) for one in held} for name, held in self.model.workers.items()}
 
     @invariant()
     def nothing_is_wrong(self) -> None:
         self.steps += 1
         if not self.steps % 8:
-            assert list(self.store.check()) == []
+            assert list(problems(self.store)) == []
 
     def teardown(self) -> None:
         if not hasattr(self, "store"):
             return
-        assert list(self.store.check()) == []
+        assert list(problems(self.store)) == []
         self.store.close()
         shutil.rmtree(self.path)
 
 
-def fail(work: Work) -> None:
+def fail(transaction: Transaction) -> None:
     raise Boom
 
 

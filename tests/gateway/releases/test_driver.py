@@ -13,17 +13,19 @@ from fakes.engine import UNLOAD, engine
 from fakes.experiment import PATIENCE, policy
 from fakes.releasing import Bench, bench, counting
 
+from penstock.gateway.app import open_store
 from penstock.gateway.canary.assignment import Asker
 from penstock.gateway.canary.verify import verify
 from penstock.gateway.config import Upstream
 from penstock.gateway.model.release import Decision, Release, Seen
 from penstock.gateway.model.resource import NewVersion
-from penstock.gateway.queue.operations import Work
+from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.releases.adapter_keeper import Residents
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.jobs import Jobs, Progress, Report
 from penstock.gateway.releases.needs import QUIET_NS
-from penstock.gateway.releases.operations import Wanted
+from penstock.gateway.releases.operations import ReleaseOperations, Wanted
+from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.releases.transitions import entry
 from penstock.gateway.store import Store
@@ -31,6 +33,7 @@ from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
 
 T = TypeVar("T")
 ANN = Decision(who="ann")
@@ -51,9 +54,9 @@ class Submitting:
         self._recorder = recorder
         self._go = threading.Event()
         self.handed = asyncio.Event()
-        self._held = recorder.submit(lambda work: self._go.wait(PATIENCE))
+        self._held = recorder.submit(lambda transaction: self._go.wait(PATIENCE))
 
-    def submit(self, operation: Callable[[Work], T]) -> asyncio.Future[T]:
+    def submit(self, operation: Callable[[Transaction], T]) -> asyncio.Future[T]:
         self.handed.set()
         return self._recorder.submit(operation)
 
@@ -76,7 +79,9 @@ async def test_a_person_decides_about_the_release_as_it_is(tmp_path: Path) -> No
         recorder = Submitting(made.means.recorder)
         drives = driver(made, recorder)
         moved = made.means.recorder.submit(
-            lambda work: work.releases.change(release.id, None, {"stage": "checked"}, entry("check", "gateway", ""), 5)
+            lambda transaction: ReleaseOperations(transaction).change(
+                release.id, None, {"stage": "checked"}, entry("check", "gateway", ""), 5
+            )
         )
         holding = asyncio.ensure_future(drives.decide(release.id, "hold", ANN))
         await recorder.handed.wait()
@@ -94,29 +99,34 @@ async def test_what_was_counted_in_the_meantime_is_in_the_evidence(tmp_path: Pat
     async with counting() as provider, bench(tmp_path, provider) as made:
         release = await made.release()
 
-        def begin(work: Work) -> Release:
+        def begin(transaction: Transaction) -> Release:
             for stage in ("checked", "replayed", "shadowed"):
-                work.releases.change(release.id, None, {"stage": stage}, entry("x", "gateway", ""), 3)
-            moved = work.releases.change(release.id, None, FIRST, entry("canary", "gateway", ""), 4)
+                ReleaseOperations(transaction).change(release.id, None, {"stage": stage}, entry("x", "gateway", ""), 3)
+            moved = ReleaseOperations(transaction).change(release.id, None, FIRST, entry("canary", "gateway", ""), 4)
             for number in range(8):
-                work.releases.pin(Wanted(f"r{number}", Asker("", "m", "online", {}), ["travel"]), 5)
+                ReleaseOperations(transaction).pin(Wanted(f"r{number}", Asker("", "m", "online", {}), ["travel"]), 5)
             return moved
 
         moved = await made.do(begin)
         seen = [Seen(number=at, rollout=f"r{at - 1}", seen_ns=6, reward=0.5, guards={}) for at in range(1, 9)]
-        await made.do(lambda work: work.releases.count(release.id, moved.revision, seen[:3]))
+        await made.do(lambda transaction: ReleaseOperations(transaction).count(release.id, moved.revision, seen[:3]))
         recorder = Submitting(made.means.recorder)
         drives = driver(made, recorder)
-        more = made.means.recorder.submit(lambda work: work.releases.count(release.id, moved.revision, seen[3:]))
+        more = made.means.recorder.submit(
+            lambda transaction: ReleaseOperations(transaction).count(release.id, moved.revision, seen[3:])
+        )
         aborting = asyncio.ensure_future(drives.decide(release.id, "abort", ANN))
         await recorder.handed.wait()
         assert not more.done()
         recorder.go()
         ended = await aborting
         tape = made.means.tape
-        last = tape.audit(release.id)[-1]
+        last = ReleaseReader(tape).audit(release.id)[-1]
         assert (last.action, last.assignment, last.evidence["seen"], last.evidence["split"]) == ("abort", 8, 8, 0.05)
-        assert list(verify(ended, *tape.assignments(release.id), tape.audit(release.id))) == []
+        assert (
+            list(verify(ended, *ReleaseReader(tape).assignments(release.id), ReleaseReader(tape).audit(release.id)))
+            == []
+        )
         await drives.stop()
 
 
@@ -125,17 +135,17 @@ async def test_two_people_who_decide_at_once_are_both_heard(tmp_path: Path) -> N
         release = await made.release()
         drives = driver(made)
         await asyncio.gather(drives.decide(release.id, "hold", ANN), drives.decide(release.id, "abort", ANN))
-        found = made.means.tape.release(release.id)
+        found = ReleaseReader(made.means.tape).release(release.id)
         assert found is not None
         assert found.stage == "aborted"
-        assert [one.action for one in made.means.tape.audit(release.id)] == ["start", "hold", "abort"]
+        assert [one.action for one in ReleaseReader(made.means.tape).audit(release.id)] == ["start", "hold", "abort"]
         await drives.stop()
 
 
 # --- who still needs an adapter ---
 
 
-def write(store: Store, operation: Callable[[Work], T]) -> T:
+def write(store: Store, operation: Callable[[Transaction], T]) -> T:
     task = Task(operation)
     store.write([task])
     assert task.refusal is None
@@ -149,26 +159,30 @@ def tried(store: Store, candidate: str, rollout: str, heard: int) -> None:
         id="new", resource="policy", kind="model", stable="v1", candidate=candidate, policy=policy(), salt="s"
     )  # fmt: skip
 
-    def operation(work: Work) -> None:
-        release = work.releases.start(new, entry("start", "ann", ""), 2)
+    def operation(transaction: Transaction) -> None:
+        release = ReleaseOperations(transaction).start(new, entry("start", "ann", ""), 2)
         for update in ({"stage": "checked"}, {"stage": "replayed"}, {"stage": "shadowed"}):
-            work.releases.change(release.id, None, update, entry("x", "ann", ""), 3)
-        work.releases.change(release.id, None, {"stage": "canary", "split": 1.0}, entry("x", "ann", ""), 3)
-        work.releases.pin(Wanted(rollout, Asker("", "policy", "online", {}), ["policy"]), 4)
-        work.releases.change(release.id, None, {"stage": "aborted", "split": 0.0}, entry("abort", "ann", ""), 5)
-        work.add([Entry(rollout, "a1", start_ns=heard, end_ns=heard, status="ok")], heard)
+            ReleaseOperations(transaction).change(release.id, None, update, entry("x", "ann", ""), 3)
+        ReleaseOperations(transaction).change(
+            release.id, None, {"stage": "canary", "split": 1.0}, entry("x", "ann", ""), 3
+        )
+        ReleaseOperations(transaction).pin(Wanted(rollout, Asker("", "policy", "online", {}), ["policy"]), 4)
+        ReleaseOperations(transaction).change(
+            release.id, None, {"stage": "aborted", "split": 0.0}, entry("abort", "ann", ""), 5
+        )
+        QueueOperations(transaction).add([Entry(rollout, "a1", start_ns=heard, end_ns=heard, status="ok")], heard)
 
     write(store, operation)
-    assert [pin.version for pin in store.pins(rollout)] == [candidate]
+    assert [pin.version for pin in ReleaseReader(store).pins(rollout)] == [candidate]
 
 
 async def test_a_rollout_that_never_ends_needs_its_adapter_for_an_hour_after_its_last_call(tmp_path: Path) -> None:
     now = 10 * QUIET_NS
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         for number in (1, 2, 3):
             content = {"upstream": "u", "base": "base", "adapter": f"/adapters/{number}"}
             new = NewVersion(kind="model", content=content)
-            write(store, lambda work, new=new: work.releases.add_version("policy", new, 1))
+            write(store, lambda transaction, new=new: ReleaseOperations(transaction).add_version("policy", new, 1))
         tried(store, "v2", "young", now - QUIET_NS + MINUTE)
         tried(store, "v3", "old", now - QUIET_NS - MINUTE)
         async with engine() as vllm, aiohttp.ClientSession() as session:

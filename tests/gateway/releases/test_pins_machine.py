@@ -13,14 +13,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from penstock.gateway.app import open_store
 from penstock.gateway.canary.assignment import Asker, share
 from penstock.gateway.canary.stages import NEXT
+from penstock.gateway.cli.check import problems
 from penstock.gateway.model.release import Entry, Pin, Release
 from penstock.gateway.model.resource import Audience
-from penstock.gateway.queue.operations import Work
-from penstock.gateway.releases.operations import Wanted
-from penstock.gateway.store import Store
+from penstock.gateway.releases.operations import ReleaseOperations, Wanted
+from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store.operation import Refused, Task
+from penstock.gateway.store.transaction import Transaction
 
 T = TypeVar("T")
 RESOURCES = ("travel", "hotel")
@@ -35,7 +37,7 @@ class Pinning(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.path = Path(tempfile.mkdtemp())
-        self.store = Store(self.path, map_bytes=1 << 20)
+        self.store = open_store(self.path, map_bytes=1 << 20)
         self.now = 1_000
         self.first: dict[tuple[str, str, str], Pin] = {}
         for name in RESOURCES:
@@ -43,9 +45,9 @@ class Pinning(RuleBasedStateMachine):
                 self.register(name, text)
 
     def register(self, name: str, text: str) -> None:
-        self.do(lambda work: work.releases.add_version(name, prompt(f"Text {text}"), self.now))
+        self.do(lambda transaction: ReleaseOperations(transaction).add_version(name, prompt(f"Text {text}"), self.now))
 
-    def do(self, operation: Callable[[Work], T]) -> T:
+    def do(self, operation: Callable[[Transaction], T]) -> T:
         task = Task(operation)
         self.now += 1
         self.store.write([task])
@@ -54,11 +56,11 @@ class Pinning(RuleBasedStateMachine):
         return cast(T, task.result)
 
     def live(self) -> list[Release]:
-        return [release for release in self.store.releases() if release.live]
+        return [release for release in ReleaseReader(self.store).releases() if release.live]
 
     @rule(name=st.sampled_from(RESOURCES), agents=st.sampled_from([[], ["planner"], ["critic"], ["plan*", "x"]]))
     def start(self, name: str, agents: list[str]) -> None:
-        stable = self.store.resources()[name][0].version
+        stable = ReleaseReader(self.store).resources()[name][0].version
         made = Release(
             id="new",
             resource=name,
@@ -70,7 +72,7 @@ class Pinning(RuleBasedStateMachine):
             salt=f"salt {self.now}",
         )
         try:
-            self.do(lambda work: work.releases.start(made, entry("start"), self.now))
+            self.do(lambda transaction: ReleaseOperations(transaction).start(made, entry("start"), self.now))
         except Refused as refusal:
             assert refusal.kind == "conflict"  # noqa: PT017 - the only way in which this may fail
 
@@ -90,7 +92,11 @@ class Pinning(RuleBasedStateMachine):
         }
         update = ways[what] | {"split": release.policy.stages[step].split}
         try:
-            self.do(lambda work: work.releases.change(release.id, release.revision, update, entry(what), self.now))
+            self.do(
+                lambda transaction: ReleaseOperations(transaction).change(
+                    release.id, release.revision, update, entry(what), self.now
+                )
+            )
         except Refused as refusal:
             unseen = what == "promote" and release.stage == "held" and release.held_in != "canary"
             assert ("was held in" if unseen else "cannot become") in str(refusal)  # noqa: PT017 - no other way to fail
@@ -102,8 +108,8 @@ class Pinning(RuleBasedStateMachine):
     )
     def call(self, rollout: str, agent: str, names: set[str]) -> None:
         wanted = Wanted(rollout, Asker(agent, "m", "online", {}), tuple(sorted(names)))
-        pins = self.do(lambda work: work.releases.pin(wanted, self.now))
-        assert pins == self.store.pins(rollout)
+        pins = self.do(lambda transaction: ReleaseOperations(transaction).pin(wanted, self.now))
+        assert pins == ReleaseReader(self.store).pins(rollout)
         for pin in pins:
             if pin.agent == agent and pin.resource in names:
                 self.first.setdefault((rollout, agent, pin.resource), pin)
@@ -111,13 +117,13 @@ class Pinning(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.store.close()
-        self.store = Store(self.path, map_bytes=1 << 20)
+        self.store = open_store(self.path, map_bytes=1 << 20)
 
     @invariant()
     def nothing_that_was_given_changes(self) -> None:
-        releases = {release.id: release for release in self.store.releases()}
+        releases = {release.id: release for release in ReleaseReader(self.store).releases()}
         for (rollout, agent, resource), first in self.first.items():
-            (now,) = [p for p in self.store.pins(rollout) if (p.agent, p.resource) == (agent, resource)]
+            (now,) = [p for p in ReleaseReader(self.store).pins(rollout) if (p.agent, p.resource) == (agent, resource)]
             if now.mixed:
                 assert first.release is not None
                 assert releases[first.release].stage == "rolled_back"
@@ -129,22 +135,22 @@ class Pinning(RuleBasedStateMachine):
     def a_rollout_is_on_one_arm(self) -> None:
         for rollout in ROLLOUTS:
             arms: dict[str, set[Any]] = {}
-            for pin in self.store.pins(rollout):
+            for pin in ReleaseReader(self.store).pins(rollout):
                 if pin.release is not None:
                     arms.setdefault(pin.release, set()).add((pin.arm, pin.number, pin.probability))
             assert all(len(found) == 1 for found in arms.values())
 
     @invariant()
     def assignments_follow_from_salt_and_split(self) -> None:
-        for release in self.store.releases():
-            assigned, _ = self.store.assignments(release.id)
+        for release in ReleaseReader(self.store).releases():
+            assigned, _ = ReleaseReader(self.store).assignments(release.id)
             assert [one.number for one in assigned] == list(range(1, release.assigned + 1))
             assert len({one.rollout for one in assigned}) == len(assigned)
             for one in assigned:
                 assert (one.arm == "candidate") == (share(release.salt, one.rollout) < one.probability)
 
     def teardown(self) -> None:
-        assert list(self.store.check()) == []
+        assert list(problems(self.store)) == []
         self.store.close()
         shutil.rmtree(self.path)
 
@@ -158,26 +164,26 @@ TestPinning.settings = settings(max_examples=15, stateful_step_count=40, deadlin
 
 
 def test_a_rollout_that_began_before_a_release_takes_no_part(tmp_path: Path) -> None:
-    def pin(work: Work, agent: str) -> list[Pin]:
-        return work.releases.pin(Wanted("r1", Asker(agent, "m", "online", {}), ("travel",)), 5)
+    def pin(transaction: Transaction, agent: str) -> list[Pin]:
+        return ReleaseOperations(transaction).pin(Wanted("r1", Asker(agent, "m", "online", {}), ("travel",)), 5)
 
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         made = Release(
             id="new", resource="travel", kind="prompt", stable="v1", candidate="v2", policy=policy(0.99), salt="s"
         )
         canary = {"stage": "canary", "split": 0.99}
 
-        def begin(work: Work) -> None:
+        def begin(transaction: Transaction) -> None:
             for text in ("one", "two"):
-                work.releases.add_version("travel", prompt(f"Text {text}"), 1)
-            pin(work, "planner")
-            release = work.releases.start(made, entry("start"), 2)
+                ReleaseOperations(transaction).add_version("travel", prompt(f"Text {text}"), 1)
+            pin(transaction, "planner")
+            release = ReleaseOperations(transaction).start(made, entry("start"), 2)
             for stage in ("checked", "replayed", "shadowed"):
-                work.releases.change(release.id, None, {"stage": stage}, entry("x"), 3)
-            work.releases.change(release.id, None, canary, entry("canary"), 4)
+                ReleaseOperations(transaction).change(release.id, None, {"stage": stage}, entry("x"), 3)
+            ReleaseOperations(transaction).change(release.id, None, canary, entry("canary"), 4)
 
         store.write([Task(begin)])
-        task = Task(lambda work: pin(work, "critic"))
+        task = Task(lambda transaction: pin(transaction, "critic"))
         store.write([task])
         assert task.result is not None
         assert [(one.agent, one.version, one.release) for one in task.result] == [

@@ -15,12 +15,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from penstock.gateway.app import open_store
+from penstock.gateway.cli.check import problems
 from penstock.gateway.model.run import NewRun, Point, PointsRequest, RunEnd, RunEvent
-from penstock.gateway.queue.operations import Work
 from penstock.gateway.runs import operations
+from penstock.gateway.runs.operations import RunOperations
+from penstock.gateway.runs.reader import RunReader
 from penstock.gateway.store import Store, keys
 from penstock.gateway.store.environment import DATABASES
 from penstock.gateway.store.operation import Refused, Task
+from penstock.gateway.store.transaction import Transaction
 
 T = TypeVar("T")
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -38,7 +42,7 @@ POINTS = st.lists(
 )
 
 
-def done(store: Store, operation: Callable[[Work], T]) -> T:
+def done(store: Store, operation: Callable[[Transaction], T]) -> T:
     """An operation in a transaction of its own."""
     task = Task(operation)
     store.write([task])
@@ -56,7 +60,7 @@ class RunMachine(RuleBasedStateMachine):
         self.fold = operations.FOLD
         operations.FOLD = 7
         self.folder = Path(mkdtemp(prefix="penstock-test-", dir=MEMORY))
-        self.store = Store(self.folder)
+        self.store = open_store(self.folder)
         self.known: dict[int, dict[str, float | None]] = {}
         self.times: dict[int, int] = {}
         self.resumed = 0
@@ -71,11 +75,14 @@ class RunMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        done(self.store, lambda work: work.runs.start(NewRun(id="r", kind="grpo", config={"lr": 1}), 1))
+        done(
+            self.store,
+            lambda transaction: RunOperations(transaction).start(NewRun(id="r", kind="grpo", config={"lr": 1}), 1),
+        )
 
     def send(self, asked: PointsRequest) -> None:
         self.clock += 1
-        done(self.store, lambda work: work.runs.report("r", asked, self.clock))
+        done(self.store, lambda transaction: RunOperations(transaction).report("r", asked, self.clock))
 
     def learn(self, points: list[Point]) -> None:
         for point in points:
@@ -112,23 +119,23 @@ class RunMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.store.close()
-        self.store = Store(self.folder)
+        self.store = open_store(self.folder)
 
     @invariant()
     def it_is_as_it_should_be(self) -> None:
-        head = self.store.run_head("r")
+        head = RunReader(self.store).run_head("r")
         assert head is not None
         assert (head.metrics, head.resumed) == (self.names, self.resumed)
         assert head.step == max(self.known, default=None)
-        rows = self.store.run_points("r", 0, 1000)
+        rows = RunReader(self.store).run_points("r", 0, 1000)
         wanted = [(step, self.times[step], self.known[step]) for step in sorted(self.known)]
         assert [(row.step, row.time_ns, nulls(row.values)) for row in rows] == wanted
-        for name, found in zip(self.names, self.store.run_series("r", self.names), strict=True):
+        for name, found in zip(self.names, RunReader(self.store).run_series("r", self.names), strict=True):
             steps = [step for step in sorted(self.known) if name in self.known[step]]
             assert list(found.steps) == steps
-        some = self.store.run_points("r", 10, 3)
+        some = RunReader(self.store).run_points("r", 10, 3)
         assert [row.step for row in some] == [step for step in sorted(self.known) if step >= 10][:3]
-        assert list(self.store.check()) == []
+        assert list(problems(self.store)) == []
 
 
 def nulls(values: dict[str, float]) -> dict[str, float | None]:
@@ -144,8 +151,8 @@ test_a_run_is_what_was_reported_of_it = RunMachine.TestCase
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    made = Store(tmp_path)
-    done(made, lambda work: work.runs.start(NewRun(id="r", kind="grpo", config={"lr": 1}), 1))
+    made = open_store(tmp_path)
+    done(made, lambda transaction: RunOperations(transaction).start(NewRun(id="r", kind="grpo", config={"lr": 1}), 1))
     return made
 
 
@@ -154,51 +161,56 @@ def points(*steps: int) -> PointsRequest:
 
 
 def test_a_resend_of_a_resume_cuts_nothing_that_came_after_it(store: Store) -> None:
-    done(store, lambda work: work.runs.report("r", points(*range(10)), 2))
+    done(store, lambda transaction: RunOperations(transaction).report("r", points(*range(10)), 2))
     resume = PointsRequest(points=points(5).points, since_step=5, resumed=1)
-    done(store, lambda work: work.runs.report("r", resume, 3))
-    done(store, lambda work: work.runs.report("r", points(6, 7), 4))
-    done(store, lambda work: work.runs.report("r", resume, 5))
-    assert [row.step for row in store.run_points("r", 0, 99)] == list(range(8))
+    done(store, lambda transaction: RunOperations(transaction).report("r", resume, 3))
+    done(store, lambda transaction: RunOperations(transaction).report("r", points(6, 7), 4))
+    done(store, lambda transaction: RunOperations(transaction).report("r", resume, 5))
+    assert [row.step for row in RunReader(store).run_points("r", 0, 99)] == list(range(8))
     with pytest.raises(Refused, match="resume 1 of run 'r' went on from step 5, not 6"):
-        done(store, lambda work: work.runs.report("r", PointsRequest(since_step=6, resumed=1), 6))
+        done(
+            store, lambda transaction: RunOperations(transaction).report("r", PointsRequest(since_step=6, resumed=1), 6)
+        )
 
 
 def test_a_run_that_has_ended_takes_points_only_when_it_resumes(store: Store) -> None:
-    done(store, lambda work: work.runs.report("r", points(0, 1), 2))
-    ended = done(store, lambda work: work.runs.finish("r", RunEnd(status="failed", message="out of memory"), 3))
+    done(store, lambda transaction: RunOperations(transaction).report("r", points(0, 1), 2))
+    ended = done(
+        store,
+        lambda transaction: RunOperations(transaction).finish("r", RunEnd(status="failed", message="out of memory"), 3),
+    )
     assert (ended.status, ended.ended_ns, ended.message) == ("failed", 3, "out of memory")
-    assert done(store, lambda work: work.runs.finish("r", RunEnd(status="failed"), 4)) == ended
+    assert done(store, lambda transaction: RunOperations(transaction).finish("r", RunEnd(status="failed"), 4)) == ended
     with pytest.raises(Refused, match="has failed already"):
-        done(store, lambda work: work.runs.finish("r", RunEnd(status="succeeded"), 4))
+        done(store, lambda transaction: RunOperations(transaction).finish("r", RunEnd(status="succeeded"), 4))
     with pytest.raises(Refused, match="has failed; since_step resumes it"):
-        done(store, lambda work: work.runs.report("r", points(2), 4))
-    assert [row.step for row in store.run_points("r", 0, 99)] == [0, 1]
-    back = done(store, lambda work: work.runs.report("r", PointsRequest(since_step=1), 5))
+        done(store, lambda transaction: RunOperations(transaction).report("r", points(2), 4))
+    assert [row.step for row in RunReader(store).run_points("r", 0, 99)] == [0, 1]
+    back = done(store, lambda transaction: RunOperations(transaction).report("r", PointsRequest(since_step=1), 5))
     assert (back.status, back.ended_ns, back.step, back.resumed) == ("running", None, 0, 1)
     with pytest.raises(Refused, match="resumed 1 times, not 0"):
-        done(store, lambda work: work.runs.finish("r", RunEnd(status="failed", resumed=0), 6))
+        done(store, lambda transaction: RunOperations(transaction).finish("r", RunEnd(status="failed", resumed=0), 6))
 
 
 def test_one_metric_too_many_changes_nothing(store: Store) -> None:
     first = PointsRequest(points=[Point(step=0, values={f"m{n}": n for n in range(512)})])
-    done(store, lambda work: work.runs.report("r", first, 2))
+    done(store, lambda transaction: RunOperations(transaction).report("r", first, 2))
     more = PointsRequest(points=[Point(step=1, values={"extra": 1})], since_step=0)
     with pytest.raises(Refused, match="'extra' is one metric too many; a run has at most 512"):
-        done(store, lambda work: work.runs.report("r", more, 3))
-    assert [row.step for row in store.run_points("r", 0, 9)] == [0]
+        done(store, lambda transaction: RunOperations(transaction).report("r", more, 3))
+    assert [row.step for row in RunReader(store).run_points("r", 0, 9)] == [0]
 
 
 def test_events_are_kept_once_and_read_newest_first(store: Store) -> None:
     events = [RunEvent(time_ns=n % 7, step=n, text=f"event {n}") for n in range(20)]
-    assert done(store, lambda work: work.runs.tell("r", events, 9)) == 20
-    assert done(store, lambda work: work.runs.tell("r", events, 9)) == 0
-    found = store.run_events("r", None, 99)
+    assert done(store, lambda transaction: RunOperations(transaction).tell("r", events, 9)) == 20
+    assert done(store, lambda transaction: RunOperations(transaction).tell("r", events, 9)) == 0
+    found = RunReader(store).run_events("r", None, 99)
     assert sorted((event.text for _, event in found)) == sorted(event.text for event in events)
     times = [event.time_ns or 0 for _, event in found]
     assert times == sorted(times, reverse=True)
     paged, before = list[RunEvent](), None
-    while page := store.run_events("r", before, 6):
+    while page := RunReader(store).run_events("r", before, 6):
         paged += [event for _, event in page]
         before = page[-1][0]
     assert paged == [event for _, event in found]
@@ -221,9 +233,9 @@ DAMAGE = [
 def test_check_finds_what_is_wrong(
     store: Store, tmp_path: Path, database: str, key: bytes, value: bytes | str | None, said: str
 ) -> None:
-    done(store, lambda work: work.runs.report("r", points(0, 1, 2), 2))
-    done(store, lambda work: work.runs.tell("r", [RunEvent(text="hello")], 3))
-    assert list(store.check()) == []
+    done(store, lambda transaction: RunOperations(transaction).report("r", points(0, 1, 2), 2))
+    done(store, lambda transaction: RunOperations(transaction).tell("r", [RunEvent(text="hello")], 3))
+    assert list(problems(store)) == []
     store.close()
     with lmdb.open(str(tmp_path / "tape"), max_dbs=len(DATABASES)) as env:
         handle = env.open_db(database.encode(), create=False)
@@ -236,4 +248,4 @@ def test_check_finds_what_is_wrong(
             else:
                 txn.put(key, value, db=handle)
     with Store(tmp_path, readonly=True) as damaged:
-        assert any(said in problem for problem in damaged.check()), list(damaged.check())
+        assert any(said in problem for problem in problems(damaged)), list(problems(damaged))

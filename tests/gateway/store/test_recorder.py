@@ -20,11 +20,11 @@ from fakes.rig import CHAT, Base, Rig, based, inside
 from fakes.tape import PATIENCE
 from fakes.tape import Tape as TapeView
 
-from penstock.gateway.cli.check import check
+from penstock.gateway.app import open_store
+from penstock.gateway.cli.check import check, problems
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.rollout import Totals
-from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
@@ -365,8 +365,8 @@ async def test_kill_9_under_load(http: aiohttp.ClientSession, tmp_path: Path) ->
                 await rig.tape.open_span("stuck", f"s{number}")
             await asyncio.gather(*(hammer(rig) for _ in range(8)), kill_at(rig, 300))
     assert check(base.data)[1] == []
-    with Store(base.data) as store:
-        assert list(store.check()) == []
+    with open_store(base.data) as store:
+        assert list(problems(store)) == []
         for number in range(3):
             (span,) = store.spans("stuck", f"s{number}")
             assert (span.status, span.error) == ("interrupted", "gateway_died")

@@ -17,7 +17,8 @@ import msgspec
 import pytest
 from fakes.entries import HEADERS, call, conversation, finish, running
 
-from penstock.gateway.cli.check import check
+from penstock.gateway.app import open_store
+from penstock.gateway.cli.check import check, problems
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import AttemptStatus
 from penstock.gateway.model.span import Span, SpanStatus
@@ -31,9 +32,9 @@ SMALL = 1 << 20
 
 @pytest.fixture
 def store(tmp_path: Path) -> Generator[Store]:
-    with Store(tmp_path, map_bytes=SMALL) as made:
+    with open_store(tmp_path, map_bytes=SMALL) as made:
         yield made
-        assert list(made.check()) == []
+        assert list(problems(made)) == []
 
 
 def exchange_of(store: Store, entry: Entry) -> Exchange:
@@ -109,7 +110,7 @@ def test_what_calls_have_in_common_is_stored_from_its_second_appearance_on(store
 
 
 def test_calls_like_no_other_do_not_fill_the_table(tmp_path: Path) -> None:
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         for start in range(0, 9000, 3000):
             batch = [call() for _ in range(3000)]
             for at, entry in enumerate(batch, start):
@@ -277,10 +278,10 @@ def test_a_retry_is_linked_to_the_first_of_its_kind(store: Store) -> None:
 
 
 def test_what_was_open_is_interrupted_when_the_tape_is_opened_again(tmp_path: Path) -> None:
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         store.write(conversation(2))
         store.write([running(request=b"never answered"), running(attempt="a2")])
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         spans = list(store.spans("r1"))
         assert [span.status for span in spans] == ["ok", "ok", "interrupted", "interrupted"]
         assert spans[2].error == "gateway_died"
@@ -289,8 +290,8 @@ def test_what_was_open_is_interrupted_when_the_tape_is_opened_again(tmp_path: Pa
         assert found.request_body == b"never answered"
         assert store.attempts("r1")[0].totals.errors == 1
         assert store.figures()["open"] == 0
-        assert list(store.check()) == []
-    with Store(tmp_path) as store:
+        assert list(problems(store)) == []
+    with open_store(tmp_path) as store:
         assert len(list(store.spans("r1"))) == 4
 
 
@@ -318,21 +319,21 @@ def test_what_dies_again_and_again_changes_nothing_of_what_is_kept(tmp_path: Pat
 def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
     entries = conversation(60)
     for at in range(0, 60, 15):
-        with Store(tmp_path) as store:
+        with open_store(tmp_path) as store:
             before = store.cursor()
             assert store.write(entries[at : at + 15]) > before
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         assert [entry.sequence for entry in entries] == list(range(1, 61))
         assert_kept(store, entries)
-        assert list(store.check()) == []
+        assert list(problems(store)) == []
         assert store.attempts("r1")[0].totals.calls == 60
 
 
 def test_a_conversation_leans_on_what_was_written_before_a_restart(tmp_path: Path) -> None:
     *before, last = conversation(30)
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         store.write(before)
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         store.write([last])
         with store.view() as view:
             assert len(view.get("bodies", keys.number(30)) or b"") < 150
@@ -340,18 +341,18 @@ def test_a_conversation_leans_on_what_was_written_before_a_restart(tmp_path: Pat
 
 
 def test_the_writer_forgets_when_it_must_and_loses_nothing(tmp_path: Path) -> None:
-    with Store(tmp_path, memory_bytes=2000) as store:
+    with open_store(tmp_path, memory_bytes=2000) as store:
         turns = [conversation(12, f"r{number}") for number in range(20)]
         entries = [entry for turn in zip(*turns, strict=True) for entry in turn]
         for at in range(0, len(entries), 16):
             store.write(entries[at : at + 16])
         assert_kept(store, entries)
         assert all(store.attempts(f"r{number}")[0].totals.calls == 12 for number in range(20))
-        assert list(store.check()) == []
+        assert list(problems(store)) == []
 
 
 def test_the_secret_is_made_once(tmp_path: Path) -> None:
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         made = store.secret()
         assert len(made) == 32
         assert store.secret() == made
@@ -361,25 +362,26 @@ def test_the_secret_is_made_once(tmp_path: Path) -> None:
 
 
 def test_one_process_writes(tmp_path: Path) -> None:
-    with Store(tmp_path), pytest.raises(TapeError, match="another gateway writes the tape"):
-        Store(tmp_path)
-    Store(tmp_path).close()
+    with open_store(tmp_path), pytest.raises(TapeError, match="another gateway writes the tape"):
+        open_store(tmp_path)
+    open_store(tmp_path).close()
 
 
 READER = """
 import sys
 from pathlib import Path
+from penstock.gateway.cli.check import problems
 from penstock.gateway.store import Store
 with Store(Path(sys.argv[1]), readonly=True, map_bytes=1 << 20) as tape:
     for _ in sys.stdin:
         _, span = next(tape.recent())
         exchange = tape.exchange(span)
-        print(span.sequence, len(exchange.request_body), len(list(tape.check())), flush=True)
+        print(span.sequence, len(exchange.request_body), len(list(problems(tape))), flush=True)
 """
 
 
 def test_reading_in_another_process_beside_a_writer_that_grows_the_tape(tmp_path: Path) -> None:
-    with Store(tmp_path, map_bytes=SMALL) as writer:
+    with open_store(tmp_path, map_bytes=SMALL) as writer:
         writer.write([call()])
         command = [sys.executable, "-c", READER, str(tmp_path)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
@@ -396,7 +398,7 @@ def test_reading_in_another_process_beside_a_writer_that_grows_the_tape(tmp_path
 
 def test_a_writer_in_another_process_is_refused(tmp_path: Path) -> None:
     program = "import sys; from pathlib import Path; from penstock.gateway.store import Store; Store(Path(sys.argv[1]))"
-    with Store(tmp_path):
+    with open_store(tmp_path):
         other = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
     assert other.returncode == 1
     assert "another gateway writes the tape" in other.stderr
@@ -413,33 +415,33 @@ def test_no_tape_is_not_a_tape(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("found", [b"1", b"3", b"\xff"])
 def test_another_format_is_refused(tmp_path: Path, found: bytes) -> None:
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         store.write([call()])
     damage(tmp_path, "meta", b"format", found)
     for readonly in (True, False):
         with pytest.raises(TapeError, match="this penstock reads 2"):
             Store(tmp_path, readonly=readonly)
     damage(tmp_path, "meta", b"format", FORMAT)
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         assert store.attempts("r1")[0].totals.calls == 1
 
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(TapeError, match="cannot open"):
-        Store(tmp_path / "file")
+        open_store(tmp_path / "file")
     (tmp_path / "tape").write_text("x")
     with pytest.raises(TapeError, match="cannot open"):
-        Store(tmp_path)
+        open_store(tmp_path)
     (tmp_path / "tape").unlink()
-    Store(tmp_path).close()
+    open_store(tmp_path).close()
 
 
 # -- growing ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_larger_than_the_map(tmp_path: Path) -> None:
-    with Store(tmp_path, map_bytes=SMALL) as store:
+    with open_store(tmp_path, map_bytes=SMALL) as store:
         noise = [bytes(range(256)) * at + at.to_bytes(4, "big") * 40_000 for at in range(1, 9)]
         entries = [call(f"r{at % 2}", request=request, response=request[::-1]) for at, request in enumerate(noise)]
         entries += [call(request=secret_noise(300_000, at)) for at in range(10)]
@@ -447,7 +449,7 @@ def test_a_batch_larger_than_the_map(tmp_path: Path) -> None:
         assert [entry.sequence for entry in entries[8:]] == list(range(5, 15))
         assert store.attempts("r1")[0].spans == 14
         assert_kept(store, entries)
-        assert list(store.check()) == []
+        assert list(problems(store)) == []
 
 
 def secret_noise(size: int, seed: int) -> bytes:
@@ -456,7 +458,7 @@ def secret_noise(size: int, seed: int) -> bytes:
 
 
 def test_the_map_grows_while_others_read(tmp_path: Path) -> None:
-    with Store(tmp_path, map_bytes=SMALL) as store:
+    with open_store(tmp_path, map_bytes=SMALL) as store:
         stop, failures = threading.Event(), list[BaseException]()
 
         def read() -> None:
@@ -528,7 +530,7 @@ DAMAGE = [
 def test_damage_is_reported_and_not_raised(
     tmp_path: Path, database: str, key: bytes, value: bytes, wanted: str
 ) -> None:
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         for _ in range(3):
             store.write([call()])
         store.write([running()])
@@ -540,32 +542,32 @@ def test_damage_is_reported_and_not_raised(
 
 def test_a_damaged_body_is_a_tape_error_to_who_asks_and_no_matter_to_the_rest(tmp_path: Path) -> None:
     entries = [call(f"r{at}", request=secret_noise(100, at)) for at in range(3)]
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         for entry in entries:
             store.write([entry])
     damage(tmp_path, "bodies", keys.number(2), b"\xff\xff")
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         with pytest.raises(TapeError, match="penstock check"):
             exchange_of(store, entries[1])
         fresh = call(request=b"goes on")
         store.write([fresh])
         assert_kept(store, [entries[0], entries[2], fresh])
-        assert len(list(store.check())) >= 2
+        assert len(list(problems(store))) >= 2
 
 
 def test_an_open_call_that_cannot_be_read_is_a_tape_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         store.write([running()])
     damage(tmp_path, "open", keys.head_key("r1", "a1", 1), b"\xff")
     with pytest.raises(TapeError, match="penstock check"):
-        Store(tmp_path)
+        open_store(tmp_path)
     assert len(check(tmp_path)[1]) == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_map_does_not_stay_in_memory(tmp_path: Path) -> None:
     """Pages that were read count as the process' memory until the map is made anew."""
-    with Store(tmp_path, map_bytes=1 << 29) as store:
+    with open_store(tmp_path, map_bytes=1 << 29) as store:
         noise = random.Random(1)
         for _ in range(96):
             entry = call(request=noise.randbytes(1 << 20))

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from fakes.crashing import ROOM, fill_and_go_on, fill_within_a_limit, request, response, write_forever
 
+from penstock.gateway.app import open_store
+from penstock.gateway.cli.check import problems
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.store import Store
 
@@ -34,8 +36,8 @@ def test_what_was_committed_survives_kill_9(tmp_path: Path, processes: ForkServe
     committed: dict[int, set[int]] = {}
     for life in range(KILLS):
         committed[life] = killed_after(processes, tmp_path, life, commits=rng.randrange(1, 12))
-        with Store(tmp_path) as store:
-            assert list(store.check()) == []
+        with open_store(tmp_path) as store:
+            assert list(problems(store)) == []
             for earlier, numbers in committed.items():
                 assert_there(store, earlier, numbers)
 

@@ -15,7 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from penstock.gateway.store import Store
+from penstock.gateway.app import open_store
+from penstock.gateway.cli.check import problems
 from penstock.gateway.store.records import Entry
 
 Place = tuple[str, str, int]
@@ -49,7 +50,7 @@ class TapeMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="penstock-test-"))
-        self.store = Store(self.path, map_bytes=1 << 20, memory_bytes=20_000)
+        self.store = open_store(self.path, map_bytes=1 << 20, memory_bytes=20_000)
         self.model = Model()
         self.lives = 0
 
@@ -79,7 +80,7 @@ class TapeMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.lives += 1
         self.store.close()
-        self.store = Store(self.path, map_bytes=1 << 20, memory_bytes=20_000)
+        self.store = open_store(self.path, map_bytes=1 << 20, memory_bytes=20_000)
         for place, status in self.model.status.items():
             if status == "open":
                 self.model.status[place] = "interrupted"
@@ -117,7 +118,7 @@ class TapeMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_wrong(self) -> None:
-        assert list(self.store.check()) == []
+        assert list(problems(self.store)) == []
 
     def teardown(self) -> None:
         self.store.close()

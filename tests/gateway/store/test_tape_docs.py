@@ -13,7 +13,8 @@ import pytest
 import zstandard
 from fakes.entries import call, conversation
 
-from penstock.gateway.store import Store, codec, keys, records
+from penstock.gateway.app import open_store
+from penstock.gateway.store import codec, keys, records
 from penstock.gateway.store.environment import DATABASES, FORMAT
 
 DOCS = (Path(__file__).parents[3] / "docs" / "tape.md").read_text()
@@ -35,7 +36,7 @@ def segment(value: bytes) -> list[bytes]:
 @pytest.mark.parametrize("together", [False, True])
 def test_the_documented_reader_reads(tmp_path: Path, together: bool) -> None:
     entries = [*conversation(70), call("r2", request=b"")]
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         for batch in [entries] if together else [[entry] for entry in entries]:
             store.write(batch)
     bodies: dict[int, bytes] = {}
@@ -75,7 +76,7 @@ def test_the_documented_positions_are_those_of_the_code(name: str, positions: li
 @pytest.mark.parametrize("together", [False, True])
 def test_the_documented_reader_of_the_log_reads(tmp_path: Path, together: bool) -> None:
     entries = [call(f"r{at % 7}", f"a{at % 3}") for at in range(90)]
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         for batch in [entries] if together else [entries[at : at + 3] for at in range(0, 90, 3)]:
             store.write(batch)
         with store.view() as view:

@@ -28,6 +28,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.answers import Diagnosis
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
+from penstock.gateway.proxy.call import Call
 
 ROUTE: Json = {"model": "policy*", "upstream": ["vllm"], "train": True, "tokens": "exact"}
 DRIFTS = Template(strips=True, rewrites=True, thinks=True)
@@ -312,6 +313,7 @@ async def test_an_agent_that_reads_slowly_holds_its_answer_back(made: Inside, vl
     asked = asyncio.ensure_future(agent.turn("Why?"))
     await vllm.until(DERENDER)
     (call,) = made.gateway.proxy.running
+    assert isinstance(call, Call)
     call.hold()
     vllm.go.set()
     async with asyncio.timeout(20):

@@ -105,7 +105,7 @@ def test_a_gateway_without_such_a_route_does_not_import_the_library(tmp_path: Pa
 import asyncio, json, sys
 from penstock.gateway.app import Gateway
 from penstock.gateway.config import Config
-from penstock.gateway.proxy.translation import library
+from penstock.gateway.proxy.translation import litellm as library
 settings = json.loads({json.dumps(settings)!r}) | {{"data": {str(tmp_path)!r}}}
 async def start():
     Gateway(Config.model_validate(settings))

@@ -1,0 +1,47 @@
+"""Reading the queue: what waits, what runs, and who runs it."""
+
+from __future__ import annotations
+
+from penstock.gateway.model.base import Mode
+from penstock.gateway.model.queue import QueueStatus
+from penstock.gateway.model.rollout import Worker
+from penstock.gateway.queue.results import MODES
+from penstock.gateway.store import keys
+from penstock.gateway.store.reader import Reader
+
+
+class QueueReader:
+    """The queue of a tape."""
+
+    def __init__(self, tape: Reader) -> None:
+        self._tape = tape
+
+    def live(self) -> list[tuple[str, str]]:
+        """(rollout, attempt) of those that were claimed and have not ended."""
+        return [keys.split_attempt_key(key) for key, _ in self._tape.slices("live")]
+
+    def unclaimed(self) -> list[tuple[str, str]]:
+        """(rollout, attempt) of those that run and that nobody has claimed. All of them: for a start."""
+        with self._tape.view() as view:
+            places = [key for key, _ in view.scan("unclaimed")]
+            return [(view.name(keys.to_number(key)), keys.attempt_of_place(key)) for key in places]
+
+    def queue(self) -> QueueStatus:
+        """How much work there is. Walks through the queue: for people and scrapes, not for claims."""
+        with self._tape.view() as view:
+            state, claimed = view.queue_state(), view.count("live")
+        waiting: dict[Mode, int] = {}
+        oldest: tuple[int, str] | None = None
+        for key, name in self._tape.slices("queue"):
+            mode = MODES[key[0]]
+            waiting[mode] = waiting.get(mode, 0) + 1
+            made = keys.to_number(key[-8:]), name[:-1].decode("ascii")
+            oldest = made if oldest is None else min(oldest, made)
+        found = None if oldest is None else self._tape.rollout(oldest[1])
+        return QueueStatus(
+            state=state, waiting=waiting, claimed=claimed, oldest_ns=None if found is None else found.created_ns
+        )
+
+    def workers(self) -> list[Worker]:
+        """All that are remembered, by name."""
+        return [Worker.model_validate_json(record) for _, record in self._tape.slices("workers")]

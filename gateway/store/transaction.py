@@ -1,0 +1,93 @@
+"""A write transaction as the operations in it see it: records, rollouts and attempts, calls, and the log of changes.
+
+An operation is a function of a `Transaction`. It belongs to a package that knows what it means (`gateway.queue`,
+`gateway.releases`, `gateway.runs`); here is only how the tape is read and changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.model.rollout import Rollout
+from penstock.gateway.store.batch import Batch
+from penstock.gateway.store.cache import Known, Live
+from penstock.gateway.store.records import Entry
+
+if TYPE_CHECKING:
+    from penstock.gateway.store.writer import Writer
+
+F = TypeVar("F")
+
+
+class Transaction:
+    """For the thread that writes, and for as long as the transaction is open."""
+
+    def __init__(self, writer: Writer, batch: Batch) -> None:
+        self._writer = writer
+        self._batch = batch
+
+    @property
+    def secrets(self) -> Secrets:
+        """What is taken out of all that others say."""
+        return self._writer.secrets
+
+    def follower(self, kind: type[F]) -> F:
+        """What is remembered of the tape; raises `KeyError` when the tape was opened without it."""
+        return self._writer.follower(kind)
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def get(self, database: str, key: bytes) -> bytes | None:
+        """One record."""
+        return self._batch.view.get(database, key)
+
+    def scan(self, database: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Records whose keys begin so, by key. Nothing may be written to the database meanwhile."""
+        return self._batch.view.scan(database, prefix)
+
+    def put(self, database: str, key: bytes, value: bytes, append: bool = False) -> None:
+        """Writes a record. `append`: its key is the highest of the database."""
+        self._batch.txn.put(key, value, db=self._writer.dbs[database], append=append)
+        self._batch.wrote = True
+
+    def delete(self, database: str, key: bytes) -> None:
+        """Deletes a record, if there is one."""
+        self._batch.txn.delete(key, db=self._writer.dbs[database])
+        self._batch.wrote = True
+
+    def append(self, change: bytes) -> int:
+        """Adds to the log of changes and returns the cursor."""
+        return self._batch.append(change)
+
+    # -- rollouts, attempts and calls --------------------------------------------------------------------------------
+
+    def rollout(self, name: str) -> Known | None:
+        """A rollout as it is now. What is changed of it must be written in the same transaction."""
+        return self._writer.rollout(self._batch, name)
+
+    def add_rollout(self, known: Known) -> int:
+        """Makes a rollout; its number, which is the cursor of the change."""
+        return self._writer.add_rollout(self._batch, known)
+
+    def put_rollout(self, rollout: Rollout) -> None:
+        """Writes what changes of a rollout."""
+        self._writer.put_rollout(self._batch, rollout)
+
+    def attempt(self, entry: Entry) -> Live:
+        """The attempt that an entry belongs to; it and its rollout are made if need be."""
+        return self._writer.live(self._batch, entry)
+
+    def peek(self, name: tuple[str, str]) -> list[Any] | None:
+        """The values of an attempt as they are now, None when there is none. It is not remembered: a tenth of the time
+        that it takes to have it at hand."""
+        return self._writer.peek(self._batch, name)
+
+    def touch(self, live: Live) -> None:
+        """The attempt's record has changed."""
+        self._writer.touch(self._batch, live)
+
+    def record(self, entry: Entry, seen_ns: int) -> None:
+        """Writes a span. `seen_ns`: when the agent was heard of by it, 0 when it was not."""
+        self._writer.put(self._batch, entry, seen_ns)
