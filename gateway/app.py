@@ -221,7 +221,7 @@ class Gateway:
         server = self._runner.server
         assert server is not None
         plane = ControlPlane(server, self.operations)
-        self.proxy = Shared(
+        self.proxy: Shared = Shared(
             config=self.config,
             pools=self.pools,
             routes=self._routes,

@@ -300,7 +300,7 @@ def test_what_dies_again_and_again_changes_nothing_of_what_is_kept(tmp_path: Pat
     gateway, and after the third the numbers of others were given to it."""
     statuses: list[str] = []
     for life in range(8):
-        with Store(tmp_path) as store:
+        with open_store(tmp_path) as store:
             store.write([call(request=b"%d" % number) for number in range(3)])
             for number in range(2):
                 other = call(request=b"%d" % number)
@@ -308,12 +308,12 @@ def test_what_dies_again_and_again_changes_nothing_of_what_is_kept(tmp_path: Pat
                 store.write([other])
             store.write([running(), running()])
             statuses += ["ok"] * 5 + ["interrupted"] * 2
-    with Store(tmp_path) as store:
+    with open_store(tmp_path) as store:
         spans = list(store.spans("r1"))
         assert [span.status for span in spans] == statuses
         models = [model for life in range(8) for model in ["m-1"] * 3 + [f"m-{life}"] * 2 + ["m-1"] * 2]
         assert [span.model for span in spans] == models
-        assert list(store.check()) == []
+        assert list(problems(store)) == []
 
 
 def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:

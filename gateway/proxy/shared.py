@@ -1,0 +1,102 @@
+"""What all calls share: the upstreams and the way to them, the recorder, what some calls need besides, and the calls
+that run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.gateway.calls.admission import Admission, Admitted
+from penstock.gateway.config import Config, Route
+from penstock.gateway.http.errors import GatewayFault
+from penstock.gateway.http.headers import family
+from penstock.gateway.http.redact import Redactor
+from penstock.gateway.http.request import Request
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.proxy.exact.session_store import Exact
+from penstock.gateway.proxy.translation.translator import Translator
+from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.releases.rehearsal.live import Rehearsals
+from penstock.gateway.releases.shadow.stage import Shadow
+from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.upstreams.pool import Pool
+from penstock.gateway.upstreams.routes import Routes
+
+_log = logging.getLogger("penstock.proxy")
+
+
+class Running(Protocol):
+    """A call that has not ended yet."""
+
+    def check(self, now: float, announce: float) -> None:
+        """Looks after it: what began before `announce` is announced; seconds of the monotonic clock."""
+        ...
+
+    def give_up(self) -> None:
+        """Ends it: the gateway stops."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """For the event loop."""
+
+    config: Config
+    pools: Mapping[str, Pool]
+    routes: Routes
+    admission: Admission
+    recorder: Recorder
+    metrics: Metrics
+    redactor: Redactor
+    switch: Switch
+    shadow: Shadow
+    rehearsals: Rehearsals
+    translator: Translator | None
+    """None when nothing is translated, or nothing can be."""
+    exact: Exact
+    epoch_ns: int
+    """What the clock of the tape adds to the monotonic one."""
+    running: OrderedDict[Running, None] = field(default_factory=OrderedDict[Running, None])
+    """Calls that have not ended yet, by start."""
+
+    @property
+    def strict(self) -> bool:
+        """Whether nothing is answered that is not on the tape."""
+        return self.config.tape.record == "strict"
+
+    def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, Route | None]:
+        """(upstreams to try in turn, model name to send instead, the route that says so)."""
+        route = self.routed(call.model) if self.routes else None
+        return *self.routes.along(route, family(call.dialect.name, call.dialect.family, request)), route
+
+    def routed(self, model: str | None) -> Route | None:
+        """The route of a model; one that goes where its version says may have one too."""
+        return self.routes.find(model)
+
+    def pool(self, name: str, model: str | None) -> Pool:
+        """The upstream that serves a version of weights; raises `GatewayFault` when it is not configured any more."""
+        found = self.pools.get(name)
+        if found is None:
+            message = (
+                f"model {model!r} is served by upstream {name!r}, which is not configured: add [[upstream]] {name!r}"
+            )
+            raise GatewayFault(503, "upstream", message)
+        return found
+
+    def sweep(self, now: float) -> None:
+        """Once a tick: announces calls that have run for a while, ends those whose upstream is silent."""
+        announce = now - self.config.tape.announce_seconds
+        for call in list(self.running):
+            try:
+                call.check(now, announce)
+            except Exception:
+                _log.exception("a running call could not be looked after")
+        for pool in self.pools.values():
+            pool.expire(now)
+            self.metrics.upstream_waiting[(pool.name,)] = pool.gate.waiting
+            self.metrics.connections(pool.name, "idle", pool.idle)
+            self.metrics.connections(pool.name, "busy", pool.connections - pool.idle)
