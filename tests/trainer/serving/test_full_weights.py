@@ -110,8 +110,7 @@ async def train(home: Path, gateway: str) -> None:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", "train", "grpo", str(home / "train.toml"), "--gateway", gateway),
-        # One thread: more of them wait for each other where others use the cores, too.
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": paths},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
