@@ -125,9 +125,11 @@ def _check_extras(form: Form, format: Format) -> None:
     parquet = format == "parquet" and find_spec("pyarrow") is None
     if form in TOKENS and find_spec("numpy") is None:
         extras = "samples,parquet" if parquet else "samples"
-        raise Failure(f"--form {form} needs numpy: pip install 'penstock[{extras}]'; chat and preferences do without")
+        raise Failure(
+            f"--form {form} needs numpy: pip install 'penstock-gateway[{extras}]'; chat and preferences do without"
+        )
     if parquet:
-        raise Failure("Parquet needs pyarrow: pip install 'penstock[parquet]'")
+        raise Failure("Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'")
 
 
 def _weights(words: Sequence[str] | None) -> dict[str, float] | None:

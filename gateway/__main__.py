@@ -210,7 +210,7 @@ def version() -> str:
     """What is installed."""
     from importlib import metadata
 
-    return f"penstock {metadata.version('penstock')}"
+    return f"penstock {metadata.version('penstock-gateway')}"
 
 
 app = App(

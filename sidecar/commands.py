@@ -257,7 +257,7 @@ def _check_extra(on: str) -> None:
     from penstock.sidecar.settings import UsageError
 
     if on != "here" and find_spec(on) is None:
-        raise UsageError(f"--on {on} needs more packages: pip install 'penstock[{on}]'")
+        raise UsageError(f"--on {on} needs more packages: pip install 'penstock-gateway[{on}]'")
 
 
 async def here(settings: Settings, made: AbstractAsyncContextManager[Engine]) -> Tally:

@@ -113,4 +113,4 @@ def _check_online(config: Config) -> None:
 def _check_extra() -> None:
     missing = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
     if missing:
-        raise Failure(f"{', '.join(missing)} must be installed for this: pip install 'penstock[train]'")
+        raise Failure(f"{', '.join(missing)} must be installed for this: pip install 'penstock-gateway[train]'")

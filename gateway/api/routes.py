@@ -131,12 +131,12 @@ def _look_at_tape(control: Control) -> None:
 
 @cache
 def _document() -> dict[str, object]:
-    return openapi.document(ROUTES, version("penstock"))
+    return openapi.document(ROUTES, version("penstock-gateway"))
 
 
 @cache
 def _docs_page() -> str:
-    return html_docs.page(ROUTES, version("penstock"))
+    return html_docs.page(ROUTES, version("penstock-gateway"))
 
 
 _ATTEMPT = "/api/rollouts/{rid}/attempts/{aid}"

@@ -73,7 +73,7 @@ def _sink(file: IO[bytes], what: What, format: str) -> Sink:
     try:
         return Lines(file) if format == "jsonl" else Parquet(file, what)
     except ImportError:
-        raise Failure("Parquet needs pyarrow: pip install 'penstock[parquet]'") from None
+        raise Failure("Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'") from None
 
 
 def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:

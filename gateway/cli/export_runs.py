@@ -36,7 +36,7 @@ def extra(module: str, what: str, name: str = "plots") -> Any:
     try:
         return import_module(module)
     except ImportError:
-        raise Failure(f"{what} needs {module.partition('.')[0]}: pip install 'penstock[{name}]'") from None
+        raise Failure(f"{what} needs {module.partition('.')[0]}: pip install 'penstock-gateway[{name}]'") from None
 
 
 def png(charts: Sequence[Chart]) -> bytes:

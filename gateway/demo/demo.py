@@ -55,7 +55,7 @@ def example_scripts() -> dict[str, Path]:
     """The agents by name; raises `DemoError` when they or their SDKs are missing."""
     missing = [name for name in AGENTS if find_spec(name) is None]
     if missing:
-        raise DemoError(f"the demo's agents need {' and '.join(missing)}: pip install 'penstock[demo]'")
+        raise DemoError(f"the demo's agents need {' and '.join(missing)}: pip install 'penstock-gateway[demo]'")
     package = Path(__file__).parent
     for folder in (package / "examples", package.parent / "examples"):  # as installed, as checked out
         if folder.is_dir():

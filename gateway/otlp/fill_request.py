@@ -42,7 +42,7 @@ class Maker:
         self._tape = tape
         self._content = settings.capture_content
         self._servers = servers
-        self._resource = {"service.name": "penstock", "service.version": version("penstock")}
+        self._resource = {"service.name": "penstock", "service.version": version("penstock-gateway")}
 
     def request(self) -> Request:
         """An empty one."""

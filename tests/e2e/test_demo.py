@@ -40,7 +40,7 @@ async def test_without_the_sdks_it_says_what_to_install(
 
     monkeypatch.setattr(demo, "find_spec", nothing)
     assert await asyncio.to_thread(demo.main) == 1
-    assert "pip install 'penstock[demo]'" in capsys.readouterr().err
+    assert "pip install 'penstock-gateway[demo]'" in capsys.readouterr().err
 
 
 def test_make_demo_installs_no_more_than_it_needs_and_says_what(tmp_path: Path) -> None:

@@ -99,19 +99,20 @@ async def run_tasks(folder: Path, gateway: Gateway, base: Clean) -> str:
     return done.text
 
 
-TRAIN = "torch, transformers, peft must be installed for this: pip install 'penstock[train]'"
-BOARD = "TensorBoard's files needs tensorboardX: pip install 'penstock[plots]'"
+TRAIN = "torch, transformers, peft must be installed for this: pip install 'penstock-gateway[train]'"
+BOARD = "TensorBoard's files needs tensorboardX: pip install 'penstock-gateway[plots]'"
 ASKS = {
-    "export --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock[parquet]'",
-    "samples": "--form samples needs numpy: pip install 'penstock[samples]'; chat and preferences do without",
-    "samples --form chat --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock[parquet]'",
-    "run --on ray -- true": "--on ray needs more packages: pip install 'penstock[ray]'",
-    "run --on kubernetes --image x -- true": "--on kubernetes needs more packages: pip install 'penstock[kubernetes]'",
-    "runs plot run --out run.png": "PNG needs matplotlib: pip install 'penstock[plots]'",
+    "export --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'",
+    "samples": "--form samples needs numpy: pip install 'penstock-gateway[samples]'; chat and preferences do without",
+    "samples --form chat --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'",
+    "run --on ray -- true": "--on ray needs more packages: pip install 'penstock-gateway[ray]'",
+    "run --on kubernetes --image x -- true": "--on kubernetes needs more packages: "
+    "pip install 'penstock-gateway[kubernetes]'",
+    "runs plot run --out run.png": "PNG needs matplotlib: pip install 'penstock-gateway[plots]'",
     "runs export run --to tensorboard -o board": BOARD,
-    "runs export run --to mlflow -o flow": "MLflow's database needs mlflow: pip install 'penstock[mlflow]'",
+    "runs export run --to mlflow -o flow": "MLflow's database needs mlflow: pip install 'penstock-gateway[mlflow]'",
     **{f"train {kind} train.toml": TRAIN for kind in ("grpo", "sft", "dpo")},
-    "serve --config translating.toml --port 0": "litellm is not installed: pip install 'penstock[providers]'",
+    "serve --config translating.toml --port 0": "litellm is not installed: pip install 'penstock-gateway[providers]'",
 }
 
 
@@ -140,5 +141,5 @@ def test_the_demo_asks_for_its_own(base: Clean) -> None:
     done = subprocess.run([base.python, "-m", "penstock.gateway.demo.demo"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.strip() == (
-        "penstock demo: the demo's agents need openai and anthropic: pip install 'penstock[demo]'"
+        "penstock demo: the demo's agents need openai and anthropic: pip install 'penstock-gateway[demo]'"
     )

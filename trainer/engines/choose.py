@@ -21,8 +21,8 @@ def make_engine(config: Config, reference: bool = False, updates: int | None = N
     missing = ", ".join(name for name in ("verl", "ray", "tensordict") if not _installed(name))
     if missing:
         raise ConfigError(
-            f"engine.kind: \"verl\" needs {missing} here: pip install 'penstock[verl]' into an environment of its own "
-            '(docs/scale-out.md), or set it to "local"'
+            f"engine.kind: \"verl\" needs {missing} here: pip install 'penstock-gateway[verl]' into an environment "
+            'of its own (docs/scale-out.md), or set it to "local"'
         )
     if reference and config.model.weights == "full":
         raise ConfigError('model.weights: with engine.kind = "verl" only adapters have a reference; use "lora"')

@@ -47,9 +47,9 @@ def missing() -> str | None:
     try:
         found = version("litellm")
     except PackageNotFoundError:
-        return "litellm is not installed: pip install 'penstock[providers]'"
+        return "litellm is not installed: pip install 'penstock-gateway[providers]'"
     if found != VERSION:
-        return f"litellm {found} is installed and {VERSION} is needed: pip install 'penstock[providers]'"
+        return f"litellm {found} is installed and {VERSION} is needed: pip install 'penstock-gateway[providers]'"
     return None
 
 

@@ -149,8 +149,8 @@ class Translator:
 def unavailable(model: str) -> ClientFault:
     """What a call is told that would have to be translated where nothing can be."""
     message = (
-        f"model {model!r} is trained, which needs chat completions: translate with pip install 'penstock[providers]' "
-        "where the gateway runs, or set translate = false on its route"
+        f"model {model!r} is trained, which needs chat completions: translate with "
+        "pip install 'penstock-gateway[providers]' where the gateway runs, or set translate = false on its route"
     )
     return ClientFault(400, KIND, message)
 

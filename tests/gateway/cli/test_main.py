@@ -325,7 +325,7 @@ def test_the_table_of_commands_is_right(name: str) -> None:
 
 
 async def test_the_version_is_what_is_installed(shell: Shell) -> None:
-    assert (await shell.run("--version")).text == f"penstock {version('penstock')}\n"
+    assert (await shell.run("--version")).text == f"penstock {version('penstock-gateway')}\n"
 
 
 async def completed(shell: Shell, tmp_path: Path, *words: str) -> list[str]:

@@ -289,7 +289,7 @@ async def test_what_is_missing_is_named(shell: Shell, client: Client, module: st
     (shell.folder / f"{module}.py").write_text("raise ImportError")
     done = await shell.run("runs", *words, PYTHONPATH=f"{shell.folder}:{shell.env['PYTHONPATH']}")
     assert (done.code, done.err[done.err.index("penstock:") :].count("\n")) == (1, 1)
-    assert f"needs {module}: pip install 'penstock[{'mlflow' if module == 'mlflow' else 'plots'}]'" in done.err
+    assert f"needs {module}: pip install 'penstock-gateway[{'mlflow' if module == 'mlflow' else 'plots'}]'" in done.err
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------

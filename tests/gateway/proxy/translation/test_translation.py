@@ -34,7 +34,9 @@ RESPONSES = "/v1/responses"
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """No litellm, also where there is one."""
-    monkeypatch.setattr(litellm, "missing", lambda: "litellm is not installed: pip install 'penstock[providers]'")
+    monkeypatch.setattr(
+        litellm, "missing", lambda: "litellm is not installed: pip install 'penstock-gateway[providers]'"
+    )
 
 
 def configured(home: Path, **route: Any) -> Config:
@@ -73,7 +75,7 @@ async def test_a_call_that_would_be_translated_is_refused_in_its_own_shape(rig: 
         client.send(rig.call(ASK, below=below))
         told = loads(body_of(await client.message()))
     assert told["error"]["type"] == "invalid_request_error"
-    assert "pip install 'penstock[providers]'" in told["error"]["message"]
+    assert "pip install 'penstock-gateway[providers]'" in told["error"]["message"]
     span = await rig.span()
     assert (span.dialect, span.error, span.http_status) == (below.rpartition("/")[2], "translation", 400)
 
