@@ -189,7 +189,7 @@ def reward(rollout: str, at: int, value: float) -> Entry:
 async def serving(data: Path) -> AsyncGenerator[tuple[str, int]]:
     """URL and process id of a gateway on this tape."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "serve", "--data", str(data), "--port", "0"), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "penstock", "serve", "--data", str(data), "--port", "0"), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     try:

@@ -221,7 +221,7 @@ def close(sockets: Sequence[Socket]) -> None:
 _PROFILED = """
 import cProfile, sys, threading
 from pathlib import Path
-from gateway import recorder
+from penstock.gateway.store import recorder
 from penstock.gateway.app import serve
 folder, run = Path(sys.argv[1]), recorder.Recorder._run
 def profiled(self):
@@ -241,7 +241,7 @@ finally:
 def gateway(profile: Path | None) -> Generator[Bench]:
     """A gateway with a tape of its own, on a core of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        serve = ["-m", "gateway", "serve", "--port", "0", "--data", folder]
+        serve = ["-m", "penstock", "serve", "--port", "0", "--data", folder]
         command = [sys.executable, *(serve if profile is None else ["-c", _PROFILED, str(profile), folder])]
         with (Path(folder) / "log").open("wb") as log:
             process = subprocess.Popen(

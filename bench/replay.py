@@ -132,7 +132,7 @@ async def gateway(base_url: str) -> AsyncGenerator[str]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "penstock.toml"
         config.write_text(f'[[upstream]]\nname = "openai"\nbase_url = "{base_url}"\ndialect = "openai"\n')
-        command = [sys.executable, "-m", "gateway", "serve", "--config", str(config), "--data", folder, "--port", "0"]
+        command = [sys.executable, "-m", "penstock", "serve", "--config", str(config), "--data", folder, "--port", "0"]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         assert process.stdout
         try:

@@ -182,8 +182,8 @@ async def measured(home: Path, python: Path, steps: int, pairs: int) -> tuple[li
         home / "vllm.log",
         cpu=True,
     )
-    train = ["-m", "gateway", "train", "grpo", str(home / "train.toml"), "--gateway", url]
-    serve = ["-m", "gateway", "serve", "--config", str(home / "penstock.toml")]
+    train = ["-m", "penstock", "train", "grpo", str(home / "train.toml"), "--gateway", url]
+    serve = ["-m", "penstock", "serve", "--config", str(home / "penstock.toml")]
     try:
         await server.start()
         async with started(serve, home / "gateway.log") as gateway, Client(url) as client:

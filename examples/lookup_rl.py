@@ -129,11 +129,11 @@ async def demo(home: Path, python: Path, seed: int, steps: int) -> None:
     (home / "penstock.toml").write_text(GATEWAY.format(**words))
     (home / "train.toml").write_text(TRAIN.format(**words))
     url = f"http://127.0.0.1:{port}"
-    serve = [sys.executable, "-m", "gateway", "serve", "--config", str(home / "penstock.toml")]
+    serve = [sys.executable, "-m", "penstock", "serve", "--config", str(home / "penstock.toml")]
     gateway = await spawn(serve, os.environ, home / "gateway.log")
     try:
         await ready(url)
-        command = [sys.executable, "-m", "gateway", "train", "grpo", str(home / "train.toml"), "--gateway", url]
+        command = [sys.executable, "-m", "penstock", "train", "grpo", str(home / "train.toml"), "--gateway", url]
         trainer = await spawn(command, os.environ, None)
         try:
             done = await trainer.ended()
@@ -228,7 +228,7 @@ async def tell(url: str, home: Path) -> None:
         f"{step}: {value:.2f}" for step, value in zip(curve.first_step, curve.mean, strict=True) if value is not None
     ]
     print("held-out questions answered rightly, asked greedily, by step: " + ", ".join(values))
-    runs = [sys.executable, "-m", "gateway", "runs"]
+    runs = [sys.executable, "-m", "penstock", "runs"]
     plot = [*runs, "plot", "lookup", "--gateway", url, "--out", str(home / "run.html")]
     points = [*runs, "export", "lookup", "--to", "jsonl", "--gateway", url, "--output", str(home / "run.jsonl")]
     for command in (plot, points):

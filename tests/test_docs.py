@@ -58,7 +58,7 @@ def test_every_filter_field_is_documented_and_exists() -> None:
 
 def test_every_command_is_documented_and_exists() -> None:
     shown = subprocess.run(
-        [sys.executable, "-m", "gateway", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-m", "penstock", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout
     listed = re.findall(r"^│ ([a-z][a-z-]*)  +\S", shown.partition("Commands")[2], re.MULTILINE)
     documented = [name.split()[1] for name in names("Commands")]

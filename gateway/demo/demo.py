@@ -56,10 +56,9 @@ def example_scripts() -> dict[str, Path]:
     missing = [name for name in AGENTS if find_spec(name) is None]
     if missing:
         raise DemoError(f"the demo's agents need {' and '.join(missing)}: pip install 'penstock-gateway[demo]'")
-    package = Path(__file__).parent
-    for folder in (package / "examples", package.parent / "examples"):  # as installed, as checked out
-        if folder.is_dir():
-            return {name: folder / f"{name}_agent.py" for name in AGENTS}
+    folder = Path(__file__).resolve().parents[2] / "examples"
+    if folder.is_dir():
+        return {name: folder / f"{name}_agent.py" for name in AGENTS}
     raise DemoError("the example agents are not here: run the demo from a checkout of penstock")
 
 
@@ -99,7 +98,7 @@ async def gateway(home: Path, model_url: str) -> AsyncGenerator[str]:
     config = home / "penstock.toml"
     await asyncio.to_thread(config.write_text, configuration(model_url))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "serve", "--config", config, "--data", home / "data", "--port", "0"),
+        *(sys.executable, "-m", "penstock", "serve", "--config", config, "--data", home / "data", "--port", "0"),
         stdout=asyncio.subprocess.PIPE,
     )
     try:
@@ -142,7 +141,7 @@ async def run_agent(name: str, script: Path, url: str) -> None:
 async def run_cli(url: str, *arguments: str) -> None:
     """Run a `penstock` command."""
     say(f"$ penstock {' '.join(arguments)}")
-    await run(["-m", "gateway", *arguments], {"PENSTOCK_GATEWAY": url})
+    await run(["-m", "penstock", *arguments], {"PENSTOCK_GATEWAY": url})
 
 
 async def run(arguments: list[str], env: Mapping[str, str]) -> None:

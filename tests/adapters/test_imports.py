@@ -31,14 +31,14 @@ def loaded(program: str, names: tuple[str, ...]) -> list[str]:
 
 def test_the_pure_modules_load_no_client_and_no_framework() -> None:
     modules = "samples, chat, preferences, triplets, verl, export, making"
-    assert loaded(f"from adapters import {modules}", HEAVY) == []
+    assert loaded(f"from penstock.adapters import {modules}", HEAVY) == []
     # The test would see it.
     assert "aiohttp" in loaded("import penstock.adapters.source", HEAVY)
 
 
 def test_conversations_and_preferences_are_made_without_numpy() -> None:
-    assert loaded("from adapters import chat, preferences, export, making, source", ("numpy", "pyarrow")) == []
-    assert loaded("from adapters import samples", ("numpy",)) == ["numpy"]
+    assert loaded("from penstock.adapters import chat, preferences, export, making, source", ("numpy", "pyarrow")) == []
+    assert loaded("from penstock.adapters import samples", ("numpy",)) == ["numpy"]
 
 
 def test_help_needs_no_numpy() -> None:

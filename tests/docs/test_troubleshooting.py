@@ -34,7 +34,10 @@ REASON = re.compile(r"[a-z]+(_[a-z]+)*")
 def modules() -> list[tuple[str, ast.Module]]:
     """All that is ours, parsed."""
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    return [(".".join(path.relative_to(ROOT).with_suffix("").parts), ast.parse(path.read_text())) for path in paths]
+    return [
+        (".".join(("penstock", *path.relative_to(ROOT).with_suffix("").parts)), ast.parse(path.read_text()))
+        for path in paths
+    ]
 
 
 @cache
@@ -88,7 +91,7 @@ def reasons() -> set[str]:
     found = {
         value
         for name, tree in modules()
-        if name.startswith("gateway.")
+        if name.startswith("penstock.gateway.")
         for node in ast.walk(tree)
         for given in places(node)
         for value in values(name, given)

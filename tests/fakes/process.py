@@ -74,7 +74,7 @@ class Gateway:
 
     async def start(self, port: int = 0) -> None:
         """Start the process and wait until it is ready."""
-        command = [*self.under, self.python, "-m", "gateway", "serve", "--config", self.config, "--data", self.data]
+        command = [*self.under, self.python, "-m", "penstock", "serve", "--config", self.config, "--data", self.data]
         with self.log_path.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *command,

@@ -126,7 +126,7 @@ def based(
         command = [
             sys.executable,
             "-m",
-            "gateway",
+            "penstock",
             "serve",
             "--config",
             write_config(home, text),

@@ -67,7 +67,7 @@ async def runs(url: str, home: Path) -> AsyncGenerator[StartRun]:
             out, err = home / f"run-{number}.out", home / f"run-{number}.err"
             with out.open("wb") as stdout, err.open("wb") as stderr:
                 process = await asyncio.create_subprocess_exec(
-                    *(PYTHON, "-m", "gateway", "run", "--gateway", url, *words),
+                    *(PYTHON, "-m", "penstock", "run", "--gateway", url, *words),
                     *(("--", *agent) if agent else ()),
                     env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
                     cwd=AGENTS,

@@ -11,7 +11,7 @@ from typing import Any
 
 from fakes.process import ROOT
 
-PENSTOCK = (sys.executable, "-m", "gateway")
+PENSTOCK = (sys.executable, "-m", "penstock")
 
 
 @dataclass(slots=True)

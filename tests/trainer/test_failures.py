@@ -230,7 +230,7 @@ async def runner(stage: Stage, lease: int) -> AsyncGenerator[asyncio.subprocess.
     words = ["--watch", "--gateway", stage.gateway.url, f"--lease={lease}s", *RUNNER]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     made = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "run", *words), env=os.environ | {"PYTHONPATH": paths}
+        *(sys.executable, "-m", "penstock", "run", *words), env=os.environ | {"PYTHONPATH": paths}
     )
     try:
         yield made

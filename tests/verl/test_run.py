@@ -93,7 +93,16 @@ async def trained(home: Path, model: Path, engine: str) -> list[dict[str, float 
     # One thread, as ranks have; Ray's workers do not stand back behind everybody.
     env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
     async with running(home / "gateway", GATEWAY.format(port=port)) as gateway:
-        command = (sys.executable, "-m", "gateway", "train", "grpo", str(home / "train.toml"), "--gateway", gateway.url)
+        command = (
+            sys.executable,
+            "-m",
+            "penstock",
+            "train",
+            "grpo",
+            str(home / "train.toml"),
+            "--gateway",
+            gateway.url,
+        )
         process = await asyncio.create_subprocess_exec(
             *command, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )

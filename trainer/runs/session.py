@@ -129,7 +129,7 @@ async def _running(config: Config, gateway: str, key: str | None) -> None:
     """A runner, until it ends, which it should not."""
     words = ["--watch", "--gateway", gateway, "--mode", "train,val", *config.rollouts.run]
     env = dict(os.environ) | ({"PENSTOCK_ADMIN_KEY": key} if key else {})
-    child = await spawn([sys.executable, "-m", "gateway", "run", *words], env, config.run.directory / "runner.log")
+    child = await spawn([sys.executable, "-m", "penstock", "run", *words], env, config.run.directory / "runner.log")
     try:
         code = await child.ended()
         raise RunError(f"the runner (rollouts.run) ended with {code}; {child.tail()}")

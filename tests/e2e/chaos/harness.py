@@ -175,7 +175,7 @@ class Chaos:
         ]
         with (self._home / "runners").open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway", "run", *options, "--", sys.executable, "-I", "-S", str(AGENT)),
+                *(sys.executable, "-m", "penstock", "run", *options, "--", sys.executable, "-I", "-S", str(AGENT)),
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,

@@ -251,7 +251,7 @@ async def typed(shell: Shell, keys: bytes, *arguments: str, TERM: str = "dumb") 
     ours, theirs = pty.openpty()
     try:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway", *arguments,
+            sys.executable, "-m", "penstock", *arguments,
             env=shell.env | {"COLUMNS": "100", "TERM": TERM}, cwd=shell.folder,
             stdin=theirs, stdout=theirs, stderr=theirs,
         )  # fmt: skip

@@ -135,7 +135,7 @@ async def test_on_a_terminal_a_run_is_drawn(shell: Shell, client: Client) -> Non
     await client.finish_run("grpo-1", RunEnd(status="succeeded"))
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", "runs", "watch", "grpo-1",
+        sys.executable, "-m", "penstock", "runs", "watch", "grpo-1",
         env=shell.env | {"COLUMNS": "100", "TERM": "xterm"}, cwd=shell.folder,
         stdin=theirs, stdout=theirs, stderr=theirs,
     )  # fmt: skip

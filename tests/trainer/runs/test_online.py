@@ -425,7 +425,7 @@ async def test_a_run_that_waits_says_that_it_lives(gateway: Gateway) -> None:
 def test_what_cannot_work_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
     path.write_text(f"[model]\npath = {json.dumps(str(tmp_path))}\n")
-    command = [sys.executable, "-m", "gateway", "train", "grpo", str(path), "--online"]
+    command = [sys.executable, "-m", "penstock", "train", "grpo", str(path), "--online"]
     found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert found.returncode == 2
     assert "advantage.estimator: 'dr_grpo' compares rollouts of one task" in found.stderr

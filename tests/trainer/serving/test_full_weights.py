@@ -109,7 +109,7 @@ async def train(home: Path, gateway: str) -> None:
     """The whole run."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "train", "grpo", str(home / "train.toml"), "--gateway", gateway),
+        *(sys.executable, "-m", "penstock", "train", "grpo", str(home / "train.toml"), "--gateway", gateway),
         env=os.environ | {"PYTHONPATH": paths},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

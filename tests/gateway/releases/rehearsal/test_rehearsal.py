@@ -91,7 +91,7 @@ class Stage:
         out, err = self.home / f"{self.started}.out", self.home / f"{self.started}.err"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway", *words, "--gateway", self.gateway.url),
+                *(sys.executable, "-m", "penstock", *words, "--gateway", self.gateway.url),
                 *(() if script is None else ("--", sys.executable, str(script))),
                 env=self.env,
                 cwd=self.home,
