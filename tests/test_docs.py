@@ -73,5 +73,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_modules_named_in_the_architecture_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    for name in set(re.findall(r"`gateway\.([a-z_]+)`", text)):
-        assert (ROOT / "gateway" / f"{name}.py").exists() or (ROOT / "gateway" / name).is_dir(), name
+    names = set(re.findall(r"`(?:penstock\.)?((?:gateway|sidecar|trainer|adapters)\.[a-z_.]+)`", text))
+    assert len(names) > 40
+    for name in names:
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").exists() or path.is_dir(), name
