@@ -10,7 +10,7 @@ PROVIDERS := .venv-providers
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers demo demo-rl test test-vllm test-train test-verl test-providers test-extras check check-train check-verl bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers demo demo-rl test test-vllm test-train test-verl test-providers test-extras test-all check check-train check-verl bench chaos soak clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,7 +75,7 @@ demo-rl: install-train install-vllm ## See an agent get better: vLLM, the traine
 	@$(TRAIN)/bin/python -m examples.lookup_rl
 
 # With an ordinary user's rights, also where it is root who tests.
-test: install ## Run every test
+test: install ## Run the tests of what .venv holds, and say which others there are
 	.ci/ordinary $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-vllm: install install-vllm ## Test versions of weights on a real vLLM
@@ -94,6 +94,8 @@ test-extras: install ## Install each extra alone into a clean environment and us
 test-providers: install install-providers ## Test translation, with its own SDKs and with the newest ones
 	$(PROVIDERS)/bin/python -m pytest -n 0 tests/providers
 	$(BIN)/python -m pytest -n 0 tests/providers
+
+test-all: test test-providers test-vllm test-train test-verl test-extras ## Run every suite, each in its environment
 
 check: install ## Lint, types, layering
 	$(BIN)/ruff format --check .
