@@ -363,7 +363,8 @@ def test_new_rollouts_have_valid_names_in_order_of_time() -> None:
 def test_however_much_is_new_the_longest_known_beginning_counts(before: int, more: int) -> None:
     desk = Desk()
     opening = [b"%d" % at for at in range(before)]
-    desk.told(opening[: before // 2], b"hi", "shorter")
     desk.told(opening, b"hi", "one")
+    if before > 1:
+        desk.told(opening[: before // 2], b"hi", "shorter")
     assert desk.find([*opening, *[b"new"] * more]) == "one"
     assert desk.find([b"other", *opening, *[b"new"] * more]) is None
