@@ -13,7 +13,8 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from difflib import get_close_matches
 from http import HTTPStatus
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
+from urllib.parse import unquote
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -132,6 +133,10 @@ def body_of(content_type: str, body: bytes, model: type[M]) -> M:
     return _validated(model, lambda: model.model_validate_json(body))
 
 
+SPOKEN: Final = {"rid": "rollout", "aid": "attempt"}
+"""What people call the ids of a path."""
+
+
 def id_of(request: web.Request, name: str) -> str:
     """An id from the path."""
     return check_id(name, request.match_info[name])
@@ -140,9 +145,8 @@ def id_of(request: web.Request, name: str) -> str:
 def check_id(name: str, value: str) -> str:
     """The id; raises `ApiError` when it is none."""
     if not _ID.fullmatch(value):
-        raise ApiError(
-            400, f"{name}: {value[:40]!r} is not an id: up to 128 letters, digits and . _ -", name, value, (ID_PATTERN,)
-        )
+        message = f"{SPOKEN.get(name, name)}: {unquote(value)[:40]!r} is not an id: up to 128 letters, digits and . _ -"
+        raise ApiError(400, message, name, value, (ID_PATTERN,))
     return value
 
 

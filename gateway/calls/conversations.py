@@ -31,6 +31,8 @@ from penstock.gateway.http.client_connection import Way
 
 _REMEMBERED: Final = 20_000
 _EQUAL: Final = 64
+_NEAR: Final = 16
+"""Items at the end among which the new ones most often begin."""
 _UNREAD_BYTES: Final = 32 << 20
 """Of answers that nobody had to read yet."""
 
@@ -105,7 +107,12 @@ class Conversations:
 
     def find(self, story: Story, way: Way) -> Found:
         """The rollout that this conversation continues."""
-        before = story.beginnings[:-1]
+        beginnings, near = story.beginnings, max(1, len(story.beginnings) - _NEAR)
+        for length in range(len(beginnings) - 1, near - 1, -1):
+            if beginnings[length - 1] in self._open:
+                return _choose(self._open[beginnings[length - 1]], story, length, way)
+        # Of tens of thousands of items this holds nobody up.
+        before = beginnings[: near - 1]
         longest = next(filter(self._open.__contains__, reversed(before)), None)
         if longest is None:
             return Found()

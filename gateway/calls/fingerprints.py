@@ -40,9 +40,9 @@ _MOVING: Final = 3
 """Items at the end that a stem leaves out."""
 _LONG: Final = _HEAD + 2 * _MOVING
 """Items from which a stem is worth it."""
-_SHORTEST: Final = 16 << 10
+_SHORTEST: Final = 4 << 10
 """Bytes of a request below which reading it costs no more than following it."""
-_PLACES: Final = [int(_SHORTEST * 1.125**step) for step in range(48)]
+_PLACES: Final = [int(_SHORTEST * 1.125**step) for step in range(60)]
 _SUMS: Final = (1 << 63) - 1
 _BEFORE: Final = 128
 """Bytes by which a stem is found."""

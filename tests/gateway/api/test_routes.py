@@ -199,7 +199,7 @@ async def test_exact_bytes(served: Serving, http: aiohttp.ClientSession, side: s
         ("/api/rollouts/r1/attempts/a1/spans/99", 404, "sequence", "`penstock spans r1/a1` lists them"),
         ("/api/rollouts/r1/attempts/a1/spans/zero", 400, "sequence", "sequence is a whole number from 1"),
         ("/api/rollouts/r1/attempts/a2/spans/1/request", 404, None, "no bytes of span 1 are stored: it is error"),
-        ("/api/rollouts/a%20b", 400, "rid", "rid is not an id"),
+        ("/api/rollouts/a%20b", 400, "rid", "rollout: 'a b' is not an id: up to 128 letters, digits and . _ -"),
         ("/api/nothing", 404, None, "there is nothing at /api/nothing; GET /api/docs lists what there is"),
         ("/api/tokens", 405, "method", "/api/tokens does not know GET"),
         ("/api/spans?limit=0", 400, "limit", "limit: '0' is not 1 or more"),

@@ -150,7 +150,7 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("/api/runs/none/metrics", {}, 404, "there is no run 'none'; `penstock runs list` lists them"),
     ("/api/runs/none/finish", {"status": "failed"}, 404, "there is no run 'none'"),
     ("/api/runs/r/finish", {"status": "silent"}, 400, "status: 'silent' is not"),
-    ("/api/runs/a%20b/finish", {"status": "failed"}, 400, "run is not an id"),
+    ("/api/runs/a%20b/finish", {"status": "failed"}, 400, "run: 'a b' is not an id"),
     (
         "/api/runs/r/metrics",
         {"points": [{"step": -1, "values": {"a": 1}}]},

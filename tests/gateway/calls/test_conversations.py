@@ -357,3 +357,15 @@ def test_new_rollouts_have_valid_names_in_order_of_time() -> None:
     assert len(set(made)) == 50
     assert all(check_id("rollout", name) for name in made)
     assert [name[:13] for name in made] == sorted(name[:13] for name in made)
+
+
+@pytest.mark.parametrize("more", [1, 2, 15, 16, 17, 40])
+@pytest.mark.parametrize("before", [1, 2, 30])
+def test_however_much_is_new_the_longest_known_beginning_counts(before: int, more: int) -> None:
+    desk = Desk()
+    opening = [b"%d" % at for at in range(before)]
+    desk.told(opening, b"hi", "one")
+    if before > 1:
+        desk.told(opening[: before // 2], b"hi", "shorter")
+    assert desk.find([*opening, *[b"new"] * more]) == "one"
+    assert desk.find([b"other", *opening, *[b"new"] * more]) is None

@@ -207,7 +207,7 @@ def test_there_is_one_name_for_the_key() -> None:
         (("enqueue", "/dev/null", "--timeout", "-5s"), 2, "--timeout needs a value."),
         (("runs", "export", "x"), 2, "--to is missing. See penstock runs export --help."),
         (("serve", "--port", "99999"), 1, "penstock: --port: 99999 is not 65535 or less"),
-        (("show", "a b"), 1, "rid: 'a b' is not an id: up to 128 letters, digits and . _ -"),
+        (("show", "a b"), 1, "rollout: 'a b' is not an id: up to 128 letters, digits and . _ -"),
         (("reward", "r1/a1", "good"), 2, "VALUE: 'good' is not a number."),
         (("reward", "r1/a1"), 2, "say what it is worth: penstock reward r1/a1 1, or --dimension NAME=VALUE"),
         (("reward", "r1/a1", "nan"), 2, "the reward: nan is not a finite number"),
@@ -265,8 +265,8 @@ async def test_check_reports_a_clean_tape(shell: Shell, tmp_path: Path) -> None:
 
 async def test_check_reports_what_is_wrong(tmp_path: Path) -> None:
     program = """
-import penstock.gateway.store
-gateway.cli.check = lambda path: ({"rollouts": 1}, ["rollout r1: odd", "span 2: gone"])
+from penstock.gateway.cli import check
+check.check = lambda path: ({"rollouts": 1}, ["rollout r1: odd", "span 2: gone"])
 from penstock.gateway.__main__ import COMMANDS, main
 main(["check", "--data", "data"])
 """

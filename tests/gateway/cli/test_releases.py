@@ -131,7 +131,7 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("resource", "add", "x", "--base", "m"), 2, "a model needs --upstream"),
     (("resource", "add", "x", "--upstream", "u", "--file", "one.txt"), 2, "--upstream is for a model"),
     (("resource", "add", "x", "--upstream", "u", "--base", "m", "--adapter", "a"), 2, "content.adapter: "),
-    (("resource", "add", "a b", "--file", "one.txt"), 1, "resource is not an id"),
+    (("resource", "add", "a b", "--file", "one.txt"), 1, "resource: 'a b' is not an id"),
     (("resource", "add", "travel", "--file", "slotless.txt"), 1, "missing {date}"),
     (("resource", "show", "none"), 1, "there is no resource 'none'; `penstock resource list`"),
     (("resource", "show", "travel@v9"), 1, "'travel' has no version 'v9'; it has v1, v2"),

@@ -108,7 +108,7 @@ async def test_refusals_come_in_the_words_of_the_gateway(client: Client) -> None
         await anext(aiter(client.recent("statsu:ok")))
     with pytest.raises(ClientError, match="rollout: 'a b' is not an id"):
         await client.token("a b")
-    with pytest.raises(ClientError, match=r"rid: '.*' is not an id"):
+    with pytest.raises(ClientError, match=r"rollout: '.*' is not an id"):
         await client.rollout("../api/tokens?x=")
 
 
