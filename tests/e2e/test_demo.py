@@ -17,7 +17,7 @@ from penstock.gateway.demo import demo
 async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.gateway.demo.demo"),
-        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(demo.__file__).parents[1])},
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

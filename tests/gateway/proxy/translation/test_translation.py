@@ -56,7 +56,7 @@ async def rig(nowhere: None, tmp_path: Path, http: aiohttp.ClientSession) -> Asy
 
 
 def test_a_gateway_that_must_translate_and_cannot_does_not_start(nowhere: None, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[providers\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'penstock-gateway\[providers\]'"):
         Gateway(configured(tmp_path, translate=True))
 
 
