@@ -301,7 +301,7 @@ async def test_a_runner_of_ours_that_dies_stops_the_run(tmp_path: Path, model: P
         stage.hold(1)
         async with stage.life() as life:
             await stage.in_step(life, 2)
-            os.kill(life.child(b"gateway\0run"), signal.SIGKILL)
+            os.kill(life.child(b"penstock\0run"), signal.SIGKILL)
             assert await life.ended() == 1
             assert "penstock: the runner (rollouts.run) ended with -9; the end of " in life.text
         assert (await stage.told()).startswith("failed\nthe runner (rollouts.run) ended with -9")
