@@ -19,6 +19,7 @@ from cyclopts import (
     UnknownOptionError,
     UnusedCliTokensError,
 )
+from cyclopts import Group as Section
 
 from penstock.gateway.client.console import Failure
 
@@ -213,16 +214,45 @@ def version() -> str:
     return f"penstock {metadata.version('penstock-gateway')}"
 
 
-app = App(
-    name="penstock", help=HELP, version=version, result_action="return_value", print_error=False, exit_on_error=False
-)
-for order, (name, command) in enumerate(COMMANDS.items()):
-    app.command(command.path, name=name, help=command.help, sort_key=order)
-for order, (name, group) in enumerate(GROUPS.items(), len(COMMANDS)):
-    part = App(name=name, help=group.help, sort_key=order)
+SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "Serve and look": ("serve", "rollouts", "spans", "show", "stats", "changes", "token", "completion"),
+    "Work": ("enqueue", "run", "queue", "workers", "pause", "resume", "drain", "cancel", "requeue", "reward"),
+    "Releases": ("resource", "prompts", "release"),
+    "Training": ("doctor", "samples", "runs", "train"),
+    "Tape": ("export", "check"),
+}
+"""How `--help` arranges commands."""
+
+
+def _application() -> App:
+    made = App(
+        name="penstock",
+        help=HELP,
+        version=version,
+        result_action="return_value",
+        print_error=False,
+        exit_on_error=False,
+    )
+    for number, (title, names) in enumerate(SECTIONS.items()):
+        section = Section(title, sort_key=number)
+        for order, name in enumerate(names):
+            if name in COMMANDS:
+                command = COMMANDS[name]
+                made.command(command.path, name=name, help=command.help, group=section, sort_key=order)
+            else:
+                made.command(_part(name, GROUPS[name], section, order))
+    made["--help"].group = made["--version"].group = Section("Options", sort_key=len(SECTIONS))
+    return made
+
+
+def _part(name: str, group: Group, section: Section, order: int) -> App:
+    made = App(name=name, help=group.help, group=section, sort_key=order)
     for place, (action, command) in enumerate(group.commands.items()):
-        part.command(command.path, name=action, help=command.help, sort_key=place)
-    app.command(part)
+        made.command(command.path, name=action, help=command.help, sort_key=place)
+    return made
+
+
+app = _application()
 
 
 def main(arguments: list[str] | None = None) -> None:

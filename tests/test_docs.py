@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.gateway.__main__ import SECTIONS
 from penstock.gateway.api.filter import FIELDS
 from penstock.gateway.api.routes import ROUTES
 from penstock.gateway.metrics import METRICS
@@ -60,7 +61,8 @@ def test_every_command_is_documented_and_exists() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "penstock", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout
-    listed = re.findall(r"^│ ([a-z][a-z-]*)  +\S", shown.partition("Commands")[2], re.MULTILINE)
+    listed = re.findall(r"^│ ([a-z][a-z-]*)  +\S", shown, re.MULTILINE)
+    assert sorted(listed) == sorted(name for names in SECTIONS.values() for name in names)
     documented = [name.split()[1] for name in names("Commands")]
     assert sorted(documented) == sorted(set(listed))
 
