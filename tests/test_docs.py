@@ -80,3 +80,12 @@ def test_modules_named_in_the_architecture_exist() -> None:
     for name in names:
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or path.is_dir(), name
+
+
+def test_the_distribution_is_called_by_its_name() -> None:
+    """`penstock` on the index is a stranger's."""
+    files = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    read = [ROOT / name for name in files if name.endswith((".py", ".md", ".toml", ".sh")) or name == "Makefile"]
+    assert len(read) > 500
+    old = re.compile(r"penstock" + r"\[|pip install '?penstock(?!-gateway)")
+    assert [str(path) for path in read if old.search(path.read_text(encoding="utf-8"))] == []

@@ -53,7 +53,9 @@ class Run:
 class StartRun(Protocol):
     """Starts `penstock run` with these words before and after `--`."""
 
-    async def __call__(self, *words: str, agent: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> Run: ...
+    async def __call__(
+        self, *words: str, agent: tuple[str, ...] = (), env: Mapping[str, str] | None = None, cwd: Path = AGENTS
+    ) -> Run: ...
 
 
 @asynccontextmanager
@@ -62,7 +64,9 @@ async def runs(url: str, home: Path) -> AsyncGenerator[StartRun]:
     numbers = count()
     async with AsyncExitStack() as stack:
 
-        async def start(*words: str, agent: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> Run:
+        async def start(
+            *words: str, agent: tuple[str, ...] = (), env: Mapping[str, str] | None = None, cwd: Path = AGENTS
+        ) -> Run:
             number = next(numbers)
             out, err = home / f"run-{number}.out", home / f"run-{number}.err"
             with out.open("wb") as stdout, err.open("wb") as stderr:
@@ -70,7 +74,7 @@ async def runs(url: str, home: Path) -> AsyncGenerator[StartRun]:
                     *(PYTHON, "-m", "penstock", "run", "--gateway", url, *words),
                     *(("--", *agent) if agent else ()),
                     env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
-                    cwd=AGENTS,
+                    cwd=cwd,
                     stdout=stdout,
                     stderr=stderr,
                 )

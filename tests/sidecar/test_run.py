@@ -168,6 +168,23 @@ async def test_a_judge_that_fails_costs_the_reward_only(
     assert (event.attributes or {})["reason"] == reason
 
 
+async def test_an_agent_may_have_folders_of_our_names(client: Client, start_run: StartRun, tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    for name in ("gateway", "sidecar", "adapters", "trainer"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("WHOSE = 'theirs'\n")
+    (folder / "agent.py").write_text(
+        "import adapters, gateway, sidecar, trainer\n\n\n"
+        "def main(task):\n"
+        "    assert {one.WHOSE for one in (adapters, gateway, sidecar, trainer)} == {'theirs'}\n"
+        "    return {'reward': task}\n"
+    )
+    _ = await enqueue(client, 0.5)
+    run = await start_run("--callable", "agent:main", cwd=folder)
+    assert await run.ended() == 0, run.stderr
+    assert run.stdout == "1 succeeded, 0 failed, mean reward 0.500 of 1\n"
+
+
 @pytest.mark.parametrize("preload", [(), ("--preload",)], ids=["imported each time", "imported once"])
 async def test_functions_are_agents_too(
     gateway: Gateway, client: Client, start_run: StartRun, preload: tuple[str, ...]
