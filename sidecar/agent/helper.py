@@ -1,7 +1,7 @@
 """For agents: say how well it went, or what happened. Needs the standard library alone.
 
-    from penstock.sidecar.agent.helper import reward
-    reward(0.7)
+    import penstock
+    penstock.reward(0.7)
 
 What an agent says of itself is kept with the source `agent` and is not trained on unless the gateway is configured to
 trust it. Outside a rollout nothing is sent, so that the same script runs anywhere. The file may be copied.

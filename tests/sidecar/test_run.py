@@ -211,8 +211,8 @@ async def test_functions_are_agents_too(
 
 async def test_the_helper_says_what_an_agent_thinks_of_itself(client: Client, start_run: StartRun) -> None:
     _ = await enqueue(client, None)
-    script = "from penstock.sidecar.agent.helper import event, reward; "
-    script += "event('step', n=1); reward(0.7, style=1, reason='felt good')"
+    script = "import penstock; "
+    script += "penstock.event('step', n=1); penstock.reward(0.7, style=1, reason='felt good')"
     run = await start_run(agent=(PYTHON, "-c", script))
     assert await run.ended() == 0, run.stderr
     spans = await events(client)
