@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,14 @@ def test_every_command_is_documented_and_exists() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_the_layers_of_the_architecture_are_those_of_the_contract() -> None:
+    picture = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("```\n")[1]
+    drawn = [line[:30].split() for line in picture.splitlines()]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contract = settings["tool"]["importlinter"]["contracts"][0]
+    assert drawn == [layer.split(" | ") for layer in contract["layers"]]
 
 
 def test_modules_named_in_the_architecture_exist() -> None:
