@@ -70,7 +70,7 @@ class Clean:
         _new(home)
         limits = home / "constraints.txt"
         limits.write_text(TORCH)
-        own = shutil.ignore_patterns("penstock-*.dist-info")
+        own = shutil.ignore_patterns("penstock_gateway-*.dist-info")
         shutil.copytree(_packages(self.home), _packages(home), copy_function=os.link, ignore=own, dirs_exist_ok=True)
         if before:
             _pip(home, *before)
