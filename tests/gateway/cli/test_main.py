@@ -215,7 +215,7 @@ def test_there_is_one_name_for_the_key() -> None:
         (("reward", "r1", "1"), 2, "rollout 'r1' has 2 attempts (a1, a2): say which, as r1/ATTEMPT"),
         (("export", "--format", "parquet"), 2, "Parquet goes to a file: say which, as --output FILE"),
         (("export", "-o", "no/such/folder/x"), 1, "no/such/folder/x: No such file or directory"),
-        (("bogus",), 2, 'Unknown command "bogus". Available commands: serve, enqueue'),
+        (("bogus",), 2, 'Unknown command "bogus". Available commands: serve, rollouts'),
         (("stats", "extra", "more"), 2, "Nothing is done with 'extra' 'more'. See penstock stats --help."),
         (("stats", "--jsn"), 2, "Unknown option: --jsn. Did you mean --json? See penstock stats --help."),
         (("stats", "--gateway", "http://["), 1, "'http://[' is not the URL of a gateway: Invalid IPv6 URL"),
