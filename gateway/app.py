@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import aiohttp
 import uvloop
 from aiohttp import web
-from penstock.gateway.proxy.shared import Shared
 
 from penstock.gateway.api import routes as control
 from penstock.gateway.api.context import Control
@@ -39,6 +38,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
 from penstock.gateway.otlp.ingest import INGEST, Ingest
 from penstock.gateway.proxy.exact.session_store import Exact
+from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.translation import litellm
 from penstock.gateway.proxy.translation.translator import Translator
 from penstock.gateway.queue.attempts import woken

@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
 
-from penstock.gateway.proxy.shared import Shared
-
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.request import ask, identity
 from penstock.gateway.calls.conversations import Answer
@@ -32,6 +30,7 @@ from penstock.gateway.model.release import Pin
 from penstock.gateway.model.release_calls import rehearsed
 from penstock.gateway.proxy.exact.course import Course
 from penstock.gateway.proxy.relay import Relay
+from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.translation.checks import KIND as TRANSLATION
 from penstock.gateway.proxy.translation.translator import DIALECTS as TRANSLATED
 from penstock.gateway.proxy.translation.translator import unavailable

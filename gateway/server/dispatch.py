@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from time import monotonic
 
-from penstock.gateway.proxy.shared import Shared
-
 from penstock.gateway.api.front_page import front_page
 from penstock.gateway.calls.address import AddressError, from_path
 from penstock.gateway.dialects import find
@@ -19,6 +17,7 @@ from penstock.gateway.http.errors import Refusal, internal_fault
 from penstock.gateway.http.headers import family, refusal_body, refusal_head
 from penstock.gateway.http.request import Request
 from penstock.gateway.proxy.call import Call
+from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.server.bridge import ControlPlane, agent_target, is_control
 
 _log = logging.getLogger("penstock.proxy")
