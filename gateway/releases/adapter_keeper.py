@@ -42,6 +42,7 @@ class Residents:
     ) -> None:
         """`upstreams` by name; `session` for what is asked of them."""
         self._tape = tape
+        self._reader = ReleaseReader(tape)
         self._upstreams = upstreams
         self._session = session
         self._now_ns = now_ns
@@ -88,18 +89,18 @@ class Residents:
 
     async def settle(self, lost: bool = False) -> None:
         """Looks at every server once. `lost`: a call was refused; what rollouts are pinned to may be missing."""
-        known = await asyncio.to_thread(lambda: _known(ReleaseReader(self._tape).resources()))
+        known = await asyncio.to_thread(lambda: _known(self._reader.resources()))
         for name, versions in known.items():
             if name in self._upstreams and any(one.adapter is not None for one, _ in versions.values()):
                 await self._settle(self._upstreams[name], versions, lost)
 
     def _read(self) -> tuple[set[str], set[str]]:
         """What is wanted, and what a check may have loaded by now."""
-        releases = ReleaseReader(self._tape).releases()
+        releases = self._reader.releases()
         checked = {
             f"{one.resource}@{one.candidate}" for one in releases if one.stage == "draft" or one.held_in == "draft"
         }
-        return _wanted(ReleaseReader(self._tape).resources(), releases), checked
+        return _wanted(self._reader.resources(), releases), checked
 
     async def _settle(self, upstream: Upstream, versions: Mapping[str, tuple[ModelVersion, str]], lost: bool) -> None:
         residency = Residency({served: version for served, (version, _) in versions.items()})

@@ -46,6 +46,7 @@ class Counting:
     ) -> None:
         """`changed` is told of every decision, when it is durable."""
         self._tape = tape
+        self._reader = ReleaseReader(tape)
         self._recorder = recorder
         self._feed = feed
         self._now_ns = now_ns
@@ -59,7 +60,7 @@ class Counting:
             await self._act(release, [], left)
             return
         cursor = self._feed.cursor
-        while (now := ReleaseReader(self._tape).release(release.id)) is not None and now.revision == release.revision:
+        while (now := self._reader.release(release.id)) is not None and now.revision == release.revision:
             release = now
             seen, found, due = await asyncio.to_thread(self._count, release, canary)
             if seen:
@@ -73,7 +74,7 @@ class Counting:
         """The canary as the tape has it, and the decision that follows from it and was not made yet."""
         canary, audit, (assigned, seen) = (
             Canary(release.policy, release.margin),
-            ReleaseReader(self._tape).audit(release.id),
+            self._reader.audit(release.id),
             self._read(release),
         )
         made = sum(entry.who == GATEWAY and entry.assignment is not None for entry in audit)
@@ -87,7 +88,7 @@ class Counting:
         """What was assigned and counted, as far as this release knows."""
         assigned, seen = list[Assignment](), list[Seen]()
         while len(seen) < release.counted:
-            page = ReleaseReader(self._tape).assignments(release.id, len(seen))
+            page = self._reader.assignments(release.id, len(seen))
             assigned += page[0]
             seen += page[1]
         return assigned, seen[: release.counted]
@@ -95,9 +96,8 @@ class Counting:
     def _count(self, release: Release, canary: Canary) -> tuple[list[Seen], Decided | None, int | None]:
         """(what is seen of the next assignments, the decision after the last of them, when the next one is due)."""
         seen: list[Seen] = []
-        reader = ReleaseReader(self._tape)
-        for assignment in reader.assignments(release.id, release.counted, BATCH)[0]:
-            one = look(self._tape, reader.pins(assignment.rollout), release, assignment, self._now_ns())
+        for assignment in self._reader.assignments(release.id, release.counted, BATCH)[0]:
+            one = look(self._tape, self._reader.pins(assignment.rollout), release, assignment, self._now_ns())
             if one is None:
                 return seen, None, deadline(release, assignment)
             seen.append(one)

@@ -23,12 +23,12 @@ NAMED: Final = 10
 
 def needs(tape: Store, resource: str, now_ns: int) -> list[Need]:
     """Who needs which version of a resource; versions that nobody needs are not among them."""
-    found: dict[str, Need] = {}
-    if (one := ReleaseReader(tape).resource(resource)) is not None:
+    reader, found = ReleaseReader(tape), dict[str, Need]()
+    if (one := reader.resource(resource)) is not None:
         _of(found, one[0].version).audiences.append(Audience())
         for rule in one[0].rules:
             _of(found, rule.version).audiences.append(rule.only)
-    for release in ReleaseReader(tape).releases():
+    for release in reader.releases():
         if release.resource == resource and release.live:
             for version in (release.stable, release.candidate):
                 _of(found, version).releases.append(release.id)

@@ -2,9 +2,9 @@
 formats).
 
 *Writing.* `Store.write` takes a batch of entries and commits them in one transaction with one fsync. It is called from
-one thread, the recorder's; a write transaction never leaves it (`write`).
+one thread, the recorder's; a write transaction never leaves it (`writer`).
 
-*Reading.* Every read is one short transaction or a series of slices, from any thread and beside the writer (`read`).
+*Reading.* Every read is one short transaction or a series of slices, from any thread and beside the writer (`reader`).
 
 *Dying.* LMDB is copy-on-write: after a kill the tape is as of the last commit. Calls that were announced as running and
 never finished are found in `open` when the tape is next opened for writing, and end as `interrupted`.

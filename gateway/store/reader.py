@@ -171,7 +171,7 @@ class Reader:
         }
 
     def note(self, name: str) -> bytes | None:
-        """What `Work.note` has kept under a name."""
+        """What `QueueOperations.note` has kept under a name."""
         with self.view() as view:
             return view.get("meta", b"note " + name.encode())
 
