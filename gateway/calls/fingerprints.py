@@ -1,31 +1,27 @@
 """Conversations as numbers: what each item says, and each beginning of the conversation. Pure.
 
 Agents resend the whole conversation with every call, and of most calls everything but the end was here before, byte for
-byte. Such a beginning is a stem: the request is compared with it, which costs a hundredth of reading it, and read is
-the request without it. What remains is known item by item: by its raw bytes when it comes again, and only what is new
-is read for what it says, not for how its JSON is written. A stem ends some items before the request's end, because
-clients move cache markers about there.
+byte. Such a beginning is a stem: the request is compared with it, which costs a hundredth of reading it. What stands
+after the conversation (the model, tools) is compared too; where it is the same, only the new items are read. A new item
+is known by its raw bytes when it comes again, and read for what it says, not for how its JSON is written.
 
-A stem is looked for by the bytes before the last of some places that it reaches, each an eighth further than the one
-before.
+A stem ends twice: with its last item, and some items before that, because clients move cache markers about there. It is
+looked for by the bytes before the last of some places that it reaches, each an eighth further than the one before.
 """
 
 from __future__ import annotations
 
-import random
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
 from hashlib import blake2b
-from itertools import accumulate
-from operator import mul
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Final, Protocol, cast
 
 import msgspec
 from msgspec import Raw
 
 from penstock.gateway.dialects.items import LARGE, Items
+from penstock.gateway.dialects.loose_json import UNREADABLE, Peek
 
 LONGEST: Final = 4 << 20
 """Bytes of a request above which it has no stem: comparing it would hold others up."""
@@ -37,20 +33,18 @@ _LARGE_ITEM: Final = 256 << 10
 _HEAD: Final = 2
 """Items that are always read: an agent's task, and instructions that are no item of the request's list."""
 _MOVING: Final = 3
-"""Items at the end that a stem leaves out."""
+"""Items at the end of a stem that may come again otherwise."""
+_NEW: Final = 8
+"""Items after a stem above which it is made longer."""
 _LONG: Final = _HEAD + 2 * _MOVING
 """Items from which a stem is worth it."""
-_SHORTEST: Final = 4 << 10
+_SHORTEST: Final = 8 << 10
 """Bytes of a request below which reading it costs no more than following it."""
 _PLACES: Final = [int(_SHORTEST * 1.125**step) for step in range(60)]
-_SUMS: Final = (1 << 63) - 1
 _BEFORE: Final = 128
 """Bytes by which a stem is found."""
 _TRIES: Final = 8
 """Places that are looked at: a request may be two and a half times as long as its stem."""
-
-Source: TypeAlias = Callable[[bytes], bytes]
-"""What an item says; nothing of one that does not count."""
 
 
 class Reads(Protocol):
@@ -88,21 +82,35 @@ class Read(msgspec.Struct, frozen=True, gc=False):
     """Of the items that were read; 0 of one that does not count."""
 
 
+class _End(msgspec.Struct, frozen=True, gc=False):
+    """The request up to the end of an item, and the conversation up to there."""
+
+    bytes: Raw
+    """Holds all of the request."""
+    length: int
+    story: Story
+
+
 class _Stem(msgspec.Struct, frozen=True, gc=False):
     dialect: str
-    bytes: Raw
-    """The request up to an item. Holds all of it."""
-    end: int
-    """How long that is."""
-    cut: int
-    """Where in it the items begin that need not be read again."""
+    first: int
+    """Where in the request the items begin that need not be read again."""
     head: list[Raw]
     """The items before that."""
-    story: Story
-    """Of all items up to its end."""
+    ends: tuple[_End, _End]
+    """The later one first."""
+    mark: bytes
+    """What stands between two items."""
+    rest: bytes
+    """The request after its last item."""
+    asked: Peek | None
+    previous: str | None
     key: bytes
     weight: int
     """Bytes of the request."""
+
+
+_items = msgspec.json.Decoder(list[Raw]).decode
 
 
 class Fingerprints:
@@ -112,26 +120,33 @@ class Fingerprints:
         self._said: dict[str, dict[int, int]] = {}
         """By dialect: what an item says, by the hash of its raw bytes."""
         self._said_before: dict[str, dict[int, int]] = {}
-        self._weights: list[int] = []
         self._stems: OrderedDict[bytes, _Stem] = OrderedDict()
         self._stems_bytes = stems_bytes
         self._held = 0
 
     def follow(self, dialect: Reads, body: bytes) -> Read | None:
         """The conversation of a request that goes on from a stem; None of any other. On the loop only."""
-        stem = self._find(dialect.name, body)
-        if stem is None or stem.cut + len(body) - stem.end > LARGE:
+        found = self._find(dialect.name, body)
+        if found is None:
             return None
-        rest = body[: stem.cut] + body[stem.end :]
-        items = dialect.items(rest)
-        if items.raw[:_HEAD] != stem.head:
+        stem, end = found
+        size = len(body) - end.length
+        if stem.first + size > LARGE:
             return None
-        new = items.raw[_HEAD:]
-        read = self._read(stem.story, dialect, Items(items.asked, new, items.previous), len(rest))
-        longer = _longer(body, stem, read) if len(new) > 2 * _MOVING else None
-        if longer is not None:
-            self._drop(stem)
-            self._keep(longer)
+        last = len(body) - len(stem.rest)
+        if end.length <= last and body.endswith(stem.rest):
+            try:
+                items = Items(stem.asked, _items(b"[0" + body[end.length : last] + b"]")[1:], stem.previous)
+            except UNREADABLE:
+                return None
+        else:
+            rest = dialect.items(body[: stem.first] + body[end.length :])
+            if rest.raw[:_HEAD] != stem.head:
+                return None
+            items = Items(rest.asked, rest.raw[_HEAD:], rest.previous)
+        read = self._read(end.story, dialect, items, size)
+        if len(items.raw) > _NEW:
+            self._lengthen(stem, end, body, read)
         return read
 
     def read(self, dialect: Reads, body: bytes) -> Read:
@@ -141,27 +156,40 @@ class Fingerprints:
     def keep(self, dialect: Reads, body: bytes, read: Read) -> None:
         """What comes later may go on from this request, which was read. On the loop only."""
         raw = read.items.raw
-        if len(raw) < _LONG or not _SHORTEST <= len(body) <= LONGEST:
+        if len(raw) < _LONG or not _SHORTEST <= len(body) <= LONGEST or body.rfind(bytes(raw[-_MOVING])) < _SHORTEST:
             return
-        cut = body.find(memoryview(raw[_HEAD]))
+        first = body.find(memoryview(raw[_HEAD]))
+        items = Items(read.items.asked, raw[_HEAD:], read.items.previous)
         told = _part(read.story, _counting(read.numbers[:_HEAD]))
-        rest = Read(Items(None, raw[_HEAD:]), read.story, read.numbers[_HEAD:])
-        stem = _longer(body, _Stem(dialect.name, Raw(), cut, cut, raw[:_HEAD], told, b"", 0), rest)
-        if stem is None:
-            return
-        left = body[:cut] + body[stem.end :]
-        # What is to be left out must be these items, and not the same bytes in another place.
-        if len(left) <= LARGE and dialect.items(left).raw == raw[:_HEAD] + raw[-_MOVING:]:
-            self._keep(stem)
+        for mark in (b",", b", "):
+            before = _End(Raw(), first - len(mark), told)
+            stem = _Stem(dialect.name, before.length, raw[:_HEAD], (before, before), mark, b"", None, None, b"", 0)
+            made = _longer(stem, before, body, Read(items, read.story, read.numbers[_HEAD:]))
+            if made is not None:
+                # What is to be left out must be these items, and not the same bytes in another place.
+                left = body[: before.length] + made.rest
+                if len(left) <= LARGE and dialect.items(left).raw == raw[:_HEAD]:
+                    self._keep(made)
+                return
 
-    def _find(self, dialect: str, body: bytes) -> _Stem | None:
+    def _find(self, dialect: str, body: bytes) -> tuple[_Stem, _End] | None:
         last = bisect_right(_PLACES, len(body)) if len(body) <= LONGEST else 0
+        view = memoryview(body)
         for place in _PLACES[max(0, last - _TRIES) : last][::-1]:
             stem = self._stems.get(body[place - _BEFORE : place])
-            if stem is not None and stem.dialect == dialect and Raw(memoryview(body)[: stem.end]) == stem.bytes:
-                self._stems.move_to_end(stem.key)
-                return stem
+            if stem is not None and stem.dialect == dialect:
+                for end in stem.ends:
+                    if Raw(view[: end.length]) == end.bytes:
+                        self._stems.move_to_end(stem.key)
+                        return stem, end
         return None
+
+    def _lengthen(self, stem: _Stem, end: _End, body: bytes, read: Read) -> None:
+        """The stem reaches as far as this request does, which goes on from an end of it."""
+        longer = _longer(stem, end, body, read) if len(read.items.raw) > _MOVING else None
+        if longer is not None:
+            self._drop(stem)
+            self._keep(longer)
 
     def _keep(self, stem: _Stem) -> None:
         if (before := self._stems.get(stem.key)) is not None:
@@ -178,15 +206,15 @@ class Fingerprints:
     def _read(self, story: Story, dialect: Reads, items: Items, size: int) -> Read:
         """`story`: what comes before these; `size`: bytes that they were cut from."""
         numbers = self._numbers(dialect, items.raw, size)
-        new = array("q", filter(None, numbers))
-        first, last = len(story.items), len(story.items) + len(new)
-        while len(self._weights) < last:
-            self._weights.append(random.getrandbits(63))
-        # With weights that nobody knows, different beginnings hardly ever have equal sums.
-        sums = accumulate(map(mul, new, self._weights[first:last]), initial=story.beginnings[-1] if first else 0)
-        next(sums)
-        beginnings = story.beginnings + array("q", (it & _SUMS for it in sums))
-        return Read(items, Story(story.items + new, beginnings), numbers)
+        total = story.beginnings[-1] if story.beginnings else 0
+        new, sums = array("q"), array("q")
+        for number in numbers:
+            if number:
+                new.append(number)
+                # Whoever cannot foresee the numbers, which are salted hashes, cannot foresee these.
+                total = hash((total, number))
+                sums.append(total)
+        return Read(items, Story(story.items + new, story.beginnings + sums), numbers)
 
     def _numbers(self, dialect: Reads, items: list[Raw], size: int) -> list[int]:
         """0 for an item that does not count."""
@@ -224,20 +252,25 @@ def number_of(source: bytes | memoryview) -> int:
     return hash(source) or 1
 
 
-def _longer(body: bytes, stem: _Stem, read: Read) -> _Stem | None:
-    """A stem up to the last of the items that were read after one; None where they do not stand right after it, written
-    as most clients write them."""
-    items = read.items.raw[: 1 - _MOVING]
-    for mark in (b",", b", "):
-        text = mark.join(items)
-        if body.startswith(text, stem.end):
-            end = stem.end + len(text) - len(memoryview(items[-1]))
-            place = bisect_right(_PLACES, end) - 1
-            story = _part(read.story, len(stem.story.items) + _counting(read.numbers[:-_MOVING]))
-            start, key = Raw(memoryview(body)[:end]), body[_PLACES[place] - _BEFORE : _PLACES[place]]
-            made = _Stem(stem.dialect, start, end, stem.cut, stem.head, story, key, len(body))
-            return made if place >= 0 else None
-    return None
+def _longer(stem: _Stem, end: _End, body: bytes, read: Read) -> _Stem | None:
+    """A stem to the last of the items that were read after an end of one; None where they do not stand right after it,
+    written as they were before."""
+    raw, mark = read.items.raw, stem.mark
+    text = mark.join([b"", *raw])
+    last = end.length + len(text)
+    moving = len(mark.join([b"", *raw[-_MOVING:]]))
+    place = bisect_right(_PLACES, last - moving) - 1
+    if place < 0 or not body.startswith(text, end.length):
+        return None
+    view = memoryview(body)
+    story = _part(read.story, len(end.story.items) + _counting(read.numbers[:-_MOVING]))
+    ends = (_End(Raw(view[:last]), last, read.story), _End(Raw(view[: last - moving]), last - moving, story))
+    asked, key = read.items.asked, body[_PLACES[place] - _BEFORE : _PLACES[place]]
+    # Its tools would hold the request that they were read from.
+    asked = asked and Peek(asked.model, asked.n, Raw(bytes(asked.tools)))
+    return _Stem(
+        stem.dialect, stem.first, stem.head, ends, mark, body[last:], asked, read.items.previous, key, len(body)
+    )
 
 
 def _part(story: Story, count: int) -> Story:

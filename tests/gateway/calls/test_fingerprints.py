@@ -64,22 +64,35 @@ def taken(prints: Fingerprints, dialect: Watched, request: bytes) -> Read:
     return read
 
 
-def check(prints: Fingerprints, dialect: Watched, request: bytes) -> None:
-    """What was followed is what would have been read."""
-    found, whole = taken(prints, dialect, request), prints.read(dialect, request)
+def check(prints: Fingerprints, dialect: Watched, request: bytes) -> int:
+    """What was followed is what would have been read; returns how many bytes the dialect had to cut for it."""
+    dialect.given.clear()
+    found = taken(prints, dialect, request)
+    given, whole = sum(dialect.given), prints.read(dialect, request)
     assert found.story == whole.story
     assert found.items.asked == whole.items.asked
     assert found.items.previous == whole.items.previous
+    return given
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("how", [COMPACT, SPACED])
 def test_of_a_conversation_that_grows_only_the_end_is_read(name: str, how: tuple[str, str]) -> None:
     prints, dialect = Fingerprints(), Watched(by_name(name))
-    for length in range(20, 60, 2):
-        check(prints, dialect, body(name, list(range(length)), how))
-    followed = dialect.given[3::2]
-    assert max(followed) < 16_000 < dialect.given[-1]
+    first, *others = [check(prints, dialect, body(name, list(range(length)), how)) for length in range(20, 60, 2)]
+    assert first > 20_000
+    assert others == [0] * len(others), "what stands after the items is the same: nothing but new items is cut"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_stands_after_the_items_is_read_when_it_changes(name: str) -> None:
+    prints, dialect = Fingerprints(), Watched(by_name(name))
+    requests = [body(name, list(range(length)), after={"user": f"turn {length}"}) for length in range(20, 60, 2)]
+    _, *others = [check(prints, dialect, request) for request in requests]
+    assert 0 < min(others) <= max(others) < 16_000
+    other = body(name, list(range(60)), after={"user": "turn 58", "model": "n", "n": 3})
+    assert prints.follow(dialect, other) is not None
+    check(prints, dialect, other)
 
 
 def test_what_was_followed_is_compared_with_what_was_read_of_any_other_way_of_writing() -> None:
@@ -93,11 +106,12 @@ def test_what_was_followed_is_compared_with_what_was_read_of_any_other_way_of_wr
 def test_items_that_change_at_the_end_cost_no_second_reading(name: str) -> None:
     """Clients move cache markers from turn to turn."""
     prints, dialect = Fingerprints(), Watched(by_name(name))
+    given: list[int] = []
     for length in range(20, 40, 2):
         request = body(name, list(range(length)))
         marked = request.replace(b'"item %d ' % (length - 2), b'"item %d (marked) ' % (length - 2))
-        check(prints, dialect, marked)
-    assert max(dialect.given[3::2]) < 16_000
+        given.append(check(prints, dialect, marked))
+    assert given[1:] == [0] * 9
 
 
 AROUND: list[dict[str, Any]] = [
@@ -106,6 +120,7 @@ AROUND: list[dict[str, Any]] = [
     {"after": {"previous_response_id": "resp_1", "stream": True}},
     {"before": {"copy": "HERE"}},
     {"after": {"copy": "HERE"}},
+    {"after": {"copy": ["HERE", "HERE"], "model": "k"}},
 ]
 
 
@@ -139,6 +154,12 @@ def test_a_request_that_breaks_off_or_says_something_else_is_not_followed() -> N
     assert prints.follow(Watched(by_name("messages")), request) is None, "other APIs read the same otherwise"
     cut = request.index(b'{"role":"assistant","content":"item 17')
     assert prints.follow(dialect, request[:cut] + b"]}") is None, "a comma too many is no JSON"
+    assert prints.follow(dialect, request[: cut - 1] + b'],"model":"n"}') is not None, "fewer items are a beginning"
+    rest = request[request.rindex(b"]") :]
+    for odd in (b"}", b",", b",,{}", b'],"more":[0', b" 1"):
+        assert prints.follow(dialect, request[: -len(rest)] + odd + rest) is None, odd
+    overlap = request[: -len(rest)].rindex(b"}")
+    assert prints.follow(dialect, request[:overlap] + rest) is None
 
 
 def test_large_requests_are_followed_where_little_of_them_is_new() -> None:
