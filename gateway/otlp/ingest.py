@@ -45,7 +45,13 @@ class Desk(Protocol):
 class Ingest:
     """What the handler works with."""
 
-    def __init__(self, desk: Desk, tape: Tape, spans: MutableMapping[tuple[str, ...], int], request_bytes: int) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        tape: Tape,
+        spans: MutableMapping[tuple[str, ...], int],
+        request_bytes: int = wire.REQUEST_BYTES,
+    ) -> None:
         """`spans` counts them by outcome; `request_bytes`: what one request may have, without its compression."""
         self.desk = desk
         self.tape = tape
