@@ -80,7 +80,7 @@ def _conversation(row: Row) -> Conversation:
 
 async def _of_tape(kind: Tuning, data: Data, client: Client) -> tuple[list[Row], dict[str, float]]:
     report, weights = Report(), data.rewards or None
-    options = Options(data.model, data.agent, data.attempt, weights=weights, allow=frozenset(data.allow))
+    options = Options(data.model, data.agent, weights=weights, allow=frozenset(data.allow))
     wanted = client.rollouts(FILTERS[kind] if data.rollouts is None else data.rollouts)
     try:
         async with aclosing(load(client, wanted)) as episodes:

@@ -33,6 +33,8 @@ from torch.nn.functional import logsigmoid
 
 from penstock.trainer.config import Loss
 
+LEAST_WEIGHT, MOST_WEIGHT = 0.5, 2.0
+"""Bounds of importance weights: `icepop` drops tokens beyond either, the others cut at the upper one."""
 FAR = 20.0
 """Differences of log-probabilities are cut to this before `exp`, which would overflow: 2 is a lot already."""
 
@@ -105,7 +107,7 @@ def policy_loss(logprobs: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor,
     sums = {"loss": loss.detach(), "clip_fraction": (weights * clipped).sum(), "ratio": (weights * ratio).sum()}
     sums["policy_kl"] = (weights * _k3(-gap)).sum()
     if tokens.reference is not None:
-        kl = kl_to_reference(logprobs, tokens.reference, config)
+        kl = kl_to_reference(logprobs, tokens.reference)
         sums["kl"] = (weights * kl.detach()).sum()
         loss = loss + config.kl * (weights * kl).sum()
     tally.add(Tally(sums, {"ratio_max": ratio.max()}))
@@ -114,7 +116,7 @@ def policy_loss(logprobs: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor,
 
 def surrogate(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tensor, Tensor]:
     """Of each token: its loss with gradients, its ratio, and whether a clip took its gradient or cut its weight."""
-    low, high = config.clip
+    low, high = config.bounds
     advantages = tokens.advantages
     gap = logprobs - old
     if config.kind == "gspo":
@@ -159,22 +161,16 @@ def _bounded(u: Tensor, config: Loss) -> Tensor:
     if config.correction == "none":
         return torch.ones_like(u)
     if config.correction == "icepop":
-        return torch.where((u >= config.correction_low) & (u <= config.correction_high), u, 0.0)
-    return u.clamp(max=config.correction_high)
+        return torch.where((u >= LEAST_WEIGHT) & (u <= MOST_WEIGHT), u, 0.0)
+    return u.clamp(max=MOST_WEIGHT)
 
 
-def kl_to_reference(logprobs: Tensor, reference: Tensor, config: Loss) -> Tensor:
+def kl_to_reference(logprobs: Tensor, reference: Tensor) -> Tensor:
     """[N] estimates of KL(pi || reference), from samples of pi.
 
-    `k3` is (ref / pi) - 1 - log(ref / pi), unbiased and never negative. `k1`, log(pi / ref), is unbiased too, but the
-    gradient of its value is 0 on average: it gets that of k2, half its square, which is the gradient of the divergence
-    (Liu et al. 2025, arXiv:2510.01555).
+    This is `k3`, (ref / pi) - 1 - log(ref / pi): unbiased and never negative.
     """
-    gap = _apart(reference - logprobs)
-    if config.kl_estimator == "k3":
-        return _k3(gap)
-    half = 0.5 * gap.square()
-    return -gap.detach() + half - half.detach()
+    return _k3(_apart(reference - logprobs))
 
 
 def cross_entropy(logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tally]:

@@ -44,7 +44,7 @@ def tune(kind: Tuning, config: Config, gateway: str, key: str | None) -> None:
 async def _tune(kind: Tuning, config: Config, gateway: str, key: str | None) -> None:
     config = _checked(kind, config)
     tokenizer = _tokenizer(config.model.path)
-    checkpoints = Checkpoints(config.run.directory / "checkpoints", config.checkpoint.keep, kind)
+    checkpoints = Checkpoints(config.run.directory / "checkpoints", kind=kind)
     last = checkpoints.latest()
     async with Patient(gateway, key) as client:
         found = await material(config.run.directory, kind, config.data, client, last is not None)
@@ -150,7 +150,7 @@ class Run:
         timing["epoch"] = step * self.method.epochs / self.method.updates
         evaluated = await self._evaluated() if last or step % self.config.evaluate.every == 0 else {}
         await self.reporter.point(step, learnt | evaluated | timing)
-        if last or step % self.config.checkpoint.every == 0:
+        if last or step % self.config.run.checkpoint_every == 0:
             await asyncio.to_thread(self.checkpoints.save, step, self._state())
 
     async def _evaluated(self) -> Metrics:
