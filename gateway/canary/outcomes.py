@@ -1,7 +1,7 @@
 """What became of a rollout that takes part in a release: read from the tape, once, when it is its turn.
 
 It is its turn when its reward is there (and, if it came from the queue, its end), when it failed, or when its deadline
-has passed. A rollout that failed without a reward counts as `policy.failed`; one that was cancelled, or that has seen
+has passed. A rollout that failed without a reward counts as the worst; one that was cancelled, or that has seen
 both versions, is left out. What was read is written down (`Seen`) and never read again: a reward that comes later still
 changes no decision.
 
@@ -52,7 +52,7 @@ def look(tape: Tape, pins: Iterable[Pin], release: Release, assignment: Assignme
         return None
     _read(tape, release, rollout, seen)
     if seen.reward is None and rollout.status == RolloutStatus.FAILED:
-        seen.reward = release.policy.failed
+        seen.reward = 0.0
     return seen if seen.reward is not None or overdue else None
 
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from penstock.gateway.canary.stages import NEXT
 from penstock.gateway.display.text import duration, moment
-from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.policy import SRM_ALPHA, Policy
 from penstock.gateway.model.release import ENDED, Entry, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import Audience, audience_terms
 
@@ -145,7 +145,7 @@ def measures(release: Release, figures: Figures) -> list[Measure]:
         found.append(Measure(f"guard {name}", figures.get(f"guard.{name}", 1.0), 1 / alpha, "rolls back"))
     for name, value in figures.items():
         if name.startswith("srm."):
-            found.append(Measure(f"split in {name.removeprefix('srm.')}", value, 1 / policy.srm_alpha, "holds"))
+            found.append(Measure(f"split in {name.removeprefix('srm.')}", value, 1 / SRM_ALPHA, "holds"))
     return found
 
 

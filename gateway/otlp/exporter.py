@@ -60,7 +60,7 @@ class Exporter:
         now_ns: Callable[[], int] = time_ns,
         pace: Pace = Pace(),
     ) -> None:
-        """`settings`: with an endpoint; `servers`: base URL of each upstream. Raises `ConfigError` without headers."""
+        """`settings`: with an endpoint; `servers`: base URL of each upstream. Raises `ConfigError`."""
         self._timeout = pace.timeout
         self._tape = tape
         self._feed = feed

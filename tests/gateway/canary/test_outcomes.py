@@ -115,11 +115,11 @@ def test_what_came_from_the_queue_must_have_ended(tape: FakeTape) -> None:
 
 def test_a_failure_without_a_reward_is_one(tape: FakeTape) -> None:
     tape.rollouts["r1"] = Rollout(id="r1", origin="queued", status=RolloutStatus.FAILED)
-    one = seen(tape, failed=0.125)
+    one = seen(tape)
     assert one is not None
-    assert (one.reward, one.raw_reward, one.span, one.guards["error"]) == (0.125, None, None, 0.0)
+    assert (one.reward, one.raw_reward, one.span, one.guards["error"]) == (0.0, None, None, 0.0)
     tape.reward(0.5)
-    rewarded = seen(tape, failed=0.125)
+    rewarded = seen(tape)
     assert rewarded is not None
     assert rewarded.reward == 0.5
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.gateway.config import ConfigError
-from penstock.gateway.model.policy import CostGuard, Guards, LatencyGuard, Policy, Stage
+from penstock.gateway.model.policy import CostGuard, Guards, LatencyGuard, Policy, Stage, frozen, thawed
 
 
 def test_an_empty_policy_is_the_default_ramp() -> None:
@@ -26,11 +26,28 @@ def test_all_guards_may_be_on_with_their_defaults() -> None:
 
 def test_a_policy_is_the_same_after_it_was_stored() -> None:
     policy = Policy.load(
-        'margin_absolute = 0.2\nreward = "solved"\nreward_low = -1\n[[stages]]\nsplit = 0.125\nname = "eighth"\n'
+        'margin_absolute = 0.2\nreward = "solved"\nreward_low = -1\n[[stages]]\nsplit = 0.125\n'
         "approval = true\n[guards.latency]\nslo_s = 30\n[shadow]\nshare = 1\n"
     )
     assert Policy.model_validate_json(policy.model_dump_json()) == policy
     assert Policy.model_validate(policy.model_dump(mode="json")) == policy
+
+
+def test_the_tape_has_what_nobody_can_set_too() -> None:
+    """A release of before says it all, and its hash is of all of it."""
+    policy = Policy.load('judge = "module:judge"\n[[stages]]\nsplit = 0.125\n[guards]\nlatency = {slo_s = 30}')
+    kept = frozen(policy)
+    assert (kept["failed"], kept["hard_violations"], kept["srm_alpha"], kept["adaptive"]) == (0.0, 0, 0.01, False)
+    assert (kept["replay"]["judge"], kept["shadow"]["judge"], kept["replay"]["alpha"]) == (*["module:judge"] * 2, 0.05)
+    assert (kept["stages"][0]["name"], kept["guards"]["latency"], kept["guards"]["cost"]) == (
+        "12.5%",
+        {"alpha": 0.0025, "slo_s": 30.0},
+        None,
+    )
+    assert Policy.model_validate(thawed(kept)) == policy
+    assert frozen(Policy.model_validate(thawed(kept))) == kept
+    with pytest.raises(ValueError, match="srm_alpha"):
+        Policy.model_validate(thawed(kept | {"srm_alpha": 0.02}))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +57,7 @@ def test_a_policy_is_the_same_after_it_was_stored() -> None:
         ("zzz = 1", "policy: zzz: unknown key; known keys: stages, checked"),
         ("[[stages]]\nsplit = 0.5\nrollout = 3", "stages.0.rollout: unknown key; did you mean 'rollouts'?"),
         ("[guards.error]\nalpa = 0", "guards.error.alpa: unknown key; did you mean 'alpha'?"),
-        ("[guards.latency]\nalpha = 0.01", "guards.latency.slo_s: it is missing"),
+        ("[guards.latency]", "guards.latency.slo_s: it is missing"),
         ("[[stages]]\nsplit = 1.0", "stages.0.split: 1.0 is not less than 1"),
         ("[[stages]]\nsplit = 0.0", "stages.0.split: 0.0 is not more than 0"),
         ("margin = '5%'", "margin: '5%' is not a number"),
@@ -52,7 +69,7 @@ def test_a_policy_is_the_same_after_it_was_stored() -> None:
             "[[stages]]\nsplit = 0.5\n[[stages]]\nsplit = 0.2",
             "splits must rise, since no rollout may change its arm; found 0.5, 0.2",
         ),
-        ("[[stages]]\nsplit=0.2\nname='a'\n[[stages]]\nsplit=0.5\nname='a'", "names must differ; found a, a"),
+        ("[guards.latency]\nslo_s = 1\nalpha = 0.01", "guards.latency.alpha: unknown key; known keys: slo_s"),
         ("horizon = 500", "horizon: 500 rollouts, but the stages take about 840"),
         (
             "alpha = 0.03",
