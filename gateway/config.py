@@ -81,10 +81,9 @@ class Route(Section):
     """Name of the upstream, or several: the next is tried when one cannot be reached, before the first byte."""
     alias: str | None = None
     """Model name to send instead."""
-    train: bool = False
-    """Whether the model is trained: its calls are recorded with token ids and log-probabilities."""
-    tokens: Literal["rendered", "exact"] = "rendered"
-    """`exact`: a conversation goes on from the very tokens that the engine made; `rendered`: from its rendering."""
+    train: bool | Literal["exact"] = False
+    """Whether the model is trained: its calls are recorded with token ids and log-probabilities. With `exact` a
+    conversation also goes on from the very tokens that the engine made, not from a rendering of its text."""
     translate: bool | None = None
     """Whether calls of messages and responses are translated to chat completions. Default: where `train` is set."""
 
@@ -96,16 +95,7 @@ class Route(Section):
     @property
     def translates(self) -> bool:
         """Whether calls are translated."""
-        return self.train if self.translate is None else self.translate
-
-    @model_validator(mode="after")
-    def _exact_is_trained(self) -> Route:
-        if self.tokens == "exact" and not self.train:
-            raise ValueError(
-                f'route {self.model!r} has tokens = "exact", which is about token ids, and does not record them: '
-                "set train = true, or leave tokens out"
-            )
-        return self
+        return bool(self.train) if self.translate is None else self.translate
 
     def matches(self, model: str) -> bool:
         """True when this route serves the model."""

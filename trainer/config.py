@@ -34,7 +34,7 @@ class Run(Section):
     name: str = Field(default="policy", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """What the run is called on the tape."""
     directory: Path = Field(default=Path("penstock-run"), strict=False)
-    """Directory of its checkpoints and adapters; a run that finds its own checkpoint there goes on from it."""
+    """Directory of its checkpoints and versions, which servers read; a run that finds its checkpoint there goes on."""
     steps: int = Field(default=100, ge=1)
     """Steps to go, counted from the very first start; sft and dpo go by epochs instead."""
     seed: int = Field(default=0, ge=0)
@@ -254,8 +254,6 @@ class Publish(Section):
     """TOML file with the policy of that release. Default: the policy of `penstock release start`."""
     every: int = Field(default=1, ge=1)
     """Steps from one published version to the next; sft and dpo publish their last one."""
-    directory: Path | None = Field(default=None, strict=False)
-    """Directory for versions, which the servers can read. Default: `adapters` in the run's, or `models` (full)."""
     keep: int = Field(default=4, ge=1)
     """Newest versions whose directories are kept; older ones go as soon as no release and no rollout needs them."""
 
@@ -331,11 +329,11 @@ class Config(Section):
     def versions(self) -> Path:
         """Directory for versions; absolute."""
         own = "adapters" if self.model.weights == "lora" else "models"
-        return (self.publish.directory or self.run.directory / own).absolute()
+        return (self.run.directory / own).absolute()
 
 
 def check_full(config: Config) -> None:
-    """Raises `ConfigError` where all weights are trained and cannot be served meanwhile."""
+    """Raises `ConfigError` where all weights are trained and cannot be served."""
     if config.model.weights != "full":
         return
     if config.inference.urls:
@@ -345,8 +343,8 @@ def check_full(config: Config) -> None:
         )
     if config.publish.release != "none":
         raise ConfigError(
-            'publish.release: the servers of model.weights = "full" end with the run; set it to "none", start a server '
-            "with the directory of the last version, and release that (docs/training.md)"
+            "publish.release: all weights need a server of their own, and those of a run end with it; set it to "
+            '"none", start a server with the directory of the last version, and release that (docs/training.md)'
         )
 
 

@@ -124,7 +124,7 @@ def _mean(value: float | None) -> str:
 def reward_name(policy: Policy) -> str:
     """What the reward is called: statistics see it mapped to 0 (worst) to 1 (best)."""
     dimension = "reward" if policy.reward is None else policy.reward
-    mapped = (policy.reward_low, policy.reward_high) != (0.0, 1.0)
+    mapped = policy.reward_range != (0.0, 1.0)
     return f"mean {dimension} (n)" if not mapped else f"mean {dimension}, as 0 to 1 (n)"
 
 

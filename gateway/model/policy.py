@@ -155,10 +155,8 @@ class Policy(Section):
     """Mirrored live calls: `required`, `report` or `skip`."""
     reward: str | None = Field(default=None, min_length=1, max_length=128)
     """Dimension of the reward that decides; the rollout's reward itself unless given."""
-    reward_low: float = 0.0
-    """Reward that counts as worst; what is below counts as this."""
-    reward_high: float = 1.0
-    """Reward that counts as best; what is above counts as this."""
+    reward_range: tuple[float, float] = Field(default=(0.0, 1.0), strict=False)
+    """Rewards that count as worst and as best; what is beyond counts as these."""
     margin: float = Field(default=0.1, ge=0, lt=1)
     """How much worse a candidate may be and still be promoted, as a share of the stable's mean reward before the start,
     0 to below 1."""
@@ -213,17 +211,17 @@ class Policy(Section):
 
     @model_validator(mode="after")
     def _margin_has_a_unit(self) -> Self:
-        low, high = self.reward_low, self.reward_high
+        low, high = self.reward_range
         if low >= high:
-            raise ValueError(f"reward_low: {low:g} must be below reward_high, {high:g}")
+            raise ValueError(f"reward_range: the worst, {low:g}, must be below the best, {high:g}")
         if self.margin_absolute is not None and self.margin_absolute >= high - low:
             raise ValueError(
-                f"margin_absolute: {self.margin_absolute:g} must be below {high - low:g}, reward_high - reward_low: "
+                f"margin_absolute: {self.margin_absolute:g} must be below {high - low:g}, the width of reward_range: "
                 "nothing could be worse than that"
             )
         if self.margin_absolute is None and low != 0 and not self.hold_split:
             raise ValueError(
-                f"margin: a share of the stable's reward needs rewards that start at 0, and reward_low is {low:g}; "
+                f"margin: a share of the stable's reward needs rewards that start at 0, and reward_range starts at {low:g}; "
                 "give margin_absolute"
             )
         return self
@@ -246,7 +244,8 @@ class Policy(Section):
 
     def goodness(self, reward: float) -> float:
         """A reward in [0, 1]."""
-        share = (reward - self.reward_low) / (self.reward_high - self.reward_low)
+        low, high = self.reward_range
+        share = (reward - low) / (high - low)
         return min(1.0, max(0.0, share))
 
     def d(self, baseline: float | None) -> float:
@@ -258,7 +257,7 @@ class Policy(Section):
         if self.hold_split:
             return 0.0
         if self.margin_absolute is not None:
-            return self.margin_absolute / (self.reward_high - self.reward_low)
+            return self.margin_absolute / (self.reward_range[1] - self.reward_range[0])
         if baseline is None:
             raise ConfigError(
                 f"margin: {self.margin:g} of the stable's mean reward, but no reward of it has been recorded; give "
@@ -272,6 +271,7 @@ def frozen(policy: Policy) -> dict[str, Any]:
     made = policy.model_dump(mode="json")
     _add(made, FIXED)
     made["replay"]["judge"] = made["shadow"]["judge"] = made.pop("judge")
+    made["reward_low"], made["reward_high"] = made.pop("reward_range")
     for stage, own in zip(made["stages"], policy.stages, strict=True):
         stage["name"] = own.name
     return made
@@ -283,11 +283,16 @@ def thawed(value: Any) -> Any:
         return value
     made = copy.deepcopy(cast(dict[str, Any], value))
     _take(made, FIXED)
-    judges = [made[name].pop("judge") for name in ("replay", "shadow") if "judge" in made.get(name, {})]
+    replay, shadow = made.get("replay", {}), made.get("shadow", {})
+    if "judge" in replay and replay["judge"] == shadow.get("judge"):
+        made["judge"] = replay.pop("judge")
+        del shadow["judge"]
+    if "reward_low" in made and "reward_high" in made:
+        made["reward_range"] = [made.pop("reward_low"), made.pop("reward_high")]
     for stage in made.get("stages", ()):
         if stage.get("name") == f"{stage['split'] * 100:g}%":
             del stage["name"]
-    return made | ({"judge": judges[0]} if judges else {})
+    return made
 
 
 def _add(made: dict[str, Any], fixed: dict[str, Any]) -> None:

@@ -199,7 +199,7 @@ class Call(Relay):
             self._translate(route)
         if route is not None and route.train:
             self._capture()
-        if route is not None and route.tokens == "exact" and self.record.call.dialect.name == "chat":
+        if route is not None and route.train == "exact" and self.record.call.dialect.name == "chat":
             self._course = Course(self._proxy.exact, self.record, self.request)
 
     def _translate(self, route: Route) -> None:

@@ -111,7 +111,6 @@ WRONG = [
     ("route", "upstream = []"),
     ("route", "alias = 1"),
     ("route", "train = 1"),
-    ("route", 'tokens = "rough"'),
     ("route", "translate = 1"),
     ("", 'require_token = "yes"'),
     ("limits", "request_bytes = 0"),
@@ -163,10 +162,10 @@ def test_only_engines_can_be_asked_for_token_ids(tmp_path: Path) -> None:
 
 
 def test_exact_tokens_are_those_of_a_model_that_is_trained(tmp_path: Path) -> None:
-    route = '[[route]]\nmodel = "policy"\nupstream = "local"\ntokens = "exact"\n'
-    assert read(tmp_path, UPSTREAM + route + "train = true\n").route[0].tokens == "exact"
-    with pytest.raises(ConfigError, match=r"route 'policy' has tokens = \"exact\", .* set train = true"):
-        read(tmp_path, UPSTREAM + route)
+    (route,) = read(tmp_path, UPSTREAM + '[[route]]\nmodel = "policy"\nupstream = "local"\ntrain = "exact"\n').route
+    assert (route.train, route.translates) == ("exact", True)
+    with pytest.raises(ConfigError, match=r"route\.0\.train"):
+        read(tmp_path, UPSTREAM + '[[route]]\nmodel = "policy"\nupstream = "local"\ntrain = "rough"\n')
 
 
 def test_names_must_exist_and_differ(tmp_path: Path) -> None:
@@ -241,7 +240,7 @@ def test_documentation_tells_the_default_and_the_docstring(section: str, key: st
     field = (model_of(section) if section else Config).model_fields[key]
     default, meaning = documented()[section, key]
     assert field.description is not None
-    assert meaning.startswith(field.description.split(" Default:")[0])
+    assert meaning.startswith(" ".join(field.description.split(" Default:")[0].split()))
     if field.is_required():
         assert default == "required"
     elif field.default is not None:

@@ -160,7 +160,7 @@ def test_the_newest_reward_of_the_wanted_dimension_counts_as_the_policy_maps_it(
     tape.reward(None, dimensions={"quality": 4.0})
     tape.reward(None, attempt="a2", dimensions={"quality": 2.0})
     tape.reward(1.0, dimensions={"speed": 9.0})
-    one = seen(tape, reward="quality", reward_low=0.0, reward_high=8.0)
+    one = seen(tape, reward="quality", reward_range=(0.0, 8.0))
     assert one is not None
     assert (one.raw_reward, one.reward, one.span) == (2.0, 0.25, "a2#2")
 

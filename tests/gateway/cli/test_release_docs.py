@@ -44,6 +44,8 @@ def kind(annotation: Any) -> str:
         return next(kind(it) for it in get_args(annotation) if it is not type(None))
     if get_origin(annotation) is list:
         return "list of tables"
+    if get_origin(annotation) is tuple:
+        return "two numbers"
     return KINDS.get(annotation, "table")
 
 
@@ -57,6 +59,8 @@ def default(name: str, field: FieldInfo) -> str:
         return "none"
     if isinstance(value, Guard):
         return f"`{{ alpha = {value.alpha:g} }}`"
+    if isinstance(value, tuple):
+        return f"`{list(value)}`"
     shown = str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else f"{value!r}"
     return f"`{shown}`"
 

@@ -73,7 +73,7 @@ def settings(path: Path, home: Path, name: str, **sections: dict[str, Any]) -> S
         "model": {"path": str(path), "rank": 4},
         "engine": {"batch_tokens": 256},
         "optimiser": {"learning_rate": 0.03, "schedule": "cosine"},
-        "data": {"held_out": 0.3, "batch": 4, "epochs": 3},
+        "data": {"held_out": 0.3, "batch": 4, "epochs": 4},
         "sft": {"reward": 0.5},
         "dpo": {"pairs": "all"},
         "evaluate": {"every": 4},
@@ -125,7 +125,7 @@ async def test_good_answers_are_learnt(taught: Gateway, client: Client, model: P
 
 
 async def test_the_better_is_preferred(taught: Gateway, client: Client, model: Path, tmp_path: Path) -> None:
-    await tuned("dpo", taught.url, settings(model, tmp_path, "prefers"))
+    await tuned("dpo", taught.url, settings(model, tmp_path, "prefers", data={"epochs": 3}))
     run = await client.run("prefers")
     assert (run.kind, run.status, run.steps) == ("dpo", "succeeded", 12)
     first, *others = await points(client, "prefers")
@@ -143,7 +143,8 @@ async def test_the_better_is_preferred(taught: Gateway, client: Client, model: P
 async def test_a_killed_run_goes_on_to_the_same_weights(
     kind: Tuning, taught: Gateway, client: Client, http: aiohttp.ClientSession, model: Path, tmp_path: Path
 ) -> None:
-    whole, broken = (settings(model, tmp_path, name) for name in ("a", "b"))
+    epochs = {"epochs": 4 if kind == "sft" else 3}
+    whole, broken = (settings(model, tmp_path, name, data=epochs) for name in ("a", "b"))
     await tuned(kind, taught.url, whole)
     await killed(kind, taught.url, broken | {"publish": {"release": "auto"}}, tmp_path)
     # `--release` is stronger than the file.

@@ -314,7 +314,7 @@ async def test_an_upstream_that_the_gateway_does_not_know_is_named_at_once(stage
     ("sections", "problem"),
     [
         ({"inference": {"urls": ["http://gpu:8000/v1"]}}, r"inference\.urls: what others have started"),
-        ({"publish": {"release": "auto"}}, r"publish\.release: the servers of model\.weights = \"full\" end with"),
+        ({"publish": {"release": "auto"}}, r"publish\.release: all weights need a server of their own"),
     ],
 )
 def test_what_cannot_be_served_is_refused(sections: dict[str, Any], problem: str) -> None:
