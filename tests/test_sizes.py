@@ -14,16 +14,9 @@ FOLDERS = ("penstock", "gateway", "sidecar", "adapters", "trainer", "bench")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 TOO_LARGE = {
-    "adapters/commands.py: samples",
     "gateway/app.py: Gateway.__init__",
-    "gateway/cli/enqueue.py: enqueue",
-    "gateway/cli/releases.py: start",
-    "gateway/cli/resources.py: add",
     "gateway/proxy/call.py",
-    "gateway/queue/operations.py",
     "gateway/releases/driver.py: Driver.__init__",
-    "sidecar/commands.py: run",
-    "sidecar/rehearsing.py: rehearse",
     "trainer/config.py",
     "trainer/runs/grpo.py: Loop.__init__",
 }

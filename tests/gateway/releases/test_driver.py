@@ -19,7 +19,7 @@ from penstock.gateway.canary.verify import verify
 from penstock.gateway.config import Upstream
 from penstock.gateway.model.release import Decision, Release, Seen
 from penstock.gateway.model.resource import NewVersion
-from penstock.gateway.queue.operations import QueueOperations
+from penstock.gateway.queue.span_operations import SpanOperations
 from penstock.gateway.releases.adapter_keeper import Residents
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.jobs import Jobs, Progress, Report
@@ -170,7 +170,7 @@ def tried(store: Store, candidate: str, rollout: str, heard: int) -> None:
         ReleaseOperations(transaction).change(
             release.id, None, {"stage": "aborted", "split": 0.0}, entry("abort", "ann", ""), 5
         )
-        QueueOperations(transaction).add([Entry(rollout, "a1", start_ns=heard, end_ns=heard, status="ok")], heard)
+        SpanOperations(transaction).add([Entry(rollout, "a1", start_ns=heard, end_ns=heard, status="ok")], heard)
 
     write(store, operation)
     assert [pin.version for pin in ReleaseReader(store).pins(rollout)] == [candidate]
