@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -68,8 +69,8 @@ def driver(made: Bench, recorder: Submitting | None = None) -> Driver:
     means = made.means
     feed = Feed(means.tape.cursor())
     jobs = Jobs(never, never, never)
-    given = cast(Recorder, recorder or means.recorder)
-    return Driver(means.tape, given, means.switch, feed, means.now_ns, jobs, Rehearsals(means), [], lambda: None)
+    given = replace(means, recorder=cast(Recorder, recorder or means.recorder))
+    return Driver(given, feed, jobs, Rehearsals(means), [], lambda: None)
 
 
 async def test_a_person_decides_about_the_release_as_it_is(tmp_path: Path) -> None:
