@@ -155,17 +155,7 @@ class Gateway:
         self.shadow = Shadow(means)
         self.rehearsals = Rehearsals(means)
         jobs = Jobs(checking, Replays(means, self.rehearsals, self.feed), self.shadow)
-        self.releases = Driver(
-            self.store,
-            self.recorder,
-            self.switch,
-            self.feed,
-            self._now_ns,
-            jobs,
-            self.rehearsals,
-            upstreams,
-            self.residents.changed,
-        )
+        self.releases = Driver(means, self.feed, jobs, self.rehearsals, upstreams, self.residents.changed)
         runs = Runs(self.store, self.recorder, self._now_ns)
         context = Control(
             self.store, self.desk, self.releases, runs, self.feed, self.pools, self.auth, self.metrics, self.state

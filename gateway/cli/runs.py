@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.run import Curve, Run, RunEvent
 
+Name = Annotated[str, Parameter(help="Name of a run.")]
 Metrics = Annotated[str | None, Parameter(help="Which metrics, with commas between; * and ? are wildcards.")]
 Format = Literal["tensorboard", "mlflow", "csv", "jsonl"]
 FOLDERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow"}
@@ -56,7 +57,7 @@ def list_runs(
     with_client(gateway, ask)
 
 
-def show_run(run: str, /, *, metrics: Metrics = None, json: Json = False, gateway: Url = LOCAL) -> None:
+def show_run(run: Name, /, *, metrics: Metrics = None, json: Json = False, gateway: Url = LOCAL) -> None:
     """Show a run: its configuration, its metrics as a table, what happened last."""
     from penstock.gateway.display import runs
 
@@ -69,7 +70,7 @@ def show_run(run: str, /, *, metrics: Metrics = None, json: Json = False, gatewa
     with_client(gateway, ask)
 
 
-def watch(run: str, /, *, metrics: Metrics = None, json: Json = False, gateway: Url = LOCAL) -> None:
+def watch(run: Name, /, *, metrics: Metrics = None, json: Json = False, gateway: Url = LOCAL) -> None:
     """Follow a run until it ends: how far it is, its curves, what happens."""
     from penstock.gateway.cli import watch_run
 
@@ -80,7 +81,7 @@ def watch(run: str, /, *, metrics: Metrics = None, json: Json = False, gateway: 
 
 
 def plot(
-    run: str,
+    run: Name,
     /,
     *,
     out: Path | None = None,
@@ -133,7 +134,7 @@ def _buckets(run: Run) -> int:
 
 
 def export(
-    run: str,
+    run: Name,
     /,
     *,
     to: Format,

@@ -221,8 +221,8 @@ class Policy(Section):
             )
         if self.margin_absolute is None and low != 0 and not self.hold_split:
             raise ValueError(
-                f"margin: a share of the stable's reward needs rewards that start at 0, and reward_range starts at {low:g}; "
-                "give margin_absolute"
+                "margin: a share of the stable's reward needs rewards that start at 0, and reward_range starts at "
+                f"{low:g}; give margin_absolute"
             )
         return self
 

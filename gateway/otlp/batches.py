@@ -17,7 +17,7 @@ from penstock.gateway.config import Otlp
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Attempt
 from penstock.gateway.otlp import fill_request, selection
-from penstock.gateway.otlp.delivery import Figures, Pace
+from penstock.gateway.otlp.delivery import PACE, Figures
 from penstock.gateway.otlp.export_request import Request
 from penstock.gateway.otlp.selection import Selection, Sending
 from penstock.gateway.store.directory import TapeError
@@ -55,7 +55,7 @@ class Reader:
         servers: Mapping[str, str],
         figures: Figures,
         now_ns: Callable[[], int],
-        batch: int = Pace().batch,
+        batch: int = PACE.batch,
     ) -> None:
         """`batch`: spans in one request, at most."""
         self._tape = tape

@@ -37,6 +37,9 @@ class Pace(NamedTuple):
     """Seconds after which a request that was not answered is sent again: the OTLP specification's."""
 
 
+PACE = Pace()
+
+
 class Figures(Protocol):
     """What is counted."""
 

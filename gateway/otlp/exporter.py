@@ -18,7 +18,7 @@ from typing import Protocol
 
 from penstock.gateway.config import Otlp
 from penstock.gateway.otlp import batches
-from penstock.gateway.otlp.delivery import Delivery, Figures, Pace
+from penstock.gateway.otlp.delivery import PACE, Delivery, Figures, Pace
 from penstock.gateway.store.directory import TapeError
 
 NOTE = "otlp.cursor"
@@ -58,7 +58,7 @@ class Exporter:
         desk: Desk,
         figures: Figures,
         now_ns: Callable[[], int] = time_ns,
-        pace: Pace = Pace(),
+        pace: Pace = PACE,
     ) -> None:
         """`settings`: with an endpoint; `servers`: base URL of each upstream. Raises `ConfigError`."""
         self._timeout = pace.timeout

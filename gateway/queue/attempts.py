@@ -15,8 +15,8 @@ from penstock.gateway.store import keys, records
 from penstock.gateway.store.cache import Live
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.tables import DORMANT
 from penstock.gateway.store.transaction import Transaction
-from penstock.gateway.store.writer import DORMANT
 
 GRACE_NS = 30 * 10**9
 """How long an attempt that was given up and shows a sign of life is its worker's again."""

@@ -41,9 +41,11 @@ from penstock.gateway.model.queue import (
     RolloutSpec,
 )
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, RewardSource, Rollout
+from penstock.gateway.queue.deadline_operations import DeadlineOperations
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.queue.reader import QueueReader
 from penstock.gateway.queue.results import MODES, Claimed, Finished, Looked
+from penstock.gateway.queue.span_operations import SpanOperations
 from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
@@ -92,7 +94,7 @@ class Desk:
         """Takes up what was handed out in an earlier life."""
         now = self.now_ns()
         for rollout, attempt, due in await self._do(
-            lambda transaction: QueueOperations(transaction).take_up(now, int(GRACE_S * 1e9))
+            lambda transaction: DeadlineOperations(transaction).take_up(now, int(GRACE_S * 1e9))
         ):
             self._watch(rollout, attempt, due)
         for rollout, attempt in await asyncio.to_thread(self.reader.unclaimed):
@@ -301,7 +303,7 @@ class Desk:
         """Keeps a reward; raises `Refused`."""
         name, trusted, now = (rollout, attempt), self._trusts(judgement), self.now_ns()
         kept, new = await self._do(
-            lambda transaction: QueueOperations(transaction).reward(name, judgement, trusted, now)
+            lambda transaction: SpanOperations(transaction).reward(name, judgement, trusted, now)
         )
         self._count(None, [judgement.source] if new else [])
         return kept
@@ -318,7 +320,7 @@ class Desk:
     async def add(self, entries: Sequence[Entry], known: bool = False) -> list[int]:
         """Adds spans that are no calls; their sequences. `known`: refuses those of attempts that are not there."""
         now = self.now_ns()
-        return await self._do(lambda transaction: QueueOperations(transaction).add(entries, now, known))
+        return await self._do(lambda transaction: SpanOperations(transaction).add(entries, now, known))
 
     # -- the clock ---------------------------------------------------------------------------------------------------
 
@@ -357,7 +359,7 @@ class Desk:
             self._set_timer()
             return
         try:
-            looked = await self._do(lambda transaction: QueueOperations(transaction).expire(due, now, self._quiet_s))
+            looked = await self._do(lambda transaction: DeadlineOperations(transaction).expire(due, now, self._quiet_s))
         except TapeError as error:
             _log.error("%d attempts could not be looked at: %s", len(due), error)
             looked = [Looked(*name, now + int(_RETRY_S * 1e9)) for name in due]

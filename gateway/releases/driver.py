@@ -25,18 +25,16 @@ from penstock.gateway.model.release import Assignment, Decision, NewRelease, Rel
 from penstock.gateway.model.resource import GATEWAY, Need, NewVersion, Resource
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.releases.canary_counter import Counting
-from penstock.gateway.releases.catalog import Switch
 from penstock.gateway.releases.jobs import Job, Jobs, Progress, Report
 from penstock.gateway.releases.needs import needs
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.live import Rehearsals
+from penstock.gateway.releases.replay.sender import Means
 from penstock.gateway.releases.transitions import ROLLED_BACK, WANTED, entry
-from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.operation import Refused
-from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.transaction import Transaction
 
 T = TypeVar("T")
@@ -62,25 +60,22 @@ class Driver:
 
     def __init__(
         self,
-        tape: Store,
-        recorder: Recorder,
-        switch: Switch,
+        means: Means,
         feed: Feed,
-        now_ns: Callable[[], int],
         jobs: Jobs,
         rehearsals: Rehearsals,
         upstreams: Collection[str],
         changed: Callable[[], None],
     ) -> None:
         """`upstreams`: names of those that are configured; `changed` is told of every change."""
-        self.tape = tape
-        self.reader = ReleaseReader(tape)
+        self.tape = means.tape
+        self.reader = ReleaseReader(means.tape)
         self.rehearsals = rehearsals
-        self._recorder = recorder
-        self._switch = switch
+        self._recorder = means.recorder
+        self._switch = means.switch
         self._news = asyncio.Event()
         """Set, and replaced, when a release has changed."""
-        self._now_ns = now_ns
+        self._now_ns = means.now_ns
         self._jobs: Mapping[Stage, tuple[str, Job]] = {
             "draft": ("check", jobs.check),
             "checked": ("replay", jobs.replay),
@@ -88,7 +83,7 @@ class Driver:
         }
         self._upstreams = upstreams
         self._tell = changed
-        self._counting = Counting(tape, recorder, feed, now_ns, self._changed_now)
+        self._counting = Counting(means.tape, means.recorder, feed, means.now_ns, self._changed_now)
         self._driven: dict[str, _Driven] = {}
 
     async def start(self) -> None:

@@ -12,7 +12,7 @@ the checkpoint is older, finds the same rollouts and comes to the same weights.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic
 
@@ -26,6 +26,7 @@ from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.pruning import step_of
 from penstock.trainer.serving.publish import Publisher
 from penstock.trainer.serving.replicas import Replicas
+from penstock.trainer.serving.restart import Upkeep
 
 
 @dataclass(slots=True)
@@ -52,15 +53,14 @@ class Loop:
         reporter: Reporter,
         tasks: Sequence[Task],
         held_out: Sequence[Task],
-        serving: Callable[[], Awaitable[None]],
-        replicas: Replicas | None = None,
+        servers: Upkeep | Replicas | None,
     ) -> None:
-        """`serving` comes back when there is a server; it is asked before each step. `replicas` serve all weights."""
+        """`servers`: what keeps ours running, replicas where all weights are trained; None: they are not ours."""
         self.config = config
         self.engine = engine
         self.place = Place()
         self._collector, self._publisher, self._reporter = collector, publisher, reporter
-        self._tasks, self._held_out, self._serving, self._replicas = tasks, held_out, serving, replicas
+        self._tasks, self._held_out, self._servers = tasks, held_out, servers
         self._checkpoints = Checkpoints(config.run.directory / "checkpoints")
         self._ordered: Order | None = None
         """What the next step takes, when it is queued already."""
@@ -75,15 +75,20 @@ class Loop:
 
     async def run(self) -> None:
         """Until the last step is done."""
-        await self._serving()
+        await self._served()
         await self._publisher.begin()
         await self._publish(self.place.version)
         if self.place.step == 0:
             await self._point(0, await self._evaluate(0))
         while self.place.step < self.config.run.steps:
-            await self._serving()
+            await self._served()
             await self._step(self.place.step + 1)
         await self._release()
+
+    async def _served(self) -> None:
+        """Comes back when there is a server."""
+        if self._servers is not None:
+            await self._servers.ready()
 
     async def _step(self, step: int) -> None:
         began = monotonic()
@@ -160,15 +165,16 @@ class Loop:
         await self._prune()
 
     async def _register(self, version: str, note: str) -> None:
-        directory, replicas = self.config.versions / version, self._replicas
+        directory = self.config.versions / version
+        replicas = self._servers if isinstance(self._servers, Replicas) else None
         if not directory.exists():
             save = self.engine.save_adapter if replicas is None else self.engine.save_model
             await asyncio.to_thread(save, directory)
-        if replicas is None:
-            await self._publisher.register(version, directory, None, note)
-        else:
+        if replicas is not None:
             upstream = await replicas.serve(version, directory)
             await self._publisher.register_replica(version, upstream, None, note)
+        else:
+            await self._publisher.register(version, directory, None, note)
 
     async def _prune(self) -> None:
         try:

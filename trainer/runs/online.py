@@ -12,7 +12,7 @@ A run that has stopped itself stops again when it is started again: what it has 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.gateway.client.client import Client
@@ -29,6 +29,8 @@ from penstock.trainer.runs.grpo import Loop, Place
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.production_release import Showing
 from penstock.trainer.serving.publish import Publisher, release_policy
+from penstock.trainer.serving.replicas import Replicas
+from penstock.trainer.serving.restart import Upkeep
 
 ALIVE_S: Final = 60.0
 """A run that waits says so as often: otherwise it is shown as silent."""
@@ -47,9 +49,9 @@ class OnlineLoop(Loop):
         publisher: Publisher,
         reporter: Reporter,
         held_out: Sequence[Task],
-        serving: Callable[[], Awaitable[None]],
+        servers: Upkeep | Replicas | None,
     ) -> None:
-        super().__init__(config, engine, collector, publisher, reporter, [], held_out, serving)
+        super().__init__(config, engine, collector, publisher, reporter, [], held_out, servers)
         self._client = client
         self.traffic = Traffic(client, config, Taken(config.run.directory / "taken"))
         policy = release_policy(config.publish)

@@ -50,18 +50,16 @@ async def _grpo(config: Config, gateway: str, key: str | None, shown: Display, o
         collector = Collector(client, run.name, Options(model=config.model.name))
         publisher = Publisher(client, config.model.name, config.inference.upstream, config.inference.base, run.name)
         reporter = Reporter(client, run.name, shown)
-        async with _serving(config, client, reporter) as upkeep:
-            ready = _nothing if upkeep is None else upkeep.ready
+        async with _serving(config, client, reporter) as servers:
             if online:
-                loop = OnlineLoop(config, engine, client, collector, publisher, reporter, held_out, ready)
+                loop = OnlineLoop(config, engine, client, collector, publisher, reporter, held_out, servers)
             else:
-                replicas = upkeep if isinstance(upkeep, Replicas) else None
-                loop = Loop(config, engine, collector, publisher, reporter, tasks, held_out, ready, replicas)
+                loop = Loop(config, engine, collector, publisher, reporter, tasks, held_out, servers)
             loop.restore()
             first = loop.place.step + 1 if loop.place.step else 0
             await reporter.begin("grpo", config.model_dump(mode="json"), run.steps, first)
             await reporter.event(loop.place.step, described(engine.model))
-            beside = [collector.run(), *([] if upkeep is None else [upkeep.run()])]
+            beside = [collector.run(), *([] if servers is None else [servers.run()])]
             beside += [_running(config, gateway, key)] if config.rollouts.run else []
             beside += [loop.traffic.run(), loop.alive()] if isinstance(loop, OnlineLoop) else []
             await to_its_end(_beside(loop.run(), beside), reporter, lambda: loop.place.step)
@@ -119,10 +117,6 @@ def _server(config: Config, python: Path, cpu: bool) -> Server:
     more = [*adapters(config.model.rank, slots), *wanted.flags]
     words = arguments(config.model.path.absolute(), wanted.base, url, more)
     return Server(python, words, url, config.run.directory / "vllm.log", cpu)
-
-
-async def _nothing() -> None:
-    """Somebody else's servers are somebody else's business."""
 
 
 async def _running(config: Config, gateway: str, key: str | None) -> None:

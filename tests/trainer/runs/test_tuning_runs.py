@@ -218,7 +218,9 @@ async def test_files_are_learnt_from_too(served: Gateway, client: Client, model:
     ]
     # A pair: what stands in the prompt is told and not trained on.
     file.write_text(json.dumps({"prompt": [*question, *good, *question], "chosen": good, "rejected": bad}) + "\n")
-    await tuned("dpo", served.url, settings(model, tmp_path, "p", data={"file": str(file), "held_out": 0.0}))
+    await tuned(
+        "dpo", served.url, settings(model, tmp_path, "p", data={"file": str(file), "held_out": 0.0, "epochs": 3})
+    )
     assert [[one.get("weight") for one in row["messages"]] for row in kept(tmp_path, "p")] == [
         [None, 0, None, None]
     ] * 2
