@@ -531,7 +531,7 @@ async def test_a_release_is_replayed_before_any_rollout_is_assigned(
             await client.reward(f"before-{number}", "a1", Judgement(value=1.0))
         await client.add_version("travel", prompt(STABLE, sent=True))
         await client.add_version("travel", prompt(CANDIDATE))
-        how = policy(0.5, replayed="required", replay={"calls": 12, "alpha": 0.2})
+        how = policy(0.5, replayed="required", replay={"calls": 12, "margin": 0.5})
         release = await client.start_release("travel", NewRelease(candidate="v2", policy=how))
         view = await traffic.when(release.id, lambda view: view.release.stage in ("canary", "rolled_back"))
         assert view.release.stage == ("canary" if alike else "rolled_back"), view
