@@ -12,7 +12,7 @@ any looking, stopping and going on). Both take effect at the rollout that was lo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -128,15 +128,6 @@ class Canary:
             self.stage += 1
             self._approved = False
         return self.verdict
-
-
-def run(policy: Policy, d: float, observations: Iterable[Observation]) -> Iterator[Verdict]:
-    """A verdict after every rollout, up to the one that ends the release."""
-    canary = Canary(policy, d)
-    for observation in observations:
-        yield canary.step(observation)
-        if canary.ended:
-            return
 
 
 def figures(evidence: Evidence) -> dict[str, float]:

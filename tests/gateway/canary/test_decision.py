@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import pytest
 
-from penstock.gateway.canary.decision import Canary, Verdict, decide, figures, hard_stop, run
+from penstock.gateway.canary.decision import Canary, Verdict, decide, figures, hard_stop
 from penstock.gateway.canary.evidence import Evidence, Observation
 from penstock.gateway.model.policy import Policy, Stage
 
@@ -41,6 +41,15 @@ def played(canary: Canary, observations: Iterator[Observation]) -> list[Verdict]
 def moves(verdicts: list[Verdict]) -> list[str]:
     """Actions other than going on."""
     return [verdict.action for verdict in verdicts if verdict.action != "continue"]
+
+
+def run(policy: Policy, d: float, observations: Iterable[Observation]) -> Iterator[Verdict]:
+    """A verdict after every rollout, up to the one that ends the release."""
+    canary = Canary(policy, d)
+    for observation in observations:
+        yield canary.step(observation)
+        if canary.ended:
+            return
 
 
 def test_a_good_candidate_climbs_the_ramp_and_is_promoted() -> None:
