@@ -38,6 +38,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
 from penstock.gateway.otlp.ingest import INGEST, Ingest
 from penstock.gateway.proxy.exact.session_store import Exact
+from penstock.gateway.proxy.features import features
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.translation import litellm
 from penstock.gateway.proxy.translation.translator import Translator
@@ -230,10 +231,8 @@ class Gateway:
             metrics=self.metrics,
             redactor=self._redactor,
             switch=self.switch,
-            shadow=self.shadow,
             rehearsals=self.rehearsals,
-            translator=self._translator,
-            exact=self._exact,
+            features=features(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
             epoch_ns=self._epoch_ns,
         )
         self._port = port = Dispatch(self.proxy, plane)
