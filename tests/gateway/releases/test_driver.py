@@ -30,7 +30,7 @@ from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.releases.transitions import entry
 from penstock.gateway.store import Store
 from penstock.gateway.store.feed import Feed
-from penstock.gateway.store.operation import Task
+from penstock.gateway.store.operation import Refused, Task
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
