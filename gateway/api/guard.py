@@ -1,8 +1,8 @@
 """What every request to the control API passes before and after its handler.
 
 Before: without an admin key the gateway trusts whoever reaches its loopback port, so the Host header must name the
-loopback (a web page that rebinds its own name to 127.0.0.1 is thereby refused); then the key; agent tokens never pass.
-After: whatever went wrong becomes one shape of JSON, and every answer carries the headers that keep browsers from
+loopback. That refuses a web page that rebinds its own name to 127.0.0.1. Then the key is checked; agent tokens never
+pass. After: every error becomes one shape of JSON, and every answer carries the headers that keep browsers from
 guessing, framing or caching it. Also here: reading parameters and bodies through pydantic, for the same errors.
 """
 

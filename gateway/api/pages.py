@@ -1,11 +1,10 @@
 """Reading the tape page by page, off the event loop, with a bound on the work that one page may cost.
 
-A list is a *walk*: a generator that looks at one span or rollout after another and yields for each a *mark*, from which
-a later walk goes on, and the row it gives, or None when the filter does not want it. `page` drives a walk in slices,
-each in a worker thread and each a fresh generator, so that no generator (nor a read transaction in it) lives longer
-than a slice. A page ends when it is full, when the walk ends, or when enough has been looked at: then its cursor lets
-the caller go on. The cursor is the mark and the name of the list it belongs to, opaque to clients and checked when it
-comes back.
+A list is a *walk*: a generator that looks at one span or rollout after another and yields two values for each: a
+*mark*, from which a later walk goes on, and a row, or None when the filter does not want it. `page` runs a walk in
+slices, each in a worker thread and each a fresh generator, so no generator (nor a read transaction in it) lives longer
+than a slice. A page ends when it is full, when the walk ends, or when it has looked at enough; its cursor lets the
+caller go on. The cursor is the mark and the name of its list. It is opaque to clients and checked when it comes back.
 """
 
 from __future__ import annotations

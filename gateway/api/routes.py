@@ -1,9 +1,9 @@
 """The control API: what tools and people read of the tape, the queue, and the tokens they hand to agents.
 
-`ROUTES` is the API: handlers are registered from it and `gateway.api.openapi` describes it, so that no endpoint can be
+`ROUTES` is the API: handlers are registered from it and `gateway.api.openapi` describes it, so no endpoint can be
 served undescribed. Handlers are thin: they check parameters (`gateway.api.guard`), read the tape page by page off the
 event loop (`gateway.api.reading`, `gateway.api.pages`), change it (`gateway.api.queue`) or follow the change feed
-(`gateway.api.changes`); answers are `gateway.model.answers` and `gateway.model.queue`.
+(`gateway.api.changes`). Answers are `gateway.model.answers` and `gateway.model.queue`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     baggage: penstock.rollout_id=...,penstock.attempt_id=...,penstock.agent_id=...
     session headers that coding agents send by themselves
 
-The first that names a rollout wins. None of them: `gateway.calls.conversations` follows the conversation.
-Agent Lightning 0.3 writes the first form too.
+The first that names a rollout wins. Without any, `gateway.calls.conversations` follows the conversation. Agent
+Lightning 0.3 writes the first form too.
 """
 
 from __future__ import annotations

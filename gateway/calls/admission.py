@@ -1,9 +1,8 @@
-"""Whose call is it, and may it pass? The first two steps in the life of a call; nothing here touches a socket.
+"""Which rollout does a call belong to, and may it pass? The first steps in the life of a call; nothing here does I/O.
 
 An address in the path, the headers or the baggage comes first, then an agent token, then the conversation that the
-request continues, or the connection it comes on. What would hold others up is done by a thread of its own, and only the
-call that needs it waits: a large conversation is read there, and so are answers, where there are equal conversations
-that only their answers tell apart.
+request continues, or the connection it comes on. A thread does the work that would hold other calls up, and only the
+call that needs it waits: it reads large conversations, and answers where only these tell equal conversations apart.
 """
 
 from __future__ import annotations

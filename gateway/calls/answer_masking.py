@@ -1,9 +1,9 @@
-"""The gateway's own keys are taken out of error answers on their way to the agent. Sans-I/O.
+"""Takes the gateway's own keys out of error answers on their way to the agent. Sans-I/O.
 
-Providers repeat a key that they refuse. The agent must not learn the gateway's: in the head and the body of an answer
-of 300 and above it becomes as many asterisks, and lengths, chunks and their boundaries stay. What a read ends with is
+Providers repeat a key that they refuse, and the agent must not learn the gateway's. In the head and the body of an
+answer of 300 and above a key becomes as many asterisks; lengths, chunks and their boundaries stay. The end of a read is
 held back only where it may be the beginning of a key. An encoded answer is held until it is whole, and goes without its
-encoding where a key was found in it; one that cannot be decoded, or is too large, passes as it came.
+encoding if a key was found in it; one that cannot be decoded, or is too large, passes as it came.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Who may do what: one admin key for the control API, and agent tokens that open the data plane for one rollout.
 
 A token is stateless: `pst_` and the base64 of expiry, rollout and their HMAC-SHA256 under the gateway's secret. It
-needs no storage and cannot be revoked singly; a new secret ends them all. Without an admin key everybody who reaches
-the port is admin (the gateway then listens on loopback only), except a request that carries an agent token: an agent's
-token opens nothing but its rollout, whatever else the gateway allows. Pure: the caller brings headers and the clock.
+needs no storage and cannot be revoked alone; a new secret ends them all. Without an admin key everybody who reaches the
+port is admin (the gateway then listens on loopback only), except a request with an agent token: that opens only its
+rollout, whatever else the gateway allows. Pure: the caller brings headers and the clock.
 """
 
 from __future__ import annotations

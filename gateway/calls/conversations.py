@@ -1,17 +1,16 @@
-"""Rollouts of clients that say nothing: a request that continues a conversation belongs where the conversation began.
+"""Finds the rollout of a call without an address: a request that continues a conversation belongs to its rollout.
 
-Agents resend the whole conversation with every call. A request whose first items are all of an earlier request,
-followed by the answer to it, continues that one. What counts is what an item says, not how its JSON is written. What
-comes before every item is known by a number (`fingerprints.Story`), so that the longest known beginning is found at
-once.
+Agents resend the whole conversation with every call. A request whose first items are all items of an earlier request,
+followed by the answer to it, continues that one. Items are compared by their content, not by how their JSON is written.
+Every beginning of a conversation has a number (`fingerprints.Story`), so the longest known one is found at once.
 
-Equal beginnings are told apart by the answers they got. An answer is read when there are two to tell apart, never
-before, and not on the loop. Where the answers are equal too, the connection decides, then whose last answer has not
-been continued yet, then the client's address, then who waits longest. That is certain where the connection, or the
-address, has never had to do with anybody else's conversation; otherwise the rollout is marked: its calls may be
-somebody else's, who has done exactly the same.
+Answers tell equal beginnings apart. An answer is read only when there are two to tell apart, and not on the event loop.
+If the answers are equal too, the connection decides, then whose last answer has not been continued yet, then the
+client's address, then who has waited longest. That is certain if the connection, or the address, has never carried
+another of these conversations. Otherwise the rollout is marked: its calls may belong to another agent that has done
+exactly the same.
 
-State lives in memory, as digests, bounded: the longest untouched conversations are forgotten first, and of equal
+State is kept in memory as digests, within bounds: the longest untouched conversations are dropped first, and of equal
 openings the oldest. After a restart a conversation goes on as a new rollout.
 """
 

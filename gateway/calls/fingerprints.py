@@ -1,12 +1,12 @@
 """Conversations as numbers: what each item says, and each beginning of the conversation. Pure.
 
-Agents resend the whole conversation with every call, and of most calls everything but the end was here before, byte for
-byte. Such a beginning is a stem: the request is compared with it, which costs a hundredth of reading it. What stands
-after the conversation (the model, tools) is compared too; where it is the same, only the new items are read. A new item
-is known by its raw bytes when it comes again, and read for what it says, not for how its JSON is written.
+Agents resend the whole conversation with every call, and most requests begin with bytes that were seen before. Such a
+beginning is a *stem*: the request is compared with it, which costs a hundredth of reading it. The bytes after the
+conversation (the model, tools) are compared too; if they are the same, only the new items are read. An item that comes
+again is known by its raw bytes. A new item is read for its content, however its JSON is written.
 
-A stem ends twice: with its last item, and some items before that, because clients move cache markers about there. It is
-looked for by the bytes before the last of some places that it reaches, each an eighth further than the one before.
+A stem ends in two places: with its last item, and some items before that, because clients move cache markers there. It
+is looked up by the bytes before the last of some places that it reaches, each an eighth further than the one before.
 """
 
 from __future__ import annotations

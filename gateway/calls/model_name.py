@@ -1,4 +1,4 @@
-"""A request + what must change in it -> the request to send. Pure; every byte that need not change stays as it was."""
+"""Changes the model name in a request. Pure; every other byte stays as it was."""
 
 from __future__ import annotations
 

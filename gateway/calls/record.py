@@ -1,7 +1,8 @@
-"""What is known of one call. The loop fills it in while the call runs; it becomes the call's entry on the tape.
+"""What is known of one call. The event loop fills it in while the call runs; then it becomes the call's entry on the
+tape.
 
-`entry` runs on the recorder's thread: it draws the head's facts out of the bodies and masks secrets. A parser that
-fails there costs the facts, never the bytes.
+`entry` runs on the recorder's thread: it reads the head's facts out of the bodies and masks secrets. If a parser fails
+there, the facts are missing, but never the bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From the tape to a Turn: bodies are decoded, then read by their dialect. Interpretation never raises.
+"""Makes a Turn of what is on the tape: decodes the bodies and lets their dialect read them. It never raises.
 
-Decoding is bounded, because a few bytes can stand for gigabytes, and gives what it could decode together with what
-was wrong: a body may have been cut off with its connection.
+Decoding is bounded, because a few bytes can stand for gigabytes. It returns what it could decode together with what was
+wrong, because a body may have been cut off with its connection.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which arm a rollout gets, and which calls a release speaks to. Pure.
 
-A rollout's *share* is a number in [0, 1) that follows from the release's salt and the rollout's name alone. It is on
-the candidate's arm when that number is below the split. So nobody has to be asked, two releases are independent of each
-other, and a split that rises takes nobody from the candidate.
+A rollout's *share* is a number in [0, 1) that follows from the release's salt and the rollout's name alone. The rollout
+is on the candidate's arm when the number is below the split. So no state is needed, two releases are independent of
+each other, and a rising split takes no rollout from the candidate.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What is to be done after each rollout: pure, looked at after every one, in assignment order.
+"""Decides what to do after each rollout, in assignment order. Pure.
 
-The first that applies: hard violations and harm (reward, then guards) roll back; a split or outcomes that cannot be
-trusted hold; a stage that is complete is left, the last one by promotion once a loss of `d` or more is excluded; the
-horizon holds. There is one path: the live driver, `penstock release verify` and the simulations all step a `Canary`, so
-the same observations give the same verdict at the same rollout with the same figures, bit for bit.
+The first rule that applies counts. Hard violations and harm (reward, then guards) roll back. A split or outcomes that
+cannot be trusted hold. A complete stage is left, the last one by promotion once a loss of `d` or more is excluded. The
+horizon holds. The live driver, `penstock release verify` and the simulations all step the same `Canary`, so the same
+observations give the same verdict at the same rollout with the same figures, bit for bit.
 
-A verdict other than `continue` and `advance` ends the stepping. People move it on: `approve` where a stage asks for it,
-and `resume` after a hold, which sets that cause of holding aside for good (the e-values need no correction: they allow
-any looking, stopping and going on). Both take effect at the rollout that was looked at last.
+A verdict other than `continue` and `advance` ends the stepping until a person acts: `approve` where a stage asks for
+it, or `resume` after a hold, which sets that cause of holding aside for good (the e-values need no correction: they
+allow any looking, stopping and going on). Both take effect at the rollout that was looked at last.
 """
 
 from __future__ import annotations

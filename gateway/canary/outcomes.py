@@ -1,9 +1,9 @@
-"""What became of a rollout that takes part in a release: read from the tape, once, when it is its turn.
+"""The outcome of a rollout that takes part in a release: read from the tape once, when its turn has come.
 
-It is its turn when its reward is there (and, if it came from the queue, its end), when it failed, or when its deadline
+Its turn comes when its reward is there (and, if it came from the queue, its end), when it failed, or when its deadline
 has passed. A rollout that failed without a reward counts as `policy.failed`; one that was cancelled, or that has seen
-both versions, is left out. What was read is written down (`Seen`) and never read again: a reward that comes later still
-changes no decision.
+both versions, is left out. The outcome is written down (`Seen`) and never read again: a reward that comes later changes
+no decision.
 
 A *violation* is an event of that name, `hard` when its attribute of that name is true. A rollout's *cost* is the
 dimension `cost` of its newest reward that has one, else the tokens it has used.

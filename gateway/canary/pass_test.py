@@ -1,4 +1,4 @@
-"""What follows from many answers that were compared: does a candidate pass? Pure.
+"""Does a candidate pass, given many compared answers? Pure.
 
 A replayed call is asked again of the candidate and of the incumbent, and both answers are scored against the recorded
 one. Models seldom say the same twice, so only what the candidate loses *against the incumbent* counts. The scores go

@@ -1,8 +1,8 @@
-"""The way of a canary, walked again from what the tape holds: for a gateway that starts, and to verify one that ran.
+"""Walks through a canary again with what the tape holds: when a gateway starts, and to verify a canary that ran.
 
-Both feed the same observations in the same order to the same `Canary`, with what people did in between, so a decision
-that was made once is made again, with the same figures, bit for bit. `verify` says of everything that does not agree:
-the chain of hashes, the assignment by hash, the observations, the decisions, and the evidence that people had.
+Both feed the same observations in the same order to the same `Canary`, together with the decisions of people. So each
+decision is made again with the same figures, bit for bit. `verify` reports everything that does not agree: the chain of
+hashes, the assignment by hash, the observations, the decisions, and the evidence that people had.
 """
 
 from __future__ import annotations

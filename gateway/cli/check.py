@@ -1,7 +1,7 @@
-"""`penstock check`: reads every record and says of each that is not as it should be. It repairs nothing.
+"""`penstock check`: reads every record and reports each that is wrong. It repairs nothing.
 
-It may run beside a gateway: what belongs together is read in one transaction, one attempt at a time, so that a commit
-in between is not taken for damage.
+It may run beside a gateway: records that belong together are read in one transaction, one attempt at a time, so a
+commit in between does not look like damage.
 """
 
 from __future__ import annotations

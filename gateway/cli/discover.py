@@ -1,7 +1,7 @@
-"""What `penstock prompts` works with: the system texts of recorded calls, and what the gateway recognises of them.
+"""The work of `penstock prompts`: the system texts of recorded calls, and what the gateway recognises in them.
 
-Only what agents *send* is mined. What the tape has of a call is what went upstream: where a release has written another
-version into it, and where the gateway asked by itself, it says nothing of an agent's prompt.
+Only texts that agents *send* are used. The tape has what went upstream. Where a release has written another version
+into a call, or the gateway has made the call itself, that text tells nothing about an agent's prompt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`penstock prompts`: finds the prompts that unmodified agents send, and tells which one a text is."""
+"""`penstock prompts`: finds the prompts that unmodified agents send, and says which prompt a text is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock resource`: versions of prompts, of weights and of what tools are said to do."""
+"""`penstock resource`: versions of prompts, of weights and of descriptions of tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands about single rollouts: stopping and repeating them, judging them, and asking what they are good for."""
+"""Commands about single rollouts: cancel, requeue, reward, and diagnose them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock runs`: training runs, listed, shown, followed, plotted and taken elsewhere."""
+"""`penstock runs`: lists, shows, follows, plots and exports training runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Looking at something whenever it may have changed, until it is over: what `release watch` and `runs watch` share.
+"""Looks at something whenever it may have changed, until it is over: the common part of `release watch` and
+`runs watch`.
 
-What has changed is heard from the change feed, and a moment is waited so that many changes are one look. A gateway that
-is restarted is waited for: whoever watches wants to know how it ends.
+The change feed says when something has changed. The watcher then waits for a moment, so that many changes need one
+look. It waits for a gateway that restarts, because whoever watches wants to know how it ends.
 """
 
 from __future__ import annotations

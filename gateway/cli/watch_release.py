@@ -1,8 +1,8 @@
 """`penstock release watch`: a release as it goes on, in a terminal, as lines, or as a page that is kept up to date.
 
-Rollouts are counted a moment after what they are counted by was committed; a change is given that moment
-(`following`). Nothing is said of how far a stage before the canary has come, nor when a deadline passes: then it looks
-by itself.
+Rollouts are counted a moment after the commit that lets them count, so the watcher waits for that moment (`following`).
+The change feed tells neither the progress of a stage before the canary nor a deadline that passes: for these the
+watcher looks by itself.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Can this be trained on, and if not why: a rollout's calls, judged one by one. Pure; nothing here raises on odd bytes.
+"""Judges the calls of a rollout one by one: can they be trained on, and if not why? Pure; odd bytes never raise.
 
 A call can be trained on when its answer is whole, comes from the model that is trained, and brings the engine's own
-token ids and log-probabilities, and when its attempt has ended, has a trusted reward and no gap. Whatever else there is
-to say is a `Finding` (`gateway.diagnosis.findings`); some block, others only say that the sample is not what one might
-think.
+token ids and log-probabilities, and when its attempt has ended, has a trusted reward and no gap. Everything else to say
+is a `Finding` (`gateway.diagnosis.findings`); some findings block, others only say that the sample is not what one
+might think.
 
 Calls of an attempt are merged into one training sequence where a prompt begins with the exact tokens of an earlier call
-and its answer. Where the messages go on but the tokens do not, the text was tokenised anew (`retokenised`): both calls
-are still good, as two sequences. What was seen is remembered by hash, so that memory does not grow with the tokens.
+and its answer. If the messages go on but the tokens do not, the text was tokenised anew (`retokenised`): both calls are
+still good, as two sequences. The diagnosis remembers hashes, so its memory does not grow with the tokens.
 """
 
 from __future__ import annotations

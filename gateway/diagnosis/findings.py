@@ -1,4 +1,6 @@
-"""What training cares about in a rollout, an attempt and a call, one rule at a time, and what mends each. Pure."""
+"""The rules of the diagnosis for a rollout, an attempt and a call, one function each, and what repairs each finding.
+Pure.
+"""
 
 from __future__ import annotations
 

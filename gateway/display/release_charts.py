@@ -1,4 +1,4 @@
-"""What is drawn of a release: traffic over time; reward, difference and evidence over the counted rollouts. Pure."""
+"""The charts of a release: traffic over time; reward, difference and evidence over the counted rollouts. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How the evidence of a release grew: worked out again from what the tape holds, as decisions are. Pure.
+"""How the evidence of a release grew: computed again from what the tape holds, as decisions are. Pure.
 
-The same observations step the same `Canary` as in `gateway.canary.verify.walk`, and its figures are taken on the way,
-so that what is drawn is what was decided from, and nothing has to be kept to draw it.
+The same observations step the same `Canary` as in `gateway.canary.verify.walk`, and its figures are taken on the way.
+So the charts show what was decided from, and nothing has to be kept to draw them.
 """
 
 from __future__ import annotations

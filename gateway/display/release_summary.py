@@ -1,7 +1,7 @@
 """What a person reads of a release, as words and numbers: its path, its arms, its evidence against the limits. Pure.
 
-The terminal (`gateway.display.releases`) and the page (`gateway.display.release_page`) show the same things, so what
-they show is worked out here, once.
+The terminal (`gateway.display.releases`) and the page (`gateway.display.release_page`) show the same things, so these
+are computed here, once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A rollout as a tree for a terminal: attempts, calls, and what was said. Pure, as `gateway.display.rollouts` is.
 
-A conversation is told once: agents send it whole with every call, so of each call only the messages are shown that no
-earlier call of the attempt began with or was answered by. Spans of an instrumented agent stand in their parents,
-calls in the span that they were made in (`gateway.model.nesting`).
+A conversation is shown once. Agents send it whole with every call, so for each call only those messages are shown that
+no earlier call of the attempt began with or was answered by. Spans of an instrumented agent are shown inside their
+parents, calls inside the span that they were made in (`gateway.model.nesting`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tape for a terminal: nouns in, rich renderables out. Pure: no console, no clock, no network.
 
-Whatever stands on the tape was written by strangers (models, web pages, tools): control characters in it are made
-visible, so that none of it can speak to the terminal.
+Strangers (models, web pages, tools) wrote what is on the tape. Control characters in it are made visible, so that none
+of it can control the terminal.
 """
 
 from __future__ import annotations

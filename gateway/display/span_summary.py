@@ -1,7 +1,8 @@
 """The few attributes of an agent's span that tell the most, as short texts. Pure.
 
-Instrumentations write dozens: ids of threads, versions, whole requests as JSON. A line has room for four. Those of the
-tables come first, then what the agent's author has set himself; JSON never, and nothing that the span's name says.
+Instrumentations write dozens: ids of threads, versions, whole requests as JSON. A line has room for four. The
+attributes of the tables come first, then those that the agent's author has set; never JSON, and nothing that the span's
+name says.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Tables for a terminal of any width, and for a pipe. Pure.
 
-Each column says what becomes of it where there is little room: it stays (ids, which are copied), it is narrowed, or it
-is left out when its turn comes; columns that are empty in every row go before all others. What was left out is said
-below the table. If even that does not fit, lines are longer than the terminal is wide: an id is never cut.
+Each column says what happens to it when there is little room. It stays (ids, which people copy), is narrowed, or is
+left out in its turn; columns that are empty in every row are left out first. A line below the table names them. If even
+that does not fit, lines are longer than the terminal is wide: an id is never cut.
 
-Room without end (`ENDLESS`) is that of a pipe or a file: there is every column, a row is one line, columns are at least
-two spaces apart, and an empty cell is a `-`. So `grep` finds whole rows and `awk -F '  +'` the same columns every time.
+A pipe or a file has endless room (`ENDLESS`): there is every column, a row is one line, columns are at least two spaces
+apart, and an empty cell is a `-`. So `grep` finds whole rows and `awk -F ' +'` the same columns every time.
 """
 
 from __future__ import annotations

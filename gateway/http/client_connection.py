@@ -1,8 +1,8 @@
 """The client-facing side of a connection: one request at a time, in order.
 
 Requests that arrive while one is being served wait their turn, and so does the refusal of bytes that are no request: an
-answer is never written into another. Reading never stops, because only reading tells that a client is gone: one that
-pipelines without end is refused (`gateway.http.request_parser`). A half-closed client counts as gone, for the same
+answer is never written into another. Reading never stops, because only reading shows that a client is gone; a client
+that pipelines without end is refused (`gateway.http.request_parser`). A half-closed client counts as gone, for the same
 reason.
 """
 

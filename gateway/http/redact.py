@@ -1,13 +1,13 @@
-"""Keeps secrets off the tape: in headers, URLs and attributes what carries a credential becomes `***`.
+"""Keeps secrets off the tape: in headers, URLs and attributes a value that carries a credential becomes `***`.
 
-By name, because a key's value looks like anything. A name is secret when one of its words is, however the words are
-put together (`x-api-key`, `access_token`, `clientSecret`, `auth[key]`); words that only count tokens
+By name, because a key's value looks like anything. A name is secret when one of its words is, however the words are put
+together (`x-api-key`, `access_token`, `clientSecret`, `auth[key]`); words that only count tokens
 (`x-ratelimit-remaining-tokens`) or identify a request or a session (`idempotency-key`, `x-session-id`) are not. And by
-shape, because a key may stand under any name: `sk-...`, `Bearer ...`, a JWT, an agent token. Wherever something looks
-like a URL, a list of pairs (`baggage`) or JSON, its members are looked at one by one, also those of a URL inside
-another, which may be percent-encoded.
+shape, because a key may have any name: `sk-...`, `Bearer ...`, a JWT, an agent token. In a URL, a list of pairs
+(`baggage`) or JSON, the members are looked at one by one, also those of a URL inside another, which may be
+percent-encoded.
 
-Lines of headers are remembered: a call has forty and most are always the same.
+Results for header lines are cached: a call has forty and most are always the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bytes from a client -> whole requests. Sans-I/O: HTTP/1.1 by llhttp, as strict as it is, and within limits.
 
-A request is taken in whole (its model decides where it goes); its chunks are remembered, so that a chunked body leaves
-as it came. What is no request, or is too large, becomes a request with a `refusal`, in its turn behind those before it;
-nothing is read after it.
+A request is read whole, because its model decides where it goes; its chunks are remembered, so that a chunked body
+leaves as it came. Bytes that are no request, or are too large, become a request with a `refusal`, in its turn behind
+those before it; nothing is read after it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One connection to an upstream: an asyncio protocol over httptools that carries one call at a time.
 
-Its caller (`gateway.proxy.relay`) is told what arrives, read by read, as raw wire bytes that can be passed on
-unchanged, while the parser runs beside them only to find the head, the end and the payload.
+It passes on to its caller (`gateway.proxy.relay`) what arrives, read by read, as raw wire bytes that can be sent
+unchanged. The parser runs beside them only to find the head, the end and the payload.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""An answer -> the answer without what was asked for in the client's name: a document, or a stream by its events. Pure.
+"""An answer -> the answer without what the gateway had asked for in addition: a document, or a stream by its events.
+Pure.
 
-What is taken out becomes `null`, which is what vLLM writes where nothing was asked for, and what OpenAI's API has for
-log-probabilities: in a choice `token_ids`, `prompt_token_ids` and `logprobs`, and above the choices `prompt_token_ids`.
-Asked for ids or log-probabilities, vLLM also streams tokens that have no text of their own, such as the frame of a tool
-call, as events with an empty `delta`; unasked it does not, so these events are left out.
+The added values become `null`: `token_ids`, `prompt_token_ids` and `logprobs` in a choice, `prompt_token_ids` above the
+choices. vLLM writes null for what was not asked for, and so does OpenAI's API for log-probabilities. When asked for ids
+or log-probabilities, vLLM also streams tokens without text, such as the frame of a tool call, as events with an empty
+`delta`. It does not do so otherwise, so these events are left out.
 
-What cannot be understood is not changed. In a stream only what is not whole yet is held back.
+A part that cannot be understood is not changed. In a stream only the event that is not whole yet is held back.
 """
 
 from __future__ import annotations

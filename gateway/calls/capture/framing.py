@@ -1,8 +1,8 @@
 """A cleaned answer on its way to the client: its head, and the transfer framing of what is left. Sans-I/O.
 
-A plain answer is held until it is whole, and its length mended: engines write it in one go. A stream passes event by
-event; its chunks are made anew. What needs no change passes as it came, framing included. Errors, encoded answers and
-what is neither JSON nor events are not looked into at all.
+A plain answer is held until it is whole, because engines write it in one go, and gets its new length. A stream passes
+event by event; its chunks are made anew. An answer that needs no change passes as it came, framing included. Errors,
+encoded answers and answers that are neither JSON nor events are not looked into.
 """
 
 from __future__ import annotations
