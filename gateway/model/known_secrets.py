@@ -1,12 +1,12 @@
-"""Values that are known to be secret become as many asterisks wherever they stand. Pure.
+"""Replaces values that are known to be secret by as many asterisks, wherever they stand. Pure.
 
-The gateway knows its own keys, and of every call the keys that it presents. A provider may repeat them, and an agent
-may print them; where they stand cannot be known before, so bodies are searched for the values themselves, each as it
-is and as JSON and URLs write it. Lengths stay, and with them offsets, framing and the deltas of the tape; the same
-body always becomes the same bytes.
+The gateway knows its own keys, and the keys that each call presents. A provider may repeat them, an agent may print
+them, and nobody knows where. So bodies are searched for the values themselves, each as it is and as JSON and URLs write
+it. Lengths stay, and with them offsets, framing and the deltas of the tape; the same body always becomes the same
+bytes.
 
-A value that is short or only words (`EMPTY`, `sk-test`, `not-needed`) is what clients send where no key is needed:
-hiding it would take pieces out of what was said.
+Clients send a short value or plain words (`EMPTY`, `sk-test`, `not-needed`) where no key is needed. Hiding these would
+take pieces out of what was said.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ clock and writes what is decided.
                               task was made: the agent could not work where it was run
 
 An attempt that is `unresponsive` while its rollout waits for another one is revived by a sign of life: the rollout
-leaves the queue again and nothing runs twice. Once another worker has claimed the rollout it is superseded for good.
-The final state of a rollout that was queued is left by `requeue`, which somebody must ask for, and by what is handed
+leaves the queue again and nothing runs twice. Once another worker has claimed the rollout the old attempt is superseded
+for good. A queued rollout leaves its final state only by `requeue`, which somebody must ask for, or when it is handed
 back.
 
-Nobody says when an attempt ends that no worker has claimed: an agent that was given an address by hand, a client that
-says nothing. It has succeeded when nothing was heard of it for a *quiet time*, and its rollout with the last of its
-attempts. The next call or event makes both run again. An end that somebody has told stays.
+An attempt that no worker has claimed (an agent that was given an address by hand, a client without an address) has
+nobody who says when it ends. It has succeeded when nothing was heard of it for a *quiet time*, and its rollout with the
+last of its attempts. The next call or event makes both run again. An end that somebody has told stays.
 """
 
 from __future__ import annotations

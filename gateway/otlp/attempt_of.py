@@ -1,12 +1,12 @@
-"""Which attempt a span belongs to.
+"""Which attempt does a span belong to?
 
 The first of these that names a rollout counts: the scope of the request (its address or its agent token), the
 attributes of the span's resource, its own attributes, its trace. A trace is known when an attempt's calls carried its
-`traceparent`, when it is the one that the gateway derives for an attempt (`gateway.model.trace`), or when other spans
-of it have been joined by name. A trace that several attempts have used says nothing: a guess would mix their data.
+`traceparent`, when the gateway derives it for an attempt (`gateway.model.trace`), or when other spans of it have named
+the rollout. A trace that several attempts have used names none: a guess would mix their data.
 
-What is known of traces is read from the change feed when a span asks for it, from where the last question ended. It is
-a bounded memory of what happened lately, and needs no task and no place on the tape.
+What is known of traces is read from the change feed when a span needs it, from where the last reading ended. It is a
+bounded memory of recent calls, and needs no task and no place on the tape.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Pieces of the change feed as export requests: how much at once. What is sent of a change is said by `selection`.
+"""Cuts the change feed into export requests of a bounded size. `selection` says what of a change is sent.
 
-A request ends at a number of spans or at a size, whichever comes first, so that what is held in memory is bounded
-whatever the tape holds.
+A request ends at a number of spans or at a size, whichever comes first, so memory is bounded whatever the tape holds.
 """
 
 from __future__ import annotations

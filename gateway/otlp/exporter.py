@@ -1,11 +1,11 @@
-"""Every finished span of the tape, sent to a collector: a follower of the change feed like any other.
+"""Sends every finished span of the tape to a collector: a follower of the change feed like any other.
 
-It reads the feed from its cursor in pieces, makes one request of each (`pieces`) and goes on when that was taken or
+It reads the feed from its cursor in pieces, makes one request of each (`batches`) and goes on when that was taken or
 dropped (`delivery`); `selection` says what is sent when. The cursor is kept on the tape, at most once a second and at
-the end, so that a gateway that comes back goes on where it was: nothing is lost, and after a crash the spans of the
-last second may be sent twice, with the same ids. A gateway that exports for the first time begins with what comes then.
-While the collector is away the tape is the buffer: what is held in memory is one request. Calls never wait for any of
-this; conversion and compression happen in a thread.
+the end, so a gateway that comes back goes on where it was. Nothing is lost; after a crash the spans of the last second
+may be sent twice, with the same ids. A gateway that exports for the first time begins with the present. While the
+collector is away the tape is the buffer: only one request is in memory. Calls never wait for any of this; conversion
+and compression happen in a thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`POST /v1/traces`: spans of any instrumented agent, kept in the attempt that they belong to.
 
-What is answered is durable. Spans that belong nowhere, or to another rollout than the token's, are rejected one by one:
-the answer is then a partial success that says how many and why, and the metric counts them. A reward that a span
-carries is kept after the spans; an agent's own is `agent`, everybody else's `user`. An exporter that did not hear the
-answer sends its batch again: its spans are then there twice, with the same span ids, its rewards once.
+When the request is answered, its spans are durable. Spans that belong nowhere, or to another rollout than the token's,
+are rejected one by one: the answer is then a partial success that says how many and why, and the metric counts them. A
+reward that a span carries is kept after the spans; an agent's own is `agent`, everybody else's `user`. An exporter that
+did not hear the answer sends its batch again: its spans are then there twice, with the same span ids, its rewards once.
 """
 
 from __future__ import annotations

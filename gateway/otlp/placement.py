@@ -1,12 +1,12 @@
-"""Where spans stand in what is exported: their trace, their parent and their links. Pure.
+"""The place of an exported span: its trace, its parent and its links. Pure.
 
-An attempt that a worker ran is exported as one trace, its own, whose root is the attempt. SDKs that do not read
-`TRACEPARENT` begin a trace for each of their outermost spans; those spans, and calls that were made in them, move into
+An attempt that a worker ran is exported as one trace of its own, whose root is the attempt. SDKs that do not read
+`TRACEPARENT` begin a trace for each of their outermost spans. Those spans, and calls that were made in them, move into
 the trace of the attempt: trace ids change, span ids do not. A call whose `traceparent` names a trace that the agent
-reports elsewhere stays there. A span whose parent has never come stands under the root and is linked to that parent.
+reports elsewhere stays there. A span whose parent has never come is placed under the root and linked to that parent.
 
-Other attempts have no root and may be part of somebody's larger trace: spans stay in the traces they came in. A call
-that named no caller joins the trace of the span that it was made in.
+Other attempts have no root and may be part of somebody's larger trace: their spans stay in the traces they came in. A
+call that named no caller joins the trace of the span that it was made in.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What is sent of a change of the tape, when, and where it stands.
+"""Says what of a change of the tape is sent, when, and in which place.
 
 Spans of an attempt that a worker runs wait for its end, which comes after the last span of its agent: then the whole
-attempt is read from the tape and sent as one trace (`placing.OneTrace`). What comes later is sent as it comes. Calls of
-other attempts wait for `otlp.wait` seconds, since SDKs send spans some seconds late; the feed waits with them. What is
-sent follows from the tape, so a gateway that comes back goes on from the cursor alone.
+attempt is read from the tape and sent as one trace (`placement.OneTrace`). Later spans are sent as they come. Calls of
+other attempts wait for `otlp.wait` seconds, because SDKs send spans some seconds late; the feed waits with them. What
+is sent follows from the tape, so a gateway that comes back needs only the cursor.
 """
 
 from __future__ import annotations

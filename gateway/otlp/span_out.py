@@ -1,4 +1,4 @@
-"""Nouns of the tape as spans of OpenTelemetry. Pure; names are said by `semconv`, traces and parents by `placing`.
+"""Nouns of the tape as spans of OpenTelemetry. Pure; `semconv` has the names, `placement` the traces and parents.
 
 | on the tape | span | kind | parent |
 |---|---|---|---|
@@ -10,8 +10,8 @@
 | `otel` | as it came, resource and scope too | its own | its own; the root when it has none |
 
 The root of an attempt is span 0 of its derived trace, the one that a runner gives its agent as `TRACEPARENT`. It can
-only be sent when the attempt has ended, so spans of attempts that nobody has handed out, which may never end, have no
-parent instead of one that never comes.
+only be sent when the attempt has ended. An attempt that nobody has handed out may never end, so its spans have no
+parent, instead of one that never comes.
 """
 
 from __future__ import annotations

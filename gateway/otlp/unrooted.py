@@ -1,7 +1,7 @@
-"""Calls of attempts that have no root, beside the spans of their agents.
+"""Finds the agents' spans around calls of attempts that have no root.
 
-An agent's spans come after the calls that were made in them. So only what follows a call in its attempt is looked at,
-once for all calls of a piece of the feed, and of an attempt not again from its beginning.
+An agent's spans come after the calls that were made in them. So only spans that follow a call in its attempt are read,
+once for all calls of a piece of the feed, and an attempt is not read from its beginning again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """OpenTelemetry attribute values as plain values: text, bools, ints, floats, None, and lists and dicts of them.
 
-The heads of spans are read in lists, so what a foreign span may put into one is limited: too long a text is cut, what
-goes beyond the limits is left out, and the span says that this happened. Bytes become base64 text.
+The heads of spans are read in lists, so the content of a foreign span is limited: too long a text is cut, everything
+beyond the limits is left out, and the span says so. Bytes become base64 text.
 
-What is read are the messages of protobuf or those of `gateway.otlp.json_encoding`, which have the same fields.
+The input is messages of protobuf or those of `gateway.otlp.json_encoding`, which have the same fields.
 """
 
 from __future__ import annotations

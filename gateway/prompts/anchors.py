@@ -1,13 +1,15 @@
-"""Many templates in a text: those that share anchors share the search for them, however many they are.
+"""Searches a text for many templates at once: templates with common anchors share the search for them.
 
 The anchors of the templates are the branches of a tree: the first, the last, then the others from left to right, until
-one template is left. What leads to a node is searched for once. Of the anchors that may come next, those that begin
-alike are searched for together: where their common beginning stands, halving tells which of them stand there. What is
-not there is looked for only as far as what must follow leaves room. So fifty versions of one prompt cost little more
-than one: a search for each anchor, not for each template. On hostile text each anchor costs a few searches of its own.
+one template is left. The anchors on the way to a node are searched for once. Among the anchors that may come next,
+those that begin alike are searched for together: at each place of their common beginning, halving finds which of them
+stand there. An anchor is looked for only as far as the anchors after it leave room. So fifty versions of one prompt
+cost little more than one: a search for each anchor, not for each template. On hostile text each anchor costs a few
+searches of its own.
 
-What comes out still has to be matched by itself (`gateway.prompts.match`): only those templates are left out that
-cannot match, because an anchor does not stand behind the one before it, or has no room behind it for the others.
+Each template that is found must still be matched by itself (`gateway.prompts.match`): this search only removes
+templates that cannot match, because an anchor does not stand behind the one before it, or leaves no room for the
+others.
 """
 
 from __future__ import annotations

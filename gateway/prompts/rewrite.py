@@ -1,11 +1,11 @@
-"""A request + the pinned versions of its prompts -> the request to send. Pure.
+"""Writes the pinned versions of prompts into a request. Pure.
 
 `find` says which resources a request uses, so that their versions can be resolved; `write` puts those versions in.
 Every byte outside the texts that change stays as it was, and when none changes the body is the very same object.
 
-What a text is comes from, in this order: the resource that the caller's header or path names, placeholders, the
-recogniser. A placeholder inside a slot's value is data and is not expanded. What is not recognised, or cannot take the
-pinned version, passes untouched and is a `Miss`.
+A text is identified, in this order, by the resource that the caller's header or path names, by placeholders, or by the
+recogniser. A placeholder inside a slot's value is data and is not expanded. A text that is not recognised, or cannot
+take the pinned version, passes untouched and is a `Miss`.
 """
 
 from __future__ import annotations

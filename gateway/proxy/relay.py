@@ -1,10 +1,10 @@
 """The way of an answer from a link to a client: the base of calls (`gateway.proxy.call`) and of control requests
 (`gateway.server.bridge`).
 
-A read is passed on in the callback that brought it, as it came. Only a client of HTTP/1.0 gets a chunked answer without
-its chunks, an answer that was asked for more than its client did is cleaned (`gateway.calls.capture`), and the
-gateway's own keys are taken out of errors (`gateway.calls.answer_masking`). When the client is slow, its upstream is
-read no further.
+The callback that reads from the upstream writes to the client, as the bytes came, with three exceptions. A client of
+HTTP/1.0 gets a chunked answer without its chunks. An answer that was asked for more than its client did is cleaned
+(`gateway.calls.capture`). The gateway's own keys are taken out of errors (`gateway.calls.answer_masking`). While the
+client is slow, nothing more is read from the upstream.
 """
 
 from __future__ import annotations

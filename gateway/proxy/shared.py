@@ -1,6 +1,4 @@
-"""What all calls share: the upstreams and the way to them, the recorder, what some calls need besides, and the calls
-that run.
-"""
+"""What all calls share: the upstreams and the way to them, the recorder, optional parts, and the calls that run."""
 
 from __future__ import annotations
 

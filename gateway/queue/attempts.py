@@ -1,5 +1,5 @@
-"""What every operation on the queue works with: records of rollouts and attempts, and their changes of state, which are
-the moves of `gateway.model.lifecycle` and no others.
+"""The records of rollouts and attempts for every operation on the queue, and their changes of state, which are only the
+moves of `gateway.model.lifecycle`.
 """
 
 from __future__ import annotations

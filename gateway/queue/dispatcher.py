@@ -1,18 +1,19 @@
-"""The desk where work is handed out: what the control API does to the queue, and what the clock does to it.
+"""Hands out work: what the control API and the clock do to the queue.
 
-Everything that changes is an operation on the tape (`gateway.queue.operations`), done by the recorder's thread in the
-order in which it came, together with the calls: when the end of an attempt is answered, all its calls are durable. Here
-is what needs an event loop. Claims that find nothing wait in a line, without touching the tape, and as many are woken
-as there is work. Live attempts are in a heap of deadlines; when one is due the tape is asked whether it really is (it
-may have been heard of since), so that a sign of life costs nothing here. An attempt that the clock or somebody has
-ended stays there until its worker has let go of it: no other attempt at its rollout is handed out before.
+Every change is an operation on the tape (`gateway.queue.operations`). The recorder's thread does the operations in the
+order in which they came, together with the calls: when the end of an attempt is answered, all its calls are durable.
+This module does what needs an event loop. Claims that find nothing wait in a line, without touching the tape, and as
+many are woken as there is work. Live attempts are in a heap of deadlines. When one is due the tape decides whether it
+still holds, because the attempt may have been heard of since; so a sign of life costs nothing here. An attempt that the
+clock or somebody has ended stays in the heap until its worker has let go of it: before that no other attempt at its
+rollout is handed out.
 
 Attempts that nobody has claimed are in the heap too: they end when nothing was heard of them for the quiet time. The
 writer notes those that begin, and they are fetched now and then. A hundred thousand of them cost a look each in a quiet
 time, some at a time, between the other work of the recorder.
 
-The clock is the tape's: it starts with the machine's and then runs evenly, so that a clock that is set cannot end
-anything. Times that an earlier life of the gateway has written are taken as they are, but workers have `GRACE_S`
+The clock is the tape's: it starts with the machine's and then runs evenly, so setting the machine's clock cannot end
+anything. Times that an earlier process of the gateway has written are taken as they are, but workers have `GRACE_S`
 after a start to be heard of.
 """
 

@@ -1,14 +1,14 @@
 """The queue and what becomes of its rollouts, as operations inside a write transaction.
 
-Each is one method of `QueueOperations` and decides by the tables of `gateway.model.lifecycle`. Everything that can be
-refused is looked at before anything is written, so that a refusal changes nothing and the other operations of the
-transaction stand.
+Each is one method of `QueueOperations` and decides by the tables of `gateway.model.lifecycle`. It checks everything
+that can be refused before it writes anything, so a refusal changes nothing and the other operations of the transaction
+stand.
 
-What is handed back was no try: it is not counted, and its rollout is in the queue again.
+An attempt that is handed back was no try: it is not counted, and its rollout is in the queue again.
 
 An attempt that the clock or a person has ended may still run at its worker. Its rollout is `requeuing` then, but joins
-the queue only when the worker has let go of the attempt (it says so by `finish`) or its lease is over, which is when
-the worker must have killed the agent: nothing runs twice at the same time.
+the queue only when the worker has let go of the attempt (it says so by `finish`) or its lease is over. By then the
+worker must have killed the agent, so nothing runs twice at the same time.
 
 Operations and calls go through one queue in order: when one has been committed, so has every call that ended before it.
 """

@@ -1,4 +1,4 @@
-"""What operations on the queue bring back."""
+"""What operations on the queue return."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The queue in memory, just as the database `queue` has it (a `store.follower`): a claim must not read the tape, which
-would let go of the interpreter and wait for it again, once for every read.
+"""The queue in memory, exactly as the database `queue` has it (a `store.follower`): a claim must not read the tape,
+because every read would release the interpreter and wait for it again.
 """
 
 from __future__ import annotations

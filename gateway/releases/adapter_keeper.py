@@ -1,9 +1,9 @@
-"""Keeps servers holding the adapters that calls may ask for: loads what is missing, unloads what nobody needs.
+"""Makes servers hold the adapters that calls may ask for: loads missing ones, unloads those that nobody needs.
 
-Wanted are the stable versions, the candidates of live releases, and every version that an unfinished rollout is pinned
-to: the tape is read for that only when there is something to load or unload. What a check has loaded stays while its
-release is checked. It looks after every change of a release, and every half minute, because a server that was restarted
-has lost its adapters.
+Needed are the stable versions, the candidates of live releases, and every version that an unfinished rollout is pinned
+to; the tape is read for the last only when there is something to load or unload. An adapter that a check has loaded
+stays while its release is checked. The keeper compares after every change of a release, and every half minute, because
+a server that was restarted has lost its adapters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Counts the outcomes of a canary, in the order of assignment, and writes down what follows from them.
 
-What was counted and what was decided from it are one operation on the tape. A change by somebody else, a person or an
-earlier life, is noticed by the release's revision: the canary is then walked again from the tape (`trail`), and a
-decision that follows from it and was not made yet is made.
+A count and the decision that follows from it are one operation on the tape. The release's revision shows when somebody
+else has changed it, a person or an earlier process. The counter then walks the canary again from the tape (`walked`)
+and makes a decision that follows and was not made yet.
 """
 
 from __future__ import annotations

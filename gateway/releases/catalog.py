@@ -1,8 +1,8 @@
-"""Where traffic is switched: which resources a call uses, what its rollout is given of them, and the request to send.
+"""Switches traffic: which resources does a call use, which versions has its rollout, and what is the request to send?
 
-`look` is asked for every call and must cost nothing while nothing is registered. `pinned` answers from memory; the
-first call of a rollout that uses a resource waits until its pin is on the tape (`pin`), so that no crash can put a
-rollout on two arms. What is known of resources and releases is a `Catalog`, made anew when one changes.
+`look` runs for every call and must cost nothing while nothing is registered. `pinned` answers from memory. The first
+call of a rollout that uses a resource waits until its pin is on the tape (`pin`), so that no crash can put a rollout on
+two arms. A `Catalog` holds what is known of resources and releases, and is made anew when one changes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Drives releases: does what a stage asks for, and what people want.
+"""Drives releases: does the work of a stage, and carries out people's decisions.
 
-Each release that is live has one task. Before the canary it runs the stage's job (`jobs`) and moves on, or rolls back;
-in the canary it counts and decides (`counting`). Whoever else changes the release is noticed by its revision, and the
-task looks again.
+Each live release has one task. Before the canary the task runs the stage's job (`jobs`) and moves on, or rolls back; in
+the canary it counts and decides (`canary_counter`). The release's revision shows when somebody else has changed it, and
+the task looks again.
 """
 
 from __future__ import annotations

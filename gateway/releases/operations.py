@@ -1,8 +1,9 @@
 """Resources, releases and pins, as operations inside a write transaction.
 
-Every change of a release is one operation: it names the revision it was made from, writes the release, the next link of
-its audit chain and, at a promotion, the stable version. A rollout is pinned here too, by the release as it is in this
-very transaction: that decides its arm, once, and is durable before its first affected call goes out.
+Every change of a release is one operation. It names the revision that it was made from, and writes the release, the
+next link of its audit chain and, at a promotion, the stable version. Rollouts are pinned here too. The pin is decided
+by the release as this transaction sees it; that decides the arm, once, and is durable before the rollout's first
+affected call goes out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What changes of a release by a decision of the rules, or by a person's word, and the entry that says so. Pure."""
+"""The changes of a release by a rule or by a person, and the audit entry of each. Pure."""
 
 from __future__ import annotations
 

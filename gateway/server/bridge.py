@@ -1,8 +1,8 @@
-"""The control plane behind the port of the data plane: an aiohttp server at the other end of a socket pair.
+"""Reaches the control API from the port of the calls: an aiohttp server at the other end of a socket pair.
 
-A request for it passes the same parser and the same queue as a call, so that either plane can follow the other on a
-keep-alive connection. What changes something is an operation and answered at once (`gateway.api.operations`); anything
-else goes to aiohttp unchanged, on a connection that nobody else uses until it is answered. Neither is recorded.
+A control request passes the same parser and the same queue as a call, so both kinds can follow each other on a
+keep-alive connection. A request that changes something is an operation and answered at once (`gateway.api.operations`).
+Every other goes to aiohttp unchanged, on a connection that nobody else uses until it is answered. Neither is recorded.
 """
 
 from __future__ import annotations

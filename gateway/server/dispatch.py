@@ -1,7 +1,7 @@
 """The port: every request that a client has sent comes here and becomes a call, or is answered at once.
 
-The control plane's are handed on, and so is what an agent says of itself below its address (rewards, events, traces);
-what is no request or may not pass is refused; the rest is a `gateway.proxy.call`.
+Control requests are handed on, and so is what an agent says of itself below its address (rewards, events, traces).
+Bytes that are no request, and requests that may not pass, are refused. Every other request is a `gateway.proxy.call`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What the writer remembers between transactions: attempts with their sums, and bodies that the next ones lean on.
+"""What the writer remembers between transactions: attempts with their sums, and bodies that later ones are stored
+against.
 
-All of it is on the tape too and is read back when it is needed again, so it may be forgotten at any time.
+All of it is on the tape too and is read back when it is needed again, so it may be dropped at any time.
 """
 
 from __future__ import annotations

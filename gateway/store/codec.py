@@ -1,14 +1,14 @@
 """How nouns and bodies become bytes on the tape, and come back.
 
-Nouns are positional msgpack: an order of fields is the format, trailing defaults are cut off, missing ones are filled
-in when read (so a field may be appended). What the key says is not repeated in the value.
+Nouns are positional msgpack: the order of fields is the format. Trailing defaults are cut off, and missing fields are
+filled in when read, so fields may be appended. The value does not repeat what the key says.
 
-Agents resend the whole conversation with every call, so a body is stored as what is new: the request body without the
-longest common prefix and suffix that it shares with its *base* (an earlier body, usually the attempt's previous call),
-and everything else of the exchange, compressed by zstd with the neighbourhood of the cut and the base's own remainder
-as dictionary; under load many bodies are compressed together instead. Byte-exact, nothing is parsed. A body without a
-base is a keyframe; the first call of an attempt may lean on a keyframe of another attempt with the same system prompt.
-`DEPTH` and `_CHAIN` bound the chain that a read has to follow.
+Agents resend the whole conversation with every call, so a body is stored as what is new. The request body is stored
+without the longest common prefix and suffix that it shares with its *base* (an earlier body, usually the attempt's
+previous call). Everything else of the exchange is compressed by zstd, with the neighbourhood of the cut and the base's
+own remainder as dictionary; under load many bodies are compressed together instead. This is byte-exact: nothing is
+parsed. A body without a base is a keyframe; the first call of an attempt may use a keyframe of another attempt with the
+same system prompt. `DEPTH` and `_CHAIN` bound the chain that a read has to follow.
 """
 
 from __future__ import annotations

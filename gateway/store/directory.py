@@ -1,7 +1,8 @@
-"""The directory of a tape: made for its owner alone, held by one writer. What is in the way is said with the way out.
+"""The directory of a tape: made for its owner alone, held by one writer. An error says what is in the way and the way
+out.
 
-LMDB makes a directory with the mode of its files, and nobody but root can open anything in one of mode 0600: it finds
-its directory here already.
+LMDB makes a directory with the mode of its files, and only root can open anything in a directory of mode 0600. So this
+module makes the directory before LMDB does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The LMDB environment of a tape: opening it, its transactions, its growth. Nothing else imports lmdb.
 
-One process may write, and holds a lock for it; any number may read. A full map grows by doubling, which LMDB allows
-only while no transaction of the process is open: readers and growth meet at a gate. A read must therefore never begin
-inside another read of the same thread. What another process has grown is adopted when a transaction begins.
+One process may write, and holds a lock for it; any number may read. A full map grows by doubling. LMDB allows that only
+while the process has no transaction open, so a lock keeps readers and growth apart. A read must therefore never begin
+inside another read of the same thread. When another process has grown the map, the next transaction adopts it.
 """
 
 from __future__ import annotations

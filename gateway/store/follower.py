@@ -1,4 +1,4 @@
-"""What others remember of the tape, so that they need not read it. The writer keeps it right."""
+"""What other packages remember of the tape, so that they need not read it. The writer keeps it up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operation on its way to the tape, what comes back from it, and why it may be refused."""
+"""An operation on its way to the tape, its result, and why it may be refused."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Finished calls and tasks -> tape, in batches and in order, on one thread, never delaying a byte.
+"""Writes finished calls and operations to the tape, in batches and in order, on one thread, never delaying a byte.
 
-The loop appends calls to a queue; the thread takes what is there, draws facts out of the bodies, masks secrets and
-commits. Calls that have run for `announce_seconds` are put on the tape as open, so that they are seen, and so that a
-crash leaves an `interrupted` span and not a hole; with `record = "strict"` every call is, before it is sent upstream.
+The loop appends calls to a queue; the thread takes what is there, reads facts out of the bodies, masks secrets and
+commits. A call that has run for `announce_seconds` is put on the tape as open, so that people see it, and so that a
+crash leaves an `interrupted` span and not a hole. With `record = "strict"` every call is put on the tape before it is
+sent upstream.
 
 The queue is bounded in bytes: when it is full, the end of the *call* waits (`full`), because training data is never
-dropped to save latency. When the tape itself fails, what happens is the mode's `on_record_failure`; the heads of
-unrecorded calls are kept, without bodies, until the tape takes them, and count as gaps. A call that cannot be written
-because of a bug is lost alone: it is logged, counted as a gap, and the others go on.
+dropped to save latency. When the tape itself fails, the mode's `on_record_failure` decides; the heads of unrecorded
+calls are kept, without bodies, until the tape takes them, and count as gaps. A call that cannot be written because of a
+bug is lost alone: it is logged, counted as a gap, and the others go on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What is stored of a call, an attempt and a rollout, position by position: append, never reorder.
 
 The calls of an agent resemble each other. What they have in common (`STYLE`: dialect, path, model, how they end) is
-stored once on the tape under a number, from its second appearance on; a head names the number and holds only what is
-its own (`OWN`). A head whose style is not in the table holds it itself. The end is stored as the duration.
+stored once on the tape under a number, from its second appearance on. A head names the number and holds only its own
+values (`OWN`); a head whose style is not in the table holds it itself. The end is stored as the duration.
 """
 
 from __future__ import annotations

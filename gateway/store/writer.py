@@ -1,9 +1,9 @@
 """The one writer: a batch of entries and tasks becomes one transaction with one fsync.
 
 Sequences, body numbers, styles and change cursors are given out inside the transaction, so they need no other
-coordination. What the writer remembers between transactions is forgotten when one fails or when somebody else has
-written. A batch of few calls is compressed call by call and strongly, a large one together and fast: under load the
-machine is worth more than the disk.
+coordination. The writer forgets what it remembers between transactions when one fails or when somebody else has
+written. A batch of few calls is compressed call by call and strongly, a large one together and fast, because CPU is
+scarce under load.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A gate before an upstream: while its weights are changed, calls wait here, at the socket, and are then served.
+"""The gate before an upstream: while its weights change, calls wait here, at the socket, and then go on.
 
-An upstream is *open*, or *held* until a deadline. Whoever holds it changes the weights and opens it; holding again
-moves the deadline, so that a long change is held by small bounds, like a lease. When the deadline passes, the one who
-holds it is taken for dead: what waits is refused, and so is, at once, what comes, until somebody opens it or holds it
+An upstream is *open*, or *held* until a deadline. Whoever holds it changes the weights and opens it. Holding again
+moves the deadline, so a long change uses many short holds, like a lease. When the deadline passes, the holder is taken
+for dead: waiting calls are refused, and new calls are refused at once, until somebody opens the upstream or holds it
 anew. It never opens by itself: an answer from weights that are half changed would be worse than none.
 
-A call that waits is an entry in a dictionary: no task, no timer of its own. When the gate opens they go in the order in
-which they came, a few in each turn of the loop so that others are served in between; a call that comes meanwhile goes
-to the end.
+A call that waits is an entry in a dictionary: no task, no timer of its own. When the gate opens, calls go in the order
+in which they came, a few in each turn of the loop so that others are served in between; a call that comes meanwhile
+goes to the end.
 
     if pool.gate.shut:
         pool.gate.wait(call)  # then one of call.on_open(), call.on_refused(refusal), or gate.leave(call)

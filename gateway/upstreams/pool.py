@@ -1,7 +1,7 @@
 """Connections to model endpoints, pooled per upstream, without a cap.
 
-A link that was idle and closes before it answered has lost a race with the server's keep-alive timer: the call is sent
-again on a fresh one. Nothing is ever sent twice once a byte of an answer was seen.
+If an idle link closes before it answers, the server's keep-alive timer was faster: the call is sent again on a fresh
+link. Nothing is ever sent twice once a byte of an answer was seen.
 """
 
 from __future__ import annotations

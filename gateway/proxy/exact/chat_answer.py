@@ -1,10 +1,10 @@
-"""An answer in token ids -> a chat answer, as vLLM writes one that was asked for ids. Pure: what is asked of the engine
-and what is made of its answers; who asks is `gateway.proxy.exact.connection`.
+"""Makes a chat answer of token ids, as vLLM writes one when asked for ids. Pure: it says what to ask the engine and
+makes the answer; `gateway.proxy.exact.connection` asks.
 
-What is said (text, reasoning, tool calls) comes from derender, the server's own parsers; ids and log-probabilities come
-from generate, as they are. Two things are done here because derender does not. The token that ends a turn is no text,
-and is not shown to it: it would be written out. And text is cut where generate ended because of a text that the agent
-had named (`stop`).
+Text, reasoning and tool calls come from derender, the server's own parsers; ids and log-probabilities come from
+generate, as they are. Two things are done here because derender does not do them. The token that ends a turn is no
+text, and is not shown to derender, which would write it out. And text is cut where generate ended because of a text
+that the agent had named (`stop`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What sessions want of chat completions: what a request says, message by message, and what was answered. Pure.
+"""Reads chat completions for sessions: the messages of a request, one by one, and the answer. Pure.
 
-Nothing here raises on odd bytes: what cannot be read goes on from nothing, and nothing goes on from it.
+Odd bytes never raise: a call that cannot be read continues no session, and none continues it.
 """
 
 from __future__ import annotations

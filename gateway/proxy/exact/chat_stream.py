@@ -1,7 +1,7 @@
-"""One choice of a streamed answer: what derender has said of it, event by event. Pure.
+"""One choice of a streamed answer: makes events of what derender has said. Pure.
 
-Where the agent has named texts that end an answer (`stop`), the end of what was said is held back as long as it may
-belong to one.
+If the agent has named texts that end an answer (`stop`), the end of the text is held back as long as it may belong to
+one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """An answer to token ids on its way to a call, which gets it as if vLLM's chat endpoint had answered.
 
-To a call this is a connection to its upstream (`gateway.http.upstream_connection`): it is sent the chat request, and
-the answer arrives read by read. Behind it is a task: generate is asked with the ids, and what comes is given to
-derender, which says what is text and what is a tool call. Streaming is paced by derender: each choice has one request
-under way, and the next one takes all that has come since. What it has said goes on at once. A call that is cancelled
-cancels generate.
+To a call this is a connection to its upstream (`gateway.http.upstream_connection`): it sends the chat request, and the
+answer arrives read by read. A task does the work: it sends the ids to generate, and gives the result to derender, which
+tells text from tool calls. Derender paces streaming: each choice has one request under way, and the next one takes all
+tokens that have come since. Its result is passed on at once. Cancelling a call cancels generate.
 """
 
 from __future__ import annotations

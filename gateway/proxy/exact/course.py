@@ -1,9 +1,10 @@
-"""How a call of an exact route goes: as it is, where the template says the very tokens, else by token ids.
+"""Decides how a call of an exact route goes: as the chat request, where the template gives the very tokens, else as
+token ids.
 
-A call whose conversation goes on from an earlier answer is rendered by the engine. Where its tokens begin with those of
-the earlier prompt and answer, the chat request is sent as it is: it goes on from them. Where they do not, the earlier
-tokens are sent, and what the template writes after them (`joining`, `generation`). Where even that cannot be told, and
-for every other call, the chat request is sent as it is, and begins a session. The span says which.
+The engine renders a call whose conversation continues an earlier answer. If the rendered tokens begin with those of the
+earlier prompt and answer, the chat request is sent as it is. If they do not, the gateway sends the earlier tokens, and
+what the template writes after them (`joining`, `generate_answer`). If that cannot be found, and for every other call,
+the chat request is sent as it is and begins a session. The span says which.
 """
 
 from __future__ import annotations

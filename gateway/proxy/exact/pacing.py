@@ -1,4 +1,4 @@
-"""What holds an answer back, and what gathers while it is said."""
+"""Paces an answer: what holds it back, and what collects meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all calls of exact routes share: the sessions, and where they are read again when they were forgotten or lost.
+"""The part that all calls of exact routes share: the sessions, and reading them from the tape when they were dropped.
 
 Everything about a session follows from requests and answers: the same function learns from a call that has just ended
 and from one on the tape.

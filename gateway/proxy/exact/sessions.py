@@ -1,12 +1,12 @@
-"""The sessions of late: by attempt, what was said and the tokens of it. Pure, bounded, in memory.
+"""Recent sessions, by attempt: the conversation and its tokens. Pure, bounded, in memory.
 
-An answer with its conversation is a `Turn`; it goes on from the turn whose tokens its prompt begins with. A request
-goes on from the newest turn whose conversation and answer its messages begin with, compared by their fingerprints
-(`gateway.dialects.parts`), as `penstock doctor` does, and by the reasoning that it sends back. What a turn is one of is
-told by its `key`: tokens of another model or version are not gone on from.
+An answer with its conversation is a `Turn`. It continues the turn whose tokens its prompt begins with. A request
+continues the newest turn whose conversation and answer its messages begin with, compared by their fingerprints
+(`gateway.dialects.parts`), as `penstock doctor` does, and by the reasoning that it sends back. The `key` of a turn
+names its model and version: tokens of another are not continued.
 
-The attempts that were not asked of for the longest are forgotten first. What is forgotten, or lost by a restart, can be
-put back from the tape: everything follows from requests and answers.
+The attempts that were not used for the longest are dropped first. A session that was dropped, or lost by a restart, can
+be restored from the tape: everything follows from requests and answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an answer is told in: an agent's own format, whole or event by event."""
+"""The interface of answers in an agent's own format, whole or event by event."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""The engine's answer, read: what each chunk of a chat stream adds, as pieces that say one thing each. Pure.
+"""Reads the engine's answer: what each chunk of a chat stream adds, as pieces that say one thing each. Pure.
 
-Chunks bring what they like: nothing at all (the tokens of a tool call's frame), text with a finish reason, two tool
-calls at once. The pieces come in the order in which an answer is told: a tool call first has its head (id and name),
-then its arguments; an older call is not gone back to. A plain answer is read into the same pieces, so that it is told
-as a streamed one.
+A chunk may bring nothing at all (the tokens of a tool call's frame), text with a finish reason, or two tool calls at
+once. The pieces come in the order in which an answer is written: a tool call first has its head (id and name), then its
+arguments; an older call is not continued. A plain answer becomes the same pieces, so it is written like a streamed one.
 
-What cannot be told raises `Untold`: an engine that was stopped in the middle (`abort`) has not answered, and an
-answer that was cut must not pass as a whole one.
+`Untold` is raised for an answer that cannot be written: an engine that was stopped in the middle (`abort`) has not
+answered, and an answer that was cut must not pass as a whole one.
 """
 
 from __future__ import annotations

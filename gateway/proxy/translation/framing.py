@@ -1,8 +1,8 @@
-"""A translated answer on its way to the client: its head, and the transfer framing of what it is told. Sans-I/O.
+"""A translated answer on its way to the client: its head, and its transfer framing. Sans-I/O.
 
-A stream is told as it comes: each read of the engine's becomes the events that it completes, in the same callback. A
-plain answer and an error are held until they are whole. Whatever cannot be told is an error in the agent's own shape:
-a status while nothing has gone out, an event after that.
+A stream is passed on as it comes: each read of the engine's becomes the events that it completes, in the same callback.
+A plain answer and an error are held until they are whole. If an answer cannot be written, the agent gets an error in
+its own shape: a status while nothing has gone out, an event after that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A request of messages -> the request of chat completions that asks the same.
+"""Makes the request of chat completions that asks the same as a request of messages.
 
-litellm makes it. What it would alter, lose or guess is put right around it, each with a test: a name of a tool stays
-whole however long it is; a forbidden parallel call is passed on, and so is a tool's failure, for which chat has no
-flag; reasoning goes where vLLM reads it; a schema for the answer stays as it was given. It is never told the model's
-name, from which it would guess a provider.
+litellm makes it. Where litellm would alter, lose or guess something, this module corrects it, each with a test. A
+tool's name stays whole however long it is. A forbidden parallel call is passed on, and so is a tool's failure, for
+which chat has no flag. Reasoning goes where vLLM reads it. A schema for the answer stays as it was given. litellm is
+never told the model's name, from which it would guess a provider.
 """
 
 from __future__ import annotations

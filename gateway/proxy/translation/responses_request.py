@@ -1,8 +1,8 @@
-"""A request of responses -> the request of chat completions that asks the same.
+"""Makes the request of chat completions that asks the same as a request of responses.
 
-litellm makes it. What it would alter, lose or guess is put right around it, each with a test: items that the model
-made one after the other are one message, as the model made them; reasoning is given back to the letter, where vLLM
-reads it; a function has no description and no `strict` that the agent did not give. A result whose call is missing is
+litellm makes it. Where litellm would alter, lose or guess something, this module corrects it, each with a test. Items
+that the model made one after the other become one message again. Reasoning is given back to the letter, where vLLM
+reads it. A function has no description and no `strict` that the agent did not give. A result whose call is missing is
 refused: litellm would take the call from a memory that all rollouts share.
 """
 

@@ -1,7 +1,7 @@
-"""The door: which calls are translated, and the life of one that is.
+"""Decides which calls are translated, and translates them from request to answer.
 
-A request is translated before it is forwarded, after the agent's own prompts and models were written into it; the
-answer is told again read by read (`passing`). The span is the engine's side, so that everything that reads the tape
+A request is translated before it is forwarded, after the agent's own prompts and models were written into it. The
+answer is translated read by read (`framing`). The span is the engine's side, so that everything that reads the tape
 reads a call of chat completions; the agent's side is kept beside it.
 """
 

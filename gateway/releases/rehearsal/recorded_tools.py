@@ -1,13 +1,13 @@
 """Recorded tool results, for an agent that is run again without its tools. Pure.
 
 A `Cassette` answers a tool call with what the same call returned in the recorded rollout: the tool, its arguments as
-canonical JSON, and the how-manieth of its kind it is (a second look at a seat may find it taken). A call that the
-recorded agent did not make has no result: that is a *miss*, and from there on the run has *diverged*. What a tool would
-have said then nobody knows, so nothing is made up; whoever runs the agent ends it there and counts it.
+canonical JSON, and the how-manieth call of its kind it is (a second look at a seat may find it taken). A call that the
+recorded agent did not make has no result: that is a *miss*, and from there on the run has *diverged*. Nobody knows what
+the tool would have said, so nothing is made up; the caller ends the run there and counts it.
 
 Results are taken from the requests: an agent sends with every call what its tools have returned so far, or names the
-response that it goes on from, where the provider keeps conversations. Ids of calls are matched in their order, since
-real agents use one several times.
+response that it continues, where the provider keeps conversations. Ids of calls are matched in their order, because
+real agents use one id several times.
 """
 
 from __future__ import annotations

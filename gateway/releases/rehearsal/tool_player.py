@@ -1,14 +1,15 @@
 """One agent in rehearsal: the gateway plays its tools on the model's side.
 
-A call of the agent becomes a question to its leg's version. When the answer calls tools, the agent does not get it: the
-calls are looked up in the recorded rollout's cassette (`closed_loop`), the answer and the recorded results are put
-behind the request (`continuing`), and the model is asked again, until an answer calls none. That one goes to the agent,
-as it came. So the agent runs no tool, whatever the version makes it want; all else that it does happens.
+The gateway asks the version of the run what the agent asks. When the answer calls tools, the agent does not get it. The
+gateway looks the calls up in the recorded rollout's cassette (`recorded_tools`), puts the answer and the recorded
+results behind the request (`continuation`), and asks the model again, until an answer calls no tool. The agent gets
+that answer as it came. So the agent runs no tool, whatever the version makes it want; everything else that it does
+happens.
 
 A call that is not on the cassette ends the run: it has *diverged*, and this and every further call of the agent is
-refused. So it is where the version cannot be written in, where the provider would run a tool of its own, or where too
-many requests were made. What failed on the way (the provider, the client that left) is taken back: the agent may ask
-again.
+refused. The same happens when the version cannot be written in, when the provider would run a tool of its own, or when
+too many requests were made. A request that failed on the way (the provider, the client that left) is taken back: the
+agent may ask again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A recorded or live call, asked once more for a release: which requests may be, and what is sent. Pure.
+"""A recorded or live call, asked once more for a release: which requests may be asked again, and what is sent. Pure.
 
 The agent's tools are never run, whatever an answer calls. A request that would make the *provider* run something, or
-change a conversation that it keeps, is not asked again (`unrepeatable`). Its span says which call it repeats
-(`gateway.model.attributes`: ROLLOUT/ATTEMPT#SEQUENCE, of a rehearsal ROLLOUT/ATTEMPT) and for whom.
+change a conversation that it keeps, is not asked again (`unrepeatable`). The new span says which call it repeats
+(`gateway.model.attributes`: ROLLOUT/ATTEMPT#SEQUENCE, of a rehearsal ROLLOUT/ATTEMPT) and for which leg.
 """
 
 from __future__ import annotations

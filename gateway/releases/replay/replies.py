@@ -1,4 +1,4 @@
-"""What came back to a request of the gateway's own, read by read, and the span that it makes. Does no I/O."""
+"""The answer to a request of the gateway's own, read by read, and the span that it makes. No I/O."""
 
 from __future__ import annotations
 

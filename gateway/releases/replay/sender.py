@@ -1,8 +1,8 @@
 """Requests of the gateway's own: sent once, read whole, and kept. Nothing is ever repeated.
 
-Every request becomes a span, as calls of agents do, but of a rollout of the release's own (`RELEASE-replay`,
+Every request becomes a span, as calls of agents do, but in a rollout of the release's own (`RELEASE-replay`,
 `RELEASE-rehearsal`, `RELEASE-shadow`, mode `test`) that has no rewards and takes part in no release. It has one attempt
-for each time that the stage is entered; what stands there was paid for, so that no restart doubles a budget.
+for each time that the stage is entered. Calls on the tape count towards the budget, so no restart doubles it.
 """
 
 from __future__ import annotations
