@@ -4,10 +4,9 @@
     made[0].messages    # [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4", "weight": 1}]
 
 Agents send the whole conversation with every call, so the last call of a branch holds all of it: a leaf's conversation
-is what was sent with its call, and its answer. Answers that the policy gave in calls on the way carry `"weight": 1`,
-all other messages of the assistant `"weight": 0` (the field of OpenAI's fine-tuning files). Where branches share a
-beginning an answer is marked in one of them only, so that nothing is learned twice. No token ids are needed, whatever
-the dialect.
+is what was sent with its call, and its answer. Answers that the policy gave on the way carry `"weight": 1`, all other
+messages of the assistant `"weight": 0` (the field of OpenAI's fine-tuning files). An answer that branches share is
+marked in one of them only, so that nothing is learned twice. No token ids are needed, whatever the dialect.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which attempts and calls are trained on at all, before anybody looks at tokens. What is not is reported.
+"""Chooses the attempts and calls that are trained on, before anybody looks at tokens, and reports all others.
 
-The reasons are those of `penstock doctor`, from the same rules (`gateway.diagnosis.findings`), less those about tokens,
-and what a selection adds: another agent, another attempt, the retries of a client.
+The reasons are those of `penstock doctor`, from the same rules (`gateway.diagnosis.findings`), without those about
+tokens, and those of a selection: another agent, another attempt, the retries of a client.
 """
 
 from __future__ import annotations

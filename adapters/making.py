@@ -1,4 +1,4 @@
-"""From episodes to rows of training data: what `penstock samples` writes. Pure."""
+"""Makes rows of training data of episodes, for `penstock samples`. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What became of every choice of every call, with its reason: nothing is left out silently.
+"""What happened to every choice of every call, with its reason: nothing is left out silently.
 
 A choice is either in exactly one sample (or, for conversations, marked in exactly one) or in `dropped`. Most reasons
-are those of `penstock doctor` (`gateway.model.answers.Trouble`); `Reason` adds what only the making of samples knows.
+are those of `penstock doctor` (`gateway.model.answers.Trouble`); `Reason` adds those that only the making of samples
+knows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an attempt and its calls were worth, and how that is credited to the calls.
+"""The rewards of an attempt and its calls, and how they are credited to the calls.
 
 Rewards are spans: of the whole attempt (terminal), or of one call (per turn). Of several of the same kind the newest
 trusted one counts, late ones too (the return is that of Sutton and Barto, 2018, §3.3, with a discount for each call).

@@ -2,11 +2,11 @@
 
     made, report = samples(episode, Options(model="policy"))
 
-Calls are merged where the engine's own tokens say so: a call whose prompt begins with the exact tokens of an earlier
-call's prompt and answer extends that sample; what stands between the two (a tool's result, the template's own tokens)
-is not trained on. Any other call begins a sample of its own, and the report says why. Every choice of every call is in
-exactly one sample or in the report. Nothing is cut: what is too long is split at a call or reported. Token ids are not
-looked at one by one: prefixes are hashed, and a sample is made of slices.
+Calls are merged by the engine's own tokens: a call whose prompt begins with the exact tokens of an earlier call's
+prompt and answer extends that sample. Tokens between the two (a tool's result, the template's own tokens) are not
+trained on. Any other call begins a sample of its own, and the report says why. Every choice of every call is in exactly
+one sample or in the report. Nothing is cut: too long a sample is split at a call or reported. Token ids are not looked
+at one by one: prefixes are hashed, and a sample is made of slices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A recorded answer without its tokens. Pure, and free of numpy; nothing here raises on odd bytes."""
+"""A recorded answer without its tokens. Pure, and free of numpy; odd bytes never raise."""
 
 from __future__ import annotations
 

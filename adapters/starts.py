@@ -1,6 +1,6 @@
-"""Why a chain of calls begins where it does, and is not the continuation of an earlier call.
+"""Why a chain of calls begins, and does not continue an earlier call.
 
-Tokens decide what is merged; messages tell why something was not. A call that begins a chain is compared with the
+Tokens decide what is merged; messages explain why a call was not. A call that begins a chain is compared with the
 earlier call of its agent whose conversation shares the most messages with it:
 
 * `first`: it shares nothing but system messages with anything: a new conversation, a sub-agent.

@@ -1,8 +1,8 @@
-"""Token ids and log-probabilities of a recorded answer, as arrays. Pure; nothing here raises on odd bytes.
+"""Token ids and log-probabilities of a recorded answer, as arrays. Pure; odd bytes never raise.
 
-Where they stand in an answer is told in `gateway.dialects.token_ids`, which counts them for a diagnosis. Training wants
-the values, of many long calls, so they are decoded straight into typed structs: the text of tokens, their bytes and
-their alternatives are skipped and never become objects. Ids are the engine's own and are never made again from text.
+`gateway.dialects.token_ids` says where they are in an answer, and counts them for a diagnosis. Training needs the
+values, of many long calls, so they are decoded straight into typed structs: the text of tokens, their bytes and their
+alternatives are skipped and never become objects. Ids are the engine's own and are never made again from text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The turn tree: which call goes on from which, in branches, sub-agents, parallel calls and several choices.
+"""The turn tree: which call continues which, in branches, sub-agents, parallel calls and several choices.
 
-A node is one choice of one call. It goes on from the choice whose prompt-and-answer is the longest prefix of its own
-prompt; what a prefix is, a `Trace` says: the exact tokens (`Tokens`), or messages, for want of tokens (`Story`).
-Prefixes are found by hash, so that a long attempt costs one pass over its prompts and no comparison of pairs.
+A node is one choice of one call. It continues the choice whose prompt-and-answer is the longest prefix of its own
+prompt. A `Trace` says what a prefix is: the exact tokens (`Tokens`), or messages where there are no tokens (`Story`).
+Prefixes are found by hash, so a long attempt costs one pass over its prompts and no comparison of pairs.
 
 Each node has at most one child that continues it (`chosen`): the one with the most calls below it, the earliest of
 equals. Parents and chosen children make chains, every node is in exactly one, and all other children begin a chain of

@@ -4,7 +4,7 @@
     DataProto.from_dict({k: torch.from_numpy(v) for k, v in tensors.items()}, non_tensors=others)
 
 Prompts are padded on the left and responses on the right, so that all responses begin at one column. Every sample of a
-rollout is a row with the rollout's reward; whoever averages by row must weigh by `rollout` (DESIGN §7).
+rollout is a row with the rollout's reward; whoever averages by row must weigh by `rollout`.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@
     it is judged        if it succeeded
     it is finished      end, outcome and rewards in one request, sent until the gateway answers it
 
-An attempt is *lost* when the gateway says that it is not ours any more, or when nothing could be heard of the gateway
-for so long that it may have given it to somebody else: then the agent is killed, before the lease is over, and nothing
-is finished. It is *returned* when the runner has to leave: the agent is killed, and the gateway hands it out again.
+An attempt is *lost* when the gateway says that it is not ours any more, or when the gateway was not heard of for so
+long that it may have given the attempt to another worker. Then the agent is killed before the lease is over, and
+nothing is finished. An attempt is *returned* when the runner has to leave: the agent is killed, and the gateway hands
+the rollout out again.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""When a runner stops by itself: what cannot work where it is run would fail every task of the queue, one by one.
+"""Decides when a runner stops by itself: agents that cannot work on this machine would fail every task of the queue.
 
 A failure says nothing about its task when it came at once, before any model call, and other tasks have failed in the
-very same way with nothing between that worked. After `EQUAL` of them the breaker trips: the runner takes no more work,
-and hands those attempts back, with all that still fail so; they were no tries. Pure: the runner does what it says.
+very same way with no success between. After `EQUAL` of them the breaker trips. The runner then takes no more work and
+hands back those attempts, and others that still fail in this way; they were no tries. Pure: the runner carries it out.
 
-Equal is the exit code or signal with the last line on stderr, whatever numbers are in it. Of a rollout that is tried
-again and again only one counts, because then its task may be at fault.
+Failures are equal when exit code or signal and the last line on stderr are, whatever numbers are in that line. Of a
+rollout that is tried again and again only one counts, because then its task may be at fault.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The heartbeat of a runner: it keeps its leases, says what its agents use, and hears of attempts that it has lost.
+"""The heartbeat of a runner: it keeps its leases, reports what its agents use, and hears of attempts that it has lost.
 
 A beat goes out every third of the lease, and soon after an agent was started, so that its rollout is seen to run. A
-beat that gets no answer is not repeated by itself: the next one comes in time, and each attempt minds its own lease.
+beat without an answer is not repeated: the next one comes in time, and each attempt watches its own lease.
 """
 
 from __future__ import annotations

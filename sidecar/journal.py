@@ -1,10 +1,10 @@
 """What happened in one attempt, on its way to the tape: lines of output and other events, in their order.
 
-An agent is never made to wait: what it prints is taken at once and kept within `keep` bytes. The first half of that
-goes to the gateway as it comes, in batches; what is printed after that waits in a ring of the other half, so that the
-end of a long output, where errors are, is kept too. What fell out between the two is said in an event `output_dropped`.
-While the gateway is away everything waits here. A batch whose answer was lost is sent again: `piece` numbers the events
-of a runner, so that a repeated one can be told.
+An agent never waits for this: what it prints is taken at once and kept within `keep` bytes. The first half of that goes
+to the gateway as it comes, in batches. Later output waits in a ring of the other half, so that the end of a long
+output, where errors are, is kept too. An event `output_dropped` says what fell out between the two. While the gateway
+is away everything waits here. A batch whose answer was lost is sent again: `piece` numbers the events of a runner, so
+that a repeated one can be recognised.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What can be known of agents before the first of them is claimed: a wrong command would use up the queue.
+"""Checks agents before the first attempt is claimed, because a wrong command would use up the queue.
 
-Only what is certain is refused. A function's module is imported once, in a process of its own and with variables as an
-attempt has them; that it cannot be found, lacks something to import or has no such function is certain. Whatever else
-goes wrong there may be right in an attempt, and is left to it.
+Only certain errors are refused. A function's module is imported once, in a process of its own and with variables as an
+attempt has them. It is certain when it cannot be found, lacks something to import or has no such function. Any other
+error there may not happen in an attempt, and is left to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a run is going: a bar on a terminal, plain lines elsewhere, both on stderr, and the tally of the whole."""
+"""The progress of a run: a bar on a terminal, plain lines elsewhere, both on stderr, and the tally at the end."""
 
 from __future__ import annotations
 

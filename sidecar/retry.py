@@ -1,4 +1,6 @@
-"""Waiting: for a gateway that may be away (a restart must not cost an agent's work), and for what comes first."""
+"""Waiting: for a gateway that may be away, because a restart must not cost an agent's work, and for the first of
+several.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Rewards that the runner knows: what the agent printed, and what a function or a command of the user says.
+"""Rewards that the runner knows: what the agent printed, and what a function or a command of the user returns.
 
-All go into the finish of the attempt, in one transaction with its end: a finished attempt has its reward. The judge is
-asked before that, when every call of the agent is on the tape, and only of agents that succeeded. A judge that fails
-costs the reward, not the attempt: the event `reward_error` says why.
+All are part of the request that finishes the attempt, in one transaction with its end: a finished attempt has its
+reward. The judge is asked before that, when every call of the agent is on the tape, and only about agents that
+succeeded. When a judge fails, the attempt still counts and the event `reward_error` says why its reward is missing.
 
-The agent's own line counts as the runner's word (source `runner`), because the user's program printed it. Where a judge
-is named it has the word, and the agent's line is kept as what an agent says of itself (source `agent`, not trained on).
+The agent's own line counts as the runner's (source `runner`), because the user's program printed it. When a judge is
+named, the judge decides, and the agent's line is kept as what an agent says of itself (source `agent`, not trained on).
 """
 
 from __future__ import annotations

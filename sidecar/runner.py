@@ -1,10 +1,10 @@
 """The loop of a runner: claim as many attempts as there are free workers, run them, and leave when there is no more.
 
 One claim is under way at a time, for all free workers. Without `watch` the runner leaves when the queue is open and
-empty and nobody, here or elsewhere, holds an attempt that could come back to it. It leaves also when the queue is
+empty and nobody, here or elsewhere, holds an attempt that could come back to it. It also leaves when the queue is
 draining, after `most` attempts, and when it is told to: `stop` lets the agents finish, `abandon` kills them and gives
-their attempts back. And it leaves when its agents cannot work where they are run (`breaker`): their attempts are handed
-back then.
+their attempts back. And it leaves when its agents cannot work on this machine (`breaker`); then it hands their attempts
+back.
 """
 
 from __future__ import annotations

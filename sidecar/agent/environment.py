@@ -1,8 +1,8 @@
-"""From a claim to what an agent is started with: arguments, variables, stdin. Pure.
+"""Makes of a claim what an agent is started with: arguments, variables, stdin. Pure.
 
-An unmodified agent is sent to its rollout by the variables that its client reads (docs/running-agents.md has the
-table). API keys become the rollout's own token. What could lead a client past the gateway, or give an agent the
-runner's own key, is taken out of what it inherits; `--env` comes last and may say anything.
+The variables that an agent's client reads lead an unmodified agent to its rollout (docs/running-agents.md has the
+table). API keys become the rollout's own token. Variables that could lead a client past the gateway, or give an agent
+the runner's own key, are removed from what it inherits; `--env` comes last and may set anything.
 """
 
 from __future__ import annotations

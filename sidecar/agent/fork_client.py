@@ -1,6 +1,7 @@
 """The runner's side of `sidecar.agent.fork_server`: attempts of a function that was imported once.
 
-The zygote is started with the first attempt, and again when it has died; attempts that it has started do not need it.
+The fork server is started with the first attempt, and again when it has died; attempts that it has started do not need
+it.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
     python -m penstock.sidecar.agent.fork_server FD module:function
 
 The runner (`sidecar.agent.fork_client`) has the other end of the socket FD. For each attempt it sends a length (4
-bytes, big endian) with the descriptors stdin, stdout, stderr, the warden's control socket and one that is only held
-until nothing of the attempt is left; then JSON: `{"env": {...}, "cwd": path or null, "grace_s": 5}`. The answer is the
-pid (4 bytes) of a fork, which becomes a warden (`sidecar.agent.supervisor`); its agent calls the function. So an
-attempt has its own process, variables, output and end, as one that was started by a command has; it has not the time
-that imports take.
+bytes, big endian) with five descriptors: stdin, stdout, stderr, the warden's control socket, and one that is only held
+until nothing of the attempt is left. Then it sends JSON: `{"env": {...}, "cwd": path or null, "grace_s": 5}`. The
+answer is the pid (4 bytes) of a fork, which becomes a warden (`sidecar.agent.supervisor`); its agent calls the
+function. So an attempt has its own process, variables, output and end, like one that was started by a command, but does
+not wait for imports.
 
-What the function's module makes when it is imported is made once, before any attempt has its variables. A client that
-is made there would go past the gateway: its base URL (`environment.imported`) names a port that answers nobody.
+Objects that the function's module makes on import are made once, before any attempt has its variables. A client among
+them would go past the gateway, so its base URL (`environment.imported`) names a port that answers nobody.
 """
 
 from __future__ import annotations

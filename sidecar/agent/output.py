@@ -1,7 +1,7 @@
-"""What an agent prints: bytes into lines, the last JSON line, and the last words for a reason. No I/O.
+"""What an agent prints: makes lines of bytes, and finds the last JSON line and the last words for a reason. No I/O.
 
-The last line of stdout that is JSON is the agent's output. An object with a number `reward`, or an object of numbers
-`rewards`, is a reward besides.
+The last line of stdout that is JSON is the agent's output. An object with a number `reward`, or with an object of
+numbers `rewards`, is also a reward.
 """
 
 from __future__ import annotations

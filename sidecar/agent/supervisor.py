@@ -1,25 +1,24 @@
 """The process between a runner and one agent. Nothing of the agent outlives it, or the runner.
 
-    python -I -S warden.py '{"control": FD, "grace_s": 5, "after": []}' COMMAND ...
+    python -I -S supervisor.py '{"control": FD, "grace_s": 5, "after": []}' COMMAND ...
 
-The warden is the *subreaper* of its agent: whatever the agent starts and leaves behind, also in a session of its own,
-becomes the warden's child. The tree is gone when the kernel says that the warden has no children left, and not before.
-It is killed (TERM, then KILL after the grace) when the agent has ended, when the runner asks for it, and when the
-runner is gone, however it died: the other end of the control socket closes.
+This process, the *warden*, is the *subreaper* of its agent: whatever the agent starts and leaves behind, also in a
+session of its own, becomes the warden's child. The tree is gone when the kernel says that the warden has no children
+left, and not before. The warden kills it (TERM, then KILL after the grace) when the agent has ended, when the runner
+asks for it, and when the runner has died in any way: the other end of the control socket closes.
 
     from the runner   T: TERM, and KILL after the grace     K: KILL at once      end of file: like T
     to the runner     {"started_ns": clock}  {"error": text}  {"status": wait status, "ended_ns": clock}, JSON lines
 
-There are two of them, parent and child, because a warden may be killed too (a cluster cleans up, memory runs out): when
-the inner one dies the outer one inherits what is left and kills it; when the outer one dies a pipe between them closes
-and the inner one ends as if the runner were gone.
+There are two wardens, parent and child, because a warden may be killed too (a cluster cleans up, memory runs out). When
+the inner one dies, the outer one inherits the processes that are left and kills them. When the outer one dies, a pipe
+between them closes and the inner one ends as if the runner were gone.
 
-`after` is a command that is run at the very end, such as one that removes a container. A process of its own and the
-standard library alone: it starts in about 20 ms and no failure of the runner reaches it. Where the kernel has no
-subreapers (anything but Linux) it kills the agent's process group, which a grandchild can leave.
+`after` is a command that is run at the very end, such as one that removes a container. The warden is a process of its
+own and uses the standard library alone: it starts in about 20 ms and no failure of the runner reaches it. Where the
+kernel has no subreapers (anything but Linux) it kills the agent's process group, which a grandchild can leave.
 
-`watch` is the same for an agent that is no command: `sidecar.agent.fork_server` forks wardens whose agents are a
-function.
+`watch` does the same for an agent that is a function: `sidecar.agent.fork_server` forks such wardens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Agents as Kubernetes Jobs: the runner stays where it is, and each attempt is a Job in the cluster.
 
-The pod is watched, its log is followed, and the Job is deleted when the attempt ends before it does. A cluster or a
-watch that is away for a while is asked again. The runner moves the Job's deadline on as long as it lives: when it does
-not any more, the cluster ends the Job within the lease. Pods have no stdin here, and their log does not tell stderr
-from stdout: everything is kept as stdout.
+The runner watches the pod, follows its log, and deletes the Job when the attempt ends before it does. When a cluster or
+a watch is away for a while, the runner asks again. As long as it lives it moves the Job's deadline on; when it dies,
+the cluster ends the Job within the lease. Pods have no stdin here, and their log does not tell stderr from stdout:
+everything is kept as stdout.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Agents on a Ray cluster: one actor for each worker, and in each the very same runner with one agent at a time.
 
 Ray decides where the actors live, spreads them over the nodes and starts one again elsewhere when its node is gone; the
-attempt that was lost with it comes back by its lease. The queue is the gateway's: actors take work from it by
-themselves, and nothing but results comes through the driver, which shows them and passes signals on. It is also the
-driver that sees when agents cannot work (`breaker`): one actor alone would see too little.
+attempt that was lost with it comes back when its lease is over. The queue is the gateway's: actors take work from it by
+themselves. Only results go through the driver, which shows them and passes signals on. The driver also decides when
+agents cannot work (`breaker`), because one actor alone would see too few failures.
 """
 
 from __future__ import annotations

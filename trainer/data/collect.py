@@ -1,8 +1,8 @@
 """Rollouts for a step: queued as groups, awaited, and read as samples.
 
-Names of rollouts follow from run, step, task and number. So ordering a step again, after a crash or on purpose, queues
+Names of rollouts are made of run, step, task and number. So ordering a step again, after a crash or on purpose, queues
 nothing twice and finds what has ended meanwhile. A step never stalls: the gateway ends an attempt that takes too long,
-and what has not ended when the step's time is over is cancelled; its group goes on with the others.
+and rollouts that have not ended when the step's time is over are cancelled; their groups go on with the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What `train sft` and `train dpo` learn from: conversations of the tape, or of a file.
+"""The conversations that `train sft` and `train dpo` learn from: of the tape, or of a file.
 
 A run reads them when it begins and keeps them in its directory; when it goes on from a checkpoint it finds them there.
-So late rewards, new rollouts and retention change nothing under it, and what it was trained on can be looked at:
+So late rewards, new rollouts and retention change nothing for it, and people can look at what it was trained on:
 `data/chats.jsonl` has the columns of `penstock samples --form chat`.
 """
 

@@ -1,4 +1,4 @@
-"""Which conversations are learnt from, in the model's own tokens. Pure; whatever is left out is counted.
+"""Chooses the conversations that are learnt from, in the model's own tokens. Pure; everything left out is counted.
 
 A *lesson* is what counts once in an update: for supervised fine-tuning a rollout that was good enough, for preferences
 the better and the worse of a group. Groups, not lessons, are held out: a task that is evaluated was never trained on.

@@ -1,11 +1,11 @@
-"""Production's rollouts for a step: found as their rewards come, looked at when nothing more happens, taken once.
+"""Production's rollouts for a step: found as their rewards come, inspected when they are quiet, taken once.
 
     run      follows the gateway's changes: a reward makes a rollout known, every later call or reward puts it off
     look     inspects those that are quiet for `online.settle` seconds
     take     picks, writes down what is taken, and reads it as samples
 
-What came while nobody followed is found on the tape when the run begins. It is read from the newest back to the oldest
-version that is not too old: what is older cannot have been served by it.
+When the run begins it finds on the tape what came while nobody followed. It reads from the newest back to the oldest
+version that is not too old, because that version cannot have served anything older.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which of production's rollouts a step learns from. Pure.
+"""Chooses the rollouts of production that a step learns from. Pure.
 
-Production gives what it gives: nobody queues it, most of it repeats no task, and its rewards come late. A rollout can
-be learnt from when its model's calls were all served by weights of this run that are not too old. A step takes the
-oldest of them, and only what it can compare: rewards that are all the same wait for one that differs.
+Nobody queues production's rollouts, most of them repeat no task, and their rewards come late. A rollout can be used
+when weights of this run that are not too old have served all calls of its model. A step takes the oldest of these, and
+only what it can compare: rewards that are all the same wait for one that differs.
 """
 
 from __future__ import annotations

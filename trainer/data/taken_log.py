@@ -1,8 +1,8 @@
-"""What each step has taken of production, written down before anything is learnt from it.
+"""Writes down what each step has taken of production, before anything is learnt from it.
 
-A directory for each step, complete or not there. So a rollout is learnt from once, whatever dies when: a step that is
-done again, because the checkpoint is older, takes what it took, as it was then, and comes to the same weights; no
-other step takes any of it.
+Each step has a directory, complete or absent. So a rollout is learnt from once, whatever dies when. A step that is
+repeated, because the checkpoint is older, takes the same rollouts as they were then, and comes to the same weights; no
+other step takes any of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Can a rollout of production be learnt from, and if not why: asked once, when nothing more happens to it.
+"""Can a rollout of production be learnt from, and if not why? Asked once, when nothing more happens to it.
 
-It is production's, and of the model that is trained; it has a reward and no call under way; its weights are of this
-run; the filter finds it; and `penstock doctor` says that it can be trained on.
+It must be production's, and of the model that is trained; have a reward and no call under way; have weights of this
+run; be found by the filter; and `penstock doctor` must say that it can be trained on.
 """
 
 from __future__ import annotations

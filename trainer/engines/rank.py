@@ -4,11 +4,11 @@
     tally = part.accumulate(dealt, policy)        # its own micro-batches
     norm = update()                               # clips and steps, all ranks together
 
-Whatever goes through the network is done by all ranks at the same time, with the same number of micro-batches. Losses
-and gradients are the local engine's, by its very code: the ranks' losses add up to that of the step, and because the
-network takes the mean of their gradients, each is multiplied by the number of ranks.
+All ranks go through the network at the same time, with the same number of micro-batches. Losses and gradients come from
+the local engine's own code: the ranks' losses add up to that of the step, and because the network takes the mean of
+their gradients, each is multiplied by the number of ranks.
 
-A state is that of the local engine, gathered: a run may go on with other ranks, or with the local engine.
+A state is the local engine's, gathered: a run may go on with other ranks, or with the local engine.
 """
 
 from __future__ import annotations

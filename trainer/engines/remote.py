@@ -1,10 +1,10 @@
-"""An engine whose ranks are other processes, as the loop sees it: it holds no weights, and asks.
+"""An engine whose ranks are other processes. To the loop it is an engine like the local one, but it holds no weights.
 
     engine = RemoteEngine(config, ranks)    # as trainer.engines.local.Engine
     engine.close()
 
 Micro-batches are dealt to the ranks (`trainer.mathematics.shares`), each of which holds a part
-(`trainer.engines.rank`); their tallies are added up here. A state is the local engine's, and so is what is written.
+(`trainer.engines.rank`); their tallies are added up here. States, adapters and models are the local engine's.
 """
 
 from __future__ import annotations

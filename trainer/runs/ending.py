@@ -1,6 +1,6 @@
-"""How a run ends, whatever it does: said on the tape, and to whoever has started it.
+"""Ends a run in every case: reports the end on the tape, and to whoever has started the run.
 
-It has `succeeded`, was `stopped` by a signal or by its own rules, or has `failed` with a sentence. A run that was
+A run has `succeeded`, was `stopped` by a signal or by its own rules, or has `failed` with a sentence. A run that was
 stopped or has failed goes on from its newest checkpoint when the same command is given again.
 """
 

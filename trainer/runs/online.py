@@ -6,7 +6,7 @@
     its end       the last step; or it stops itself when evaluation falls (`mathematics.early_stop`) or a release of its
                   is rolled back. Production's stable weights stay as they are, and what is live is held for a person
 
-A run that has stopped itself stops again when it is started again: what it has learnt since is what was bad.
+A run that has stopped itself stops again when it is started again, because what it has learnt since was bad.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A client that waits for a gateway that is away: it restarts in a moment, and a run must outlive that."""
+"""A client that waits for a gateway that is away: a gateway restarts in a moment, and a run must survive that."""
 
 from __future__ import annotations
 

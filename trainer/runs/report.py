@@ -1,4 +1,4 @@
-"""What a run says of itself: points and events on the gateway's tape, and lines for whoever watches."""
+"""The reports of a run: points and events on the gateway's tape, and lines for whoever watches."""
 
 from __future__ import annotations
 

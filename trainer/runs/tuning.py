@@ -1,10 +1,11 @@
-"""`penstock train sft` and `penstock train dpo`: a run on what the tape holds already. Imports torch.
+"""`penstock train sft` and `penstock train dpo`: a run on what the tape already holds. Imports torch.
 
-Conversations are read once (`material`), lessons are made of them (`lessons`), and updates of these (`methods`). The
-weights of the last step become a version of the model, RUN.STEP, and are shown to production as `publish.release` says.
+Conversations are read once (`conversations`), lessons are made of them (`lessons`), and updates of these
+(`tuning_methods`). The weights of the last step become a version of the model, RUN.STEP, and `publish.release` says how
+production sees them.
 
-A run goes on exactly where it was: order and batches follow from the material and the configuration, weights, optimiser
-and random numbers are in the checkpoint, and so is the digest of the material that they are of.
+A run goes on exactly where it was. Order and batches follow from the conversations and the configuration; the
+checkpoint has weights, optimiser, random numbers and the digest of the conversations.
 """
 
 from __future__ import annotations

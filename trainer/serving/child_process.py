@@ -1,4 +1,4 @@
-"""Processes of ours that end with us, however we end: an inference server, a runner."""
+"""Processes of ours that end when we end, in whatever way: an inference server, a runner."""
 
 from __future__ import annotations
 

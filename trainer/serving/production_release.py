@@ -1,10 +1,10 @@
-"""How production sees the weights of a run that goes on and on: one release after the other.
+"""Shows production the weights of a run that goes on and on: one release after the other.
 
-While one is live, training goes on as far as `rollouts.staleness` lets it. When it has ended, the newest weights have
-their turn: not each step has a canary of its own, and production is never asked to try two at a time. What is low in
-evaluation is not shown. A release that is rolled back ends the run: its weights have done harm, or could not be served,
-and all later ones are made from them. What the gateway refuses, such as a release beside one that a person has
-started, is said once and tried again when some release changes.
+While one is live, training goes on as far as `rollouts.staleness` allows. When it has ended, the newest weights are
+released next. So not each step has a canary of its own, and production never tries two at a time. A version with a low
+evaluation is not released. A release that is rolled back ends the run: its weights have done harm, or could not be
+served, and all later ones are made from them. When the gateway refuses something, such as a release beside one that a
+person has started, the run says so once and tries again when some release changes.
 """
 
 from __future__ import annotations

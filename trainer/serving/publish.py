@@ -1,9 +1,9 @@
 """Weights on their way to agents: a directory becomes a version of the model resource, and a release gives it to calls.
 
-Training takes a version at once: a release for the modes `train`, `val` and `test` alone, which loads the adapter,
-checks and warms it, and is promoted by the trainer when that has worked. Production (`online`) sees a version only
-through a release of its own, with the canary that its policy says. What the gateway refuses, and weights that do not
-load, are a `PublishError` with the gateway's own words.
+Training gets a version at once: a release for the modes `train`, `val` and `test` alone, which loads the adapter,
+checks and warms it, and which the trainer promotes when that has worked. Production (`online`) gets a version only
+through a release of its own, with the canary of its policy. When the gateway refuses something, or weights do not load,
+a `PublishError` has the gateway's own words.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All weights are trained: two vLLMs of ours take turns (blue/green).
+"""Training of all weights: two vLLMs of ours take turns (blue/green).
 
     one        serves the version that training gets, and what rollouts are pinned to stays there to their end
     the other  is given the next version: it waits until no call may ask for what it serves, ends, and starts again with
@@ -7,9 +7,9 @@
                never an answer of others, no cache outlives its weights, and the development mode of vLLM stays off
     an end     of a server is mended as ever (`trainer.serving.restart`): it starts again with what it had
 
-Rollouts of a step have ended when the next but one is published, so two versions are enough. What else may need a
-version, the gateway knows: a release to production, or somebody's own rollout. Production never loses its server to
-training; rollouts are waited for.
+Rollouts of a step have ended when the next but one is published, so two versions are enough. The gateway knows what
+else may need a version: a release to production, or somebody's own rollout. Training never takes production's server,
+and it waits for rollouts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A vLLM of ours is kept running: one that has died is started again at once, and agents wait meanwhile.
+"""Keeps a vLLM of ours running: one that has died is started again at once, and agents wait meanwhile.
 
     it does not run      the gateway holds its upstream: calls wait at the socket. Those that were being answered fail
     it is started        which may take minutes; the hold is a lease, and is renewed
     it is ready          the gateway lets the calls go, and loads the adapters that they ask for
 
-One that dies again and again within a step ends the run, which would never come to its end.
+A vLLM that dies again and again within a step ends the run, which would otherwise never end.
 """
 
 from __future__ import annotations

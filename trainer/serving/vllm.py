@@ -1,7 +1,6 @@
 """The vLLM that agents' calls go to, when it is ours: started from vLLM's own environment.
 
-`trainer.serving.restart` starts one that has died again, `trainer.serving.replicas` has one become a server of other
-weights.
+`trainer.serving.restart` starts one again that has died; `trainer.serving.replicas` restarts one with other weights.
 """
 
 from __future__ import annotations
