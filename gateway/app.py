@@ -193,7 +193,7 @@ class Gateway:
         self._drained = asyncio.Event()
 
     def _ask_upstreams(self) -> aiohttp.ClientSession:
-        """The session of what the gateway itself asks."""
+        """The session for requests that the gateway itself makes."""
         if self._session is None:
             # Concurrency is bounded where it is asked for; what an upstream sets as a cookie is no other call's.
             connector = aiohttp.TCPConnector(limit=0)
@@ -308,7 +308,9 @@ class Gateway:
 
 
 def _make_translator(config: Config) -> Translator | None:
-    """What translates, if a route asks for it; raises `ConfigError` when one does by name and it cannot be had."""
+    """The translator, if a route needs one; raises `ConfigError` when a route asks for it by name and it is not
+    installed.
+    """
     routes = [route for route in config.route if route.translates]
     problem = litellm.missing() if routes else None
     if not routes:
@@ -350,7 +352,7 @@ async def _run(config: Config) -> None:
 
 
 class Discreet(logging.Formatter):
-    """Writes lines of the log without the gateway's own keys: what engines answer is logged, and they repeat keys."""
+    """Writes lines of the log without the gateway's own keys: engines repeat keys, and their answers are logged."""
 
     def __init__(self, form: str, own: Secrets) -> None:
         super().__init__(form)
@@ -362,7 +364,9 @@ class Discreet(logging.Formatter):
 
 
 def _take_all_descriptors() -> None:
-    """A call is two connections: the usual soft limit of 1024 would be a hidden cap on concurrency."""
+    """Raises the soft limit of descriptors: a call is two connections, and the usual limit of 1024 would be a hidden
+    cap.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

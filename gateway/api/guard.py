@@ -134,7 +134,7 @@ def body_of(content_type: str, body: bytes, model: type[M]) -> M:
 
 
 SPOKEN: Final = {"rid": "rollout", "aid": "attempt"}
-"""What people call the ids of a path."""
+"""Names of the ids of a path in messages."""
 
 
 def id_of(request: web.Request, name: str) -> str:
@@ -175,7 +175,7 @@ def _check_key(presented: Sequence[str], path: str, auth: Auth, public: bool) ->
 
 
 def classify(error: Exception, method: str, path: str) -> ApiError:
-    """Every error by its kind; what is not known is ours, and logged."""
+    """The kind of every error; an unknown error is the gateway's own, and is logged."""
     match error:
         case ApiError():
             return error

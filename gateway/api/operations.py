@@ -67,7 +67,7 @@ class Operations:
         running.add_done_callback(self._running.discard)
 
     async def finish(self, seconds: float) -> None:
-        """Waits for those that run, but not for long."""
+        """Waits for running operations, but not for long."""
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
 

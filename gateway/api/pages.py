@@ -153,7 +153,7 @@ def rollouts_walk(tape: Tape, query: Query) -> Walk[RolloutSummary]:
 
 
 def _resume(mark: Mark | None) -> tuple[int | None, tuple[str, int] | None]:
-    """Where to go on: below which rollout, and after which of the first one's spans."""
+    """Where to go on: below which rollout, and after which of its spans."""
     if mark is None:
         return None, None
     position = int(mark[0])
@@ -184,7 +184,7 @@ def span_filter(tape: Tape, query: Query) -> Callable[[Span], bool]:
 
 
 def searchable(tape: Tape, span: Span) -> str:
-    """The text of both bodies. What was streamed comes in pieces, so it is added as it reads."""
+    """The text of both bodies. A streamed answer comes in pieces, so the text as it reads is added."""
     exchange = tape.exchange(span)
     if exchange is None:
         return ""
@@ -202,7 +202,7 @@ def _text(body: bytes, headers: list[tuple[str, str]]) -> str:
 
 
 def spoken(turn: Turn) -> Iterator[str]:
-    """Everything said in a turn."""
+    """All text in a turn."""
     messages: Iterable[Message] = [*turn.messages, *(choice.message for choice in turn.choices)]
     for part in (part for message in messages for part in message.parts):
         yield from filter(None, (part.text, part.name, part.arguments))

@@ -72,7 +72,7 @@ async def claim(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnswer:
 
 
 def handed(control: Control, claimed: Claimed) -> Claim:
-    """What a worker is told of an attempt that was handed out."""
+    """What a worker is told about an attempt that it gets."""
     rollout, attempt = claimed.rollout, claimed.attempt
     return Claim(
         rollout=rollout,

@@ -118,7 +118,7 @@ class Record:
 
     @property
     def changed(self) -> bool:
-        """Whether it goes upstream as another request than its client's."""
+        """Whether it goes upstream as another request than the client's."""
         return self.body is not self.call.body and self.body is not self.call.packed
 
     @property
@@ -128,12 +128,12 @@ class Record:
 
     @property
     def weight(self) -> int:
-        """Bytes that it holds in memory: the bodies, and once more the request's, which is a base for the next."""
+        """Bytes that it holds in memory: the bodies, and the request's once more, which is the base of the next one."""
         sides = sum(2 * len(side.request_body) + len(side.response_body) for side in self.sides)
         return _OVERHEAD + 2 * len(self.body) + self._size + sides
 
     def arrived(self, pieces: list[bytes], now: float) -> None:
-        """Notes what one read brought, by reference."""
+        """Notes the bytes of one read, by reference."""
         elapsed = int((now - self.request.started) * 1e9)
         if self.first_byte_ns is None:
             self.first_byte_ns = elapsed
@@ -196,7 +196,7 @@ class Record:
         return keep(self._secrets, self.body, b",".join(asked).decode("latin-1")), keep(self._secrets, response, told)
 
     def _hide(self, entry: Entry) -> None:
-        """Texts of the head that come from the bodies, or from the request."""
+        """Hides secrets in those texts of the head that come from the bodies or the request."""
         path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish = self._secrets.texts(
             (entry.path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish)
         )
@@ -239,7 +239,7 @@ class Record:
         entry.response_bytes, entry.truncated = self.response_bytes, self.truncated
 
     def _count(self, entry: Entry, request: bytes, response: bytes) -> None:
-        """What the provider did not."""
+        """Counts what the provider did not."""
         entry.usage = counted(entry.usage, response, self.stream, entry.status == "ok" and not self.truncated)
         if uncounted(entry):
             deltas = self.stream and entry.dialect == "responses"

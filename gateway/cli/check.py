@@ -43,7 +43,7 @@ def problems(tape: Reader) -> Iterator[str]:
 
 
 def _guarded(where: str, check: Callable[..., Iterator[str]], *args: Any) -> Iterator[str]:
-    """What a check finds; that it could not be done is a finding."""
+    """The findings of a check; if the check fails, that is a finding too."""
     try:
         for problem in check(*args):
             yield f"{where}: {problem}"

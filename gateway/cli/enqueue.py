@@ -95,7 +95,7 @@ def _like(
     reward_on_failure: float | None,
     metadata: list[str],
 ) -> RolloutSpec:
-    """What all rollouts have in common."""
+    """The common part of all rollouts."""
     from penstock.gateway.model.queue import RolloutSpec
     from penstock.gateway.model.rollout import RolloutConfig
 

@@ -150,13 +150,13 @@ def text_of(file: str) -> str:
 
 
 def person(given: str | None) -> str:
-    """Who does it; whoever is logged in unless a name was given."""
+    """The name that was given, else that of the user who is logged in."""
     import getpass
 
     try:
         return getpass.getuser() if given is None else given
     except (KeyError, OSError):
-        # Nobody is: a container without users.
+        # A container may have no users: then nobody is logged in.
         return ""
 
 
@@ -168,7 +168,7 @@ def new_version(**fields: Any) -> NewVersion:
 
 
 def _content(file: str | None, sent: bool, tool: str | None, weights: dict[str, str]) -> tuple[str, dict[str, Any]]:
-    """(kind, content): what was given says what it is."""
+    """(kind, content); the kind follows from what was given."""
     if weights and (file is not None or sent or tool is not None):
         raise Failure(f"--{next(iter(weights))} is for a model, which has neither --file nor --tool nor --sent", 2)
     if weights:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SETTLE_S: Final = 0.3
 """Between a change and the look at what came of it."""
 AWAY_S: Final = 1.0
-"""Between two looks while the gateway is away."""
+"""Between two looks while the gateway is away; s."""
 T = TypeVar("T")
 
 
@@ -30,8 +30,9 @@ async def whenever(
     look: Callable[[], Awaitable[T]],
     patience: Callable[[T], float | None],
 ) -> AsyncGenerator[T]:
-    """What a look finds, at once and after each change that concerns it. `patience`: seconds until the next look,
-    whatever happens; None when it is over. Raises `ClientError` when the first look fails, or one is refused."""
+    """The result of a look, at once and after each relevant change. `patience`: seconds until the next look without a
+    change; None when it is over. Raises `ClientError` when the first look fails, or one is refused.
+    """
     cursor, changed, seen = (await client.stats(spans=0)).cursor, asyncio.Event(), False
 
     async def listen() -> None:
@@ -61,7 +62,7 @@ async def whenever(
 
 
 async def _until(listening: asyncio.Task[None], changed: asyncio.Event, seconds: float) -> None:
-    """Waits for a change and what comes with it, or so long; raises what has ended the listening."""
+    """Waits for a change and those that come with it, at most so long; raises what has ended the listening."""
     waiting = asyncio.ensure_future(changed.wait())
     try:
         await asyncio.wait([listening, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

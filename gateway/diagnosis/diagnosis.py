@@ -58,7 +58,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is judged, and by what."""
+    """What is judged, and by which rules."""
 
     rollout: RolloutSummary
     model: str | None
@@ -139,8 +139,9 @@ def _call(case: Case, attempt: Attempt, span: Span, past: Past, blocked: bool) -
 
 
 def _place(past: Past, span: Span, exchange: Exchange, tokens: Tokens) -> tuple[int | None, Span | None]:
-    """The earlier call whose tokens this one goes on from; else the one from whose messages it does. From now on it is
-    an earlier call itself."""
+    """The earlier call whose tokens this one continues, else the one whose messages it continues. From then on it is an
+    earlier call itself.
+    """
     dialect, (request, response) = by_name(span.dialect), plain_bodies(exchange)
     cuts = [size for size in sorted(past.lengths) if size <= len(tokens.prompt)]
     goes_on = _newest(past.tokens, _hashes(tokens.prompt[a:b] for a, b in pairwise([0, *cuts])))
@@ -203,7 +204,7 @@ def _verdict(rollout: RolloutSummary, about: Sequence[Finding], attempts: Sequen
 
 
 def _reason(about: Sequence[Finding], attempts: Sequence[AttemptDiagnosis]) -> str:
-    """The gravest thing about the newest attempt."""
+    """The gravest finding of the newest attempt."""
     if not attempts:
         return about[0].reason if about else "it has no attempts"
     newest = attempts[-1]
@@ -212,6 +213,6 @@ def _reason(about: Sequence[Finding], attempts: Sequence[AttemptDiagnosis]) -> s
 
 
 def _counted(calls: Sequence[CallDiagnosis]) -> list[str]:
-    """What blocks how many calls, the most common first."""
+    """Blocking findings with their numbers of calls, the most common first."""
     codes = Counter(finding.code for call in calls for finding in call.findings[:1] if finding.blocks)
     return [", ".join(f"{code} in {n:,} of {len(calls):,} calls" for code, n in codes.most_common())] if codes else []

@@ -57,7 +57,7 @@ def _bytes(value: int | None) -> str:
 
 
 def enqueued(answers: Sequence[Enqueued]) -> Text:
-    """What became of tasks, in a sentence."""
+    """The result of queuing tasks, in a sentence."""
     there = Counter(str(answer.status) for answer in answers if not answer.created)
     new = len(answers) - sum(there.values())
     by_status = ", ".join(f"{count:,} {name}" for name, count in there.most_common())
@@ -84,7 +84,7 @@ def rewarded(target: str, answer: RewardAnswer) -> Text:
 
 
 def diagnoses(found: Sequence[Diagnosis]) -> Group:
-    """One whole; several in a line each, with what was found and how often, and what mends it."""
+    """One rollout whole; several in a line each, with what was found and how often, and what repairs it."""
     if len(found) == 1:
         return diagnosis(found[0])
     made = Listing(*DIAGNOSES)
@@ -119,7 +119,7 @@ def _mending(every: Sequence[Sequence[Finding]]) -> Listing:
 
 
 def diagnosis(found: Diagnosis) -> Group:
-    """A table for each attempt, what mends what was found, and the verdict."""
+    """A table for each attempt, what repairs the findings, and the verdict."""
     model = f" for the model {clean(found.model)}" if found.model else ""
     pieces: list[RenderableType] = [Text(f"{clean(found.rollout)}  {found.status}{model}", style="bold")]
     for attempt in found.attempts:

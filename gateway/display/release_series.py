@@ -36,8 +36,9 @@ class History(NamedTuple):
         seen: Sequence[Seen],
         after: int = 0,
     ) -> History:
-        """What belongs to this state of the release, where more has been read: all of it only ever grows. `after`: the
-        assignment behind which `assigned` and `seen` begin."""
+        """The part that belongs to this state of the release, if more has been read: all of it only ever grows.
+        `after`: the assignment behind which `assigned` and `seen` begin.
+        """
         until, counted = max(0, release.assigned - after), max(0, release.counted - after)
         return cls(audit[: release.revision], assigned[:until], seen[:counted])
 

@@ -21,7 +21,7 @@ from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 
 DEEPEST = 20
-"""Spans within each other that are shown as such."""
+"""The deepest nesting of spans that is shown."""
 
 Key = tuple[str, tuple[tuple[str | None, ...], ...]]
 
@@ -94,7 +94,9 @@ def _shared(a: Sequence[Key], b: Sequence[Key]) -> int:
 
 
 def key(message: Message) -> Key:
-    """What makes two messages the same, however they were sent. Reasoning is often not sent back."""
+    """Equal for equal messages, however they were sent. Reasoning does not count, because agents often do not send it
+    back.
+    """
     parts = (p for p in message.parts if p.type != "reasoning")
     return message.role, tuple((p.type, p.text, p.id, p.name, p.arguments, compact(p.data)) for p in parts)
 
@@ -173,7 +175,7 @@ def _facts(detail: SpanDetail) -> Iterator[Text]:
 
 
 def _attempt_line(attempt: Attempt, only: bool) -> Text:
-    """An attempt; of the only one the rollout's own line has the figures already."""
+    """A line for an attempt; the rollout's own line has the figures of an only one."""
     t, outcome = attempt.totals, attempt.outcome or Outcome()
     reason = clean(abbreviate(outcome.reason or "", BRIEF))
     code = f"exit code {outcome.exit_code}" if outcome.exit_code is not None else ""

@@ -157,8 +157,9 @@ def refusal_body(family: str, refusal: Refusal) -> bytes:
 
 
 def family_of(headers: Headers) -> str:
-    """Whose API a call to an unknown path speaks: Anthropic clients name their version, or at least themselves, and
-    Google's send headers of their own."""
+    """The API family of a call to an unknown path: Anthropic clients name their version, or at least themselves, and
+    Google's send headers of their own.
+    """
     for low, _, value in headers:
         if low.startswith(b"x-goog-api-"):
             return "gemini"
@@ -172,5 +173,5 @@ def family_of(headers: Headers) -> str:
 
 
 def family(dialect: str, family: str, request: Request) -> str:
-    """The API that a call speaks; of one to an unknown path its headers tell."""
+    """The API family of a call; for an unknown path its headers decide."""
     return family_of(request.headers) if dialect in ("opaque", "models") else family

@@ -244,7 +244,7 @@ class Link(asyncio.Protocol):
             caller.on_broken(self, "upstream_closed")
 
     def pause_writing(self) -> None:
-        """The request does not drain; it is already in memory as a whole, so there is nothing to hold back."""
+        """Does nothing: the request does not drain, but all of it is in memory, so there is nothing to hold back."""
 
     def resume_writing(self) -> None:
         """See `pause_writing`."""

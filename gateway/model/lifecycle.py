@@ -129,9 +129,8 @@ def after_attempt(end: AttemptStatus, tries: int, config: RolloutConfig) -> Roll
 def deadline(
     config: RolloutConfig, created_ns: int, seen_ns: int, lease_ns: int | None
 ) -> tuple[int, AttemptStatus] | None:
-    """When a live attempt ends by itself unless it is heard of before, and how; None is never.
-
-    `created_ns`: when it was claimed. `seen_ns`: its newest sign of life. `lease_ns`: when its worker loses it.
+    """When a live attempt ends by itself without a further sign of life, and how; None is never. `created_ns`: when it
+    was claimed. `seen_ns`: its newest sign of life. `lease_ns`: when its worker loses it.
     """
     ends: list[tuple[int, AttemptStatus]] = []
     if config.timeout_s is not None:
@@ -149,7 +148,7 @@ def claimed(origin: Origin, status: RolloutStatus) -> bool:
 
 
 def quiet_deadline(seen_ns: int, quiet_s: float) -> tuple[int, AttemptStatus]:
-    """When an attempt that nobody has claimed ends by itself unless it is heard of before, and how."""
+    """When an attempt that nobody has claimed ends by itself without a further sign of life, and how."""
     return seen_ns + _ns(quiet_s), AttemptStatus.SUCCEEDED
 
 

@@ -30,7 +30,7 @@ _ANSWER = re.compile(r'\s*\{\s*"id"\s*:\s*"([^"\\]+)"')
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What is needed of an agent's span; the whole span may be large."""
+    """The needed parts of an agent's span; the whole span may be large."""
 
     span_id: str
     parent_id: str | None
@@ -111,7 +111,7 @@ def _innermost(call: Span, open_now: Sequence[Node], by_id: Mapping[str, Node]) 
 
 
 def _above(node: Node, by_id: Mapping[str, Node]) -> Iterator[Node]:
-    """The spans it stands in, innermost first. Strangers wrote the ids: they may go in a circle."""
+    """The spans that contain it, innermost first. Strangers wrote the ids, so they may form a circle."""
     seen = {node.span_id}
     above = by_id.get(node.parent_id or "")
     while above is not None and above.span_id not in seen:

@@ -21,7 +21,7 @@ from penstock.gateway.dialects.token_ids import IDS
 _PROMPT, _CHOICES, _TOKENS = "prompt_token_ids", "choices", "token_ids"
 _DELTA, _FINISH = (_CHOICES, "delta"), (_CHOICES, "finish_reason")
 _BROUGHT: Final = {IDS: {(_PROMPT,), (_CHOICES, _PROMPT), (_CHOICES, _TOKENS)}, LOGPROBS: {(_CHOICES, LOGPROBS)}}
-"""Paths to what a field of the request brings into the answer."""
+"""Paths to the values that a field of the request adds to the answer."""
 _WATCHED: Final[Tree] = {
     _PROMPT: LEAF,
     _CHOICES: dict.fromkeys((_PROMPT, _TOKENS, LOGPROBS, "delta", "finish_reason"), LEAF),
@@ -49,7 +49,7 @@ class Cleaner:
         return data if cleaned is None else cleaned
 
     def _clean(self, body: bytes, fillers: bool = False) -> bytes | None:
-        """None where nothing is to be taken out."""
+        """None if nothing has to be taken out."""
         try:
             found = find(body, _WATCHED)
         except UNREADABLE:
@@ -70,7 +70,7 @@ def _fills(found: list[Range], ours: list[Range]) -> bool:
 
 
 class Events:
-    """Cleans a stream of events. Feeds on pieces of any size and gives whole events, as soon as they are whole."""
+    """Cleans a stream of events. It takes pieces of any size and gives whole events, as soon as they are whole."""
 
     def __init__(self, cleaner: Cleaner, limit: int) -> None:
         """`limit`: the largest event that is looked into; bytes. With a larger one the rest passes as it comes."""

@@ -29,21 +29,22 @@ class Passing(Protocol):
         ...
 
     def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
-        """What the client gets of the head, as it would get it, and of what came in the same read."""
+        """What the client gets of the head and of the bytes in the same read."""
         ...
 
     def go_on(self, link: Link, raw: bytes) -> bytes:
-        """What it gets of a read."""
+        """What the client gets of a read."""
         ...
 
     def broken(self) -> bytes:
-        """What it still gets of an answer that will not be completed."""
+        """What the client still gets of an answer that breaks off."""
         ...
 
 
 def passing(asked: Asked, link: Link, chunked: bool, limit: int = LIMIT) -> Passing | None:
-    """How an answer is cleaned, None for one that is not. `chunked`: whether the client gets it in chunks; `limit`: how
-    much is held back at most; bytes."""
+    """How an answer is cleaned; None if it is not. `chunked`: whether the client gets it in chunks; `limit`: the most
+    bytes that are held back.
+    """
     if link.status >= 400 or link.encoding not in _IDENTITY:
         return None
     if link.events and not link.length_known:
@@ -123,7 +124,7 @@ class Whole:
         return self.broken() + b"".join(self._raw) if self._size > self._limit else b""
 
     def broken(self) -> bytes:
-        """The head, of which the client sees that something is missing."""
+        """The head; the client sees that the rest is missing."""
         held, self._size = self._size is not None, None
         return self._head if held else b""
 
