@@ -28,12 +28,12 @@ Wire = dict[str, Any]
 
 
 UNJUDGED: Final = frozenset({"no_reward", "untrusted_reward", "nan_reward"})
-"""Reasons that keep nothing out of supervised fine-tuning."""
+"""Reasons that do not matter for supervised fine-tuning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One branch of what was said."""
+    """One branch of a conversation."""
 
     rollout: str
     """The rollout it is of."""
@@ -58,8 +58,9 @@ class Conversation:
 
 
 def conversations(episode: Episode, options: Options | None = None) -> tuple[list[Conversation], Report]:
-    """The conversations of an episode, and what became of every call that is in none. Of the options those count that
-    choose calls and weigh rewards; without any, rollouts that nobody has judged are taken too."""
+    """The conversations of an episode, and a report of every call that is in none. Of the options those count that
+    choose calls and weigh rewards; without any, rollouts that nobody has judged are taken too.
+    """
     chosen = options or Options(allow=UNJUDGED)
     report = Report(rollouts=1, calls=sum(len(one.calls) for one in episode.tries))
     made = [it for one in counted(episode, chosen.attempt, report) for it in _attempt(episode, one, chosen, report)]
@@ -88,7 +89,7 @@ def _answered(call: Call) -> bool:
 
 
 def _choices(call: Call, report: Report) -> list[int]:
-    """The choices that say something."""
+    """The choices with content."""
     found: list[int] = []
     for index, said in call.replies.items():
         if said:
@@ -128,7 +129,7 @@ def _conversation(episode: Episode, judged: Judged, leaf: Node, produced: Sequen
 
 
 def _places(leaf: Node, produced: Iterable[Node]) -> set[int]:
-    """Where the answers of these calls stand among the leaf's messages, its own answer after all of them."""
+    """The places of these calls' answers among the leaf's messages; its own answer comes after all of them."""
     sent = leaf.call.turn.messages if leaf.call.turn else []
     # Messages that say nothing have no fingerprint, and no part in the comparison.
     told = [*(at for at, message in enumerate(sent) if fingerprint(message)), len(sent)]

@@ -26,7 +26,7 @@ Which = Literal["best", "all"]
 
 
 class Rated(Protocol):
-    """What can be preferred."""
+    """Something that can be preferred."""
 
     @property
     def rollout(self) -> str: ...
@@ -51,14 +51,14 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Pair(Generic[R]):
-    """One of two is preferred."""
+    """A preferred and a rejected one."""
 
     group: str
     """The task that both repeat."""
     chosen: R
-    """What went better."""
+    """The better one."""
     rejected: R
-    """What went worse."""
+    """The worse one."""
     margin: float
     """By how much; in units of the reward."""
 

@@ -85,7 +85,7 @@ class Sample:
 
 
 def samples(episode: Episode, options: Options | None = None) -> tuple[list[Sample], Report]:
-    """The samples of an episode, agent by agent in the order of their first calls, and what became of the rest."""
+    """The samples of an episode, agent by agent in the order of their first calls, and a report of everything else."""
     chosen = options or Options()
     report = Report(rollouts=1, calls=sum(len(one.calls) for one in episode.tries))
     made = [
@@ -123,7 +123,7 @@ def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> It
 
 
 def _choices(call: Call, options: Options, report: Report) -> list[int]:
-    """The choices that have what training needs."""
+    """The choices that have everything that training needs."""
     if not call.outputs:
         report.drop(call.span, None, "no_token_ids", f"no engine returns token ids for {call.span.dialect}")
     found: list[int] = []

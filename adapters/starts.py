@@ -61,13 +61,13 @@ def _shared(said: Sequence[bytes], other: Node) -> _Shared:
 
 
 def _anywhere(said: Sequence[bytes], earlier: Sequence[Node]) -> Start:
-    """A conversation whose beginning is gone keeps some of what was said later."""
+    """`compacted` if some earlier answers of the conversation are kept although its beginning is gone, else `first`."""
     old = {answer for other in earlier if (answer := other.call.replies.get(other.choice))}
     return "compacted" if old & set(said) else "first"
 
 
 def _by_tokens(node: Node, earlier: Sequence[Node]) -> Start:
-    """Where there are no messages: the same prompt, or what goes on from an earlier prompt."""
+    """The reason when there are no messages: the same prompt, or a continuation of an earlier prompt."""
     prompt = _prompt(node)
     asked_again = any(len(p := _prompt(other)) <= len(prompt) and same(p, prompt) == len(p) for other in earlier)
     return "forked" if asked_again else "first"

@@ -116,7 +116,7 @@ def _output(index: int, pieces: list[_Choice], prompt: Ids) -> Output:
 
 
 def _logprobs(pieces: list[_Choice], size: int) -> Logprobs:
-    """One for each token; all nan when there are more or fewer, since then nobody knows whose they are."""
+    """One for each token. If there are more or fewer, all are nan, because nobody knows which belongs to which."""
     found: list[float | None] = []
     for logprobs in (piece.logprobs for piece in pieces if piece.logprobs is not None):
         found += [entry.logprob for entry in logprobs.content or ()] or logprobs.token_logprobs or []

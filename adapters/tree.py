@@ -57,7 +57,7 @@ class Trace(Protocol):
         ...
 
     def after(self, call: Call, choice: int) -> bytes | None:
-        """Digest of prompt and answer; None when nothing can go on from it."""
+        """Digest of prompt and answer; None when nothing can continue it."""
         ...
 
 
@@ -125,7 +125,7 @@ class Story:
         return _digests(map(_framed, call.story))
 
     def after(self, call: Call, choice: int) -> bytes | None:
-        """None for an answer that says nothing."""
+        """None for an answer without content."""
         said = call.replies.get(choice)
         return _digests(map(_framed, [*call.story, said]))[-1] if said else None
 

@@ -83,7 +83,7 @@ def _scores(samples: Sequence[Sample], width: int) -> npt.NDArray[np.float32]:
 
 
 def _objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
-    """One object a row: numpy would make a second axis of tuples."""
+    """One object a row: of a list of tuples numpy would make a second axis."""
     made = np.empty(len(values), np.object_)
     for at, value in enumerate(values):
         made[at] = value

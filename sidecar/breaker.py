@@ -16,14 +16,15 @@ from collections import defaultdict
 from penstock.sidecar.result import Result
 
 EQUAL = 5
-"""Tasks that have to fail alike. Fewer do so by chance, such as a few that an agent refuses in one way; more would cost
-more time and money before somebody is told."""
+"""Tasks that must fail alike. Fewer may do so by chance, because an agent refuses some tasks in one way; more would
+cost more time and money before somebody is told.
+"""
 NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|[0-9]+")
-"""What differs in the same message: times, ports, process ids, addresses, ids of containers."""
+"""Parts that differ in the same message: times, ports, process ids, addresses, ids of containers."""
 
 
 class Breaker:
-    """Looks at the results of one runner, of all its workers."""
+    """Judges the results of one runner, of all its workers."""
 
     def __init__(self, keep_going: bool = False) -> None:
         """`keep_going`: never trips."""
@@ -33,7 +34,7 @@ class Breaker:
         self._alike: defaultdict[str, list[Result]] = defaultdict(list)
 
     def note(self, result: Result) -> list[Result]:
-        """One more result; what is to be handed back now."""
+        """Takes one more result; returns the attempts to hand back now."""
         if self.tripped is None and (result.end == "succeeded" or result.calls):
             self._alike.clear()
         if not result.at_once or self._keep_going:
@@ -60,7 +61,7 @@ class Breaker:
 
 
 def signature(result: Result) -> str:
-    """The same for two failures that are equal."""
+    """Equal for two equal failures."""
     outcome = result.outcome
     how = (None, None) if outcome is None else (outcome.exit_code, outcome.signal)
     return f"{how}: {NUMBERS.sub('#', result.reason or '')}"

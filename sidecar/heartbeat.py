@@ -20,7 +20,7 @@ from penstock.sidecar.settings import Settings
 SHORTEST_S = 0.5
 """Between two beats, however many agents are started."""
 RETURNED_LEASE_S = 1.0
-"""The shortest lease there is: what is given back is soon handed out again."""
+"""The shortest possible lease, so that a returned attempt is soon handed out again; s."""
 
 
 class Heart:
@@ -60,7 +60,7 @@ class Heart:
                 pass
 
     async def beat(self, patience_s: float) -> None:
-        """Say that the runner is alive and hear what it may keep; nothing happens when the gateway is away."""
+        """Says that the runner is alive and hears what it may keep; does nothing when the gateway is away."""
         self._nudged.clear()
         works = list(self._held.values())
         asked = await self._request(works, self._settings.lease_s)
@@ -82,16 +82,16 @@ class Heart:
                 work.lose(f"the attempt is {said.status or 'unknown'} at the gateway", wants_events=cancelled)
 
     async def give_back(self, work: Work) -> None:
-        """Let go of an attempt whose agent is dead: its lease ends as soon as one can, or else by itself."""
+        """Returns an attempt whose agent is dead: shortens its lease; if that fails, the lease ends by itself."""
         held = [Held(rollout=work.key[0], attempt=work.key[1])]
         await self._say(HeartbeatRequest(attempts=held, lease_s=RETURNED_LEASE_S, complete=False))
 
     async def say_goodbye(self) -> None:
-        """Nothing is worked on any more: who looks at the workers must not see what was."""
+        """Says that nothing is worked on any more, so that nobody sees old work of this worker."""
         await self._say(HeartbeatRequest())
 
     async def _say(self, asked: HeartbeatRequest) -> None:
-        """Once: if the gateway does not hear it, time will tell it."""
+        """Sends a beat once: if the gateway does not hear it, the leases end by themselves."""
         with suppress(ClientError, TimeoutError):
             async with asyncio.timeout(self._settings.lease_s / 3):
                 _ = await self._client.heartbeat(self._settings.name, asked)

@@ -30,7 +30,9 @@ STAND_IN = Claim(
 
 
 async def check(settings: Settings, tool: str | None) -> None:
-    """Raises `UsageError` with what cannot work on this machine. `tool`: what runs the containers of an image."""
+    """Raises `UsageError` for what cannot work on this machine. `tool`: the command that runs the containers of an
+    image.
+    """
     agents = settings.agents
     if tool is not None:
         await _image(tool, agents)
@@ -41,7 +43,7 @@ async def check(settings: Settings, tool: str | None) -> None:
 
 
 def bare(agents: Agents) -> Agents:
-    """The agents without what is made of a task: templates stay as they are written."""
+    """The agents without the parts that are made of a task: templates stay as they are written."""
     env = tuple((name, value.replace("{", "{{").replace("}", "}}")) for name, value in agents.env)
     return replace(agents, args=(), env=env)
 
@@ -74,7 +76,7 @@ async def _function(name: str, settings: Settings) -> None:
 
 
 async def _image(tool: str, agents: Agents) -> None:
-    """The engine answers, and has the image or gets it: else each attempt would try, all at once."""
+    """Checks that the engine answers and has the image or can get it: otherwise each attempt would try, all at once."""
     image = agents.image or ""
     code, said = await _ask((tool, "version"), ANSWER_S)
     if code != 0:

@@ -70,7 +70,7 @@ class Runner:
         return self.tally
 
     async def _leave(self) -> None:
-        """However the loop has ended, no agent stays behind."""
+        """Makes sure that no agent stays behind, however the loop has ended."""
         self.abandon()
         if self._works:
             _ = await asyncio.wait(self._works)
@@ -86,7 +86,7 @@ class Runner:
                 return
 
     async def _room(self) -> int:
-        """How many attempts may be claimed, once it is more than none; 0 when it is time to leave."""
+        """How many attempts may be claimed; waits until it is at least one. 0 when it is time to leave."""
         while not self._stopping.is_set():
             left = MOST_CLAIMS if self._settings.most is None else self._settings.most - self._claimed
             count = min(self._settings.workers - len(self._works), left, MOST_CLAIMS)
@@ -110,7 +110,7 @@ class Runner:
         return await patiently(lambda: ask(asked), self._progress.away)
 
     async def _exhausted(self, client: Client) -> bool:
-        """Whether nothing can be in the queue again by itself."""
+        """Whether no rollout can come back to the queue by itself."""
         if self._works:
             return False
         queue = await patiently(client.queue, self._progress.away)
@@ -149,7 +149,7 @@ class Runner:
         await self._mind(result, client)
 
     async def _mind(self, result: Result, client: Client) -> None:
-        """Stop when agents cannot work, and hand back what was no try."""
+        """Stops when agents cannot work, and hands back attempts that were no tries."""
         found = self._breaker.note(result)
         if self._breaker.tripped is result:
             self.stop()

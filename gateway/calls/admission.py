@@ -190,7 +190,7 @@ class Admission:
         return Address(rollout, origin="implicit", ambiguous=call.found.ambiguous)
 
     def remember_soon(self, call: Admitted, way: Way, answer: Answer | None) -> None:
-        """As `remember`, when the bytes of this turn of the loop have gone out, but before a client can react to them."""
+        """As `remember`, when the bytes of this turn of the loop have gone out, but before a client can react."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._remember_all)
         self._ended.append((call, way, answer))

@@ -57,7 +57,7 @@ class ModelVersion(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done on a server, in this order, and what only a person can mend."""
+    """What to do on a server, in this order, and what a person must repair."""
 
     unload: list[str] = field(default_factory=list[str])
     """Names."""

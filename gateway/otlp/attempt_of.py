@@ -26,13 +26,13 @@ from penstock.gateway.otlp import semconv
 REMEMBERED = 20_000
 """Traces that are known."""
 LOOKED_BACK = 20_000
-"""Changes that are read when the feed has gone further than that since the last question."""
+"""If the feed has gone further than this since the last question, only so many changes are read."""
 _PAGE = 1_000
 
 Name = tuple[str, str]
 """Rollout and attempt."""
 Said = tuple[str, str | None]
-"""The same, where the attempt need not be said."""
+"""The same, but the attempt may be missing."""
 
 
 class Tape(Protocol):
@@ -45,7 +45,7 @@ class Tape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose request it is, as the data plane has found it."""
+    """Whose request it is, as the dispatch has found out."""
 
     rollout: str
     attempt: str
@@ -82,7 +82,7 @@ def _checked(part: str, value: Any) -> str:
 
 
 def within(scope: Scope, said: Said | None) -> Name:
-    """Where a span of a scope belongs that says this of itself. Raises `Rejected` for what a token does not open."""
+    """Where a span of a scope belongs if it names this itself. Raises `Rejected` for what a token does not open."""
     if said is None or said[0] != scope.rollout:
         if said is not None and scope.agent_token:
             raise Rejected("foreign", f"the agent token is for another rollout than {said[0]!r}")
@@ -91,7 +91,7 @@ def within(scope: Scope, said: Said | None) -> Name:
 
 
 class Traces:
-    """What is known of traces: the attempt that each belongs to, or None for several."""
+    """Known traces: the attempt of each, or None for several."""
 
     def __init__(self, tape: Tape, settled: Callable[[], Awaitable[object]]) -> None:
         """`settled` returns once everything that happened so far is on the tape."""

@@ -64,7 +64,7 @@ class Reader:
         """Whether more follows that."""
 
     def read(self, since: int, patient: bool = True) -> Piece:
-        """What follows a cursor, as one request. `patient`: whether calls may wait for their agents."""
+        """The changes after a cursor, as one request. `patient`: whether calls may wait for their agents."""
         if since != self._at:
             self._forget()
         try:
@@ -122,7 +122,7 @@ class Reader:
 
     @contextmanager
     def _isolated(self, change: Change) -> Generator[None]:
-        """One span that cannot be sent must not keep back all that follow."""
+        """Leaves out one span that cannot be sent, so that it does not keep back all that follow."""
         try:
             yield
         except TapeError:

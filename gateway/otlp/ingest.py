@@ -75,7 +75,7 @@ async def post_traces(request: web.Request) -> web.StreamResponse:
 
 
 def _scope(request: web.Request) -> Scope | None:
-    """What the data plane has put into the path: see `gateway.server.bridge`."""
+    """The scope that the dispatch has put into the path: see `gateway.server.bridge`."""
     found = request.match_info
     return Scope(found["rid"], found["aid"], found["kind"] == "token") if "rid" in found else None
 
@@ -147,7 +147,7 @@ class _Batch:
                 self._entries.append(entry)
 
     async def keep(self) -> None:
-        """Hands in what was found, and counts; raises `TapeError`."""
+        """Hands in the spans and rewards, and counts; raises `TapeError`."""
         if self._entries:
             await self._ingest.desk.add(self._entries)
         self._count("accepted", len(self._entries))

@@ -23,16 +23,16 @@ MOST_LINKS = 8
 
 
 class Place(NamedTuple):
-    """Where a span stands."""
+    """The place of a span in a trace."""
 
     trace: str
     parent: str | None
     inferred: bool = False
-    """True when nobody has said so."""
+    """True when nobody has named the parent."""
     links: tuple[tuple[str, str], ...] = ()
     """(trace id, span id) of spans it may belong to."""
     moved: frozenset[str] = frozenset()
-    """Traces that became part of `trace`: what points to them points to it."""
+    """Traces that became part of `trace`: links to them become links to it."""
 
 
 def root_id(rollout: str, attempt: str) -> str:

@@ -61,14 +61,16 @@ class Selection:
         self._handed_out = lru_cache(maxsize=4096)(self._find_handed_out)
 
     def look_again(self, piece: Iterable[Change], attempt_goes_on: bool) -> None:
-        """The tape may have grown. `piece`: the changes that come next; `attempt_goes_on`: the first was begun."""
+        """Notes that the tape may have grown. `piece`: the changes that come next; `attempt_goes_on`: the first was
+        begun.
+        """
         self._piece = piece
         self._beside.forget()
         if not attempt_goes_on:
             self._traces.clear()
 
     def waits(self, change: Change) -> bool:
-        """Whether spans of a call's agent may still come, from which its place would be known."""
+        """Whether spans of a call's agent may still come, which would give its place."""
         span = change.span
         if span is None or span.kind not in CALLS or span.parent_id is not None or span.end_ns is None:
             return False
@@ -96,7 +98,9 @@ class Selection:
         return any(one.id == attempt and one.worker is not None for one in self._tape.attempts(rollout))
 
     def _ended(self, attempt: Attempt, ended_ns: int, cursor: int) -> Iterator[Sending]:
-        """The feed gives an attempt as it is now, each time it has changed: it is sent once, its root for each end."""
+        """An attempt that has ended. The feed gives it each time it has changed: it is sent once, its root for each
+        end.
+        """
         name = attempt.rollout, attempt.id
         sent = self._sent.get(name)
         if sent is None and self._waits_for_end(*name):

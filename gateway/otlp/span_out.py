@@ -141,7 +141,7 @@ def of_otel(span: Span, place: Place) -> tuple[Outgoing, dict[str, Any], Instrum
 
 
 def _begun(span: Span, place: Place) -> Outgoing:
-    """What all spans have."""
+    """The common parts of all spans."""
     trace = span.trace_id or trace_id(span.rollout, span.attempt)
     own = span.span_id or span_id(trace, span.rollout, span.attempt, span.sequence)
     found = _span(place.trace, own, place.parent)
@@ -172,7 +172,7 @@ def _span(trace: str, own: str, parent: str | None) -> Outgoing:
 
 
 def fill(pairs: Pairs, attributes: Mapping[str, Any]) -> None:
-    """Adds attributes. Filled in place: making each message by itself costs four times as much."""
+    """Adds attributes in place: making each message by itself costs four times as much."""
     for key, value in attributes.items():
         pair = pairs.add()
         pair.key = key

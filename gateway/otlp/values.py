@@ -36,7 +36,7 @@ DEEPEST = 6
 
 
 class Bounds:
-    """What one span may still bring along; it is asked for everything that the span holds."""
+    """What one span may still add; everything that the span holds is counted."""
 
     __slots__ = ("clipped", "dropped", "left")
 

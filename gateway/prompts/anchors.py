@@ -55,18 +55,18 @@ class Tree:
 
 @dataclass(slots=True)
 class _Node:
-    """Where the same anchors lead."""
+    """The templates that begin with the same anchors."""
 
     depth: int
-    """How many anchors from the left they are."""
+    """How many anchors from the left these are."""
     done: int
-    """How long they are together; characters."""
+    """Their length together; characters."""
     templates: list[Template] = field(default_factory=list[Template])
-    """Those that begin with them; once grown, those that are not further down."""
+    """The templates that begin with them; once grown, those that end here."""
     alike: list[_Alike] = field(default_factory=list["_Alike"])
-    """What may come next."""
+    """The anchors that may come next."""
     rest: int = 0
-    """How much literal text has to come yet, at least; characters."""
+    """The least literal text that must still come; characters."""
 
     def grown(self) -> Iterable[_Node]:
         """Moves the templates down, unless there is but one; gives the nodes that have to be grown yet."""
@@ -100,7 +100,9 @@ class _Alike:
         self._begin = _beginning(min(nodes)[:LONG], max(nodes)[:LONG])
 
     def stand(self, text: str, at: int) -> Iterator[tuple[_Node, int]]:
-        """What those lead to that stand in a text from a place on, and where each of them ends at the leftmost."""
+        """The nodes of those anchors that stand in a text from a place on, each with the end of its leftmost
+        occurrence.
+        """
         missing = dict(self._nodes)
         stop = max(len(text) - self._room + len(self._begin), 0)
         for _ in range(TRIES * len(missing)):

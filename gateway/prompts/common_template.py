@@ -93,7 +93,7 @@ def _tells(anchor: str) -> bool:
 
 
 def _mended(anchors: list[str], texts: Counter[str]) -> list[str]:
-    """The anchors without those (of the shortest ones) whose absence lets more texts match."""
+    """The anchors without those (of the shortest ones) whose removal lets more texts match."""
     best = matched(anchors, texts)
     while best < texts.total():
         inner = sorted(range(1, len(anchors) - 1), key=lambda at: len(anchors[at]))[:GIVEN_UP]

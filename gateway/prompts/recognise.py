@@ -34,7 +34,7 @@ KEPT_BYTES = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A registered text: what an agent sends when it means this resource."""
+    """A registered text: what an agent sends for this resource."""
 
     resource: str
     """Name of the resource."""
@@ -57,16 +57,16 @@ class Recognised:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is known of a literal."""
+    """The cached result for a literal."""
 
     what: Recognised | Reason
-    """The registered prompt that it is, or why there is none."""
+    """The registered prompt, or why there is none."""
     marked: bool
     """Whether a placeholder may stand in it."""
 
 
 class Recogniser:
-    """Tells registered texts. Immutable; made anew when something is registered."""
+    """Recognises registered texts. Immutable; made anew when something is registered."""
 
     def __init__(self, known: Iterable[Known]) -> None:
         """Templates that have a `weakness` are not used."""
@@ -88,11 +88,11 @@ class Recogniser:
         return Recogniser(it for it in self.known if it.resource == resource)
 
     def forget(self) -> None:
-        """Forgets the texts that it has seen, to measure what the first time takes."""
+        """Empties the cache, to measure the first time."""
         self._remembered.cache_clear()
 
     def tell(self, literal: bytes, tool: str | None = None) -> Told:
-        """What a JSON string says: a system text, or the description of a tool."""
+        """The resource that a JSON string is: a system text, or the description of a tool."""
         return (self._remembered if len(literal) <= KEPT_BYTES else self._tell)(literal, tool)
 
     def _tell(self, literal: bytes, tool: str | None) -> Told:

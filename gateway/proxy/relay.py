@@ -108,7 +108,7 @@ class Relay(ABC):
         return head + self.continue_answer(link, raw)
 
     def _way(self, link: Link) -> Passing | None:
-        """The way of an answer that does not pass as it comes."""
+        """The way of an answer that is changed on its way; None for one that passes as it comes."""
         if self.translation is not None:
             return self.translation.passing(link, self.request.http10, self.own)
         if link.status >= 300 and self.own:
@@ -121,7 +121,7 @@ class Relay(ABC):
 
     @property
     def token_ids(self) -> bool:
-        """Whether the answer had token ids that were asked for in the client's name."""
+        """Whether the answer had token ids that the gateway had asked for."""
         return self._passing is not None and self._passing.ids
 
     def _changed(self, link: Link, raw: bytes) -> bytes:
@@ -149,7 +149,7 @@ class Relay(ABC):
             link.cancel()
 
     def break_off(self) -> None:
-        """The answer cannot be completed, and the client must see it."""
+        """Ends an answer that cannot be completed, so that the client notices."""
         if self._passing is not None and (held := self._passing.broken()):
             self.front.transport.write(held)
         self.front.break_off(framed=not (self._until_close or self._unchunk))

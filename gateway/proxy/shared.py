@@ -31,7 +31,7 @@ class Running(Protocol):
     """A call that has not ended yet."""
 
     def check(self, now: float, announce: float) -> None:
-        """Looks after it: what began before `announce` is announced; seconds of the monotonic clock."""
+        """Announces the call if it began before `announce`; seconds of the monotonic clock."""
         ...
 
     def give_up(self) -> None:
@@ -63,7 +63,7 @@ class Shared:
 
     @property
     def strict(self) -> bool:
-        """Whether nothing is answered that is not on the tape."""
+        """Whether the tape must have a call before it is sent and answered."""
         return self.config.tape.record == "strict"
 
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, Route | None]:
@@ -72,7 +72,7 @@ class Shared:
         return *self.routes.along(route, family(call.dialect.name, call.dialect.family, request)), route
 
     def routed(self, model: str | None) -> Route | None:
-        """The route of a model; one that goes where its version says may have one too."""
+        """The route of a model; also of one whose version names the upstream."""
         return self.routes.find(model)
 
     def pool(self, name: str, model: str | None) -> Pool:

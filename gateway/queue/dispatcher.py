@@ -54,7 +54,7 @@ from penstock.gateway.store.transaction import Transaction
 GRACE_S = 15.0
 NEVER_NS = 1 << 63
 AT_ONCE = 20
-"""Attempts that are looked at in one transaction: calls wait for it no longer than for a batch of others."""
+"""Attempts that one transaction looks at, so that calls wait for it no longer than for a batch of others."""
 _RETRY_S, _SWEEP_S = 1.0, 5.0
 _log = logging.getLogger("penstock.queue")
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class Desk:
         self._stopped = False
 
     async def start(self) -> None:
-        """Takes up what was handed out in an earlier life."""
+        """Takes up the attempts that an earlier process has handed out."""
         now = self.now_ns()
         for rollout, attempt, due in await self._do(
             lambda transaction: QueueOperations(transaction).take_up(now, int(GRACE_S * 1e9))
@@ -154,7 +154,7 @@ class Desk:
     # -- doing it ----------------------------------------------------------------------------------------------------
 
     async def claim(self, asked: ClaimRequest) -> list[Claimed]:
-        """Work for a worker, waiting for it if need be; nothing when there is none in time or it is not handed out."""
+        """Work for a worker, waiting for it if need be; nothing when there is none in time or the queue is not open."""
         modes = frozenset(asked.modes or MODES)
         loop = asyncio.get_running_loop()
         until = loop.time() + asked.wait_s
@@ -199,7 +199,7 @@ class Desk:
         self._watch(attempt.rollout, attempt.id, None if due is None else due[0])
 
     def _give_back(self, taking: asyncio.Future[list[Claimed]]) -> None:
-        """The client has gone: what was claimed for it goes to somebody else."""
+        """Gives work back when the client that claimed it has gone: another worker gets it."""
         if taking.cancelled() or taking.exception() is not None:
             return
         names = [(one.rollout.id, one.attempt.id) for one in taking.result()]
@@ -235,7 +235,7 @@ class Desk:
         return True
 
     def _pass_on(self) -> None:
-        """Whoever was woken for some work may have left: as long as there is any, somebody who takes it looks."""
+        """Wakes another waiting claim as long as there is work for it, because the one that was woken may have left."""
         if self._line:
             state, waiting = self.waiting.state, self.waiting.counts()
             if state == "open":
@@ -370,8 +370,9 @@ class Desk:
         self._set_timer()
 
     def _sweep(self) -> None:
-        """Finds attempts that were given up and revived by a call, and those that nobody has claimed: nobody here was
-        told of them."""
+        """Finds attempts of which this module was not told: those that were given up and revived by a call, and those
+        that nobody has claimed.
+        """
         self._sweeper = asyncio.get_running_loop().call_later(min(_SWEEP_S, self._quiet_s), self._sweep)
         now = self.now_ns()
         for name in self.waiting.newly_unclaimed():

@@ -57,7 +57,7 @@ class QueueOperations(Attempts):
     # -- giving work -------------------------------------------------------------------------------------------------
 
     def enqueue(self, specs: Sequence[tuple[str, RolloutSpec]], now: int) -> list[Enqueued]:
-        """Queues tasks by name; those that are there already, just as they are given, are left alone."""
+        """Queues tasks by name; one that is there already, with the same content, is left alone."""
         seen: dict[str, RolloutSpec] = {}
         present: dict[str, Rollout] = {}
         for place, (name, spec) in enumerate(specs):
@@ -147,7 +147,7 @@ class QueueOperations(Attempts):
         now: int,
         reward_on_failure: float | None = None,
     ) -> list[Claimed]:
-        """Hands out what is next; nothing while the queue is not open."""
+        """Hands out the next rollouts; none while the queue is not open."""
         wanted = [MODES.index(mode) for mode in modes or MODES]
         claimed: list[Claimed] = []
         while self._waiting.state == "open" and len(claimed) < limit:
@@ -182,7 +182,7 @@ class QueueOperations(Attempts):
         return Claimed(rollout.model_copy(), attempt_of(live))
 
     def _free_name(self, rollout: Rollout) -> str:
-        """`a1`, `a2` ...: an agent may have used such a name by itself."""
+        """`a1`, `a2` ... that is not taken: an agent may have used such a name by itself."""
         taken, number = self._attempts(rollout.id), rollout.tries
         while f"a{number}" in taken:
             number += 1
@@ -216,7 +216,7 @@ class QueueOperations(Attempts):
         return HeldAnswer(rollout=held.rollout, attempt=held.attempt, held=False, status=status)
 
     def _let_go(self, worker: str, name: str) -> None:
-        """What a worker no longer names is over there; if it had been ended before, another attempt may begin."""
+        """Releases attempts that a worker no longer names; if one had ended before, another attempt may begin."""
         live = self._live(*name.split("/"))
         if live is not None and get(live, "worker") == worker and status_of(live) not in LIVE:
             self._release(live)
@@ -230,7 +230,7 @@ class QueueOperations(Attempts):
         rewards: Sequence[tuple[Judgement, bool]],
         now: int,
     ) -> Finished:
-        """Ends an attempt with its rewards (and whether each is trusted). The same end may be said again."""
+        """Ends an attempt with its rewards (and whether each is trusted). The same end may be sent again."""
         live, outcome = self._attempt(name), self._outcome(outcome)
         holder = get(live, "worker")
         if worker is not None and holder is not None and worker != holder:
@@ -273,14 +273,15 @@ class QueueOperations(Attempts):
         return Finished(rollout.model_copy(), attempt_of(live), None if ended else end, rewarded)
 
     def _outcome(self, said: Outcome) -> Outcome:
-        """What is known of an end, as it may be kept: agents print their keys."""
+        """The outcome as it may be kept: without keys, which agents print."""
         secrets = self._tape.secrets
         told = {"reason": secrets.texts([said.reason])[0], "output": secrets.json(said.output)}
         return said.model_copy(update=told)
 
     def _hand_back(self, live: Live, outcome: Outcome, now: int) -> Finished:
-        """It had failed, and its worker has found out that it was no try. What was said of it does not count, and its
-        rollout waits again if this was its end."""
+        """Takes back a failed attempt that was no try, as its worker has found out. Its rewards do not count, and its
+        rollout waits again if this attempt had ended it.
+        """
         rollout = self._rollout(live.name[0])
         self._end_attempt(live, AttemptStatus.ENVIRONMENT, get(live, "ended_ns"), outcome)
         put(live, reward=None)
@@ -305,8 +306,9 @@ class QueueOperations(Attempts):
             self._join_queue(rollout)
 
     def expire(self, names: Iterable[tuple[str, str]], now: int, quiet_s: float) -> list[Looked]:
-        """Ends the attempts whose time has really come. `quiet_s`: how long those may be silent that nobody has
-        claimed."""
+        """Ends the attempts whose deadline has passed. `quiet_s`: how long an attempt that nobody has claimed may be
+        silent.
+        """
         return [self._expire(name, now, quiet_s) for name in names]
 
     def _expire(self, name: tuple[str, str], now: int, quiet_s: float) -> Looked:
@@ -335,8 +337,9 @@ class QueueOperations(Attempts):
         return looked._replace(ended=due[1], rewarded="rule" if rewarded else None)
 
     def _not_quiet_yet(self, name: tuple[str, str], now: int, quiet_s: float) -> int | None:
-        """When to look again at an attempt that nobody has claimed and that was heard of lately: most of them are so
-        when they are looked at, and they may be very many."""
+        """When to look again at an unclaimed attempt that had a sign of life: most of them have, and there may be very
+        many.
+        """
         values = self._tape.peek(name)
         if values is None or values[_WORKER] is not None or values[_STATUS] not in LIVE:
             return None
@@ -348,7 +351,7 @@ class QueueOperations(Attempts):
         return next(self._tape.scan("open", live.key), None) is not None
 
     def _look_at_ended(self, live: Live, rollout: Rollout, now: int) -> Looked:
-        """Its worker may still have to kill the agent: the next attempt waits for as long as the lease lasts."""
+        """Lets the next attempt wait until the lease is over, because the worker may still have to kill the agent."""
         lease = get(live, "lease_ns")
         if rollout.status != RolloutStatus.REQUEUING or rollout.attempt != live.name[1]:
             self._forget(live)
@@ -359,7 +362,9 @@ class QueueOperations(Attempts):
         return Looked(*live.name, None, requeued=rollout.mode)
 
     def take_up(self, now: int, grace_ns: int) -> list[tuple[str, str, int | None]]:
-        """What was handed out in an earlier life, with when to look at it; workers have time to come back."""
+        """The attempts that an earlier process has handed out, with when to look at them; workers have time to come
+        back.
+        """
         found: list[tuple[str, str, int | None]] = []
         for key, _ in list(self._tape.scan("live")):
             name = keys.split_attempt_key(key)
@@ -406,8 +411,9 @@ class QueueOperations(Attempts):
         return entry.sequence, reward, True
 
     def _reward_failure(self, rollout: Rollout, live: Live, end: AttemptStatus, now: int) -> bool:
-        """The attempt with which the rollout is about to fail gets the reward that is configured for that, unless it
-        has one already. An attempt ends once, so this is done once."""
+        """Gives the configured reward to the attempt with which the rollout is about to fail, unless it has one. An
+        attempt ends once, so this is done once.
+        """
         own = rollout.config.reward_on_failure
         value = get(live, "reward_on_failure") if own is None else own
         fails = after_attempt(end, rollout.tries, rollout.config) == RolloutStatus.FAILED
@@ -427,7 +433,7 @@ class QueueOperations(Attempts):
         return [entry.sequence for entry in made]
 
     def _without_secrets(self, entry: Entry) -> Entry:
-        """A span as it may be kept; the one that was handed in may still be read."""
+        """A copy of a span as it may be kept; the original may still be read."""
         secrets, said = self._tape.secrets, entry.attributes
         kept = None if said is None else secrets.json(redact.attributes(said, by_name=entry.kind == "otel"))
         name, error = secrets.texts((entry.name, entry.error))
@@ -459,7 +465,7 @@ def _check_span(live: Live, judgement: Judgement) -> None:
 
 
 def _same(place: int, name: str, spec: RolloutSpec, present: Rollout) -> None:
-    """Refuses a name that means something else."""
+    """Refuses a name that another task has."""
     if present.origin != "queued":
         raise _taken(place, name, "a rollout that did not come from the queue")
     for field in _GIVEN:

@@ -34,7 +34,7 @@ class Waiting:
         return {MODES[mode]: count for mode, count in self._counts.copy().items() if count}
 
     def newly_unclaimed(self) -> list[tuple[str, str]]:
-        """Attempts that nobody has claimed and that run since this was asked last, some of them perhaps twice."""
+        """Attempts that nobody has claimed and that began since the last call; some may come twice."""
         return [self.unclaimed.popleft() for _ in range(len(self.unclaimed))]
 
     def recall(self, view: View) -> None:

@@ -41,7 +41,7 @@ class ServingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a version made of a canned prompt."""
+    """How a version answered a canned prompt."""
 
     ok: bool
     text: str

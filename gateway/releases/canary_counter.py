@@ -85,7 +85,7 @@ class Counting:
         return weigh(no_evidence(release), zip(*self._read(release), strict=False))
 
     def _read(self, release: Release) -> tuple[list[Assignment], list[Seen]]:
-        """What was assigned and counted, as far as this release knows."""
+        """What was assigned and counted, up to this state of the release."""
         assigned, seen = list[Assignment](), list[Seen]()
         while len(seen) < release.counted:
             page = self._reader.assignments(release.id, len(seen))
@@ -108,7 +108,7 @@ class Counting:
         return seen, None, None
 
     async def _act(self, release: Release, seen: Sequence[Seen], found: Decided | None) -> Release:
-        """Writes down what was seen and what follows from it, in one transaction."""
+        """Writes down the outcomes and the decision that follows, in one transaction."""
         now = self._now_ns()
         if found is None:
             return await self._recorder.submit(

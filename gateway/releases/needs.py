@@ -16,7 +16,7 @@ from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store import Store
 
 QUIET_NS: Final = 3600 * 10**9
-"""How long a rollout that did not come from the queue may be silent and still be at work: its end is only a guess."""
+"""A rollout that did not come from the queue may be silent for so long and still work: its end is only a guess."""
 NAMED: Final = 10
 """Rollouts that are named."""
 

@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
     asker: Asker
     resources: Sequence[str]
     given: Sequence[Pin] = ()
-    """What is remembered of it: more than the tape has where the tape took no pin for a while."""
+    """Its pins in memory: more than the tape has, if the tape took no pin for a while."""
 
 
 class LiveReleases:
@@ -163,8 +163,9 @@ class ReleaseOperations:
         return self._write(made, entry.model_copy(update={"before": None, "config": made.config()}), now)
 
     def change(self, name: str, revision: int | None, update: Mapping[str, Any], entry: Entry, now: int) -> Release:
-        """Moves a release on, with the next link of its chain. `revision`: the one that this was decided from, None for
-        a person, who has decided whatever happened in between. Promotion makes the candidate stable."""
+        """Moves a release on, with the next link of its chain. `revision`: the one that this was decided from; None for
+        a person, whose decision holds whatever happened in between. Promotion makes the candidate stable.
+        """
         release = self.stored(name)
         if revision is not None and release.revision != revision:
             raise _outdated(release, revision)
@@ -230,8 +231,9 @@ class ReleaseOperations:
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
     def pin(self, wanted: Wanted, now: int) -> list[Pin]:
-        """Gives a rollout the versions that a call of it needs; all its pins. What it has it keeps, unless its release
-        was rolled back."""
+        """Gives a rollout the versions that a call of it needs; returns all its pins. A pin stays, unless its release
+        was rolled back.
+        """
         known = self._tape.rollout(wanted.rollout)
         if known is not None:
             wanted = wanted._replace(

@@ -71,5 +71,5 @@ WANTED: Final[Mapping[str, Update]] = {
     "resume": _resume,
     "approve": _approve,
 }
-"""What changes of it when a person says so."""
+"""What changes of it by a person's decision."""
 ACTIONS: Final = tuple(WANTED)

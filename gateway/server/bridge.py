@@ -26,7 +26,7 @@ _PATHS = (b"/api", b"/metrics", b"/healthz", b"/readyz")
 
 
 def is_control(target: bytes) -> bool:
-    """True when a request target is the control plane's."""
+    """True when a request target belongs to the control API."""
     if not target.startswith(_PATHS):
         return False
     path = target.partition(b"?")[0]
@@ -34,9 +34,8 @@ def is_control(target: bytes) -> bool:
 
 
 def agent_target(method: str, call: Admitted) -> bytes | None:
-    """Where the control plane serves what an agent says of itself; None for a call.
-
-    Its scope is in the path: it was checked by whoever admitted it, and nobody else can ask for these paths.
+    """The control API's path for what an agent says of itself; None for a call. The path contains the checked scope,
+    and no client can ask for such paths itself.
     """
     path = call.path.partition("?")[0]
     if method != "POST" or path not in _AGENT_PATHS:
@@ -58,7 +57,7 @@ class ControlPlane(Connector):
         self._idle: list[Link] = []
 
     def serve(self, front: Front, request: Request, target: bytes | None = None) -> None:
-        """Begins a request; `target` is where it goes instead of where it says, if the data plane has checked it."""
+        """Begins a request; `target` replaces its own target if the dispatch has checked it."""
         found = self._operations.find(request.method, request.target if target is None else target)
         if found is not None:
             self._operations.serve(front, request, *found, trusted=target is not None)

@@ -24,7 +24,7 @@ _log = logging.getLogger("penstock.proxy")
 
 
 class Dispatch:
-    """Both planes, as the connections of clients see them."""
+    """Calls and control requests, as the connections of clients see them."""
 
     def __init__(self, proxy: Shared, control: ControlPlane) -> None:
         self.fronts: set[Front] = set()
@@ -63,7 +63,7 @@ class Dispatch:
             call.run(began)
 
     def _refuse(self, front: Front, request: Request, refusal: Refusal) -> None:
-        """Answers what does not become a call: it belongs to no rollout, or is no request at all."""
+        """Answers a request that does not become a call: it belongs to no rollout, or is no request at all."""
         body = refusal_body(_spoken(request), refusal)
         head = refusal_head(refusal, len(body), request.keep_alive)
         front.transport.write(head if request.method == "HEAD" else head + body)

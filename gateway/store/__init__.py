@@ -83,7 +83,7 @@ class Store(Reader):
         return self._writer.write(items)
 
     def follower(self, kind: type[F]) -> F:
-        """What is remembered of the tape; it may be a moment ahead of it. Raises `KeyError` when there is no such."""
+        """The follower of this type; it may be a moment ahead of the tape. Raises `KeyError` when there is none."""
         return self._writer.follower(kind)
 
     def secret(self) -> bytes:

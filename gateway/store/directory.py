@@ -39,7 +39,7 @@ def hold(path: Path) -> int:
 
 
 def refusal(path: Path, error: Exception, readonly: bool = False) -> str:
-    """Why the tape in `path` cannot be opened, where that can be seen, else the error; and the way out."""
+    """Why the tape in `path` cannot be opened, if that can be seen, else the error; and the way out."""
     said = f"cannot open the tape in {path}: "
     for place, wanted in _needed(path.absolute(), readonly):
         if not os.path.exists(place):

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Gate:
-    """Many readers, or one who resizes the map."""
+    """Lets in many readers, or one who resizes the map."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -176,10 +176,9 @@ class Environment:
             raise TapeError(f"cannot write the tape in {self.path}: {error}; free or remount the disk") from error
 
     def _grow_ahead(self) -> None:
-        """Spares a nearly full map the transaction that would fail and be done again.
-
-        Mapping anew also gives back the pages that reading has mapped, which would count as the process' memory for as
-        long as it lives: it is done whenever the file has grown by a good deal.
+        """Grows a nearly full map before a transaction fails and must be repeated. A new map also gives back the pages
+        that reading has mapped, which would otherwise count as the process's memory as long as it lives. So the map
+        is also made anew whenever the file has grown by a good deal.
         """
         self._looked += 1
         if self._looked % _LOOK_EVERY:
@@ -193,7 +192,7 @@ class Environment:
             self._resize(info["map_size"])
 
     def _resize(self, size: int) -> None:
-        """To this size; 0 is what another process has made it."""
+        """Changes the map to this size; 0 adopts the size that another process has given it."""
         with self._gate.alone():
             self._env.set_mapsize(size)
 

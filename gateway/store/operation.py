@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Refused(Exception):
-    """An operation that cannot be done; what was asked for was not written."""
+    """An operation that cannot be done; nothing of it was written."""
 
     def __init__(
         self,

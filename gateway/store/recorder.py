@@ -94,7 +94,7 @@ class Recorder:
 
     @property
     def alive(self) -> bool:
-        """False when nothing is written any more: it is closed, or its thread died of a bug, which was logged."""
+        """False when nothing is written any more: it is closed, or a bug, which was logged, ended its thread."""
         return not self._ended
 
     def put(self, call: Recordable, done: Done | None = None) -> None:
@@ -228,7 +228,7 @@ class Recorder:
         self._loop.call_soon_threadsafe(self._after, batch, cursor, spans, seconds)
 
     def _entries(self, batch: list[_Queued]) -> list[Item | None]:
-        """What each is on the tape, None where there is nothing to write; an item that fails leaves the batch."""
+        """The entries of the items, None where there is nothing to write; an item that fails leaves the batch."""
         entries: list[Item | None] = []
         for item in batch.copy():
             try:
@@ -298,7 +298,7 @@ class Recorder:
     # -- on the loop -------------------------------------------------------------------------------------------------
 
     def _after(self, batch: list[_Queued], cursor: int | None, spans: int, seconds: float) -> None:
-        """Lets go what waited for the batch; without a cursor it is lost."""
+        """Releases whatever waited for the batch; without a cursor the batch is lost."""
         self._metrics.recorder_queue_calls -= len(batch)
         self._metrics.recorder_queue_bytes -= sum(item.weight for item in batch)
         if cursor:

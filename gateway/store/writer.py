@@ -26,7 +26,7 @@ from penstock.gateway.store.transaction import Transaction
 from penstock.gateway.store.view import BLOCK, View, last_block
 
 TOGETHER = 32
-"""Entries from which a batch is compressed together."""
+"""From so many entries on, a batch is compressed together."""
 
 _STYLES = 4096
 Item: TypeAlias = "Entry | Task[Any]"
@@ -92,7 +92,7 @@ class Writer:
             raise
 
     def interrupt_open(self) -> None:
-        """Ends the calls that an earlier life of the gateway has left open."""
+        """Ends the calls that an earlier process of the gateway has left open."""
 
         def apply(batch: Batch) -> None:
             for key, value in batch.txn.cursor(db=self.dbs["open"]):
@@ -137,7 +137,7 @@ class Writer:
         return self._cursor
 
     def _recall(self, txn: Txn) -> None:
-        """Reads back what another process, or an earlier life, has written."""
+        """Reads back what another or an earlier process has written."""
         self._memory.clear()
         view = View(txn, self.dbs, {})
         self._cursor = view.last("log")
@@ -169,7 +169,8 @@ class Writer:
 
     def put(self, batch: Batch, entry: Entry, seen_ns: int | None = None) -> None:
         """Writes a span, as it is now. `seen_ns`: when the agent was heard of by it, if that is not when it began or
-        ended: the times of what others send are theirs, and 0 is no sign of life."""
+        ended, because times in spans of others may be wrong; 0 is no sign of life.
+        """
         live = self.live(batch, entry)
         announced = bool(entry.sequence)
         if not announced:
@@ -245,7 +246,7 @@ class Writer:
         return batch.index[key]
 
     def _style(self, batch: Batch, style: Style) -> int | Style:
-        """Its number; itself on its first appearance, and when the table is full: some calls are like no other."""
+        """The number of a style; the style itself when it appears for the first time, or when the table is full."""
         number = self._styles.get(style)
         if number is not None:
             return number

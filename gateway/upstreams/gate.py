@@ -56,7 +56,7 @@ class Figures:
 
 
 class Gate:
-    """Before one upstream, in one process. Opened, held and asked in the event loop's thread."""
+    """The gate of one upstream, in one process. Opened, held and asked in the event loop's thread."""
 
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream
@@ -82,7 +82,7 @@ class Gate:
         return self.held_since is not None
 
     def hold(self, bound_s: float) -> None:
-        """From now on calls wait, for at most `bound_s` seconds from now; raises `ValueError` for a useless bound."""
+        """Lets calls wait from now on, for at most `bound_s` seconds; raises `ValueError` for a useless bound."""
         if not 0 < bound_s <= LONGEST_S:
             raise ValueError(f"bound_s must be above 0 and at most {LONGEST_S:g} seconds (found {bound_s!r})")
         self.shut, self._overdue, self.bound_s = True, False, bound_s
@@ -91,14 +91,14 @@ class Gate:
         self._deadline = asyncio.get_running_loop().call_later(bound_s, self._expire)
 
     def open(self) -> None:
-        """Lets go what waits, and from then on everything. Nothing happens when it is open."""
+        """Lets all waiting and later calls go. Does nothing when it is open."""
         if self.held:
             self.held_since = None
             self._stop_clock()
             self._let_go()
 
     def wait(self, waiter: Waiter) -> None:
-        """Takes a call that came while it is shut; one that comes too late is refused in this very call."""
+        """Takes a call that came while it is shut; after the deadline it refuses the call at once."""
         self.figures.calls += 1
         self._waiting[waiter] = monotonic()
         if self._overdue and self.held:
@@ -114,7 +114,7 @@ class Gate:
             self._deadline = None
 
     def _let_go(self) -> None:
-        """Some of those that wait, then the others in later turns."""
+        """Lets some waiting calls go, then the others in later turns."""
         if self.held:
             return
         for waiter in list(islice(self._waiting, _AT_ONCE)):

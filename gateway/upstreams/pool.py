@@ -96,7 +96,7 @@ class Pool(Connector):
         return len(self._idle)
 
     def url(self, path: str) -> str:
-        """What a call to this path asks for, for the record."""
+        """The URL of a call to this path, for the record."""
         return self.origin + self.target(path)
 
     def target(self, path: str) -> str:

@@ -28,7 +28,7 @@ def task() -> Any:
 
 
 def call(name: str) -> Any:
-    """What the function returns for the task."""
+    """Calls the function with the task; returns its result."""
     result = load(name)(task())
     return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
 
@@ -38,7 +38,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def check(name: str) -> None:
-    """Ends the process: with the reason when the function cannot be had, wherever it is called."""
+    """Ends the process: with the reason when there is certainly no such function."""
     try:
         _ = load(name)
     except LoadError as e:

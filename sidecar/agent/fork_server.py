@@ -31,13 +31,13 @@ FDS = 5
 
 
 class Zygote:
-    """What attempts are forked from. No thread may be started here."""
+    """The process that attempts are forked from. No thread may be started here."""
 
     def __init__(self, orders: socket.socket, function: str) -> None:
         self._orders, self._function = orders, function
 
     def run(self) -> None:
-        """Until the runner is gone."""
+        """Serves orders until the runner is gone."""
         _ = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the runner alone
         _ = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever has ended is not waited for
         while (order := self._order()) is not None:
@@ -50,7 +50,7 @@ class Zygote:
                 os.close(fd)
 
     def _order(self) -> tuple[dict[str, Any], list[int]] | None:
-        """(what is started, its descriptors); None when the runner is gone."""
+        """(what to start, its descriptors); None when the runner is gone."""
         head, fds, _, _ = socket.recv_fds(self._orders, 4, FDS)
         head += self._read(4 - len(head))
         told = self._read(int.from_bytes(head))
@@ -76,7 +76,7 @@ class Zygote:
         os._exit(0)
 
     def _become(self, told: dict[str, Any], life: int, failure: int) -> None:
-        """The agent. It ends as a Python process ends."""
+        """Becomes the agent, and ends as a Python process ends."""
         os.close(life)
         os.environ.clear()
         os.environ.update(told["env"])
@@ -92,7 +92,7 @@ class Zygote:
 
 
 class _Agent(BaseException):
-    """Leaves everything that a fork has inherited of the zygote's stack."""
+    """Raised in a fork to leave everything that it has inherited of the fork server's stack."""
 
 
 def main() -> None:

@@ -36,7 +36,9 @@ from typing import NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SWEEP_S = 0.02
-"""Between two rounds of signals: a process may have been started while the last one went through the table."""
+"""Between two rounds of signals, because a process may have been started while the last round went through the table;
+s.
+"""
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 """What the warden or Python handles otherwise than a new process does."""
 
@@ -85,8 +87,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 Become = Callable[[int], None]
-"""Makes a process the agent; does not come back. It is given a pipe that must be closed when that has worked, and takes
-the text of why it has not."""
+"""Makes a process the agent; does not return. It gets a pipe, which it closes on success and writes the reason to on
+failure.
+"""
 
 
 class Warden:
@@ -132,7 +135,7 @@ class Warden:
         self._tell(**({"error": error} if error else {"started_ns": time.monotonic_ns()}))
 
     def _reap(self) -> bool:
-        """Take note of those who have ended; False when nobody is left."""
+        """Notes those who have ended; False when nobody is left."""
         try:
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 if found[0] == self.agent:
@@ -145,7 +148,7 @@ class Warden:
         return True
 
     def _turn(self) -> None:
-        """Wait for something to happen and do what follows from it."""
+        """Waits for something to happen and reacts to it."""
         if self.ended:
             self._terminate()
         ready = select.select([self.wake, *self.watched], [], [], None if self.kill_at is None else SWEEP_S)[0]
@@ -176,7 +179,7 @@ class Warden:
             self.kill_at = time.monotonic()
 
     def _wake_up(self, *_: object) -> None:
-        """Python tells the pipe of a signal only when there is a handler."""
+        """A handler that does nothing: without one Python does not tell the pipe of a signal."""
 
     def _asked_to_end(self, *_: object) -> None:
         self._terminate()
@@ -186,7 +189,7 @@ class Warden:
             self.kill_at = time.monotonic() + self.grace_s
 
     def _signal(self, number: int) -> None:
-        """KILL goes to everybody every time, TERM to each process once."""
+        """Sends KILL to everybody every time, TERM to each process once."""
         for pid in below(os.getpid(), table()):
             if number == signal.SIGKILL or pid not in self.asked:
                 self.asked.add(pid)
@@ -227,14 +230,14 @@ def _send(kill: Callable[[int, int], None], pid: int, number: int) -> None:
 
 
 def _let_go() -> None:
-    """Of the agent's pipes, which would never end otherwise."""
+    """Closes the agent's pipes, which would otherwise never end."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         _ = os.dup2(null, fd)
 
 
 def _guard(inner: int) -> None:
-    """The outer warden: wait for the inner one, then kill whatever it has left behind."""
+    """The outer warden: waits for the inner one, then kills whatever it has left behind."""
     _let_go()
     with suppress(ChildProcessError):
         _ = os.waitpid(inner, 0)

@@ -51,6 +51,6 @@ def container(worker: str, claim: Claim) -> str:
 
 
 def _network(gateway: str) -> list[str]:
-    """A gateway that listens on this machine alone is reached through the machine's own network only."""
+    """The option for a gateway on a loopback address: only the machine's own network reaches it."""
     host = urlsplit(gateway).hostname or ""
     return ["--network=host"] if host in LOCAL or host.startswith("127.") else []

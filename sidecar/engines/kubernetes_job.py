@@ -37,7 +37,7 @@ TEMPLATE: Json = {
 }
 """What is used when no template is given."""
 HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff", "CreateContainerConfigError"})
-"""Reasons for which a container waits for ever."""
+"""Reasons for which a container would wait for ever."""
 
 
 def checked(template: Json, agents_image: str | None) -> Json:
@@ -134,7 +134,7 @@ def state(pod: Json, container: str) -> Json:
 
 
 def started(pod: Json, container: str) -> bool:
-    """Whether there is something to read."""
+    """Whether there is a log to read."""
     return bool(state(pod, container).keys() & {"running", "terminated"})
 
 

@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """A chat that is left out."""
+    """A chat that is left out, and why."""
 
     owner: Owner
     reason: Reason
@@ -158,7 +158,7 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence
 
 
 def _at_end_of_turn(text: str, eos: str | None) -> tuple[str, str]:
-    """What is sampled, and what the template puts behind it."""
+    """Splits the sampled text from what the template puts behind it."""
     place = text.rfind(eos) if eos else -1
     end = len(text) if eos is None or place < 0 else place + len(eos)
     return text[:end], text[end:]

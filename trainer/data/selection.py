@@ -14,7 +14,7 @@ from typing import Final
 from penstock.trainer.serving.pruning import step_of
 
 EPS: Final = 1e-6
-"""What differs by less does not differ; as in `trainer.mathematics.advantage`."""
+"""Rewards that differ by less are equal; as in `trainer.mathematics.advantage`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Versions:
 
 
 def pick(ready: Iterable[Candidate], enough: int, least: int | None) -> list[Candidate]:
-    """What a step learns from, oldest first; nothing when there is not enough.
-
-    `least` is None: `enough` rollouts, not all of the same reward, which are compared with each other. Else whole
-    groups of at least `least` rollouts whose rewards differ, as many as it takes to have `enough` rollouts."""
+    """The rollouts that a step learns from, oldest first; none when there are not enough. `least` is None: `enough`
+    rollouts, not all of the same reward, which are compared with each other. Else whole groups of at least `least`
+    rollouts whose rewards differ, as many as it takes to have `enough` rollouts.
+    """
     order = sorted(ready, key=lambda one: (one.created_ns, one.rollout))
     if least is None:
         return _batch(order, enough)

@@ -36,12 +36,14 @@ class Taken:
         return rollout in self._names
 
     def by(self, step: int) -> dict[str, Seen] | None:
-        """What a step has taken; None when it has not. Raises `CheckpointError` when it cannot be read."""
+        """The rollouts that a step has taken; None when it has taken none. Raises `CheckpointError` when it cannot be
+        read.
+        """
         path = self._path(step)
         return _read(path) if path.exists() else None
 
     def take(self, step: int, chosen: Iterable[Candidate]) -> dict[str, Seen]:
-        """A step takes these; on disk when this returns. Raises `CheckpointError`."""
+        """Notes that a step takes these; on disk when this returns. Raises `CheckpointError`."""
         found = {one.rollout: dict(one.seen) for one in chosen}
         write_directory(self._path(step), lambda beside: _write(beside / "rollouts.json", found))
         self._names |= found.keys()

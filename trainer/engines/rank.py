@@ -117,18 +117,18 @@ def _part(logprobs: Tensor, tokens: Tokens, objective: Objective, ranks: int) ->
 
 
 def _at_hand(tally: Tally) -> Tally:
-    """Where a process without a GPU can read it."""
+    """A copy that a process without a GPU can read."""
     sums, maxima = ({name: one.cpu() for name, one in part.items()} for part in (tally.sums, tally.maxima))
     return Tally(sums, maxima, {name: [one.cpu() for one in parts] for name, parts in tally.values.items()})
 
 
 def _whole(value: Tensor) -> Tensor:
-    """All of it, on this machine; every rank must ask for it at the same time."""
+    """The whole tensor, on this machine; every rank must call this at the same time."""
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu()
 
 
 def _like(value: Tensor, one: Tensor) -> Tensor:
-    """This rank's piece of what is of one's shape; a copy of what is not, as the number of steps."""
+    """This rank's piece of a value with the shape of the weights; a copy of any other, such as the number of steps."""
     if value.shape != one.shape:
         return value.clone()
     if not isinstance(one, DTensor):

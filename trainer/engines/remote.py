@@ -45,7 +45,7 @@ class Ranks(Protocol):
 
 
 class RemoteEngine(Engine):
-    """As `Engine`, and stands for it. `ranks` have begun with this very configuration."""
+    """As `Engine`, and used in its place. `ranks` have begun with this very configuration."""
 
     def __init__(self, config: Config, ranks: Ranks, updates: int | None = None) -> None:
         seeds.seed(config.run.seed)
@@ -112,7 +112,7 @@ class RemoteEngine(Engine):
 
 
 class Afar(Policy):
-    """The policy as the driver sees it: what it computes, the ranks do."""
+    """The policy as the driver sees it: the ranks compute it."""
 
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self.config, self._ranks = config, ranks

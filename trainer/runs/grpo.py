@@ -30,7 +30,7 @@ from penstock.trainer.serving.replicas import Replicas
 
 @dataclass(slots=True)
 class Place:
-    """Where a run stands; with the engine's state, all that the next step follows from."""
+    """Where a run stands; the next step follows from this and the engine's state."""
 
     step: int = 0
     """Steps that are done."""

@@ -31,12 +31,12 @@ from penstock.trainer.serving.production_release import Showing
 from penstock.trainer.serving.publish import Publisher, release_policy
 
 ALIVE_S: Final = 60.0
-"""A run that waits says so as often: otherwise it is shown as silent."""
+"""How often a waiting run shows that it lives, so that it is not shown as silent; s."""
 EVALUATION: Final = "evaluation/reward"
 
 
 class OnlineLoop(Loop):
-    """One run. `traffic` is to be run beside."""
+    """One run. `traffic` must run beside it."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class OnlineLoop(Loop):
         await super().run()
 
     async def alive(self) -> None:
-        """Says so for ever; to be run beside."""
+        """Shows for ever that the run lives; must run beside it."""
         while True:
             await asyncio.sleep(ALIVE_S)
             await self._reporter.alive()

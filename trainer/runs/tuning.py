@@ -70,7 +70,7 @@ def _method(kind: Tuning, config: Config, tokenizer: Any, found: Material) -> tu
 
 
 def _checked(kind: Tuning, config: Config) -> Config:
-    """What is wrong shall be known before anything is read."""
+    """Raises for errors in the configuration before anything is read."""
     if kind == "dpo":
         dpo.check(config)
     if config.model.weights == "full" and config.publish.release != "none":
@@ -168,7 +168,7 @@ class Run:
     # -- what comes of it --------------------------------------------------------------------------------------------
 
     async def _publish(self, version: str) -> None:
-        """The weights as a directory and a version of the model. The first is there whatever becomes of the second."""
+        """Makes the weights a directory and a version of the model. The directory stays even if the version fails."""
         full = self.config.model.weights == "full"
         target = self.config.versions / version
         save = self.engine.save_model if full else self.engine.save_adapter

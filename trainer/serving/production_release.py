@@ -21,7 +21,7 @@ from penstock.trainer.serving.publish import CONFLICT, PRODUCTION, Publisher, Pu
 
 
 class Showing:
-    """The releases of one run to production."""
+    """Releases the weights of one run to production."""
 
     def __init__(
         self, client: Client, publisher: Publisher, reporter: Reporter, model: str, run: str, policy: Policy
@@ -44,7 +44,7 @@ class Showing:
             await self._start(place)
 
     async def hold(self, why: str) -> None:
-        """What is live waits for a person."""
+        """Holds its live release for a person."""
         for release in await self._mine():
             if release.live and release.stage != "held":
                 try:
@@ -73,7 +73,7 @@ class Showing:
         await self._say(place, f"release {release.id} shows {version} to production", "info")
 
     async def _say(self, place: Place, text: str, level: Level) -> None:
-        """Once."""
+        """Reports something once."""
         if text != self._said:
             self._said = text
             await self._reporter.event(place.step, text, level)

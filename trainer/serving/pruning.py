@@ -16,7 +16,7 @@ from typing import Final
 from penstock.gateway.client.client import Client
 
 GONE: Final = ".gone"
-"""Ending of what is about to be removed."""
+"""Ending of a directory that is about to be removed."""
 
 
 def step_of(run: str, version: str) -> int | None:

@@ -32,7 +32,7 @@ from penstock.trainer.serving.vllm import Server, arguments
 
 
 class Replica:
-    """One of the servers. `run` it beside."""
+    """One of the servers. `run` must run beside the loop."""
 
     def __init__(self, upstream: str, server: Server, flags: Sequence[str], upkeep: Upkeep) -> None:
         """`upstream`: the gateway's name of it; `flags`: more of vLLM's."""
@@ -58,7 +58,7 @@ class Replica:
         self._has(version)
 
     async def restore(self, name: str, version: str, directory: Path) -> None:
-        """Starts with the weights of an earlier life; calls wait meanwhile. Raises `InferenceError`."""
+        """Starts with the weights that it had before; calls wait meanwhile. Raises `InferenceError`."""
         self._server.arguments = arguments(directory, name, self._server.url, self._flags)
         self._has(version)
         await self._upkeep.ready()
@@ -93,8 +93,9 @@ class Replicas:
                 task.cancel()
 
     async def ready(self) -> None:
-        """Comes back when those run that have a version; asked before each step. The first time they are given what
-        they had in an earlier life. Raises `InferenceError`, `PublishError`, `ConfigError`."""
+        """Returns when those servers run that have a version; called before each step. The first time they get the
+        versions that they had before. Raises `InferenceError`, `PublishError`, `ConfigError`.
+        """
         if not self._restored:
             await self._refuse_unknown()
             await self._restore()

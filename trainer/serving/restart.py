@@ -22,12 +22,12 @@ from penstock.trainer.serving.vllm import InferenceError, Server
 MOST_DEATHS: Final = 3
 """Within one step."""
 HOLD_S: Final = 60.0
-"""A trainer that has died lets calls wait for as long."""
+"""How long calls wait after the trainer has died; s."""
 OPEN_S: Final = 10.0
 
 
 class Upkeep:
-    """Of one server. `run` it beside the loop."""
+    """Keeps one server running. `run` must run beside the loop."""
 
     def __init__(self, client: Client, server: Server, upstream: str, say: Callable[[str], Awaitable[None]]) -> None:
         """`upstream`: the gateway's name of the server; `say`: told of what has happened."""
@@ -63,7 +63,7 @@ class Upkeep:
 
     @asynccontextmanager
     async def _held(self) -> AsyncGenerator[None]:
-        """Calls wait meanwhile."""
+        """Lets calls wait meanwhile."""
         await self._hold()
         renewing = asyncio.ensure_future(self._renew())
         try:

@@ -54,7 +54,7 @@ class Generation(Link):
     # -- what a call does with a connection --------------------------------------------------------------------------
 
     def send(self, caller: Caller, head: bytes, body: bytes) -> None:
-        """Asks generate; the chat request itself goes nowhere."""
+        """Asks generate; the chat request itself is not sent."""
         self.caller = caller
         self._task = asyncio.ensure_future(self._run())
 
@@ -130,7 +130,7 @@ class Generation(Link):
             self.caller.on_answer(self, head, answer)
 
     async def _stream(self, response: aiohttp.ClientResponse) -> None:
-        """The events of a streamed answer; each choice is said by a task of its own."""
+        """The events of a streamed answer; a task for each choice makes them."""
         parser = Parser()
         async with asyncio.TaskGroup() as speaking:
             async for read in response.content.iter_any():
@@ -166,7 +166,7 @@ class Generation(Link):
     # -- derender ----------------------------------------------------------------------------------------------------
 
     async def _speak(self, mouth: Mouth) -> None:
-        """Says a choice, as it comes."""
+        """Sends the events of a choice, as its tokens come."""
         while True:
             if not mouth.over:
                 await mouth.news.wait()

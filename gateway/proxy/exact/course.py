@@ -34,7 +34,7 @@ from penstock.gateway.upstreams.pool import Pool
 
 _log = logging.getLogger("penstock.exact")
 _OTHER: Final = {"role": "assistant", "content": "x"}
-"""A turn of the model that says something else."""
+"""Another text for a turn of the model."""
 
 
 class Connecting(Caller, Protocol):
@@ -60,7 +60,7 @@ class Course:
         self._how = ""
 
     def connect(self, call: Connecting, pool: Pool, fresh: bool) -> asyncio.Task[None]:
-        """Finds the way and hands the call a connection that goes it; the task can be cancelled."""
+        """Decides how the call goes and hands it the connection for that; the task can be cancelled."""
         task = asyncio.ensure_future(self._connect(call, pool, fresh))
         task.add_done_callback(_connected)
         return task
@@ -85,7 +85,7 @@ class Course:
                 call.on_connected(link)
 
     async def _way(self, engine: Engine) -> Generation | None:
-        """None: the chat request goes as it is."""
+        """None: the chat request is sent as it is."""
         asked, record = obj(loads(self._record.plain)), self._record
         self._session = self._how = ""
         record.attributes, record.sides = self._attributes, []
@@ -103,7 +103,7 @@ class Course:
         return await self._go_on(engine, asked, attempt, found, only_text(conversation))
 
     async def _probe(self, engine: Engine, asked: Json) -> None:
-        """An upstream that does not render is found out by its first call and not by the second of a rollout."""
+        """Asks an upstream at the first call of a rollout whether it renders, and not only at the second."""
         name = engine.pool.name
         if name not in self._exact.rendering:
             try:
@@ -136,7 +136,7 @@ class Course:
         return None
 
     async def _more(self, engine: Engine, asked: Json, habits: Habits, found: Found, whole: bytes) -> bytes | None:
-        """The ids after those of the session; None when they cannot be told."""
+        """The ids after those of the session; None when they cannot be found."""
         pieces, at, written = found.turn.pieces(), found.message, asked["messages"]
         end = pieces[-1].answer[-WIDTH:]
         upto = (await engine.render(_quiet(asked, written[: at + 1]))).ids
@@ -155,7 +155,7 @@ class Course:
         self._mark(new_session(), why, why)
 
     def _continue(self, turn: Turn, how: str) -> None:
-        """Goes on from a turn. Where another call has, this one is a fork: the same tokens, told apart."""
+        """Continues a turn. If another call has continued it already, this one is a fork with the same tokens."""
         if turn.continued:
             self._mark(new_session(), "forked", how)
         else:
@@ -167,7 +167,7 @@ class Course:
         self._record.attributes = self._attributes | more
 
     def ended(self) -> None:
-        """The answer is here as a whole. It is learned before anything can go on from it."""
+        """Takes the whole answer. Learns it before any call can continue it."""
         record = self._record
         if self._session and not record.truncated:
             self._exact.metrics.exact_calls[(self._how,)] += 1
@@ -195,7 +195,7 @@ def _why(turn: Turn, asked: Json, text: bool) -> Began:
 
 
 def _quiet(asked: Json, conversation: list[Json] | None = None) -> Json:
-    """A request to render: the opening of a next turn is left out where a conversation is given."""
+    """A request to render. If a conversation is given, it is rendered without the opening of a next turn."""
     kept = {name: value for name, value in asked.items() if name not in ("stream", "stream_options")}
     return kept if conversation is None else kept | {"messages": conversation, "add_generation_prompt": False}
 
@@ -206,7 +206,7 @@ def _generation(engine: Engine, asked: Json, whole: Rendered, prompt: bytes, rec
 
 
 def _sampled(asked: Json, whole: Rendered) -> Json:
-    """What generate is asked. How many tokens there is room for follows from the ids that are sent, not from these."""
+    """The request to generate. The room for new tokens follows from the ids that are sent, not from these."""
     sampling = obj(whole.request.get("sampling_params"))
     if sampling.get("max_tokens") not in (asked.get("max_tokens"), asked.get("max_completion_tokens")):
         sampling = {name: value for name, value in sampling.items() if name != "max_tokens"}

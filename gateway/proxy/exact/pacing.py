@@ -29,7 +29,7 @@ class Tap(asyncio.Transport):
 
 
 class Mouth:
-    """One choice: what has come and was not said yet."""
+    """One choice: the tokens that have come and were not sent yet."""
 
     def __init__(self, voice: Voice) -> None:
         self.voice = voice

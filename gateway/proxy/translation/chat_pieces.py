@@ -17,12 +17,12 @@ from penstock.gateway.dialects.loose_json import Json, count, error_message, loa
 
 Kind = Literal["reasoning", "text", "refusal", "call", "arguments"]
 FINISHES: Final = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
-"""Ends of an answer that the agents' formats have a word for."""
+"""Finish reasons that the agents' formats can express."""
 _REASONING: Final = ("reasoning", "reasoning_content")
 
 
 class Untold(Exception):
-    """The engine's answer cannot be told in the agent's format; the message says why."""
+    """The engine's answer cannot be written in the agent's format; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Answer:
         return pieces
 
     def check(self) -> None:
-        """Raises `Untold` unless it has come to an end that can be told."""
+        """Raises `Untold` unless it has an end that can be written."""
         if self.finish is None:
             raise Untold("the engine's answer ended early")
         if self.finish not in FINISHES:

@@ -15,7 +15,7 @@ from penstock.gateway.dialects.loose_json import Json, arr, loads, obj, text
 from penstock.gateway.http.errors import ClientFault
 
 KIND: Final = "translation"
-"""What spans call it."""
+"""The reason of these refusals in spans."""
 _ABSENT: Final[tuple[Any, ...]] = (None, False, [], {}, "")
 
 

@@ -93,7 +93,7 @@ class _Arguments:
         self._is_object = False
 
     def told(self, text: str) -> str:
-        """What can be told with this piece."""
+        """What can be passed on with this piece."""
         if self._is_object:
             return text
         self._held += text
@@ -112,7 +112,7 @@ def _about(answer: Answer) -> Json:
 
 
 def _message(pieces: list[Piece]) -> Json:
-    """The message of a plain answer. Arguments that are no object stand below a key of their own."""
+    """The message of a plain answer. Arguments that are no object come below a key of their own."""
     said = {name: joined(pieces, kind) for kind, name in _DELTAS.items()}
     calls = [_function(call, _object(arguments)) for call, arguments in called(pieces)]
     return {"role": "assistant", **said, "tool_calls": calls or None}
@@ -131,7 +131,7 @@ def _usage(answer: Answer) -> Json:
 
 
 def _finish(answer: Answer) -> str | None:
-    """Where a tool was prescribed, engines end calls of it with `stop`."""
+    """The finish reason. If a tool was prescribed, engines end calls of it with `stop`."""
     return "tool_calls" if answer.calls and answer.finish in ("stop", "function_call") else answer.finish
 
 

@@ -46,7 +46,7 @@ def asking(library: Library, asked: Json) -> Json:
 
 
 def check(asked: Json) -> None:
-    """Raises `ClientFault` for what chat completions have no word for."""
+    """Raises `ClientFault` for what chat completions cannot express."""
     messages = list(items(asked.get("messages"), "messages"))
     if not messages:
         refuse("messages", "there must be one")
@@ -69,7 +69,7 @@ def check(asked: Json) -> None:
 
 
 def _check_management(asked: Json) -> None:
-    """What clears nothing may be left out; coding agents send it with every request."""
+    """Lets through management that clears nothing, because coding agents send it with every request."""
     for edit, where in items(inner(asked, "context_management").get("edits") or [], "context_management.edits"):
         if not (str(edit.get("type")).startswith("clear_thinking_") and edit.get("keep") == "all"):
             refuse(where, "nobody edits conversations here")

@@ -30,7 +30,7 @@ LEFT_OUT: Final = frozenset(
     }
 )  # fmt: skip
 FORGOTTEN: Final = ("previous_response_id", "conversation", "prompt")
-"""What only a provider has that keeps responses, conversations and prompts."""
+"""Fields that only a provider which keeps responses, conversations and prompts can serve."""
 INCLUDED: Final = frozenset({"reasoning.encrypted_content"})
 TOOL: Final = frozenset({"type", "name", "description", "parameters", "strict"})
 PARTS: Final = ("input_text", "output_text", "text", "input_image")
@@ -52,7 +52,7 @@ def asking(library: Library, asked: Json) -> Json:
 
 
 def check(asked: Json) -> None:
-    """Raises `ClientFault` for what chat completions have no word for."""
+    """Raises `ClientFault` for what chat completions cannot express."""
     for name in FORGOTTEN:
         if asked.get(name) is not None:
             refuse(name, "nobody keeps responses here: send the whole conversation as `input`")
@@ -126,7 +126,7 @@ def _thought(item: Json) -> str:
 
 
 def _prepared(asked: Json, thoughts: list[str]) -> Json:
-    """For litellm, which writes into what it is given and strips reasoning: places stand for it meanwhile."""
+    """A copy for litellm, which writes into its input and strips reasoning: placeholders stand for that meanwhile."""
     prepared: Json = loads(dumps(asked))
     if isinstance(prepared["input"], list):
         prepared["input"] = [
@@ -170,7 +170,7 @@ def _mended_message(message: Any, thoughts: list[str]) -> Json:
 
 
 def _joined(messages: list[Json]) -> list[Json]:
-    """Messages of the assistant that stand one after the other are one: the model has made them in one go."""
+    """Makes one message of consecutive messages of the assistant, because the model has made them in one go."""
     made: list[Json] = []
     for message in messages:
         last = made[-1] if made else {}

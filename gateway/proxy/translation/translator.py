@@ -64,7 +64,7 @@ class Translation:
     """Whether the agent waits for events."""
     telling: Telling
     told: Told | None = None
-    """The way of its answer, once there is one."""
+    """The way of its answer, once it has begun."""
 
     def passing(self, link: Link, http10: bool, own: Secrets) -> Told:
         """How an answer is told. `http10`: whether the client takes no chunks; `own`: what an error may not tell."""
@@ -76,7 +76,7 @@ class Translation:
 
     @property
     def problem(self) -> str | None:
-        """Why its answer could not be told."""
+        """Why its answer could not be written."""
         return None if self.told is None else self.told.problem
 
     def response(self) -> bytes:
@@ -84,8 +84,9 @@ class Translation:
         return b"" if self.told is None else b"".join(self.told.sent)
 
     def side(self, status: str, answered: bytes) -> Side:
-        """The agent's side, for the tape. `status`: how the call ends; `answered`: what it was told by the gateway
-        itself, where there was no answer to tell."""
+        """The agent's side, for the tape. `status`: how the call ends; `answered`: the gateway's own answer, if there
+        was none to write.
+        """
         if self.told is not None and status in _BROKEN:
             self._break(self.told)
         agent, response = self.agent, answered if self.told is None else self.response()
@@ -93,7 +94,7 @@ class Translation:
         return Side(who="agent", dialect=agent.dialect.name, path=path, request_body=agent.body, response_body=response)
 
     def _break(self, told: Told) -> None:
-        """Tells that the answer will not be completed. The call must end, whatever comes of that."""
+        """Tells the agent that the answer breaks off. The call must end, even if that fails."""
         try:
             told.broken()
         except Exception:
@@ -107,7 +108,7 @@ class Translator:
         self._library = library
 
     def warm(self) -> None:
-        """The first use makes what later ones only use, which takes a while and is warned about."""
+        """Translates once at the start, because the first time takes a while and logs warnings."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for dialect, (asking, telling) in _WAYS.items():
@@ -147,7 +148,7 @@ class Translator:
 
 
 def unavailable(model: str) -> ClientFault:
-    """What a call is told that would have to be translated where nothing can be."""
+    """The error for a call that needs translation when the extra is missing."""
     message = (
         f"model {model!r} is trained, which needs chat completions: translate with "
         "pip install 'penstock-gateway[providers]' where the gateway runs, or set translate = false on its route"

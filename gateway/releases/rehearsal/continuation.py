@@ -30,7 +30,7 @@ FIELDS: Final[Mapping[str, str]] = {
 """Where the conversation stands in a request, by dialect."""
 _OUTPUTS: Final = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 _ASKING: Final = ("user", "system", "developer", "tool", "function")
-"""Roles that are not the model's."""
+"""Roles of messages that are not the model's."""
 
 
 class CannotContinue(Exception):
@@ -69,7 +69,7 @@ def exchange(dialect: Post, response: bytes, stream: bool, results: Sequence[Par
 
 
 def restored(messages: Sequence[Any], told: Sequence[Hidden]) -> list[Any]:
-    """A conversation with what its agent has not seen. What was told last of one place counts."""
+    """A conversation with the messages that its agent has not seen. Of several for one place the last counts."""
     whole, at = list(messages), {len(one.before): one for one in told if _goes_on(messages, one)}
     for place in sorted(at, reverse=True):
         whole[place:place] = at[place].messages

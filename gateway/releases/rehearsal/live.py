@@ -41,7 +41,7 @@ RESTARTED: Final = "restarted"
 OVER: Final = "rehearsal"
 """Short reason of a refusal: no rehearsal of the call's address is under way."""
 _READY_S: Final = 30.0
-"""How long a call waits for a gateway that takes a rehearsal up again."""
+"""How long a call waits for a gateway that resumes a rehearsal."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Leg:
 
     @property
     def spec(self) -> RolloutSpec:
-        """Its rollout. It is handed out again by us, and by nobody else."""
+        """Its rollout. Only this module hands it out again."""
         config = RolloutConfig(max_attempts=1, retry_on=[])
         told = dict(self.attributes)
         return RolloutSpec(
@@ -103,7 +103,7 @@ class Rehearsals:
         """Set, and replaced, when something may be had that could not be had before."""
 
     def open(self, rehearsed: Rehearsed) -> None:
-        """Its runs may be had."""
+        """Hands out its runs from now on."""
         self._under_way[rehearsed.release.id] = rehearsed
         self._legs |= {name: (rehearsed, leg) for name, leg in rehearsed.legs.items()}
         self.changed()
@@ -116,7 +116,7 @@ class Rehearsals:
         self.changed()
 
     def changed(self) -> None:
-        """Who waits looks again."""
+        """Wakes those who wait."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 

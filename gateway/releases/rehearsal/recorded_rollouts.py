@@ -85,7 +85,7 @@ def _original(tape: Store, release: Release, recordings: Recordings, rollout: Ro
 
 
 def _told(tape: Store, rollout: Rollout) -> bool:
-    """Whether somebody has said that it ended, not only its silence."""
+    """Whether somebody has told its end, and not only its silence."""
     return rollout.origin == "queued" or any(one.outcome is not None for one in tape.attempts(rollout.id))
 
 

@@ -43,13 +43,14 @@ class Cassette:
     unanswered: int = 0
     """Calls in the recording that have no result: the last ones of an agent that was stopped."""
     misses: list[Miss] = field(default_factory=list[Miss])
-    """What was asked for in vain, the first of which is where the run diverged."""
+    """Calls without a recorded result; at the first of them the run diverged."""
     _played: dict[Key, int] = field(default_factory=dict[Key, int])
 
     @classmethod
     def of(cls, turns: Iterable[Turn]) -> Cassette:
-        """The results in a rollout's exchanges, in their order. Each agent's conversation is told again in its every
-        request: a call counts once, by its id; where a dialect has no ids, by its place."""
+        """The results in a rollout's exchanges, in their order. Each request repeats its agent's conversation, so a
+        call counts once: by its id, or, where a dialect has no ids, by its place.
+        """
         conversations: list[list[Message]] = []
         kept: dict[str, list[Message]] = {}
         for turn in turns:
@@ -77,7 +78,7 @@ class Cassette:
         return None
 
     def take_back(self, calls: Iterable[tuple[str, str]]) -> None:
-        """Calls that were answered for nothing: what they were for failed, and will be asked for again."""
+        """Takes back calls whose request has failed and will be sent again."""
         for tool, arguments in calls:
             self._played[tool, canonical(arguments)] -= 1
 

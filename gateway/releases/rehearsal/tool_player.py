@@ -50,7 +50,7 @@ from penstock.gateway.upstreams.pool import Pool
 DIVERGED: Final = "diverged"
 """Short reason of a refusal: the run has left what was recorded."""
 SPENT: Final = "steps"
-"""Short reason of a refusal: too many requests were made for it."""
+"""Short reason of a refusal: the run made too many requests."""
 UNFIT: Final = "version"
 """Short reason of a refusal: its version cannot be written into the request."""
 _OWN: Final = HOP | {b"content-length", b"transfer-encoding", b"trailer"}
@@ -243,7 +243,7 @@ class Play:
         return call if len(whole) == len(told) else replace(call, body=with_conversation(name, asked, whole))
 
     def _version(self, resource: str, call: Admitted, model: str | None) -> str:
-        """The run's own version; of other resources, and of calls that the release does not speak to, the stable."""
+        """The run's own version; of other resources, and for calls outside the release's audience, the stable one."""
         role = self._role
         asker = role.asker._replace(agent=call.address.agent or "", model=model or "")
         if resource == role.release.resource and speaks_to(role.release.only, asker):

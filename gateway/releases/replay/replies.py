@@ -14,7 +14,7 @@ from penstock.gateway.store.codec import Body
 from penstock.gateway.store.records import Entry
 
 LARGEST: Final = 64 << 20
-"""Bytes of an answer from which it is given up."""
+"""A larger answer is given up; bytes."""
 
 
 class TooLarge(Exception):

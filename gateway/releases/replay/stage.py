@@ -31,7 +31,7 @@ from penstock.gateway.releases.replay.recorded_calls import Recorded, Recordings
 from penstock.gateway.releases.replay.sender import Answer, Asking, Means, aside
 
 HOPELESS: Final = 10
-"""Calls of which nothing is known, and no other, after which it is given up."""
+"""After so many calls without any result the stage is given up."""
 SHOWN: Final = 20
 """Calls that are named in the evidence because the candidate lost there."""
 

@@ -42,7 +42,7 @@ ALPHA: Final = 0.05
 
 
 class Shadow:
-    """The job of the stage `replayed`; the data plane offers it calls."""
+    """The job of the stage `replayed`; every finished call is offered to it."""
 
     def __init__(self, means: Means) -> None:
         self._means = means
@@ -50,7 +50,7 @@ class Shadow:
         """Releases that mirror now, by name."""
 
     def offer(self, record: Record, found: Found, pins: Mapping[str, Pin]) -> None:
-        """A call is over and was handed to the recorder; never raises and never waits."""
+        """Takes a call that is over and was handed to the recorder; never raises and never waits."""
         for mirror in self.mirrors.values():
             mirror.offer(record, found, pins)
 
