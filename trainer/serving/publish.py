@@ -130,7 +130,7 @@ class Publisher:
         return await prune(self._client, directory, self._run, keep)
 
     async def _left(self, version: str) -> Release | None:
-        """The release of a version that an earlier process of this run has begun. Aborts any other release of the run."""
+        """The release of a version that an earlier process of this run has begun. Aborts other releases of the run."""
         for release in await self._live(TRAINING):
             if release.candidate == version:
                 return release
