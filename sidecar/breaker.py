@@ -55,7 +55,7 @@ class Breaker:
         return (
             f"{EQUAL} tasks failed in the same way, at once and before any model call: {self.tripped.reason}\n"
             + (f"the last lines of {self.tripped.name}:\n{said}\n" if said else "")
-            + "no more work is taken; these attempts are handed back and do not count. Mend what the agents need and "
+            + "no more work is taken; these attempts are handed back and do not count. Repair what the agents need and "
             "start again; --keep-going goes on in spite of it"
         )
 

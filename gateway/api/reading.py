@@ -112,7 +112,7 @@ class DiagnosisQuery(Noun):
 
 
 async def get_diagnosis(request: web.Request) -> web.Response:
-    """Whether a rollout can be trained on, call by call, and if not why, with what mends it. Reads the bytes of its
+    """Whether a rollout can be trained on, call by call, and if not why, with the way out. Reads the bytes of its
     calls, of 2,000 at most."""
     tape, asked, rollout = request.app[CONTROL].tape, query_of(request, DiagnosisQuery), _rollout(request)
 
@@ -237,7 +237,7 @@ def _said(request: web.Request) -> Exchange | Side:
     if found is None:
         there = [side.who for side in exchange.sides]
         hint = "leave it out for the exchange itself"
-        raise ApiError(404, f"the {wanted} was spoken with in the exchange's own format; {hint}", "side", wanted, there)
+        raise ApiError(404, f"the {wanted} spoke the exchange's own format; {hint}", "side", wanted, there)
     return found
 
 

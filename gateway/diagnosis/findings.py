@@ -78,7 +78,7 @@ def of_rollout(rollout: RolloutSummary) -> Iterator[Finding]:
 def of_attempt(rollout: RolloutSummary, attempt: Attempt, spans: Sequence[Span]) -> Iterator[Finding]:
     """Findings of an attempt as a whole. `spans`: its calls and rewards."""
     if any(map(own, spans)):
-        reason = "it is no agent's work: the gateway asked for it to try a release (replay, shadow or rehearsal)"
+        reason = "no agent made it: the gateway made it to try a release (replay, shadow or rehearsal)"
         yield finding("for_release", reason, rollout, attempt.id)
         return
     if rollout.origin == "queued" and attempt.status in LIVE:

@@ -23,7 +23,7 @@ DIAGNOSES = (
     Column("rollout"), Column("status", 2), figure("reward", 3), figure("train"), figure("sequences", 1),
     Column("why", narrows="fold", least=24),
 )  # fmt: skip
-MENDING = (Column("why"), figure("rollouts"), Column("what mends it (of the first)", narrows="words", least=30))
+MENDING = (Column("why"), figure("rollouts"), Column("way out (of the first)", narrows="words", least=30))
 CALLS = (
     figure("#"), Column("train"), Column("model", 4, narrows="cut", least=12), figure("prompt", 2),
     figure("answer", 3), Column("goes on", 1), Column("why", narrows="fold", least=30),
@@ -165,7 +165,7 @@ def _why(findings: Iterable[Finding]) -> Text:
 
 def _fixes(findings: Iterable[Finding]) -> Listing:
     """Each fix once, the first of its kind when they differ by the call only."""
-    made = Listing(Column("why"), Column("what mends it", narrows="words", least=30))
+    made = Listing(Column("why"), Column("way out", narrows="words", least=30))
     first = {finding.code: finding.fix for finding in reversed(list(findings)) if finding.fix}
     for code, fix in reversed(first.items()):
         made.add_row(code, plain(fix))

@@ -189,7 +189,7 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
         then = (
             ""
             if not last
-            else "; nothing ends it but harm or a person"
+            else "; only harm or a person ends it"
             if policy.hold_split
             else "; then no loss beyond the margin"
         )

@@ -115,7 +115,7 @@ def proposals(found: Sequence[tuple[Proposal, str | None]], calls: int, left_out
     """Prompts that were found in so many calls of so many rollouts, each with the resource that it is registered as."""
     pieces: list[RenderableType] = [Text(f"{counted(len(found), 'prompt')} in {counted(calls, 'call')}.")]
     if left_out:
-        pieces.append(Text(f"{counted(left_out, 'call')} left out: the gateway wrote their text, or asked by itself."))
+        pieces.append(Text(f"{counted(left_out, 'call')} left out: the gateway wrote their text, or made them itself."))
     if not found:
         shared = f"A prompt is what {FEWEST} rollouts share; these calls with a system text are of"
         pieces.append(Text(f"{shared} {counted(rollouts, 'rollout')}."))

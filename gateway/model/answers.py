@@ -230,7 +230,7 @@ class Finding(Noun):
     reason: str
     """What was found, for a person."""
     fix: str
-    """The command that mends it, or what to change before the next attempt."""
+    """The command that repairs it, or what to change before the next attempt."""
 
 
 class CallDiagnosis(Noun):

@@ -149,4 +149,4 @@ class Exporter:
             await self._desk.note(NOTE, str(cursor).encode())
             self._noted = cursor
         except TapeError as error:
-            _log.warning("the exporter's place cannot be kept: %s", error)
+            _log.warning("the exporter's position cannot be kept: %s", error)

@@ -92,7 +92,7 @@ class Shared:
             try:
                 call.check(now, announce)
             except Exception:
-                _log.exception("a running call could not be looked after")
+                _log.exception("a running call could not be checked")
         for pool in self.pools.values():
             pool.expire(now)
             self.metrics.upstream_waiting[(pool.name,)] = pool.gate.waiting

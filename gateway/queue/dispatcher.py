@@ -210,7 +210,7 @@ class Desk:
 
     def _gave_back(self, giving: asyncio.Future[None]) -> None:
         if not giving.cancelled() and (error := giving.exception()) is not None:
-            _log.error("what a client left behind waits for its lease to end: %s", error)
+            _log.error("the claim of a client that has gone waits for its lease to end: %s", error)
         self._pass_on()
 
     async def _wait(self, modes: frozenset[Mode], until: float) -> bool:

@@ -72,7 +72,7 @@ def _check_management(asked: Json) -> None:
     """Lets through management that clears nothing, because coding agents send it with every request."""
     for edit, where in items(inner(asked, "context_management").get("edits") or [], "context_management.edits"):
         if not (str(edit.get("type")).startswith("clear_thinking_") and edit.get("keep") == "all"):
-            refuse(where, "nobody edits conversations here")
+            refuse(where, "the gateway edits no conversations")
 
 
 def _check_thinking(asked: Json) -> None:

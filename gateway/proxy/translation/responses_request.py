@@ -55,7 +55,7 @@ def check(asked: Json) -> None:
     """Raises `ClientFault` for what chat completions cannot express."""
     for name in FORGOTTEN:
         if asked.get(name) is not None:
-            refuse(name, "nobody keeps responses here: send the whole conversation as `input`")
+            refuse(name, "the gateway keeps no responses: send the whole conversation as `input`")
     for at, name in enumerate(arr(asked.get("include"))):
         one_of(name, INCLUDED, f"include[{at}]")
     only(asked, FIELDS, LEFT_OUT)
@@ -105,7 +105,7 @@ def _check_items(given: Any) -> None:
 
 def _check_output(item: Json, where: str, calls: set[str]) -> None:
     if said(item.get("call_id"), f"{where}.call_id") not in calls:
-        refuse(f"{where}.call_id", "the call that it answers must stand before it: nobody keeps responses here")
+        refuse(f"{where}.call_id", "the call that it answers must stand before it: the gateway keeps no responses")
     _check_parts(item.get("output"), f"{where}.output")
 
 

@@ -73,7 +73,7 @@ class Steps:
                 return made
             else:
                 if waits_for is not None:
-                    raise RuntimeError(f"a stream wrapper waits for {waits_for!r}, which nobody gives it")
+                    raise RuntimeError(f"a stream wrapper waits for {waits_for!r}, which never comes")
                 self._step = step
                 return made
 
