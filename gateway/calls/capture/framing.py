@@ -45,7 +45,7 @@ def passing(asked: Asked, link: Link, chunked: bool, limit: int = LIMIT) -> Pass
     """How an answer is cleaned; None if it is not. `chunked`: whether the client gets it in chunks; `limit`: the most
     bytes that are held back.
     """
-    if link.status >= 400 or link.encoding not in _IDENTITY:
+    if link.status >= 300 or link.encoding not in _IDENTITY:
         return None
     if link.events and not link.length_known:
         return Stream(Cleaner(asked), chunked, limit)
