@@ -131,7 +131,7 @@ def _conversation(episode: Episode, judged: Judged, leaf: Node, produced: Sequen
 def _places(leaf: Node, produced: Iterable[Node]) -> set[int]:
     """The places of these calls' answers among the leaf's messages; its own answer comes after all of them."""
     sent = leaf.call.turn.messages if leaf.call.turn else []
-    # Messages that say nothing have no fingerprint, and no part in the comparison.
+    # Messages without content have no fingerprint and are not compared.
     told = [*(at for at, message in enumerate(sent) if fingerprint(message)), len(sent)]
     return {told[len(node.call.story)] for node in produced}
 

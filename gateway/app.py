@@ -257,7 +257,7 @@ class Gateway:
         except OSError as error:
             raise ConfigError(_cannot_listen(self.config.host, self.config.port, error)) from None
         self._tick()
-        # What lives for good need not be looked at again; calls leave no cycles behind.
+        # Objects that live for good need not be collected; calls leave no cycles behind.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
@@ -294,7 +294,7 @@ class Gateway:
         await self.desk.stop()
         await self.releases.stop()
         await self.residents.stop()
-        # Answers that wait for the tape are let go by this.
+        # This releases answers that wait for the tape.
         await self.recorder.close()
         await self.operations.finish(_CONTROL_SECONDS)
         self._ticker.cancel()

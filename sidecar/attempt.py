@@ -171,7 +171,7 @@ class Work:
         """The rewards to be kept with the end. A judge that fails never costs the attempt."""
         found: list[Judgement] = []
         if self._settings.release is not None:
-            # What a rehearsal comes to is said by the release.
+            # The release reports the result of a rehearsal.
             return found
         try:
             found += printed(outcome.output, self._judge.named)

@@ -50,7 +50,7 @@ class Heart:
             try:
                 await self.beat(interval)
             except Exception as e:
-                # Without the next beat every lease would be lost.
+                # If beating ended here, every lease would be lost.
                 self._progress.say(f"a heartbeat failed: {type(e).__name__}: {e}")
             await asyncio.sleep(min(SHORTEST_S, interval))
             try:

@@ -177,7 +177,7 @@ class Admission:
         """
         story = call.story or EMPTY
         if call.previous is not None:
-            # What it sends is only what is new.
+            # It sends only the new items.
             call.story = story = EMPTY
             rollout = self._conversations.find_response(call.previous)
         else:

@@ -86,7 +86,7 @@ class Auth:
 def credentials(headers: Mapping[str, str]) -> Iterator[str]:
     """Every key that a request presents, where the SDKs put them: `Authorization: Bearer` and `x-api-key`."""
     for name, value in headers.items():
-        # Most headers are told by their length.
+        # Their length rules out most headers.
         if len(name) in _KEY_LENGTHS and (low := name.lower()) in _KEY_HEADERS:
             scheme, _, rest = value.strip().partition(" ")
             if low == "x-api-key":

@@ -110,7 +110,7 @@ class Conversations:
         for length in range(len(beginnings) - 1, near - 1, -1):
             if beginnings[length - 1] in self._open:
                 return _choose(self._open[beginnings[length - 1]], story, length, way)
-        # Of tens of thousands of items this holds nobody up.
+        # With tens of thousands of items this holds no other call up.
         before = beginnings[: near - 1]
         longest = next(filter(self._open.__contains__, reversed(before)), None)
         if longest is None:
@@ -181,7 +181,7 @@ def _choose(candidates: list[Ended], story: Story, length: int, way: Way) -> Fou
         return Found(unread=unread)
     possible = _possible(candidates, story.items[length:])
     if not possible:
-        # It was edited, or is no answer of ours at all.
+        # The answer was edited, or did not come through this gateway.
         own = [it for it in candidates if _owns(way, it)]
         return Found(own[0].rollout, after=own[0]) if len(own) == 1 else Found(ambiguous=True)
     chosen = min(possible, key=lambda it: _rank(it, story.key, way))

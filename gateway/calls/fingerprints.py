@@ -166,7 +166,7 @@ class Fingerprints:
             stem = _Stem(dialect.name, before.length, raw[:_HEAD], (before, before), mark, b"", None, None, b"", 0)
             made = _longer(stem, before, body, Read(items, read.story, read.numbers[_HEAD:]))
             if made is not None:
-                # What is to be left out must be these items, and not the same bytes in another place.
+                # The bytes to leave out must be these items, and not the same bytes in another place.
                 left = body[: before.length] + made.rest
                 if len(left) <= LARGE and dialect.items(left).raw == raw[:_HEAD]:
                     self._keep(made)
@@ -211,7 +211,7 @@ class Fingerprints:
         for number in numbers:
             if number:
                 new.append(number)
-                # Whoever cannot foresee the numbers, which are salted hashes, cannot foresee these.
+                # The numbers are salted hashes, so nobody can foresee these.
                 total = hash((total, number))
                 sums.append(total)
         return Read(items, Story(story.items + new, story.beginnings + sums), numbers)

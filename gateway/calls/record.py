@@ -230,7 +230,7 @@ class Record:
         entry.http_status, entry.stream = self.http_status, self.stream
         entry.upstream = None if self.pool is None else self.pool.name
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
-        # What the gateway itself has answered used up nothing here.
+        # An answer of the gateway's own has used no tokens.
         entry.usage = None if self.pool is None else facts.usage
         if uncounted(entry):
             self._count(entry, request, response.plain)
@@ -251,7 +251,7 @@ class Record:
             asked = None if self.changed else self.call.asked
             facts = self.call.dialect.facts(request, response.plain, self.stream, asked)
             if self.truncated or (response.problem is not None and not response.problem.endswith(CUT)):
-                # How it ended cannot be seen.
+                # Its end is not among the kept bytes.
                 facts.failed = None
             return facts
         except Exception:

@@ -165,7 +165,7 @@ def _retokenised(case: Case, span: Span, before: Span, tokens: Tokens) -> Findin
     made = finding("retokenised", reason, case.rollout, span.attempt, model=span.model or "its model")
     if (began := (span.attributes or {}).get(BEGAN)) is None:
         return made
-    # Its route is exact already, and knows why it could not go on.
+    # Its route is exact already, and says why the session could not go on.
     look = f"penstock show {case.rollout.id}/{span.attempt}#{span.sequence} --raw request"
     return made.model_copy(update={"reason": f"{reason}; its session began anew ({began})", "fix": look})
 

@@ -78,7 +78,7 @@ def in_place(details: Sequence[SpanDetail]) -> Iterator[tuple[SpanDetail, int | 
     while waiting:
         span, parent, depth = waiting.pop()
         yield by_sequence[span.sequence], parent
-        # What stands deeper than a terminal is wide stands side by side.
+        # Spans that are nested deeper than a terminal is wide are shown side by side.
         under = span.sequence if depth < DEEPEST else parent
         waiting += [(inner, under, depth + 1) for inner in reversed(inside.get(span.sequence, []))]
 

@@ -259,7 +259,7 @@ class Link(asyncio.Protocol):
     def send(self, caller: Caller, head: bytes, body: bytes) -> None:
         """Writes a request; small ones in one packet."""
         if self.transport.is_closing():
-            # Ended before it was used, which only its caller does not know yet.
+            # It ended before it was used; only its caller does not know yet.
             asyncio.get_running_loop().call_soon(caller.on_broken, self, "upstream_closed")
             return
         self.caller = caller

@@ -67,7 +67,7 @@ class Delivery:
         pause = FIRST_PAUSE_S
         while (wait := await self._try(body, spans)) is not None:
             before_pause()
-            # Collectors that come back are not to meet all their clients at once.
+            # A collector that comes back must not get all its clients at once.
             await asyncio.sleep(wait or pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, LONGEST_PAUSE_S)
             self._figures.otlp_retries += 1

@@ -81,7 +81,7 @@ class Selection:
     def to_send(self, change: Change) -> Iterator[Sending]:
         attempt, span = change.attempt, change.span
         if attempt is not None and attempt.ended_ns is not None:
-            # Nobody has said that it is over: an attempt that no worker had was quiet, and its calls have no root.
+            # It only fell quiet: an attempt that no worker had has no told end, and its calls have no root.
             if attempt.worker is None and attempt.outcome is None:
                 return
             yield from self._ended(attempt, attempt.ended_ns, change.cursor)

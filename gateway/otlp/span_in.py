@@ -57,7 +57,7 @@ def entry_of(span: Span, resource: dict[str, Any], scope: dict[str, Any]) -> Ent
     if resource:
         attributes[semconv.RESOURCE] = resource
     entry = Entry("", "", kind="otel", name=name or None, method="", status="error" if failed else "ok")
-    # A clock that was set during the span makes it look as if it ended before it began.
+    # If the clock was set during the span, it may seem to end before it began.
     entry.start_ns, entry.end_ns = start, max(start, end)
     entry.trace_id, entry.span_id, entry.parent_id = trace, own, parent if _names_span(parent) else None
     entry.agent = _agent(attributes, resource)

@@ -73,7 +73,7 @@ class Bounds:
         if kind == "bytes_value":
             raw = value.bytes_value or b""
             return self.text(raw if isinstance(raw, str) else b64encode(raw).decode())
-        # An index into a table of strings exists in profiles only; here it stands for nothing.
+        # An index into a table of strings exists in profiles only; here it has no meaning.
         return None if kind is None or kind == "string_value_strindex" else getattr(value, kind)
 
     def text(self, text: str, longest: int = LONGEST_TEXT) -> str:

@@ -274,7 +274,7 @@ class Desk:
             # A shorter lease than the last one, or one that was revived.
             if answer.held:
                 self._watch(answer.rollout, answer.attempt, now + lease)
-        # It may have let go of what another worker waits for.
+        # It may have released an attempt that another worker waits for.
         self._pass_on()
         return answers
 

@@ -251,7 +251,7 @@ class QueueOperations(Attempts):
             raise Refused("conflict", f"attempt {'/'.join(name)} has ended as {status_of(live)}", "status", end)
         rewarded: list[RewardSource] = []
         for place, (judgement, trusted) in enumerate(rewards):
-            # What is said again with the same end is not kept again.
+            # Rewards that come again with the same end are not kept again.
             made = judgement.key is None
             keyed = judgement.model_copy(update={"key": f"finish.{place}"}) if made else judgement
             if self._judge(live, keyed, trusted, now, known_new=made and not ended)[2]:
@@ -372,7 +372,7 @@ class QueueOperations(Attempts):
             lease = get(live, "lease_ns")
             if lease is not None and lease < now + grace_ns:
                 put(live, lease_ns=now + grace_ns)
-            # Nobody could be heard of while there was no gateway.
+            # While there was no gateway, nobody could be heard.
             put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
             self._tape.touch(live)
             due = deadline(self._rollout(name[0]), live)
@@ -395,7 +395,7 @@ class QueueOperations(Attempts):
         """(its span, the reward, whether it is new); `known_new` spares looking for its key."""
         late = status_of(live) not in LIVE
         reward = Reward(**dict(judgement), trusted=trusted, late=late)
-        # What an agent says must not stand in the way of what is trusted.
+        # An agent's reward must not keep a trusted one with the same key out.
         key = None if reward.key is None else live.key + (b"t" if trusted else b"u") + reward.key.encode()
         earlier = None if key is None or known_new else self._tape.get("rewards", key)
         if earlier is not None:

@@ -267,7 +267,7 @@ class ReleaseOperations:
         made = Pin(resource=resource, agent=asker.agent, version=stable_version(self.stable(resource), asker))
         live = next((one for one in self._live_releases(resource) if speaks_to(one.only, asker)), None)
         for other in others:
-            # Another agent of the rollout is on an arm of a release that speaks to this one too: so is this one.
+            # Another agent of the rollout is on an arm of a release that also speaks to this one: it gets the same arm.
             if self._covers(other, asker):
                 return self._fall_back(other.model_copy(update={"agent": asker.agent}))
         if live is None or live.stage != "canary":

@@ -145,7 +145,7 @@ def pack_body(body: Body, number: int, base: Base | None, alone: bool) -> tuple[
     """
     request, sides = body.request, tuple(side.request_body for side in body.sides)
     prefix, suffix, middle = _cut(None if base is None else base.request, request)
-    # The beginning serves the next body as dictionary: what may be long and repeats least stands last.
+    # The beginning is the next body's dictionary, so parts that may be long and repeat least come last.
     parts = [body.url, body.request_headers, body.response_headers, body.trailers, body.marks, body.response, middle]
     if sides:
         parts.append(_pack_sides(body.sides, () if base is None else base.sides))

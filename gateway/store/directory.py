@@ -60,7 +60,7 @@ def _needed(path: Path, readonly: bool) -> Iterator[tuple[Path, int]]:
         yield path / "lock", rights
     yield path / "tape", rights | os.X_OK
     yield path / "tape" / "data.mdb", rights
-    # Readers write down in it what they look at.
+    # Readers note in it what they read.
     yield path / "tape" / "lock.mdb", _READ | _WRITE
 
 

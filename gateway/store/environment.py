@@ -112,7 +112,7 @@ class Environment:
             self._env.close()
             raise
         if not readonly:
-            # Readers that were killed hold on to pages that could be used again.
+            # Readers that were killed keep pages from being used again.
             self._env.reader_check()
         return databases
 

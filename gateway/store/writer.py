@@ -116,7 +116,7 @@ class Writer:
         def attempt(txn: Txn) -> tuple[int, Batch]:
             if txn.id() != self._known + 1:
                 self._recall(txn)
-            # Until it is committed, nothing that is remembered can be relied on.
+            # What is in memory is only valid once this is committed.
             self._known = -1
             batch = Batch(View(txn, self.dbs, {}), txn, self._cursor, alone)
             apply(batch)
@@ -126,7 +126,7 @@ class Writer:
         try:
             self._known, batch = self._env.write(attempt)
         except BaseException:
-            # The loop looks at what is remembered without asking the tape.
+            # The loop reads this memory without asking the tape.
             with self._env.read() as txn:
                 for follower in self._followers.values():
                     follower.recall(View(txn, self.dbs, {}))
@@ -255,7 +255,7 @@ class Writer:
                 self._styles_seen.clear()
             self._styles_seen.add(style)
             return style
-        # Never that of another: what has its number would be read as this.
+        # Never another's number: whatever has that number would be read as this.
         self._last_style += 1
         number = self._styles[style] = self._last_style
         record = codec.encode(list(style), records.STYLE_DEFAULTS)

@@ -162,5 +162,5 @@ class Gate:
             else:
                 waiter.on_refused(refusal)
         except Exception:
-            # The others wait too: one call's fault is not theirs.
+            # One call that fails must not keep the others waiting.
             _log.exception("a call that waited for upstream %r could not go on", self.upstream)

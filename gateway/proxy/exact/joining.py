@@ -57,7 +57,7 @@ def joined(pieces: Sequence[Piece], written: Written) -> bytes | None:
         return None
     at = find(rest, end)
     found = rest[at + WIDTH :] if at >= 0 else b""
-    # What goes on has something new in it: else the model would be asked to speak twice.
+    # There must be something new after the answer: otherwise the model would be asked to speak twice.
     return found if found.startswith(written.tail) and len(found) > len(written.tail) + len(opening) else None
 
 
@@ -73,7 +73,7 @@ def _rest(pieces: Sequence[Piece], ids: bytes, opening: bytes) -> bytes | None:
     at, end = 0, b""
     for number, piece in enumerate(pieces):
         between = end + piece.before[: len(piece.before) - len(opening)]
-        # A turn is over where its end stands first; of one that was cut off only what comes after it is known.
+        # A turn ends where its end token first stands; of a turn that was cut off only the tokens after it are known.
         found = find(ids, end or between, at) if number else 0
         if found < 0 or not piece.before.endswith(opening) or not ids.startswith(between, found):
             return None

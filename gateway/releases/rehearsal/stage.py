@@ -159,7 +159,7 @@ class Rehearsal:
 
     async def _follow(self, rehearsed: Rehearsed) -> None:
         cursor = self._feed.cursor
-        # What an earlier life of the gateway has handed out.
+        # An earlier process of the gateway has handed it out.
         for leg in rehearsed.legs.values():
             await self._look(leg)
         await self._score_pairs()

@@ -130,7 +130,7 @@ class Recordings:
         if own(span) or span.truncated or (span.end_ns or 0) > release.changed_ns:
             return False
         if versions.get(release.resource) == release.candidate:
-            # What is compared with must not be the candidate's own.
+            # An answer of the candidate's own must not be compared with.
             return False
         if release.kind == "model" and span.model != release.resource:
             return False
