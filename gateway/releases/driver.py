@@ -1,8 +1,8 @@
-"""Drives releases: does what a stage asks for, and what people want.
+"""Drives releases: does the work of a stage, and carries out people's decisions.
 
-Each release that is live has one task. Before the canary it runs the stage's job (`jobs`) and moves on, or rolls back;
-in the canary it counts and decides (`counting`). Whoever else changes the release is noticed by its revision, and the
-task looks again.
+Each live release has one task. Before the canary the task runs the stage's job (`jobs`) and moves on, or rolls back; in
+the canary it counts and decides (`canary_counter`). The release's revision shows when somebody else has changed it, and
+the task looks again.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Driver:
         self._driven: dict[str, _Driven] = {}
 
     async def start(self) -> None:
-        """Goes on with what an earlier life has begun."""
+        """Takes up releases that an earlier process has begun."""
         await self._switch.reload()
         for release in self.reader.releases():
             if release.live:
@@ -103,7 +103,7 @@ class Driver:
                 await task
 
     async def _do(self, operation: Callable[[Transaction], T]) -> T:
-        """An operation; what calls are given follows it at once."""
+        """Does an operation; the next calls follow its result."""
         done = await self._recorder.submit(operation)
         await self._changed_now()
         return done
@@ -179,7 +179,7 @@ class Driver:
         return made
 
     async def violated(self, rollout: str) -> None:
-        """A hard violation was seen in a rollout: if it is on a candidate, its release does not wait for its turn."""
+        """Reacts to a hard violation in a rollout: if it is on a candidate, its release does not wait for its turn."""
         for pin in self.reader.pins(rollout):
             release = None if pin.release is None else self.reader.release(pin.release)
             if release is not None and release.live and pin.arm == "candidate":
@@ -298,7 +298,7 @@ class Driver:
             )
 
     async def _unless_changed(self, release: Release, job: Awaitable[Report]) -> Report | None:
-        """What the job found; None when the release was changed by somebody before."""
+        """The job's result; None when somebody has changed the release before."""
         working, changed = asyncio.ensure_future(job), asyncio.ensure_future(self._changed(release))
         try:
             await asyncio.wait([working, changed], return_when=asyncio.FIRST_COMPLETED)

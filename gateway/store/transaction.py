@@ -1,7 +1,7 @@
 """A write transaction as the operations in it see it: records, rollouts and attempts, calls, and the log of changes.
 
-An operation is a function of a `Transaction`. It belongs to a package that knows what it means (`gateway.queue`,
-`gateway.releases`, `gateway.runs`); here is only how the tape is read and changed.
+An operation is a function of a `Transaction`. It belongs to the package that knows what it means (`gateway.queue`,
+`gateway.releases`, `gateway.runs`); this module only reads and changes the tape.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Writer:
         def attempt(txn: Txn) -> tuple[int, Batch]:
             if txn.id() != self._known + 1:
                 self._recall(txn)
-            # Until it is committed, nothing that is remembered can be relied on.
+            # What is in memory is only valid once this is committed.
             self._known = -1
             batch = Batch(View(txn, self._env.dbs, {}), txn, self._cursor, alone)
             apply(batch)
@@ -101,7 +101,7 @@ class Writer:
         try:
             self._known, batch = self._env.write(attempt)
         except BaseException:
-            # The loop looks at what is remembered without asking the tape.
+            # The loop reads this memory without asking the tape.
             with self._env.read() as txn:
                 for follower in self._followers.values():
                     follower.recall(View(txn, self._env.dbs, {}))
