@@ -484,12 +484,12 @@ async def test_events_are_kept_in_order(client: Client) -> None:
     attempt = await taken(client)
     said: list[Event] = [
         Event(name="stdout", attributes={"text": "line 1\nline 2", "n": 3, "f": 0.5, "yes": True, "none": None}),
-        Event(name="state", time_ns=5),
+        Event(name="state", time_ns=5, parent_id="00f067aa0ba902b7"),
     ]
     assert await client.events(attempt.rollout, attempt.id, said) == [1, 2]
     first, second = await spans(client, attempt)
     assert (first.kind, first.name, first.attributes) == ("event", "stdout", said[0].attributes)
-    assert (second.name, second.start_ns) == ("state", 5)
+    assert (second.name, second.start_ns, second.parent_id) == ("state", 5, "00f067aa0ba902b7")
     assert (await client.rollout(attempt.rollout)).totals.calls == 0
 
 
