@@ -208,7 +208,7 @@ class Work:
 
     async def _send(self, events: list[Event]) -> bool:
         try:
-            _ = await patiently(lambda: self._client.events(*self.key, events), self._progress.away)
+            _ = await patiently(lambda: self._client.add_events(*self.key, events), self._progress.away)
         except ClientError:
             return False
         return True

@@ -122,7 +122,7 @@ async def reported(base: Clean, tmp_path: Path) -> AsyncGenerator[Gateway]:
     async with base.gateway(tmp_path / "home", NOWHERE) as gateway:
         async with Client(gateway.url) as client:
             await client.start_run(NewRun(id="run", kind="grpo"))
-            await client.report("run", [Point(step=0, values={"reward": 1.0})])
+            await client.add_points("run", [Point(step=0, values={"reward": 1.0})])
         yield gateway
 
 
