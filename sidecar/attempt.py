@@ -20,7 +20,7 @@ from typing import Literal
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import Claim, Event, FinishAnswer, FinishRequest, Scalar
 from penstock.gateway.model.rollout import Judgement, Outcome
-from penstock.sidecar import transcript
+from penstock.gateway.model import transcript
 from penstock.sidecar.agent.output import Outputs, Stream
 from penstock.sidecar.agent.process import Agent, Ending
 from penstock.sidecar.agent.templates import TemplateError

@@ -24,7 +24,7 @@ from penstock.sidecar.agent.output import Outputs, Stream
 from penstock.sidecar.agent.process import Command, Ending, start
 from penstock.sidecar.agent.templates import to_json
 from penstock.sidecar.settings import Judging, UsageError
-from penstock.sidecar.transcript import Transcript
+from penstock.gateway.model.transcript import Transcript
 
 PARTS = {"reward", "value", "rewards", "dimensions", "reason"}
 MOST_REASON = 10_000
