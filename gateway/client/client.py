@@ -59,14 +59,15 @@ from penstock.gateway.model.queue import (
     RolloutSpec,
     WorkerList,
 )
-from penstock.gateway.model.rollout import Attempt, Judgement, Rollout, RolloutSummary, Worker
+from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, RolloutSummary, Worker
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.transcript import Call, Transcript
 
 __all__ = ["Client", "ClientError"]
 
 P = TypeVar("P", RolloutPage, SpanPage)
 
-PAGE = 1000
+PAGE, PARALLEL = 1000, 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
@@ -110,6 +111,25 @@ class Client(ReleaseClient, RunClient):
     async def span(self, rollout: str, attempt: str, sequence: int) -> SpanDetail:
         """A whole span."""
         return await self.get(_path(rollout, attempt, sequence), SpanDetail)
+
+    async def transcript(self, rollout: str, attempt: str | None = None, outcome: Outcome | None = None) -> Transcript:
+        """What reward functions get: the task, and every call of an attempt, read; of the newest one when none is
+        named. `outcome`: how it ended, where the tape does not know yet."""
+        summary = await self.rollout(rollout)
+        found = next((one for one in reversed(summary.attempts) if attempt in (None, one.id)), None)
+        if found is None:
+            raise ClientError(f"rollout {rollout!r} has no attempt{'' if attempt is None else f' {attempt!r}'}", 404)
+        heads = [span async for span in self.spans(rollout, found.id) if span.kind == "llm"]
+        details: list[SpanDetail] = []
+        for at in range(0, len(heads), PARALLEL):
+            few = heads[at : at + PARALLEL]
+            details += await asyncio.gather(*(self.span(rollout, found.id, span.sequence) for span in few))
+        return Transcript(
+            rollout=Rollout(**{name: getattr(summary, name) for name in Rollout.model_fields}),
+            attempt=found,
+            outcome=outcome or found.outcome or Outcome(),
+            calls=[Call(span=detail.span, turn=detail.turn) for detail in details],
+        )
 
     async def request_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:
         """The exact bytes of a call's request body; `side`: `agent` or `engine`, as `model.Side` has it."""
