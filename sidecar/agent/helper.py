@@ -175,7 +175,7 @@ class Span:
         well = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
         if error is not None and not well:
             attributes["error.type"] = _type_of(error)
-            said["status"] = {"code": 2, "message": _text(error)}
+            said["status"] = {"code": 2, "message": f"{_type_of(error)}: {_text(error)}"}
             said["events"] = [{"name": "exception", "timeUnixNano": str(end_ns), "attributes": _exception(error)}]
         return said | {"attributes": _as_pairs(attributes)}
 

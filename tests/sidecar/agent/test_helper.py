@@ -141,7 +141,7 @@ async def test_show_shows_them_in_each_other(
         "book": depth["plan"] + step,
         "cart": depth["plan"] + 2 * step,
     }
-    assert "error" in next(line for line in shown.splitlines() if "otel  book" in line)
+    assert "otel  book  error  ValueError: no seat" in shown
 
 
 async def test_async_spans_beside_each_other_are_told_apart(client: Client, start_run: StartRun) -> None:
@@ -173,6 +173,11 @@ async def test_threads_and_children_lose_nothing(client: Client, start_run: Star
 async def test_a_child_process_speaks_too(client: Client, start_run: StartRun) -> None:
     _ = await ran(client, start_run, "child")
     assert inside(await spans(client)) == {"parent": None, "child": "parent", "born": "child"}
+
+
+async def test_nothing_is_lost_at_the_end(client: Client, start_run: StartRun) -> None:
+    _ = await ran(client, start_run, "end")
+    assert {label(span) for span in await spans(client)} == {"from a thread", "at exit", "reward"}
 
 
 async def test_whoever_leaves_at_once_can_wait_before(client: Client, start_run: StartRun) -> None:

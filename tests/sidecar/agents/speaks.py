@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextvars
 import json
 import multiprocessing
@@ -116,6 +117,21 @@ def odd() -> None:
         sys.exit("lost the way")
 
 
+def at_the_end() -> None:
+    """Whoever speaks when the main thread has ended is heard: another thread, and what runs at exit."""
+
+    def late() -> None:
+        threading.main_thread().join()
+        penstock.event("from a thread")
+
+    def at_exit() -> None:
+        with penstock.span("at exit"):
+            penstock.reward(0.5)
+
+    _ = atexit.register(at_exit)
+    threading.Thread(target=late).start()
+
+
 def abrupt() -> None:
     """An end that waits for nothing."""
     penstock.event("last words")
@@ -125,7 +141,8 @@ def abrupt() -> None:
 
 def work(task: str) -> None:
     """The agent, for `--callable`."""
-    done = {"nested": nested, "threads": in_threads, "child": in_a_child, "odd": odd, "abrupt": abrupt}
+    done = {"nested": nested, "threads": in_threads, "child": in_a_child, "odd": odd}
+    done |= {"end": at_the_end, "abrupt": abrupt}
     if task == "async":
         asyncio.run(beside_each_other())
     else:
