@@ -21,7 +21,6 @@ from typing import Literal
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import Claim, Event, FinishAnswer, FinishRequest, Scalar
 from penstock.gateway.model.rollout import Judgement, Outcome
-from penstock.sidecar import transcript
 from penstock.sidecar.agent.output import Outputs, Stream
 from penstock.sidecar.agent.process import Agent, Ending
 from penstock.sidecar.agent.templates import TemplateError
@@ -177,10 +176,8 @@ class Work:
             found += printed(outcome.output, self._judge.named)
             if self._judge.named and self._status(outcome) == "succeeded":
                 await self._journal.flush()
-                read = await patiently(
-                    lambda: transcript.read(self._client, self.claim.rollout, self.claim.attempt, outcome)
-                )
-                found += await self._judge.judge(outcome.output, read)
+                transcript = await patiently(lambda: self._client.transcript(*self.key, outcome))
+                found += await self._judge.judge(outcome.output, transcript)
         except RewardError as e:
             self._no_reward(str(e))
         except Exception as e:
@@ -209,7 +206,7 @@ class Work:
 
     async def _send(self, events: list[Event]) -> bool:
         try:
-            _ = await patiently(lambda: self._client.events(*self.key, events), self._progress.away)
+            _ = await patiently(lambda: self._client.add_events(*self.key, events), self._progress.away)
         except ClientError:
             return False
         return True

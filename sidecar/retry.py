@@ -27,7 +27,7 @@ async def patiently(ask: Callable[[], Awaitable[T]], away: Callable[[str], None]
             return await ask()
         except ClientError as e:
             failures += e.status not in AWAY
-            if not e.passing or failures >= MOST_FAILURES:
+            if not e.temporary or failures >= MOST_FAILURES:
                 raise
             away(str(e))
         await asyncio.sleep(pause)

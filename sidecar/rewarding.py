@@ -20,11 +20,11 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from penstock.gateway.model.rollout import Judgement, RewardSource
+from penstock.gateway.model.transcript import Transcript
 from penstock.sidecar.agent.output import Outputs, Stream
 from penstock.sidecar.agent.process import Command, Ending, start
 from penstock.sidecar.agent.templates import to_json
 from penstock.sidecar.settings import Judging, UsageError
-from penstock.sidecar.transcript import Transcript
 
 PARTS = {"reward", "value", "rewards", "dimensions", "reason"}
 MOST_REASON = 10_000

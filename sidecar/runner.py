@@ -106,7 +106,7 @@ class Runner:
             reward_on_failure=self._settings.reward_on_failure,
         )
         release = self._settings.release
-        ask = client.claim if release is None else partial(client.rehearse, release)
+        ask = client.claim if release is None else partial(client.claim_rehearsals, release)
         return await patiently(lambda: ask(asked), self._progress.away)
 
     async def _exhausted(self, client: Client) -> bool:

@@ -152,5 +152,5 @@ async def _add(control: Control, ids: Ids, asked: EventsRequest, known: bool) ->
 def _entry(rollout: str, attempt: str, event: Event, now: int) -> Entry:
     at = now if event.time_ns is None else event.time_ns
     entry = Entry(rollout, attempt, kind="event", name=event.name, method="", status="ok", start_ns=at, end_ns=at)
-    entry.attributes = dict(event.attributes) or None
+    entry.parent_id, entry.attributes = event.parent_id, dict(event.attributes) or None
     return entry

@@ -108,12 +108,12 @@ async def report_points(control: Control, ids: Ids, asked: PointsRequest) -> Run
     """Report the values of metrics at steps. The same may be sent again: of a metric at a step the newest value is
     kept. With `since_step` a trainer that was started again supersedes the points of that step and later. A value that
     is no finite number (null, NaN or infinite) is kept as null. No points at all is a sign of life."""
-    return await control.runs.report(ids["run"], asked)
+    return await control.runs.add_points(ids["run"], asked)
 
 
 async def add_run_events(control: Control, ids: Ids, asked: RunEventsRequest) -> RunEventsAnswer:
     """Add events to a run: lines for a person. One that comes with its time may be sent again and is kept once."""
-    return RunEventsAnswer(kept=await control.runs.tell(ids["run"], asked.events))
+    return RunEventsAnswer(kept=await control.runs.add_events(ids["run"], asked.events))
 
 
 # -- what reads --------------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
     """What agents did: what was asked for to try a release is no part of a data set or a bill."""
     from penstock.gateway.model.release_calls import own
 
-    async for head in client.recent(filter):
+    async for head in client.recent_spans(filter):
         if not own(head):
             yield head
 

@@ -48,7 +48,7 @@ def discover(
     found: list[tuple[Proposal, str | None]] = []
 
     async def ask(client: Client) -> None:
-        calls = [head async for head in client.recent(f"kind:llm {terms}", limit)]
+        calls = [head async for head in client.recent_spans(f"kind:llm {terms}", limit)]
         # This computes for seconds; nothing else is to be done meanwhile.
         samples, left_out = await mining.samples(client, calls)
         proposals = propose(samples)

@@ -172,7 +172,7 @@ async def _each(rids: Sequence[str], act: Callable[[str], Awaitable[Rollout]]) -
         try:
             return await act(rid)
         except ClientError as e:
-            if e.passing:
+            if e.temporary:
                 raise
             return str(e)
 

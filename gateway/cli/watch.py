@@ -47,7 +47,7 @@ async def whenever(
             try:
                 found = await look()
             except ClientError as error:
-                if not seen or not error.passing:
+                if not seen or not error.temporary:
                     raise
                 await _until(listening, changed, AWAY_S)
                 continue

@@ -212,6 +212,8 @@ class Event(Noun):
     """What it is, such as `stdout`."""
     time_ns: int | None = Field(default=None, ge=0, lt=2**63)
     """When; ns since the epoch. Now when not given."""
+    parent_id: str | None = Field(default=None, pattern=r"^[0-9a-f]{16}$")
+    """Span id of the agent's span that it stands in."""
     attributes: dict[str, Scalar] = Field(default_factory=dict[str, Scalar])
     """The rest of it."""
 

@@ -116,7 +116,7 @@ class RunOperations:
 
     # -- points ------------------------------------------------------------------------------------------------------
 
-    def report(self, name: str, asked: PointsRequest, now: int) -> RunHead:
+    def add_points(self, name: str, asked: PointsRequest, now: int) -> RunHead:
         """Keeps points, after cutting off what is superseded."""
         book = self._book(name)
         resumes = self._resumes(book.run, asked)
@@ -196,7 +196,7 @@ class RunOperations:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def tell(self, name: str, events: Iterable[RunEvent], now: int) -> int:
+    def add_events(self, name: str, events: Iterable[RunEvent], now: int) -> int:
         """Keeps events; how many were new. One that is there already, with its time, is not doubled."""
         book = self._book(name)
         kept = sum([self._put_event(name, event, now) for event in events])

@@ -69,7 +69,7 @@ class Job:
             try:
                 _ = await self._cluster.ask("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1"} | options)
             except ClusterError as e:
-                if e.passing:
+                if e.temporary:
                     await asyncio.sleep(PAUSE_S)
                     continue
             return
@@ -106,7 +106,7 @@ class Job:
                         if (ending := self._note(gone, pod)) is not None:
                             return ending
             except ClusterError as e:
-                if not e.passing and e.status != 410:
+                if not e.temporary and e.status != 410:
                     return Ending(error=str(e))
             if self._overdue():
                 return Ending(error="the pod did not leave in time")

@@ -35,7 +35,7 @@ class ClusterError(Exception):
         self.status = status
 
     @property
-    def passing(self) -> bool:
+    def temporary(self) -> bool:
         """True when the same request may succeed later."""
         return self.status is None or self.status >= 500 or self.status == 429
 

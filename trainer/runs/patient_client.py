@@ -44,7 +44,7 @@ class Patient(Client):
             try:
                 return await ask()
             except ClientError as error:
-                if not error.passing or clock() + pause > end:
+                if not error.temporary or clock() + pause > end:
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -63,7 +63,7 @@ class Reporter:
         if run.kind != kind:
             raise ConfigError(f"run.name: {self._run!r} is a run of {run.kind} on the tape; choose another name")
         self._resumed = run.resumed + 1
-        await self._client.report(self._run, [], since_step=step, resumed=self._resumed)
+        await self._client.add_points(self._run, [], since_step=step, resumed=self._resumed)
         await self._client.change_run(self._run, RunChange(steps=steps))
         await self.event(step, f"goes on at step {step}")
         for name in changed(run.config, config):
@@ -78,16 +78,18 @@ class Reporter:
         """The metrics of a step."""
         self._display.point(step, values)
         point = Point(step=step, time_ns=time.time_ns(), values=dict(values))
-        await self._client.report(self._run, [point], resumed=self._resumed)
+        await self._client.add_points(self._run, [point], resumed=self._resumed)
 
     async def alive(self) -> None:
         """A sign of life."""
-        await self._client.report(self._run, [], resumed=self._resumed)
+        await self._client.add_points(self._run, [], resumed=self._resumed)
 
     async def event(self, step: int, text: str, level: Level = "info") -> None:
         """Something that happened."""
         self._display.line(level, text)
-        await self._client.tell(self._run, [RunEvent(time_ns=time.time_ns(), step=step, level=level, text=text[:4000])])
+        await self._client.add_run_events(
+            self._run, [RunEvent(time_ns=time.time_ns(), step=step, level=level, text=text[:4000])]
+        )
 
     async def warning(self, text: str) -> None:
         """Something that went wrong beside the step that is under way."""

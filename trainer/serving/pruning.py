@@ -57,7 +57,7 @@ async def _needed(client: Client, directory: Path) -> set[str]:
     for resource in await client.resources():
         if resource.kind == "model":
             contents = {one.version: one.content for one in resource.versions}
-            for need in await client.needs(resource.name):
+            for need in await client.needed_versions(resource.name):
                 adapter = Path(contents.get(need.version, {}).get("adapter") or directory / need.version)
                 found |= {adapter.name} if adapter.parent == directory else set()
     return found

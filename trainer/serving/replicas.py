@@ -151,7 +151,7 @@ class Replicas:
 
     async def _pinned(self, served: str, trouble: str) -> list[str]:
         """Rollouts that need a version. Raises `PublishError` when a release does."""
-        needs = {one.version: one for one in await self._client.needs(self._model)}
+        needs = {one.version: one for one in await self._client.needed_versions(self._model)}
         need = needs.get(served, Need(version=served))
         if need.releases or need.audiences:
             raise PublishError(
@@ -179,7 +179,7 @@ class Replicas:
             if error.status != NOT_FOUND:
                 raise
             return
-        needed = {one.version for one in await self._client.needs(self._model)}
+        needed = {one.version for one in await self._client.needed_versions(self._model)}
         given, places = given_to_training(view), _places(view)
         mine = [version for version in places if version in needed and step_of(self._run, version) is not None]
         await asyncio.gather(
