@@ -50,7 +50,7 @@ class Told(Protocol):
         ...
 
     def go_on(self, link: Link, raw: bytes) -> bytes:
-        """What it gets of a read."""
+        """What the client gets of a read."""
         ...
 
     def broken(self) -> bytes:
