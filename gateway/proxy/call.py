@@ -21,14 +21,15 @@ from penstock.gateway.calls.conversations import Answer
 from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.calls.record import Record, whole
 from penstock.gateway.config import Route
+from penstock.gateway.dialects import family
 from penstock.gateway.http.client_connection import Front
 from penstock.gateway.http.errors import GatewayFault, Refusal, UpstreamFault, internal_fault
-from penstock.gateway.http.headers import PROMPT, family, framed, refusal_body, refusal_head
+from penstock.gateway.http.headers import PROMPT, framed, refusal_body, refusal_head
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import Link
 from penstock.gateway.model.release import Pin
 from penstock.gateway.model.release_calls import rehearsed
-from penstock.gateway.proxy.exact.course import Course
+from penstock.gateway.proxy.exact.course import Course, speaks
 from penstock.gateway.proxy.relay import Relay
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.translation.checks import KIND as TRANSLATION
@@ -199,7 +200,7 @@ class Call(Relay):
             self._translate(route)
         if route is not None and route.train:
             self._capture()
-        if route is not None and route.tokens == "exact" and self.record.call.dialect.name == "chat":
+        if route is not None and route.tokens == "exact" and speaks(self.record.call.dialect):
             self._course = Course(self._proxy.exact, self.record, self.request)
 
     def _translate(self, route: Route) -> None:
@@ -212,7 +213,7 @@ class Call(Relay):
 
     def _capture(self) -> None:
         """Its model is trained: the engine is asked for token ids and log-probabilities."""
-        asked = ask(self.record.call.dialect.name, self.record.body)
+        asked = ask(self.record.call.dialect, self.record.body)
         if asked is not None:
             self.asked, self.record.body, self.record.captured = asked, asked.body, asked.added
             self.request.headers = identity(self.request.headers)
@@ -378,7 +379,8 @@ class Call(Relay):
             return
         record.http_status = link.status
         record.response_headers = link.headers[: link.head_fields]
-        record.stream, record.encoding = link.events, link.encoding
+        record.stream = link.content_type.startswith(record.call.dialect.streaming_content_type)
+        record.encoding = link.encoding
         self._pass_on(link, self.begin_answer(link, head, raw))
 
     def _ask_again(self) -> None:
@@ -564,9 +566,8 @@ class Call(Relay):
 
     def _fail(self, refusal: Refusal) -> None:
         """Ends a call whose answer has not begun with one of our own, in the shape of its API."""
-        dialect = self._admitted.dialect
         # What an engine answers may be in the message.
-        body = self.own.hide(refusal_body(family(dialect.name, dialect.family, self.request), refusal))
+        body = self.own.hide(refusal_body(family(self._admitted.dialect, self.request.headers), refusal))
         head = refusal_head(refusal, len(body), self.request.keep_alive)
         body = b"" if self.head_only else body
         self.record.answered(refusal.status, body)

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import aiohttp
 
 from penstock.gateway.calls.record import Record
+from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.loose_json import Json, loads, obj
 from penstock.gateway.dialects.token_ids import WIDTH
 from penstock.gateway.http.errors import Refusal
@@ -44,6 +45,11 @@ class Connecting(Caller, Protocol):
     def on_refused(self, refusal: Refusal) -> None:
         """There is none, and why."""
         ...
+
+
+def speaks(dialect: Dialect) -> bool:
+    """Whether a call is one of those that can go this way: the engine renders chat completions."""
+    return dialect.name == "chat"
 
 
 class Course:
