@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.bedrock import Converse
 from penstock.gateway.dialects.chat import Chat
 from penstock.gateway.dialects.completions import Completions
 from penstock.gateway.dialects.embeddings import Embeddings
@@ -29,6 +30,7 @@ DIALECTS: tuple[Dialect, ...] = (
     Gemini(),
     GeminiCount(),
     GeminiEmbeddings(),
+    Converse(),
     Models(),
     OPAQUE,
 )

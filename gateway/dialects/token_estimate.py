@@ -21,8 +21,9 @@ BYTES: Final = 4
 """Bytes of text that make a token, about: of English, of code, of JSON, and of scripts with three bytes a letter."""
 SAMPLE: Final = 8 << 10
 """Bytes at the start of an answer whose texts are measured; the rest is taken to be alike."""
-_MEDIA: Final = b";base64,"
-"""Stands in a request that holds images or files. Of any other, names and braces are about what a template adds."""
+_MEDIA: Final = (b";base64,", b'"bytes"')
+"""One of them stands in a request that holds images or files. Of any other, names and braces are about what a template
+adds."""
 _STRING = rb'"\s*:\s*"((?:[^"\\]++|\\.)*+)"'
 _ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|arguments|description)' + _STRING)
 SAID = re.compile(rb'"(?:content|t(?:ext|hinking)|re(?:asoning(?:_content)?|fusal)|arguments|partial_json)' + _STRING)
@@ -75,7 +76,7 @@ def missing(usage: Usage | None, output: bool = True) -> bool:
 def estimated(usage: Usage | None, request: bytes, response: bytes, texts: re.Pattern[bytes]) -> Estimate:
     """An estimate of what usage does not tell. `texts`: finds those of the answer."""
     known = usage or Usage()
-    asked = _length(_ASKED, request) if _MEDIA in request else len(request)
+    asked = _length(_ASKED, request) if any(mark in request for mark in _MEDIA) else len(request)
     seen = min(len(response), SAMPLE)
     said = _length(texts, response, seen) * len(response) // (seen or 1)
     return Estimate(
