@@ -38,6 +38,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
 from penstock.gateway.otlp.ingest import INGEST, Ingest
 from penstock.gateway.proxy.exact.session_store import Exact
+from penstock.gateway.proxy.features import features
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.translation import litellm
 from penstock.gateway.proxy.translation.translator import Translator
@@ -141,11 +142,22 @@ class Gateway:
         self.desk = Desk(
             self.recorder, self.metrics, self._now_ns, config.rewards.trust_agent, config.rollouts.quiet_seconds
         )
-        upstreams = {upstream.name: upstream for upstream in config.upstreams()}
+        self._make_releases()
+        self._make_control()
+        self._exporter = self._make_exporter()
+        self._session: aiohttp.ClientSession | None = None
+        self._server: asyncio.Server
+        self._ticker: asyncio.TimerHandle
+        self._ticks = 0
+        self._drained = asyncio.Event()
+
+    def _make_releases(self) -> None:
+        """What decides which version a call gets, and what tries versions."""
+        upstreams = {upstream.name: upstream for upstream in self.config.upstreams()}
         self.residents = Residents(self.store, upstreams, self._ask_upstreams, self._now_ns)
         self.switch = Switch(ReleaseReader(self.store), self.recorder, self.metrics, self.residents.mended)
         checking = Checking(ReleaseReader(self.store).resource, upstreams, self._ask_upstreams)
-        self._routes = Routes(config.route, self.pools)
+        self._routes = Routes(self.config.route, self.pools)
         means = Means(
             self.store,
             self.switch,
@@ -171,15 +183,16 @@ class Gateway:
             upstreams,
             self.residents.changed,
         )
+
+    def _make_control(self) -> None:
+        """The control API."""
         runs = Runs(self.store, self.recorder, self._now_ns)
         context = Control(
             self.store, self.desk, self.releases, runs, self.feed, self.pools, self.auth, self.metrics, self.state
         )
         self.operations = Operations(context, control.OPERATIONS)
         application = control.make_control(context)
-        application[INGEST] = Ingest(self.desk, self.store, self.metrics.otlp_spans, config.otlp.request_bytes)
-        self._exporter = self._make_exporter()
-        self._session: aiohttp.ClientSession | None = None
+        application[INGEST] = Ingest(self.desk, self.store, self.metrics.otlp_spans, self.config.otlp.request_bytes)
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,
@@ -187,10 +200,6 @@ class Gateway:
             shutdown_timeout=_CONTROL_SECONDS,
             auto_decompress=False,
         )
-        self._server: asyncio.Server
-        self._ticker: asyncio.TimerHandle
-        self._ticks = 0
-        self._drained = asyncio.Event()
 
     def _ask_upstreams(self) -> aiohttp.ClientSession:
         """The session of what the gateway itself asks."""
@@ -230,10 +239,8 @@ class Gateway:
             metrics=self.metrics,
             redactor=self._redactor,
             switch=self.switch,
-            shadow=self.shadow,
             rehearsals=self.rehearsals,
-            translator=self._translator,
-            exact=self._exact,
+            features=features(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
             epoch_ns=self._epoch_ns,
         )
         self._port = port = Dispatch(self.proxy, plane)

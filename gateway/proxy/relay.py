@@ -2,9 +2,8 @@
 (`gateway.server.bridge`).
 
 A read is passed on in the callback that brought it, as it came. Only a client of HTTP/1.0 gets a chunked answer without
-its chunks, an answer that was asked for more than its client did is cleaned (`gateway.calls.capture`), and the
-gateway's own keys are taken out of errors (`gateway.calls.answer_masking`). When the client is slow, its upstream is
-read no further.
+its chunks, and the gateway's own keys are taken out of errors (`gateway.calls.answer_masking`); a call has further
+reasons to change its answer (`framing`). When the client is slow, its upstream is read no further.
 """
 
 from __future__ import annotations
@@ -12,26 +11,21 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from penstock.gateway.calls.answer_masking import hiding
-from penstock.gateway.calls.capture.framing import Passing, passing
-from penstock.gateway.calls.capture.request import Asked
+from penstock.gateway.calls.capture.framing import Passing
 from penstock.gateway.http.client_connection import Front
 from penstock.gateway.http.headers import HOP, client_head
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import Link
 from penstock.gateway.model.known_secrets import NONE
 
-if TYPE_CHECKING:
-    from penstock.gateway.proxy.translation.translator import Translation
-
 
 class Relay(ABC):
     """One request being served, and its answer."""
 
-    __slots__ = ("_changes", "_passing", "_unchunk", "_until_close", "asked", "connecting", "front", "head_only",
-                 "held", "link", "own", "request", "started", "touched", "translation")  # fmt: skip
+    __slots__ = ("_changes", "_passing", "_unchunk", "_until_close", "connecting", "front", "head_only", "held", "link",
+                 "own", "request", "started", "touched")  # fmt: skip
 
     def __init__(self, front: Front, request: Request) -> None:
         self.front = front
@@ -45,10 +39,6 @@ class Relay(ABC):
         """True once the answer's head was passed on."""
         self.touched = request.started
         """When the upstream was last heard of or written to; monotonic seconds."""
-        self.asked: Asked | None = None
-        """What was asked for in the client's name."""
-        self.translation: Translation | None = None
-        """How its answer is told, where its client does not speak the upstream's format."""
         self.own = NONE
         """The gateway's keys, which no error answer may tell its client."""
         self._changes = self._unchunk = self._until_close = False
@@ -101,19 +91,17 @@ class Relay(ABC):
         if close or link.hops or head[5:8] != b"1.1":
             drop = link.hops or HOP
             head = client_head(head, drop | {b"transfer-encoding"} if self._unchunk else drop, close)
-        self._passing = self._way(link)
+        self._passing = self.framing(link)
         if self._passing is not None:
             self._changes = True
             return self._passing.begin(link, head, raw)
         return head + self.continue_answer(link, raw)
 
-    def _way(self, link: Link) -> Passing | None:
-        """The way of an answer that does not pass as it comes."""
-        if self.translation is not None:
-            return self.translation.passing(link, self.request.http10, self.own)
+    def framing(self, link: Link) -> Passing | None:
+        """The way of an answer that is changed; None for one that passes as it comes."""
         if link.status >= 300 and self.own:
             return hiding(self.own, link, link.chunked and not self._unchunk)
-        return None if self.asked is None else passing(self.asked, link, link.chunked and not self._unchunk)
+        return None
 
     def continue_answer(self, link: Link, raw: bytes) -> bytes:
         """What the client gets of a read."""

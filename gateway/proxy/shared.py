@@ -17,11 +17,10 @@ from penstock.gateway.http.errors import GatewayFault
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.request import Request
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.proxy.exact.session_store import Exact
-from penstock.gateway.proxy.translation.translator import Translator
+from penstock.gateway.model.base import Mode
+from penstock.gateway.proxy.parts import Feature
 from penstock.gateway.releases.catalog import Switch
 from penstock.gateway.releases.rehearsal.live import Rehearsals
-from penstock.gateway.releases.shadow.stage import Shadow
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
@@ -53,11 +52,9 @@ class Shared:
     metrics: Metrics
     redactor: Redactor
     switch: Switch
-    shadow: Shadow
     rehearsals: Rehearsals
-    translator: Translator | None
-    """None when nothing is translated, or nothing can be."""
-    exact: Exact
+    features: tuple[Feature, ...]
+    """What some calls need besides."""
     epoch_ns: int
     """What the clock of the tape adds to the monotonic one."""
     running: OrderedDict[Running, None] = field(default_factory=OrderedDict[Running, None])
@@ -67,6 +64,18 @@ class Shared:
     def strict(self) -> bool:
         """Whether nothing is answered that is not on the tape."""
         return self.config.tape.record == "strict"
+
+    def refuses_gaps(self, mode: Mode) -> bool:
+        """Whether a call of a rollout of this mode is refused when it cannot be recorded."""
+        return self.config.tape.on_record_failure.get(mode, "pass") == "refuse"
+
+    def check_gap(self, call: Admitted) -> None:
+        """The tape cannot be written: raises `GatewayFault` where the call's mode wants that."""
+        mode = call.address.mode
+        if self.refuses_gaps(mode):
+            failing = self.recorder.failing
+            message = f"this call cannot be recorded, and mode {mode!r} refuses calls that are not: {failing}"
+            raise GatewayFault(503, "tape", message)
 
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, Route | None]:
         """(upstreams to try in turn, model name to send instead, the route that says so)."""

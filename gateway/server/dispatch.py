@@ -17,7 +17,7 @@ from penstock.gateway.http.client_connection import Front
 from penstock.gateway.http.errors import Refusal, internal_fault
 from penstock.gateway.http.headers import refusal_body, refusal_head
 from penstock.gateway.http.request import Request
-from penstock.gateway.proxy.call import Call
+from penstock.gateway.proxy.rehearsed_call import make_call
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.server.bridge import ControlPlane, agent_target, is_control
 
@@ -60,7 +60,7 @@ class Dispatch:
             _log.exception("a request could not be looked at")
             self._refuse(front, request, internal_fault())
         else:
-            front.served = call = Call(self._proxy, front, request, admitted)
+            front.served = call = make_call(self._proxy, front, request, admitted)
             call.run(began)
 
     def _refuse(self, front: Front, request: Request, refusal: Refusal) -> None:

@@ -44,7 +44,7 @@ class Passing(Protocol):
 def passing(asked: Asked, link: Link, chunked: bool, limit: int = LIMIT) -> Passing | None:
     """How an answer is cleaned, None for one that is not. `chunked`: whether the client gets it in chunks; `limit`: how
     much is held back at most; bytes."""
-    if link.status >= 400 or link.encoding not in _IDENTITY:
+    if link.status >= 300 or link.encoding not in _IDENTITY:
         return None
     if link.events and not link.length_known:
         return Stream(Cleaner(asked), chunked, limit)

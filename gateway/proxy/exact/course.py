@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final, Protocol
+from typing import Final
 
 import aiohttp
 
 from penstock.gateway.calls.record import Record
-from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.config import Route
 from penstock.gateway.dialects.loose_json import Json, loads, obj
 from penstock.gateway.dialects.token_ids import WIDTH
 from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.request import Request
-from penstock.gateway.http.upstream_connection import Caller
 from penstock.gateway.model.attributes import BEGAN
 from penstock.gateway.proxy.exact import session_store
 from penstock.gateway.proxy.exact.chat_answer import Words
@@ -30,6 +29,7 @@ from penstock.gateway.proxy.exact.joining import Written, joined, tail_of
 from penstock.gateway.proxy.exact.session_store import Exact, new_session
 from penstock.gateway.proxy.exact.sessions import SESSION, Attempt, Began, Found, Habits, Key, Turn
 from penstock.gateway.proxy.exact.vllm import Engine, EngineError, Rendered, listed
+from penstock.gateway.proxy.parts import Connecting, Part, Send
 from penstock.gateway.upstreams.pool import Pool
 
 _log = logging.getLogger("penstock.exact")
@@ -37,35 +37,40 @@ _OTHER: Final = {"role": "assistant", "content": "x"}
 """A turn of the model that says something else."""
 
 
-class Connecting(Caller, Protocol):
-    """A call that waits for a connection."""
+class ExactRoutes:
+    """Conversations that go on from the very tokens of their answers."""
 
-    connecting: asyncio.Task[None] | None
+    def __init__(self, exact: Exact) -> None:
+        self._exact = exact
 
-    def on_refused(self, refusal: Refusal) -> None:
-        """There is none, and why."""
-        ...
-
-
-def speaks(dialect: Dialect) -> bool:
-    """Whether a call is one of those that can go this way: the engine renders chat completions."""
-    return dialect.name == "chat"
+    def plan(self, send: Send, route: Route | None) -> None:
+        """The way of a call is found when it is being connected: that needs its engine."""
+        if route is not None and route.tokens == "exact" and send.call.dialect.name == "chat":
+            send.parts.append(Course(self._exact))
 
 
-class Course:
+class Course(Part):
     """The way of one call."""
 
-    def __init__(self, exact: Exact, record: Record, request: Request) -> None:
-        self._exact, self._record, self._request = exact, record, request
-        self._attributes = dict(record.attributes)
-        address = record.call.address
-        self._name = address.rollout, address.attempt
+    __slots__ = ("_attributes", "_exact", "_how", "_key", "_name", "_record", "_request", "_session")
+
+    _record: Record
+    _request: Request
+    _attributes: dict[str, str]
+    _name: tuple[str, str]
+
+    def __init__(self, exact: Exact) -> None:
+        self._exact = exact
+        self._name = "", ""
         self._key: Key = ()
         self._session = ""
         self._how = ""
 
     def connect(self, call: Connecting, pool: Pool, fresh: bool) -> asyncio.Task[None]:
         """Finds the way and hands the call a connection that goes it; the task can be cancelled."""
+        if not self._name[0]:
+            self._record, self._request, address = call.record, call.request, call.record.call.address
+            self._attributes, self._name = dict(call.record.attributes), (address.rollout, address.attempt)
         task = asyncio.ensure_future(self._connect(call, pool, fresh))
         task.add_done_callback(_connected)
         return task
@@ -171,9 +176,8 @@ class Course:
         more = {SESSION: session} | ({} if began is None else {BEGAN: began})
         self._record.attributes = self._attributes | more
 
-    def ended(self) -> None:
-        """The answer is here as a whole. It is learned before anything can go on from it."""
-        record = self._record
+    def completed(self, record: Record, token_ids: bool) -> None:
+        """It is learned before anything can go on from it."""
         if self._session and not record.truncated:
             self._exact.metrics.exact_calls[(self._how,)] += 1
             asyncio.get_running_loop().call_soon(self._learn)

@@ -1,7 +1,7 @@
 """The door: which calls are translated, and the life of one that is.
 
 A request is translated before it is forwarded, after the agent's own prompts and models were written into it; the
-answer is told again read by read (`passing`). The span is the engine's side, so that everything that reads the tape
+answer is told again read by read (`framing`). The span is the engine's side, so that everything that reads the tape
 reads a call of chat completions; the agent's side is kept beside it.
 """
 
@@ -11,7 +11,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import orjson
@@ -19,14 +19,16 @@ import orjson
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.request import identity
 from penstock.gateway.calls.record import Record
+from penstock.gateway.config import Route
 from penstock.gateway.dialects import find
 from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.http.errors import ClientFault, Refusal
 from penstock.gateway.http.redact import url as redact_url
-from penstock.gateway.http.request import Headers, Request
+from penstock.gateway.http.request import Headers
 from penstock.gateway.http.upstream_connection import Link
 from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.proxy.parts import Part, Send
 from penstock.gateway.proxy.translation import messages_request, responses_request
 from penstock.gateway.proxy.translation.answer import Telling
 from penstock.gateway.proxy.translation.chat_pieces import Answer, Piece
@@ -54,50 +56,49 @@ _BROKEN: Final = ("error", "interrupted")
 """Ends of a call whose client is still there."""
 
 
-@dataclass(slots=True)
-class Translation:
+class Translation(Part):
     """One call that is translated."""
 
-    agent: Admitted
-    """As it came."""
-    stream: bool
-    """Whether the agent waits for events."""
-    telling: Telling
-    told: Told | None = None
-    """The way of its answer, once there is one."""
+    __slots__ = ("_agent", "_framing", "_own", "_stream", "_telling")
 
-    def passing(self, link: Link, http10: bool, own: Secrets) -> Told:
-        """How an answer is told. `http10`: whether the client takes no chunks; `own`: what an error may not tell."""
-        if self.stream and streams(link, http10):
-            self.told = Stream(self.telling, http10)
+    def __init__(self, agent: Admitted, stream: bool, telling: Telling, own: Secrets) -> None:
+        """`agent`: the call as it came; `stream`: whether the agent waits for events; `own`: what an error may not
+        tell."""
+        self._agent, self._stream, self._telling, self._own = agent, stream, telling, own
+        self._framing: Told | None = None
+        """The way of its answer, once there is one."""
+
+    def framing(self, link: Link, http10: bool) -> Told:
+        """How an answer is told. `http10`: whether the client takes no chunks."""
+        if self._stream and streams(link, http10):
+            self._framing = Stream(self._telling, http10)
         else:
-            self.told = Whole(self.telling, self.agent.dialect.family, self.stream, own)
-        return self.told
+            self._framing = Whole(self._telling, self._agent.dialect.family, self._stream, self._own)
+        return self._framing
 
-    @property
     def problem(self) -> str | None:
-        """Why its answer could not be told."""
-        return None if self.told is None else self.told.problem
+        """Whether its answer could not be told."""
+        return None if self._framing is None or self._framing.problem is None else KIND
 
-    def response(self) -> bytes:
+    def told(self) -> bytes:
         """What the agent has got."""
-        return b"" if self.told is None else b"".join(self.told.sent)
+        return b"" if self._framing is None else b"".join(self._framing.sent)
 
-    def side(self, status: str, answered: bytes) -> Side:
-        """The agent's side, for the tape. `status`: how the call ends; `answered`: what it was told by the gateway
-        itself, where there was no answer to tell."""
-        if self.told is not None and status in _BROKEN:
-            self._break(self.told)
-        agent, response = self.agent, answered if self.told is None else self.response()
+    def ending(self, record: Record, status: str) -> None:
+        """Keeps the agent's side. Where there was no answer to tell, it was answered by the gateway itself."""
+        if self._framing is not None and status in _BROKEN:
+            self._break(self._framing)
+        agent, response = self._agent, record.response() if self._framing is None else self.told()
         path = redact_url(agent.path)
-        return Side(who="agent", dialect=agent.dialect.name, path=path, request_body=agent.body, response_body=response)
+        side = Side(who="agent", dialect=agent.dialect.name, path=path, request_body=agent.body, response_body=response)
+        record.sides = [*record.sides, side]
 
     def _break(self, told: Told) -> None:
         """Tells that the answer will not be completed. The call must end, whatever comes of that."""
         try:
             told.broken()
         except Exception:
-            _log.exception("the end of an answer of %s could not be told", self.agent.address.rollout)
+            _log.exception("the end of an answer of %s could not be told", self._agent.address.rollout)
 
 
 class Translator:
@@ -118,17 +119,16 @@ class Translator:
                 events = telling(self._library, probe)
                 _ = [events.begin(answer), events.tell(piece), events.end(answer)]
 
-    def translate(self, record: Record, request: Request) -> Translation:
-        """Makes a call one of chat completions, whose request is `record.body` by now. Raises `ClientFault` for what
-        cannot be said in it."""
-        call, asked = record.call, document(record.body)
+    def translate(self, send: Send, own: Secrets) -> None:
+        """Makes a call one of chat completions. Raises `ClientFault` for what cannot be said in it."""
+        call, asked = send.call, document(send.body)
         dialect = call.dialect.name
         chat, telling = self.chat(dialect, asked), _WAYS[dialect][1]
-        record.call, record.body = replace(call, dialect=find("POST", PATH), path=PATH), chat
-        record.retell = lambda body: self.chat(dialect, document(body))
-        record.attributes = {**record.attributes, ATTRIBUTE: dialect}
-        request.headers = identity(headers(request.headers))
-        return Translation(call, bool(asked.get("stream")), telling(self._library, asked))
+        send.call, send.body = replace(call, dialect=find("POST", PATH), path=PATH), chat
+        send.retell = lambda body: self.chat(dialect, document(body))
+        send.attributes[ATTRIBUTE] = dialect
+        send.headers = identity(headers(send.headers))
+        send.parts.append(Translation(call, bool(asked.get("stream")), telling(self._library, asked), own))
 
     def chat(self, dialect: str, asked: Json) -> bytes:
         """The body of chat completions for a request of a dialect. Raises `ClientFault` for what cannot be said."""
@@ -144,6 +144,23 @@ class Translator:
             _log.error("a request of %s could not be translated: %s", dialect, what)
             message = f"the request could not be translated to chat completions ({what})"
             raise ClientFault(400, KIND, message) from None
+
+
+class TranslatedRoutes:
+    """Upstreams that speak chat completions only: a call of another dialect is made one, and its answer is told again
+    in the agent's own."""
+
+    def __init__(self, translator: Translator | None, own: Secrets) -> None:
+        """`translator`: None where none can be had; `own`: the gateway's keys."""
+        self._translator, self._own = translator, own
+
+    def plan(self, send: Send, route: Route | None) -> None:
+        """Translates what its route has translated."""
+        if route is None or not route.translates or send.call.dialect.name not in DIALECTS:
+            return
+        if self._translator is None:
+            raise unavailable(route.model)
+        self._translator.translate(send, self._own)
 
 
 def unavailable(model: str) -> ClientFault:
