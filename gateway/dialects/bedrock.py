@@ -274,16 +274,17 @@ def _ends(body: bytes) -> Json:
     """A plain answer of what a head wants of a stream: its message has the tool calls without their input."""
     answer: Json = {}
     content: list[Any] = []
-    for frame in frames(body, []):
+    begun = False
+    for frame in frames(body, [], skipped=b"contentBlockDelta"):
+        said = obj(loads(frame.payload))
+        begun = begun or frame.name in ("messageStart", "contentBlockStart")
         if frame.kind != "event":
-            answer["error"] = _exception(frame, obj(loads(frame.payload)))
+            answer["error"] = _exception(frame, said)
         elif frame.name == "contentBlockStart":
-            content.append(obj(obj(loads(frame.payload)).get("start")))
+            content.append(obj(said.get("start")))
         elif frame.name in _LAST:
-            answer |= {key: value for key, value in obj(loads(frame.payload)).items() if value is not None}
-        if frame.kind == "event" and frame.name in ("messageStart", "contentBlockStart", "contentBlockDelta"):
-            answer["output"] = {"message": {"content": content}}
-    return answer
+            answer |= {key: value for key, value in said.items() if value is not None}
+    return answer | {"output": {"message": {"content": content}}} if begun else answer
 
 
 def _payload(frame: Frame, problems: list[str]) -> Json:

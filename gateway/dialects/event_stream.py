@@ -47,8 +47,9 @@ class Frame(NamedTuple):
         return next(filter(None, names), "")
 
 
-def frames(body: bytes, problems: list[str]) -> Iterator[Frame]:
-    """The frames of a body, as far as they are whole. What is wrong with the rest is noted."""
+def frames(body: bytes, problems: list[str], skipped: bytes | None = None) -> Iterator[Frame]:
+    """The frames of a body, as far as they are whole. What is wrong with the rest is noted. `skipped`: frames with
+    these bytes among their headers are passed over unread."""
     at = 0
     while at < len(body):
         if len(body) - at < PRELUDE:
@@ -61,10 +62,12 @@ def frames(body: bytes, problems: list[str]) -> Iterator[Frame]:
         if len(body) - at < size:
             problems.append("response: the stream ends within a frame")
             return
-        end = at + size - 4
+        start, end = at + PRELUDE, at + size - 4
+        if skipped is not None and body.find(skipped, start, start + headers) >= 0:
+            at += size
+            continue
         if crc32(body[at:end]) != _checksum(body, end)[0]:
             problems.append(f"response: the frame at byte {at} does not match its checksum")
-        start = at + PRELUDE
         yield Frame(_headers(body[start : start + headers]), body[start + headers : end])
         at += size
 

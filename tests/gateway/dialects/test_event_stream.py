@@ -81,6 +81,11 @@ def test_lengths_that_cannot_be(size: int, headers: int) -> None:
     assert problems == ["response: what stands at byte 0 is no frame of an event stream"]
 
 
+def test_frames_that_nobody_wants_are_passed_over() -> None:
+    body = event("messageStart", {}) + event("contentBlockDelta", {}) + event("messageStop", {})
+    assert [it.name for it in frames(body, [], skipped=b"contentBlockDelta")] == ["messageStart", "messageStop"]
+
+
 def test_what_frames_are_called() -> None:
     body = event("messageStart", {}) + exception("throttlingException", "Slow.")
     body += frame({":message-type": "error", ":error-code": "InternalError", ":error-message": "Oh."}, b"")
