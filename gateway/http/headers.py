@@ -1,8 +1,8 @@
 """HTTP heads, composed: a request's on its way upstream, an answer's on its way back, and the gateway's own refusals.
 
-Everything passes in its order, spelling and number, less what concerns one connection only (hop-by-hop headers, RFC
-9110 §7.6.1), the client's `Host`, and the gateway's own keys, which no upstream may see. What to do with a header is
-decided once per name and upstream. Optional whitespace around a request's header value is the one thing that is
+Every header passes in its order, spelling and number, except those that concern one connection only (hop-by-hop
+headers, RFC 9110 §7.6.1), the client's `Host`, and the gateway's own keys, which no upstream may see. What to do with a
+header is decided once per name and upstream. Only the optional whitespace around a request's header value is
 normalised; an answer's lines pass byte for byte. Pure.
 """
 

@@ -4,7 +4,7 @@
     penstock.reward(0.7)
 
 What an agent says of itself is kept with the source `agent` and is not trained on unless the gateway is configured to
-trust it. Outside a rollout nothing is sent, so that the same script runs anywhere. The file may be copied.
+trust it. Outside a rollout nothing is sent, so the same script runs anywhere. The file may be copied.
 """
 
 from __future__ import annotations
