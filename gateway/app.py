@@ -32,20 +32,21 @@ from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, ConfigError, admin_key, load
-from penstock.gateway.http.client_connection import Front
+from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
 from penstock.gateway.otlp.ingest import INGEST, Ingest
 from penstock.gateway.proxy.exact.session_store import Exact
+from penstock.gateway.proxy.features import features
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.translation import litellm
 from penstock.gateway.proxy.translation.translator import Translator
 from penstock.gateway.queue.attempts import woken
-from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.queue.waiting import Waiting
-from penstock.gateway.releases.adapter_keeper import Residents
-from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.releases.adapter_keeper import AdapterKeeper
+from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.check import Checking
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.jobs import Jobs
@@ -53,9 +54,9 @@ from penstock.gateway.releases.operations import LiveReleases
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.releases.rehearsal.stage import Replays
-from penstock.gateway.releases.replay.sender import Means
+from penstock.gateway.releases.replay.sender import Context
 from penstock.gateway.releases.shadow.stage import Shadow
-from penstock.gateway.runs.service import Runs
+from penstock.gateway.runs.service import RunService
 from penstock.gateway.server.bridge import ControlPlane
 from penstock.gateway.server.dispatch import Dispatch
 from penstock.gateway.store import MAP_BYTES, MEMORY_BYTES, Store
@@ -135,15 +136,28 @@ class Gateway:
         self.state = State(self.metrics, self.recorder)
         # Times are counted from here, so that they never run backwards while the process lives.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
-        self.desk = Desk(self.recorder, self.metrics, self._now_ns, config.trust_agent_rewards, config.quiet_seconds)
-        upstreams = {upstream.name: upstream for upstream in config.upstreams()}
-        self.residents = Residents(self.store, upstreams, self._ask_upstreams, self._now_ns)
-        self.switch = Switch(ReleaseReader(self.store), self.recorder, self.metrics, self.residents.mended)
+        self.dispatcher = Dispatcher(
+            self.recorder, self.metrics, self._now_ns, config.trust_agent_rewards, config.quiet_seconds
+        )
+        self._make_releases()
+        self._make_control()
+        self._exporter = self._make_exporter()
+        self._session: aiohttp.ClientSession | None = None
+        self._server: asyncio.Server
+        self._ticker: asyncio.TimerHandle
+        self._ticks = 0
+        self._drained = asyncio.Event()
+
+    def _make_releases(self) -> None:
+        """What decides which version a call gets, and what tries versions."""
+        upstreams = {upstream.name: upstream for upstream in self.config.upstreams()}
+        self.adapter_keeper = AdapterKeeper(self.store, upstreams, self._ask_upstreams, self._now_ns)
+        self.pins = Pins(ReleaseReader(self.store), self.recorder, self.metrics, self.adapter_keeper.repaired)
         checking = Checking(ReleaseReader(self.store).resource, upstreams, self._ask_upstreams)
-        self._routes = Routes(config.route, self.pools)
-        means = Means(
+        self._routes = Routes(self.config.route, self.pools)
+        context = Context(
             self.store,
-            self.switch,
+            self.pins,
             self.recorder,
             self.pools,
             self._routes,
@@ -152,19 +166,20 @@ class Gateway:
             self._redactor,
         )
         self._exact = Exact(self._ask_upstreams, self.store, self.recorder, self.metrics)
-        self.shadow = Shadow(means)
-        self.rehearsals = Rehearsals(means)
-        jobs = Jobs(checking, Replays(means, self.rehearsals, self.feed), self.shadow)
-        self.releases = Driver(means, self.feed, jobs, self.rehearsals, upstreams, self.residents.changed)
-        runs = Runs(self.store, self.recorder, self._now_ns)
+        self.shadow = Shadow(context)
+        self.rehearsals = Rehearsals(context)
+        jobs = Jobs(checking, Replays(context, self.rehearsals, self.feed), self.shadow)
+        self.releases = Driver(context, self.feed, jobs, self.rehearsals, upstreams, self.adapter_keeper.changed)
+
+    def _make_control(self) -> None:
+        """The control API."""
+        runs = RunService(self.store, self.recorder, self._now_ns)
         context = Control(
-            self.store, self.desk, self.releases, runs, self.feed, self.pools, self.auth, self.metrics, self.state
+            self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics, self.state
         )
         self.operations = Operations(context, control.OPERATIONS)
         application = control.make_control(context)
-        application[INGEST] = Ingest(self.desk, self.store, self.metrics.otlp_spans)
-        self._exporter = self._make_exporter()
-        self._session: aiohttp.ClientSession | None = None
+        application[INGEST] = Ingest(self.dispatcher, self.store, self.metrics.otlp_spans)
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,
@@ -172,13 +187,9 @@ class Gateway:
             shutdown_timeout=_CONTROL_SECONDS,
             auto_decompress=False,
         )
-        self._server: asyncio.Server
-        self._ticker: asyncio.TimerHandle
-        self._ticks = 0
-        self._drained = asyncio.Event()
 
     def _ask_upstreams(self) -> aiohttp.ClientSession:
-        """The session of what the gateway itself asks."""
+        """The session for requests that the gateway itself makes."""
         if self._session is None:
             # Concurrency is bounded where it is asked for; what an upstream sets as a cookie is no other call's.
             connector = aiohttp.TCPConnector(limit=0)
@@ -192,7 +203,7 @@ class Gateway:
         from penstock.gateway.otlp.exporter import Exporter
 
         servers = {upstream.name: upstream.base_url for upstream in self.config.upstreams()}
-        return Exporter(self.config.otlp, servers, self.store, self.feed, self.desk, self.metrics, self._now_ns)
+        return Exporter(self.config.otlp, servers, self.store, self.feed, self.dispatcher, self.metrics, self._now_ns)
 
     def _now_ns(self) -> int:
         """The clock of the tape."""
@@ -213,28 +224,26 @@ class Gateway:
             recorder=self.recorder,
             metrics=self.metrics,
             redactor=self._redactor,
-            switch=self.switch,
-            shadow=self.shadow,
+            pins=self.pins,
             rehearsals=self.rehearsals,
-            translator=self._translator,
-            exact=self._exact,
+            features=features(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
             epoch_ns=self._epoch_ns,
         )
         self._port = port = Dispatch(self.proxy, plane)
         self.recorder.start()
-        await self.desk.start()
+        await self.dispatcher.start()
         await self.releases.start()
-        self.residents.start()
+        self.adapter_keeper.start()
         if self._exporter is not None:
             await self._exporter.start()
         try:
             self._server = await loop.create_server(
-                lambda: Front(port), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
+                lambda: ClientConnection(port), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
             )
         except OSError as error:
             raise ConfigError(_cannot_listen(self.config.host, self.config.port, error)) from None
         self._tick()
-        # What lives for good need not be looked at again; calls leave no cycles behind.
+        # Objects that live for good need not be collected; calls leave no cycles behind.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
@@ -248,10 +257,10 @@ class Gateway:
         self.proxy.sweep(now)
         self._ticks += 1
         # Idle clients are many and in no hurry.
-        for front in list(self._port.fronts) if self._ticks % _LOOK_EVERY == 0 else ():
-            if front.overdue(now, self.config.limits.client_timeout):
-                front.close()
-        self.metrics.clients = len(self._port.fronts)
+        for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
+            if client.overdue(now, self.config.limits.client_timeout):
+                client.close()
+        self.metrics.clients = len(self._port.clients)
         if self.state.draining and not self.proxy.running:
             self._drained.set()
 
@@ -259,23 +268,23 @@ class Gateway:
         """Drains and closes everything, in order; `hurry` ends the wait for running calls."""
         self.state.draining = True
         self._server.close()
-        for front in list(self._port.fronts):
-            front.drain()
+        for client in list(self._port.clients):
+            client.drain()
         await self._wait_for_calls(hurry or asyncio.Event())
         for call in list(self.proxy.running):
             call.give_up()
         if self._exporter is not None:
             await self.recorder.flush()
             await self._exporter.stop()
-        await self.desk.stop()
+        await self.dispatcher.stop()
         await self.releases.stop()
-        await self.residents.stop()
-        # Answers that wait for the tape are let go by this.
+        await self.adapter_keeper.stop()
+        # This releases answers that wait for the tape.
         await self.recorder.close()
         await self.operations.finish(_CONTROL_SECONDS)
         self._ticker.cancel()
-        for front in list(self._port.fronts):
-            front.close()
+        for client in list(self._port.clients):
+            client.close()
         await self._runner.cleanup()
         if self._session is not None:
             await self._session.close()
@@ -291,7 +300,9 @@ class Gateway:
 
 
 def _make_translator(config: Config) -> Translator | None:
-    """What translates, if a route asks for it; raises `ConfigError` when one does by name and it cannot be had."""
+    """The translator, if a route needs one; raises `ConfigError` when a route asks for it by name and it is not
+    installed.
+    """
     routes = [route for route in config.route if route.translates]
     problem = litellm.missing() if routes else None
     if not routes:
@@ -333,7 +344,7 @@ async def _run(config: Config) -> None:
 
 
 class Discreet(logging.Formatter):
-    """Writes lines of the log without the gateway's own keys: what engines answer is logged, and they repeat keys."""
+    """Writes lines of the log without the gateway's own keys: engines repeat keys, and their answers are logged."""
 
     def __init__(self, form: str, own: Secrets) -> None:
         super().__init__(form)
@@ -345,7 +356,9 @@ class Discreet(logging.Formatter):
 
 
 def _take_all_descriptors() -> None:
-    """A call is two connections: the usual soft limit of 1024 would be a hidden cap on concurrency."""
+    """Raises the soft limit of descriptors: a call is two connections, and the usual limit of 1024 would be a hidden
+    cap.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -1,21 +1,26 @@
 """Penstock: a transparent gateway for unmodified agents, and what learns from its tape.
 
-Importing it loads nothing. An agent that may be touched says how it went with `penstock.reward(0.7)`, and what happened
-with `penstock.event("cart", items=3)`; outside a rollout both do nothing (`sidecar.agent.helper`).
+Importing it loads nothing. An agent that you may change reports how it went with `penstock.reward(0.7)`, what happened
+with `penstock.event("cart", {"items": 3})`, and what it did with `with penstock.span("search")`. Outside a rollout they
+do nothing (`sidecar.agent.helper`).
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
+"""As in `typing`, which takes longer to import than a small script."""
 if TYPE_CHECKING:
-    from penstock.sidecar.agent.helper import event, reward
+    from typing import Any
 
-__all__ = ["event", "reward"]
+    from penstock.sidecar.agent.helper import Span, event, flush, reward, span
+
+__all__ = ["Span", "event", "flush", "reward", "span"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module("penstock.sidecar.agent.helper"), name)
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from penstock.sidecar.agent import helper
+
+    globals().update({known: getattr(helper, known) for known in __all__})
+    return globals()[name]

@@ -1,7 +1,7 @@
 """The command `penstock release rehearse`: runs an agent for a release, as `penstock run` does for the queue.
 
-The runs come from the release (`Settings.release`), which hands them out when its recorded calls were replayed, and
-plays the agent's tools itself. Several of these commands share the work. The command ends when the release has left the
+The runs come from the release (`Settings.release`). It hands them out after its recorded calls were replayed, and plays
+the agent's tools itself. Several of these commands share the work. The command ends when the release has left the
 stage, and says how.
 
 Exit codes: 0 when the release went on; 1 when it did not, or the gateway cannot be reached; 2 wrongly called; 130

@@ -1,10 +1,10 @@
 """The loop of a runner: claim as many attempts as there are free workers, run them, and leave when there is no more.
 
 One claim is under way at a time, for all free workers. Without `watch` the runner leaves when the queue is open and
-empty and nobody, here or elsewhere, holds an attempt that could come back to it. It leaves also when the queue is
+empty and nobody, here or elsewhere, holds an attempt that could come back to it. It also leaves when the queue is
 draining, after `most` attempts, and when it is told to: `stop` lets the agents finish, `abandon` kills them and gives
-their attempts back. And it leaves when its agents cannot work where they are run (`breaker`): their attempts are handed
-back then.
+their attempts back. And it leaves when its agents cannot work on this machine (`breaker`); then it hands their attempts
+back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest
-from penstock.sidecar.attempt import Work, hand_back
+from penstock.sidecar.attempt import AttemptRun, hand_back
 from penstock.sidecar.breaker import Breaker
 from penstock.sidecar.engines.local import Engine
 from penstock.sidecar.heartbeat import Heart
@@ -37,7 +37,7 @@ class Runner:
         self.tally = Tally()
         self._settings, self._engine, self._progress = settings, engine, progress
         self._judge = Judge(settings.judging)
-        self._works: dict[asyncio.Task[None], Work] = {}
+        self._works: dict[asyncio.Task[None], AttemptRun] = {}
         self._claimed = 0
         self._breaker = Breaker(settings.keep_going)
         self._freed, self._stopping, self._abandoned = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -70,7 +70,7 @@ class Runner:
         return self.tally
 
     async def _leave(self) -> None:
-        """However the loop has ended, no agent stays behind."""
+        """Makes sure that no agent stays behind, however the loop has ended."""
         self.abandon()
         if self._works:
             _ = await asyncio.wait(self._works)
@@ -86,7 +86,7 @@ class Runner:
                 return
 
     async def _room(self) -> int:
-        """How many attempts may be claimed, once it is more than none; 0 when it is time to leave."""
+        """How many attempts may be claimed; waits until it is at least one. 0 when it is time to leave."""
         while not self._stopping.is_set():
             left = MOST_CLAIMS if self._settings.most is None else self._settings.most - self._claimed
             count = min(self._settings.workers - len(self._works), left, MOST_CLAIMS)
@@ -106,11 +106,11 @@ class Runner:
             reward_on_failure=self._settings.reward_on_failure,
         )
         release = self._settings.release
-        ask = client.claim if release is None else partial(client.rehearse, release)
+        ask = client.claim if release is None else partial(client.claim_rehearsals, release)
         return await patiently(lambda: ask(asked), self._progress.away)
 
     async def _exhausted(self, client: Client) -> bool:
-        """Whether nothing can be in the queue again by itself."""
+        """Whether no rollout can come back to the queue by itself."""
         if self._works:
             return False
         queue = await patiently(client.queue, self._progress.away)
@@ -123,7 +123,7 @@ class Runner:
     def _begin(self, claim: Claim, waiting: int, client: Client, heart: Heart) -> None:
         self._claimed += 1
         self._progress.begun(claim, waiting)
-        work = Work(claim, self._settings, client, self._engine, self._judge, self._progress)
+        work = AttemptRun(claim, self._settings, client, self._engine, self._judge, self._progress)
         task = asyncio.ensure_future(self._work(work, client, heart))
         self._works[task] = work
         task.add_done_callback(self._done)
@@ -132,7 +132,7 @@ class Runner:
         _ = self._works.pop(task, None)
         self._freed.set()
 
-    async def _work(self, work: Work, client: Client, heart: Heart) -> None:
+    async def _work(self, work: AttemptRun, client: Client, heart: Heart) -> None:
         heart.add(work)
         try:
             result = await work.run()
@@ -149,7 +149,7 @@ class Runner:
         await self._mind(result, client)
 
     async def _mind(self, result: Result, client: Client) -> None:
-        """Stop when agents cannot work, and hand back what was no try."""
+        """Stops when agents cannot work, and hands back attempts that were no tries."""
         found = self._breaker.note(result)
         if self._breaker.tripped is result:
             self.stop()

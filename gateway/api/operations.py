@@ -1,8 +1,9 @@
-"""What changes something, answered where its request was parsed.
+"""Requests that change something: answered where they were parsed.
 
-An operation is a plain function: the ids of its path and its body, both checked, to the model of its answer. Workers
-claim, finish and beat all the time; a second server between them and the desk would cost more than the work itself, so
-these requests do not pass aiohttp, as those that read do (`gateway.server.bridge`). The table is the same (`Route`).
+An operation is a plain function from the checked ids of its path and its checked body to the model of its answer.
+Workers claim, finish and beat all the time, and a second server between them and the dispatcher would cost more than
+the work itself. So these requests do not pass aiohttp, as reading ones do (`gateway.server.bridge`). The table is the
+same (`Route`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 from penstock.gateway.api import guard
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.openapi import Route
-from penstock.gateway.http.client_connection import Front
+from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.queue import Empty
 
@@ -58,19 +59,23 @@ class Operations:
                 return route, ids
         return None
 
-    def serve(self, front: Front, request: Request, route: Route, ids: dict[str, str], trusted: bool) -> None:
+    def serve(
+        self, client: ClientConnection, request: Request, route: Route, ids: dict[str, str], trusted: bool
+    ) -> None:
         """Begins an operation; `trusted`: the data plane has checked who asks."""
-        running = asyncio.ensure_future(self._answer(front, request, route, ids, trusted))
-        front.served = _Running(running)
+        running = asyncio.ensure_future(self._answer(client, request, route, ids, trusted))
+        client.served = _Running(running)
         self._running.add(running)
         running.add_done_callback(self._running.discard)
 
     async def finish(self, seconds: float) -> None:
-        """Waits for those that run, but not for long."""
+        """Waits for running operations, but not for long."""
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
 
-    async def _answer(self, front: Front, request: Request, route: Route, ids: dict[str, str], trusted: bool) -> None:
+    async def _answer(
+        self, client: ClientConnection, request: Request, route: Route, ids: dict[str, str], trusted: bool
+    ) -> None:
         headers = CIMultiDict[str]((name.decode(), value.decode("latin-1")) for name, _, value in request.headers)
         try:
             if not trusted:
@@ -86,8 +91,8 @@ class Operations:
             lines = "".join(f"{name}: {value}\r\n" for name, value in more.items())
             head = b"HTTP/1.1 %d %b\r\n%b%b" % (status, reason.encode(), _HEADERS, lines.encode())
         close = b"" if request.keep_alive else b"Connection: close\r\n"
-        front.transport.write(b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), close, body))
-        front.finish(request.keep_alive)
+        client.transport.write(b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), close, body))
+        client.finish(request.keep_alive)
 
 
 class _Running:

@@ -38,7 +38,7 @@ from penstock.gateway.model.run import (
     seen_at,
 )
 from penstock.gateway.runs.curves import curve
-from penstock.gateway.runs.service import Runs
+from penstock.gateway.runs.service import RunService
 
 
 class RunsQuery(Noun):
@@ -108,12 +108,12 @@ async def report_points(control: Control, ids: Ids, asked: PointsRequest) -> Run
     """Report the values of metrics at steps. The same may be sent again: of a metric at a step the newest value is
     kept. With `since_step` a trainer that was started again supersedes the points of that step and later. A value that
     is no finite number (null, NaN or infinite) is kept as null. No points at all is a sign of life."""
-    return await control.runs.report(ids["run"], asked)
+    return await control.runs.add_points(ids["run"], asked)
 
 
 async def add_run_events(control: Control, ids: Ids, asked: RunEventsRequest) -> RunEventsAnswer:
     """Add events to a run: lines for a person. One that comes with its time may be sent again and is kept once."""
-    return RunEventsAnswer(kept=await control.runs.tell(ids["run"], asked.events))
+    return RunEventsAnswer(kept=await control.runs.add_events(ids["run"], asked.events))
 
 
 # -- what reads --------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ async def get_runs(request: web.Request) -> web.Response:
     return answer(RunPage(runs=found.rows, next=encode_cursor("runs", found.mark), scanned=found.scanned))
 
 
-def _runs_walk(runs: Runs, asked: RunsQuery) -> Walk[RunHead]:
+def _runs_walk(runs: RunService, asked: RunsQuery) -> Walk[RunHead]:
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, RunHead | None]]:
         now = runs.now_ns()
         for position, run in runs.reader.run_heads(int(mark[0]) if mark else None):

@@ -1,9 +1,9 @@
-"""The gateway's own keys are taken out of error answers on their way to the agent. Sans-I/O.
+"""Takes the gateway's own keys out of error answers on their way to the agent. Sans-I/O.
 
-Providers repeat a key that they refuse. The agent must not learn the gateway's: in the head and the body of an answer
-of 300 and above it becomes as many asterisks, and lengths, chunks and their boundaries stay. What a read ends with is
+Providers repeat a key that they refuse, and the agent must not learn the gateway's. In the head and the body of an
+answer of 300 and above a key becomes as many asterisks; lengths, chunks and their boundaries stay. The end of a read is
 held back only where it may be the beginning of a key. An encoded answer is held until it is whole, and goes without its
-encoding where a key was found in it; one that cannot be decoded, or is too large, passes as it came.
+encoding if a key was found in it; one that cannot be decoded, or is too large, passes as it came.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from penstock.gateway.calls.capture.framing import LENGTH, Passing, framed
+from penstock.gateway.calls.capture.framing import LENGTH, Framing, framed
 from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.http.headers import client_head
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.known_secrets import Secrets
 
 HELD: Final = 256 << 10
-"""Bytes of an encoded answer that are held at most."""
+"""The most bytes of an encoded answer that are held."""
 _DECODED: Final = 4 << 20
-"""Bytes that are looked at of what it decodes to."""
+"""The most bytes of its decoded form that are searched."""
 _ENCODING: Final = frozenset({b"content-encoding"})
 _IDENTITY: Final = (None, b"identity")
 
 
-def hiding(own: Secrets, link: Link, chunked: bool) -> Passing:
+def hiding(own: Secrets, connection: UpstreamConnection, chunked: bool) -> Framing:
     """The way of an error answer. `chunked`: whether the client gets it in chunks."""
-    return Plain(own, chunked) if link.encoding in _IDENTITY else Encoded(own, chunked)
+    return Plain(own, chunked) if connection.encoding in _IDENTITY else Encoded(own, chunked)
 
 
 class Plain:
@@ -43,18 +43,18 @@ class Plain:
         self._places: list[tuple[int, int]] = []
         """Where the payload stands in it."""
 
-    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """The head at once."""
-        return self._own.hide(head) + self.go_on(link, raw)
+        return self._own.hide(head) + self.go_on(connection, raw)
 
-    def go_on(self, link: Link, raw: bytes) -> bytes:
+    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """All but what may be the beginning of a key."""
-        raw = _passed(link, raw, self._chunks is not None)
+        raw = _passed(connection, raw, self._chunks is not None)
         before = len(self._raw)
         places = [(0, len(raw))] if self._chunks is None else self._chunks.payload(raw)
         self._places += [(before + start, before + end) for start, end in places]
         self._raw += raw
-        return self._let_go(link.done)
+        return self._let_go(connection.done)
 
     def broken(self) -> bytes:
         """What was held back."""
@@ -100,34 +100,34 @@ class Encoded:
         self._pieces: list[bytes] = []
         self._held = True
 
-    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """The head waits for the length."""
         self._head = self._own.hide(head)
-        return self.go_on(link, raw)
+        return self.go_on(connection, raw)
 
-    def go_on(self, link: Link, raw: bytes) -> bytes:
+    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """Everything, once it is whole or too large."""
-        passed = _passed(link, raw, self._chunked)
+        passed = _passed(connection, raw, self._chunked)
         if not self._held:
             return passed
         self._raw.append(passed)
-        self._pieces += link.pieces
-        if link.done:
-            return self._whole(link)
+        self._pieces += connection.pieces
+        if connection.done:
+            return self._whole(connection)
         return self.broken() + b"".join(self._raw) if sum(map(len, self._raw)) > HELD else b""
 
     def broken(self) -> bytes:
-        """The head, of which the client sees that something is missing."""
+        """The head; the client sees that the rest is missing."""
         held, self._held = self._held, False
         return self._head if held else b""
 
-    def _whole(self, link: Link) -> bytes:
+    def _whole(self, connection: UpstreamConnection) -> bytes:
         self._held = False
-        kept = keep(self._own, b"".join(self._pieces), (link.encoding or b"").decode("latin-1"), _DECODED)
+        kept = keep(self._own, b"".join(self._pieces), (connection.encoding or b"").decode("latin-1"), _DECODED)
         if not kept.bare:
             return self._head + b"".join(self._raw)
         head = LENGTH.sub(rb"\g<1>%d" % len(kept.body), client_head(self._head, _ENCODING, close=False))
-        return head + (framed(link, kept.body) if self._chunked else kept.body)
+        return head + (framed(connection, kept.body) if self._chunked else kept.body)
 
 
 class Chunks:
@@ -156,7 +156,7 @@ class Chunks:
         return places
 
     def _size(self, part: bytes) -> None:
-        """Of the line that says how long a chunk is; an empty one ends the chunk before."""
+        """The size in a chunk's head line; an empty line ends the chunk before."""
         self._line += part
         if self._line.endswith(b"\n"):
             line, self._line = self._line.partition(b";")[0].strip(), b""
@@ -165,16 +165,16 @@ class Chunks:
                 self.over = not self._left
 
 
-def _passed(link: Link, raw: bytes, chunked: bool) -> bytes:
+def _passed(connection: UpstreamConnection, raw: bytes, chunked: bool) -> bytes:
     """What the client gets of a read."""
-    return raw if chunked or not link.chunked else b"".join(link.pieces)
+    return raw if chunked or not connection.chunked else b"".join(connection.pieces)
 
 
 class Kept(NamedTuple):
-    """A body without the secrets that were in it."""
+    """A body without the secrets in it."""
 
     body: bytes
-    """The same object where none was."""
+    """The same object if there was none."""
     plain: bytes
     """Without its content encoding, as far as it could be undone."""
     bare: bool
@@ -184,7 +184,7 @@ class Kept(NamedTuple):
 
 
 def keep(secrets: Secrets, body: bytes, encoding: str | None, limit: int | None = None) -> Kept:
-    """What may be kept of a body. `limit`: bytes that are looked at of what it decodes to."""
+    """The body as it may be kept. `limit`: the most bytes of its decoded form that are searched."""
     if not encoding or encoding == "identity":
         hidden = secrets.hide(body)
         return Kept(hidden, hidden, False)
@@ -199,7 +199,7 @@ def unencoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 
 
 def rescaled(marks: list[int], size: int) -> list[int]:
-    """The arrivals of a body (time, size, in turn) whose size is another now."""
+    """The arrivals of a body (time, size, in turn), fitted to its new size."""
     made, before = marks.copy(), sum(marks[1::2])
     ended = done = 0
     for at in range(1, len(marks), 2):

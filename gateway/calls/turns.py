@@ -1,7 +1,7 @@
-"""From the tape to a Turn: bodies are decoded, then read by their dialect. Interpretation never raises.
+"""Makes a Turn of what is on the tape: decodes the bodies and lets their dialect read them. It never raises.
 
-Decoding is bounded, because a few bytes can stand for gigabytes, and gives what it could decode together with what
-was wrong: a body may have been cut off with its connection.
+Decoding is bounded, because a few bytes can stand for gigabytes. It returns what it could decode together with what was
+wrong, because a body may have been cut off with its connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ZSTD_WINDOW = 8 << 20
 BLOCK = 1 << 16
 """About how many bytes brotli gives at a time: it knows no bound of its own, and 512 bytes can stand for gigabytes."""
 CUT = "ends early"
-"""What is wrong with a body that is good as far as it goes."""
+"""The problem of a body that is good as far as it goes."""
 EXCERPT = 300
 
 
@@ -40,10 +40,10 @@ class _Inflater(Protocol):
 
 
 class _Brotli:
-    """A decoder of brotli that has the face of the others. It stops making more once it has made more than `limit`."""
+    """A decoder of brotli with the interface of the others. It stops once it has made more than `limit`."""
 
     unused_data = b""
-    """Brotli is one stream: what follows it is an error, and is told as one."""
+    """Brotli is one stream: bytes after it are an error, and reported as one."""
 
     def __init__(self, limit: int) -> None:
         self._decoder = brotli.Decompressor()
@@ -66,8 +66,9 @@ def read_exchange(dialect_name: str, exchange: Exchange, span: Span) -> Turn:
     """An exchange as a Turn."""
     request, request_problem = decode_body(exchange.request_body, encoding(exchange.request_headers))
     response, response_problem = decode_body(exchange.response_body, encoding(exchange.response_headers))
-    request = original(dialect_name, request, span.attributes)
-    turn = by_name(dialect_name).read(request, response, span.stream)
+    dialect = by_name(dialect_name)
+    request = original(dialect, request, span.attributes)
+    turn = dialect.read(request, response, span.stream)
     turn.model = turn.model or span.model  # Some APIs name it in the path.
     turn.problems[:0] = [
         *(["the exchange was too large to be kept whole"] if span.truncated else []),

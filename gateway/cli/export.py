@@ -1,4 +1,4 @@
-"""`penstock export`: whatever a filter finds, as a table for other tools."""
+"""`penstock export`: everything that a filter finds, as a table for other tools."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
     """What agents did: what was asked for to try a release is no part of a data set or a bill."""
     from penstock.gateway.model.release_calls import own
 
-    async for head in client.recent(filter):
+    async for head in client.recent_spans(filter):
         if not own(head):
             yield head
 

@@ -1,4 +1,4 @@
-"""`penstock prompts`: finds the prompts that unmodified agents send, and tells which one a text is."""
+"""`penstock prompts`: finds the prompts that unmodified agents send, and says which prompt a text is."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def discover(
     found: list[tuple[Proposal, str | None]] = []
 
     async def ask(client: Client) -> None:
-        calls = [head async for head in client.recent(f"kind:llm {terms}", limit)]
+        calls = [head async for head in client.recent_spans(f"kind:llm {terms}", limit)]
         # This computes for seconds; nothing else is to be done meanwhile.
         samples, left_out = await mining.samples(client, calls)
         proposals = propose(samples)
@@ -121,7 +121,7 @@ def _register(url: str, name: str, one: Proposal, author: str, json: bool) -> No
 
 
 def _offer(url: str, found: list[tuple[Proposal, str | None]], author: str) -> None:
-    """Asks what to do with each that is not registered."""
+    """Asks what to do with each unregistered prompt."""
     for number, (one, known) in enumerate(found, 1):
         if known is None:
             name = console().input(f"Register prompt {number}? A name, or nothing to leave it: ").strip()

@@ -126,7 +126,7 @@ def token(rollout: str, /, *, expires: str | None = None, gateway: Url = LOCAL) 
     lasting = None if expires is None else math.ceil(seconds("--expires", expires))
 
     async def ask(client: Client) -> None:
-        made = await client.token(rollout, lasting)
+        made = await client.make_token(rollout, lasting)
         print(made.token)
 
     with_client(gateway, ask)

@@ -1,4 +1,4 @@
-"""`penstock resource`: versions of prompts, of weights and of what tools are said to do."""
+"""`penstock resource`: versions of prompts, of weights and of descriptions of tools."""
 
 from __future__ import annotations
 
@@ -166,13 +166,13 @@ def text_of(file: str) -> str:
 
 
 def person(given: str | None) -> str:
-    """Who does it; whoever is logged in unless a name was given."""
+    """The name that was given, else that of the user who is logged in."""
     import getpass
 
     try:
         return getpass.getuser() if given is None else given
     except (KeyError, OSError):
-        # Nobody is: a container without users.
+        # A container may have no users: then nobody is logged in.
         return ""
 
 
@@ -184,7 +184,7 @@ def new_version(**fields: Any) -> NewVersion:
 
 
 def _content(text: TextOptions, served: WeightsOptions) -> tuple[str, dict[str, Any]]:
-    """(kind, content): what was given says what it is."""
+    """(kind, content); the kind follows from what was given."""
     weights = {key: value for key, value in asdict(served).items() if value is not None}
     if weights and text != TEXT:
         raise Failure(f"--{next(iter(weights))} is for a model, which has neither --file nor --tool nor --sent", 2)

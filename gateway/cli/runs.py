@@ -1,4 +1,4 @@
-"""`penstock runs`: training runs, listed, shown, followed, plotted and taken elsewhere."""
+"""`penstock runs`: lists, shows, follows, plots and exports training runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Name = Annotated[str, Parameter(help="Name of a run.")]
 Metrics = Annotated[str | None, Parameter(help="Which metrics, with commas between; * and ? are wildcards.")]
 Format = Literal["tensorboard", "mlflow", "csv", "jsonl"]
 FOLDERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow"}
-"""What reads no single file."""
+"""Export formats that are folders."""
 EVENTS = 10
 """Events that are shown of a run."""
 PLOTTED = 1000
@@ -129,7 +129,7 @@ def _drawn(suffix: str, run: Run, curves: dict[str, list[Curve]], events: list[R
 
 
 def _buckets(run: Run) -> int:
-    """As many as can be seen, and no more than the gateway gives at once."""
+    """As many buckets as can be seen, and no more than the gateway gives at once."""
     return min(PLOTTED, MOST_READ // max(1, len(run.metrics)))
 
 

@@ -59,14 +59,15 @@ from penstock.gateway.model.queue import (
     RolloutSpec,
     WorkerList,
 )
-from penstock.gateway.model.rollout import Attempt, Judgement, Rollout, RolloutSummary, Worker
+from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, RolloutSummary, Worker
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.transcript import Call, Transcript
 
 __all__ = ["Client", "ClientError"]
 
 P = TypeVar("P", RolloutPage, SpanPage)
 
-PAGE = 1000
+PAGE, PARALLEL = 1000, 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
@@ -89,7 +90,7 @@ class Client(ReleaseClient, RunClient):
             for span in page.spans:
                 yield span
 
-    async def recent(self, filter: str = "", limit: int | None = None) -> AsyncIterator[Span]:
+    async def recent_spans(self, filter: str = "", limit: int | None = None) -> AsyncIterator[Span]:
         """Heads of the spans of all rollouts, newest change first."""
         async for page in self._pages("/api/spans", filter, limit, SpanPage):
             for span in page.spans:
@@ -111,6 +112,25 @@ class Client(ReleaseClient, RunClient):
         """A whole span."""
         return await self.get(_path(rollout, attempt, sequence), SpanDetail)
 
+    async def transcript(self, rollout: str, attempt: str | None = None, outcome: Outcome | None = None) -> Transcript:
+        """What reward functions get: the task, and every call of an attempt, read; of the newest one when none is
+        named. `outcome`: how it ended, where the tape does not know yet."""
+        summary = await self.rollout(rollout)
+        found = next((one for one in reversed(summary.attempts) if attempt in (None, one.id)), None)
+        if found is None:
+            raise ClientError(f"rollout {rollout!r} has no attempt{'' if attempt is None else f' {attempt!r}'}", 404)
+        heads = [span async for span in self.spans(rollout, found.id) if span.kind == "llm"]
+        details: list[SpanDetail] = []
+        for at in range(0, len(heads), PARALLEL):
+            few = heads[at : at + PARALLEL]
+            details += await asyncio.gather(*(self.span(rollout, found.id, span.sequence) for span in few))
+        return Transcript(
+            rollout=Rollout(**{name: getattr(summary, name) for name in Rollout.model_fields}),
+            attempt=found,
+            outcome=outcome or found.outcome or Outcome(),
+            calls=[Call(span=detail.span, turn=detail.turn) for detail in details],
+        )
+
     async def request_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:
         """The exact bytes of a call's request body; `side`: `agent` or `engine`, as `model.Side` has it."""
         return await self.read("GET", f"{_path(rollout, attempt, sequence)}/request", params={"side": side})
@@ -122,7 +142,7 @@ class Client(ReleaseClient, RunClient):
     async def exchanges(self, rollout: str) -> AsyncGenerator[Recorded]:
         """The bytes of all calls of a rollout that are kept, content encodings removed, in their order."""
         unpacker = Unpacker()
-        async with self.asked("GET", f"{_path(rollout)}/exchanges") as response:
+        async with self.request("GET", f"{_path(rollout)}/exchanges") as response:
             async for piece in response.content.iter_any():
                 for call in unpacker.feed(piece):
                     yield call
@@ -131,13 +151,13 @@ class Client(ReleaseClient, RunClient):
         """Figures, with sums over the newest `spans`."""
         return await self.get("/api/stats", Stats, {"spans": spans})
 
-    async def token(self, rollout: str, expires_s: int | None = None) -> Token:
+    async def make_token(self, rollout: str, expires_s: int | None = None) -> Token:
         """An agent token for one rollout."""
         try:
-            asked = TokenRequest(rollout=rollout, expires_s=expires_s)
+            request = TokenRequest(rollout=rollout, expires_s=expires_s)
         except ValidationError as e:
             raise ClientError(brief(e)) from None
-        return Token.model_validate_json(await self.read("POST", "/api/tokens", body=asked.model_dump_json()))
+        return Token.model_validate_json(await self.read("POST", "/api/tokens", body=request.model_dump_json()))
 
     async def changes(self, since: int = 0) -> AsyncGenerator[Change]:
         """Every change after the cursor `since`, for ever. Raises only when the gateway refuses."""
@@ -149,7 +169,7 @@ class Client(ReleaseClient, RunClient):
                         since, pause = change.cursor, FIRST_PAUSE_S
                         yield change
             except ClientError as e:
-                if not e.passing:
+                if not e.temporary:
                     raise
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_S)
@@ -160,7 +180,7 @@ class Client(ReleaseClient, RunClient):
 
     async def _stream(self, since: int) -> AsyncGenerator[Change]:
         """Changes until the connection ends. An event that was cut off is not given."""
-        async with self.asked("GET", "/api/changes", {"since": since}) as response:
+        async with self.request("GET", "/api/changes", {"since": since}) as response:
             waiting = bytearray()
             async for piece in response.content.iter_any():
                 waiting += piece
@@ -183,20 +203,20 @@ class Client(ReleaseClient, RunClient):
 
     async def enqueue(self, rollouts: Sequence[RolloutSpec]) -> list[Enqueued]:
         """Queue tasks, all of them or none; at most `work.MOST_ROLLOUTS` in one call."""
-        asked = EnqueueRequest(rollouts=list(rollouts))
-        return (await self.post("/api/rollouts", EnqueueAnswer, asked)).rollouts
+        request = EnqueueRequest(rollouts=list(rollouts))
+        return (await self.post("/api/rollouts", EnqueueAnswer, request)).rollouts
 
-    async def claim(self, asked: ClaimRequest) -> ClaimAnswer:
-        """Take work, waiting for it as long as `asked.wait_s` says."""
-        return await self.post("/api/claims", ClaimAnswer, asked)
+    async def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        """Take work, waiting for it as long as `request.wait_s` says."""
+        return await self.post("/api/claims", ClaimAnswer, request)
 
-    async def heartbeat(self, worker: str, asked: HeartbeatRequest) -> HeartbeatAnswer:
+    async def heartbeat(self, worker: str, request: HeartbeatRequest) -> HeartbeatAnswer:
         """Keep what a worker has claimed."""
-        return await self.post(f"/api/workers/{quote(worker, safe='')}/heartbeat", HeartbeatAnswer, asked)
+        return await self.post(f"/api/workers/{quote(worker, safe='')}/heartbeat", HeartbeatAnswer, request)
 
-    async def finish(self, rollout: str, attempt: str, asked: FinishRequest) -> FinishAnswer:
+    async def finish(self, rollout: str, attempt: str, request: FinishRequest) -> FinishAnswer:
         """End an attempt; when this returns every earlier call of it is durable."""
-        return await self.post(f"{_path(rollout, attempt)}/finish", FinishAnswer, asked)
+        return await self.post(f"{_path(rollout, attempt)}/finish", FinishAnswer, request)
 
     async def cancel(self, rollout: str) -> Rollout:
         """Stop a rollout, whether it waits or runs."""
@@ -210,14 +230,14 @@ class Client(ReleaseClient, RunClient):
         """Say how well an attempt went."""
         return await self.post(f"{_path(rollout, attempt)}/rewards", RewardAnswer, judgement)
 
-    async def feedback(self, asked: FeedbackRequest) -> FeedbackAnswer:
+    async def feedback(self, request: FeedbackRequest) -> FeedbackAnswer:
         """Say how good a response was, by the provider's id of it."""
-        return await self.post("/api/feedback", FeedbackAnswer, asked)
+        return await self.post("/api/feedback", FeedbackAnswer, request)
 
-    async def events(self, rollout: str, attempt: str, events: Sequence[Event]) -> list[int]:
+    async def add_events(self, rollout: str, attempt: str, events: Sequence[Event]) -> list[int]:
         """Add events to an attempt; their sequences."""
-        asked = EventsRequest(events=list(events))
-        return (await self.post(f"{_path(rollout, attempt)}/events", EventsAnswer, asked)).sequences
+        request = EventsRequest(events=list(events))
+        return (await self.post(f"{_path(rollout, attempt)}/events", EventsAnswer, request)).sequences
 
     async def queue(self) -> QueueStatus:
         """How much work there is."""

@@ -35,7 +35,7 @@ class ClientError(Exception):
         self.status = status
 
     @property
-    def passing(self) -> bool:
+    def temporary(self) -> bool:
         """True when the same request may succeed later. 501 is a server that knows no such method: another one."""
         return self.status is None or (self.status >= 500 and self.status != 501)
 
@@ -70,11 +70,11 @@ class Connection:
 
     async def read(self, method: str, path: str, params: Params | None = None, body: str | None = None) -> bytes:
         """The bytes of a good answer."""
-        async with self.asked(method, path, params, body) as response:
+        async with self.request(method, path, params, body) as response:
             return await response.read()
 
     @asynccontextmanager
-    async def asked(
+    async def request(
         self, method: str, path: str, params: Params | None = None, body: str | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """A good response; whatever else happens, also while it is read, is a ClientError."""

@@ -37,7 +37,7 @@ class ReleaseClient(Connection):
         """One resource with its versions."""
         return await self.get(f"/api/resources/{quote(name, safe='')}", ResourceView)
 
-    async def needs(self, name: str) -> list[Need]:
+    async def needed_versions(self, name: str) -> list[Need]:
         """Who needs which version of a resource."""
         return (await self.get(f"/api/resources/{quote(name, safe='')}/needs", NeedList)).needs
 
@@ -51,27 +51,27 @@ class ReleaseClient(Connection):
 
     async def releases(self, resource: str | None = None, live: bool = False) -> list[Release]:
         """Releases, newest first."""
-        asked = ({} if resource is None else {"resource": resource}) | ({"live": "true"} if live else {})
-        return (await self.get("/api/releases", ReleaseList, asked)).releases
+        params = ({} if resource is None else {"resource": resource}) | ({"live": "true"} if live else {})
+        return (await self.get("/api/releases", ReleaseList, params)).releases
 
     async def release(self, name: str) -> ReleaseView:
         """One release with its evidence."""
         return await self.get(f"/api/releases/{quote(name, safe='')}", ReleaseView)
 
-    async def decide(self, name: str, action: str, said: Decision) -> Release:
+    async def decide(self, name: str, action: str, decision: Decision) -> Release:
         """Promotes, rolls back (`rollback`), aborts, holds, resumes or approves a release."""
-        return await self.post(f"/api/releases/{quote(name, safe='')}/{action}", Release, said)
+        return await self.post(f"/api/releases/{quote(name, safe='')}/{action}", Release, decision)
 
-    async def rehearse(self, name: str, asked: ClaimRequest) -> ClaimAnswer:
-        """Takes runs of a release's rehearsal."""
-        return await self.post(f"/api/releases/{quote(name, safe='')}/rehearse", ClaimAnswer, asked)
+    async def claim_rehearsals(self, name: str, request: ClaimRequest) -> ClaimAnswer:
+        """Takes runs of a release's rehearsal, as `claim` takes work."""
+        return await self.post(f"/api/releases/{quote(name, safe='')}/rehearse", ClaimAnswer, request)
 
     async def audit(self, name: str) -> list[Entry]:
-        """Its chain, oldest first."""
+        """The audit chain of a release, oldest first."""
         return (await self.get(f"/api/releases/{quote(name, safe='')}/audit", AuditTrail)).entries
 
     async def assignments(self, name: str, after: int = 0) -> AsyncIterator[tuple[Assignment, Seen | None]]:
-        """Those that take part in order, each with what was seen of it; None while it is awaited."""
+        """The rollouts of a release in their order, each with what was seen of it; None while it is awaited."""
         path, at = f"/api/releases/{quote(name, safe='')}/assignments", after
         while True:
             page = await self.get(path, AssignmentPage, {"after": at, "limit": PAGE})

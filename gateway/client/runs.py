@@ -1,8 +1,8 @@
 """The part of the typed client that speaks of training runs: a trainer's side and a reader's.
 
     run = await client.start_run(NewRun(id="grpo-7", kind="grpo", config={...}, steps=400))
-    await client.report(run.id, [Point(step=0, values={"reward": 0.31})])
-    await client.tell(run.id, [RunEvent(text="published policy v12", time_ns=time.time_ns())])
+    await client.add_points(run.id, [Point(step=0, values={"reward": 0.31})])
+    await client.add_run_events(run.id, [RunEvent(text="published policy v12", time_ns=time.time_ns())])
     await client.finish_run(run.id, RunEnd(status="succeeded"))
 
 All of it may be sent again after a lost answer; see `gateway.model.run`.
@@ -38,27 +38,27 @@ PAGE = 1000
 
 
 class RunClient(Connection):
-    """What can be asked about training runs and said by those that train."""
+    """What trainers report of their runs, and what readers ask about them."""
 
     async def start_run(self, new: NewRun) -> Run:
         """Starts a run; the same again under its id is the one that is there."""
         return await self.post("/api/runs", Run, new)
 
-    async def report(
+    async def add_points(
         self, run: str, points: Sequence[Point], since_step: int | None = None, resumed: int | None = None
     ) -> RunHead:
         """Keeps points, at most `MOST_POINTS`; none is a sign of life. `since_step`, `resumed`: see `PointsRequest`."""
-        asked = PointsRequest(points=list(points), since_step=since_step, resumed=resumed)
-        return await self.post(f"{_path(run)}/metrics", RunHead, asked)
+        request = PointsRequest(points=list(points), since_step=since_step, resumed=resumed)
+        return await self.post(f"{_path(run)}/metrics", RunHead, request)
 
-    async def tell(self, run: str, events: Sequence[RunEvent]) -> int:
+    async def add_run_events(self, run: str, events: Sequence[RunEvent]) -> int:
         """Adds events; how many were new. Those that have their time may be sent again."""
-        asked = RunEventsRequest(events=list(events))
-        return (await self.post(f"{_path(run)}/events", RunEventsAnswer, asked)).kept
+        request = RunEventsRequest(events=list(events))
+        return (await self.post(f"{_path(run)}/events", RunEventsAnswer, request)).kept
 
-    async def change_run(self, run: str, said: RunChange) -> RunHead:
+    async def change_run(self, run: str, change: RunChange) -> RunHead:
         """Says how a run stands, and what it has made."""
-        return await self.post(_path(run), RunHead, said)
+        return await self.post(_path(run), RunHead, change)
 
     async def finish_run(self, run: str, end: RunEnd) -> RunHead:
         """Ends a run; the same end may be said again."""
@@ -70,8 +70,8 @@ class RunClient(Connection):
         """Training runs, newest first; all of them or up to `limit`."""
         cursor, left = None, limit
         while left is None or left > 0:
-            asked = {"kind": kind, "status": status, "limit": min(left or PAGE, PAGE), "cursor": cursor}
-            page = await self.get("/api/runs", RunPage, asked)
+            params = {"kind": kind, "status": status, "limit": min(left or PAGE, PAGE), "cursor": cursor}
+            page = await self.get("/api/runs", RunPage, params)
             for run in page.runs:
                 yield run
             left, cursor = None if left is None else left - len(page.runs), page.next
@@ -91,13 +91,13 @@ class RunClient(Connection):
         max_points: int | None = None,
     ) -> list[Curve]:
         """Metrics over the steps, in at most `max_points` buckets each; `names` may hold `*` and `?`."""
-        asked = {
+        params = {
             "name": None if names is None else ",".join(names),
             "since_step": since_step,
             "until_step": until_step,
             "max_points": max_points,
         }
-        return (await self.get(f"{_path(run)}/metrics", CurveList, asked)).curves
+        return (await self.get(f"{_path(run)}/metrics", CurveList, params)).curves
 
     async def points(self, run: str, since_step: int = 0) -> AsyncIterator[Point]:
         """Every point exactly, by step."""
@@ -112,8 +112,8 @@ class RunClient(Connection):
         """What happened in a run, newest first; all of it or up to `limit`."""
         cursor, left = None, limit
         while left is None or left > 0:
-            asked = {"limit": min(left or PAGE, PAGE), "cursor": cursor}
-            page = await self.get(f"{_path(run)}/events", RunEventPage, asked)
+            params = {"limit": min(left or PAGE, PAGE), "cursor": cursor}
+            page = await self.get(f"{_path(run)}/events", RunEventPage, params)
             for event in page.events:
                 yield event
             left, cursor = None if left is None else left - len(page.events), page.next

@@ -1,8 +1,8 @@
 """The client-facing side of a connection: one request at a time, in order.
 
 Requests that arrive while one is being served wait their turn, and so does the refusal of bytes that are no request: an
-answer is never written into another. Reading never stops, because only reading tells that a client is gone: one that
-pipelines without end is refused (`gateway.http.request_parser`). A half-closed client counts as gone, for the same
+answer is never written into another. Reading never stops, because only reading shows that a client is gone; a client
+that pipelines without end is refused (`gateway.http.request_parser`). A half-closed client counts as gone, for the same
 reason.
 """
 
@@ -23,7 +23,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Served(Protocol):
-    """What is being served, as its connection sees it."""
+    """The connection's view of what is being served."""
 
     def on_client_gone(self) -> None:
         """The client went away."""
@@ -41,17 +41,17 @@ class Served(Protocol):
 class Planes(Protocol):
     """What a connection needs of the application."""
 
-    fronts: set[Front]
+    clients: set[ClientConnection]
     epoch_ns: int
     """What the monotonic clock's zero is on the clock of the tape."""
     request_bytes: int
 
-    def serve(self, front: Front, request: Request) -> None:
-        """Answers a request: sets `front.served` until it calls `front.finish`, or ends the connection."""
+    def serve(self, client: ClientConnection, request: Request) -> None:
+        """Answers a request: sets `client.served` until it calls `client.finish`, or ends the connection."""
         ...
 
 
-class Front(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
@@ -90,11 +90,11 @@ class Front(asyncio.Protocol):
         self.seen = monotonic()
         peer: tuple[str, int] | str | None = transport.get_extra_info("peername")
         self.way.peer = peer[0] if isinstance(peer, tuple) else ""
-        self.planes.fronts.add(self)
+        self.planes.clients.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone, whatever it was waiting for."""
-        self.planes.fronts.discard(self)
+        self.planes.clients.discard(self)
         self.closing = True
         served, self.served = self.served, None
         if served is not None:
@@ -161,7 +161,7 @@ class Front(asyncio.Protocol):
         self.transport.close()
 
     def linger(self) -> None:
-        """Ends the answering side and reads on: closing at once would reset an answer that is still on its way."""
+        """Stops writing but still reads: closing at once would reset an answer that is still on its way."""
         self.served = None
         self.closing = True
         self.transport.write_eof()
@@ -173,8 +173,9 @@ class Front(asyncio.Protocol):
             self.close()
 
     def break_off(self, framed: bool) -> None:
-        """Ends an answer that is not complete, so that the client sees it: one that is `framed` lacks its end, any
-        other is reset, because closing is how it would end."""
+        """Ends an incomplete answer so that the client notices: a `framed` one lacks its end, any other is reset,
+        because a normal close would look like its end.
+        """
         self.served = None
         if framed:
             self.close()
@@ -191,11 +192,11 @@ class Front(asyncio.Protocol):
 
 @dataclass(slots=True, eq=False)
 class Way:
-    """A connection, as far as it tells whose calls come on it."""
+    """What a connection tells about the rollouts of its calls."""
 
     peer: str = ""
     """The client's address."""
     last: str | None = None
     """The implicit rollout of its last call."""
     mixed: bool = False
-    """Whether conversations were seen to take turns on it: it belongs to a pool."""
+    """Whether conversations took turns on it: it belongs to a pool."""

@@ -1,7 +1,7 @@
 """One connection to an upstream: an asyncio protocol over httptools that carries one call at a time.
 
-Its caller (`gateway.proxy.relay`) is told what arrives, read by read, as raw wire bytes that can be passed on
-unchanged, while the parser runs beside them only to find the head, the end and the payload.
+It passes on to its caller (`gateway.proxy.relay`) what arrives, read by read, as raw wire bytes that can be sent
+unchanged. The parser runs beside them only to find the head, the end and the payload.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Protocol
 
 import httptools
 
+from penstock.gateway.dialects.base import EVENT_STREAM
 from penstock.gateway.http.headers import HOP
 
 _log = logging.getLogger("penstock.upstream")
@@ -27,7 +28,7 @@ class Caller(Protocol):
     head_only: bool
     """True for HEAD: the answer has no body whatever its headers say."""
 
-    def on_connected(self, link: Link) -> None:
+    def on_connected(self, connection: UpstreamConnection) -> None:
         """A link is there; the request may be written."""
         ...
 
@@ -39,15 +40,15 @@ class Caller(Protocol):
         """A 1xx answer (never 100 or 101) before the answer itself."""
         ...
 
-    def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
+    def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """The answer's head (status line to empty line) and the raw body bytes that came with it."""
         ...
 
-    def on_data(self, link: Link, raw: bytes) -> None:
-        """More raw body bytes; `link.done` says whether they are the last."""
+    def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
+        """More raw body bytes; `connection.done` says whether they are the last."""
         ...
 
-    def on_broken(self, link: Link, reason: str) -> None:
+    def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
         """The connection ended, or what it sent is not HTTP, before the answer was complete."""
         ...
 
@@ -58,16 +59,16 @@ class Owner(Protocol):
     name: str
     connections: int
 
-    def put_back(self, link: Link) -> None:
+    def put_back(self, connection: UpstreamConnection) -> None:
         """Takes a link whose answer is complete."""
         ...
 
-    def forget(self, link: Link) -> None:
+    def forget(self, connection: UpstreamConnection) -> None:
         """The connection is gone."""
         ...
 
 
-class Link(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """One connection to an upstream."""
 
     __slots__ = (
@@ -77,9 +78,9 @@ class Link(asyncio.Protocol):
         "_parser",
         "caller",
         "chunked",
+        "content_type",
         "done",
         "encoding",
-        "events",
         "head_fields",
         "headers",
         "hops",
@@ -116,7 +117,9 @@ class Link(asyncio.Protocol):
         """Names of headers that concern this connection only; empty when there are none."""
         self.pieces: list[bytes] = []
         """Payload of the last read, without transfer framing."""
-        self.seen = self.done = self.chunked = self.length_known = self.events = False
+        self.seen = self.done = self.chunked = self.length_known = False
+        self.content_type = b""
+        """In lower case."""
         self.encoding: bytes | None = None
         self.keep_alive = True
 
@@ -139,7 +142,7 @@ class Link(asyncio.Protocol):
         elif low == b"content-length":
             self.length_known = True
         elif low == b"content-type":
-            self.events = value[:17].lower() == b"text/event-stream"
+            self.content_type = value.lower()
         elif low == b"content-encoding":
             self.encoding = value if self.encoding is None else self.encoding + b"," + value
         else:
@@ -244,12 +247,17 @@ class Link(asyncio.Protocol):
             caller.on_broken(self, "upstream_closed")
 
     def pause_writing(self) -> None:
-        """The request does not drain; it is already in memory as a whole, so there is nothing to hold back."""
+        """Does nothing: the request does not drain, but all of it is in memory, so there is nothing to hold back."""
 
     def resume_writing(self) -> None:
         """See `pause_writing`."""
 
     # -- for the call ------------------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> bool:
+        """Whether the answer comes as server-sent events. Asked when the head is there."""
+        return self.content_type.startswith(EVENT_STREAM)
 
     @property
     def ends_itself(self) -> bool:
@@ -259,7 +267,7 @@ class Link(asyncio.Protocol):
     def send(self, caller: Caller, head: bytes, body: bytes) -> None:
         """Writes a request; small ones in one packet."""
         if self.transport.is_closing():
-            # Ended before it was used, which only its caller does not know yet.
+            # It ended before it was used; only its caller does not know yet.
             asyncio.get_running_loop().call_soon(caller.on_broken, self, "upstream_closed")
             return
         self.caller = caller

@@ -1,12 +1,12 @@
 """The nouns: what is on the tape and what the control API speaks.
 
-A *rollout* is one task given to one agent, an *attempt* one try at it, a *span* one thing that happened in an
-attempt. A model call is a span of kind `llm` and owns an *exchange*: the exact bytes that were sent and received.
-A *turn* is an interpretation of an exchange (messages, tool calls, usage), made when it is read and never stored,
-so that a mended parser mends the past.
+A *rollout* is one task given to one agent, an *attempt* one try at it, a *span* one thing that happened in an attempt.
+A model call is a span of kind `llm` and owns an *exchange*: the exact bytes that were sent and received. A *turn* is an
+interpretation of an exchange (messages, tool calls, usage). It is made when it is read and never stored, so a fixed
+parser also fixes how old calls are read.
 
-Times are integers in nanoseconds since the epoch, durations in nanoseconds, sizes in bytes.
-How heads are laid out on the tape is `gateway.store.records`, which a test holds against `Span`.
+Times are integers in nanoseconds since the epoch, durations in nanoseconds, sizes in bytes. How heads are laid out on
+the tape is `gateway.store.records`, which a test holds against `Span`.
 """
 
 from __future__ import annotations
@@ -57,12 +57,6 @@ class Estimate(Noun):
     """About how many tokens were generated, as far as the answer came."""
 
 
-COUNTED = frozenset({"chat", "completions", "responses", "messages", "gemini"})
-"""Dialects whose calls use tokens up on both sides."""
-EMBEDDING = frozenset({"embeddings", "gemini_embeddings"})
-"""Those that generate none."""
-
-
 class Span(Noun):
     """The head of a span: all that a list shows. Bodies are apart, behind `body`."""
 
@@ -85,8 +79,8 @@ class Span(Noun):
     first_byte_ns: int | None = None
     """From start to the first byte of the response body; ns."""
     dialect: str = "opaque"
-    """Wire format spoken: chat, completions, responses, messages, embeddings, models, count_tokens, gemini,
-    gemini_count_tokens, gemini_embeddings or opaque."""
+    """Wire format spoken, by its name in docs/dialects.md: `chat`, `messages`, `responses` ...; `opaque` if it is none
+    of them."""
     method: str = "POST"
     """HTTP method."""
     path: str = ""

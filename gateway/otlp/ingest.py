@@ -1,9 +1,9 @@
 """`POST /v1/traces`: spans of any instrumented agent, kept in the attempt that they belong to.
 
-What is answered is durable. Spans that belong nowhere, or to another rollout than the token's, are rejected one by one:
-the answer is then a partial success that says how many and why, and the metric counts them. A reward that a span
-carries is kept after the spans; an agent's own is `agent`, everybody else's `user`. An exporter that did not hear the
-answer sends its batch again: its spans are then there twice, with the same span ids, its rewards once.
+When the request is answered, its spans are durable. Spans that belong nowhere, or to another rollout than the token's,
+are rejected one by one: the answer is then a partial success that says how many and why, and the metric counts them. A
+reward that a span carries is kept after the spans; an agent's own is `agent`, everybody else's `user`. An exporter that
+did not hear the answer sends its batch again: its spans are then there twice, with the same span ids, its rewards once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_REASONS = 5
 _HOWTO = "send them to the rollout's address or with its token, or set the resource attribute penstock.rollout_id"
 
 
-class Desk(Protocol):
+class Dispatcher(Protocol):
     """Where spans and rewards are handed in."""
 
     def add(self, entries: Sequence[Entry]) -> Awaitable[list[int]]: ...
@@ -46,19 +46,15 @@ class Ingest:
     """What the handler works with."""
 
     def __init__(
-        self,
-        desk: Desk,
-        tape: Tape,
-        spans: MutableMapping[tuple[str, ...], int],
-        request_bytes: int = wire.REQUEST_BYTES,
+        self, dispatcher: Dispatcher, tape: Tape, spans: MutableMapping[tuple[str, ...], int], request_bytes: int
     ) -> None:
         """`spans` counts them by outcome; `request_bytes`: what one request may have, without its compression."""
-        self.desk = desk
+        self.dispatcher = dispatcher
         self.tape = tape
         self.spans = spans
         self.request_bytes = request_bytes
         # An operation that does nothing is done after everything that was queued before it.
-        self.traces = Traces(tape, lambda: desk.add([]))
+        self.traces = Traces(tape, lambda: dispatcher.add([]))
 
 
 INGEST = web.AppKey("otlp", Ingest)
@@ -81,7 +77,7 @@ async def post_traces(request: web.Request) -> web.StreamResponse:
 
 
 def _scope(request: web.Request) -> Scope | None:
-    """What the data plane has put into the path: see `gateway.server.bridge`."""
+    """The scope that the dispatch has put into the path: see `gateway.server.bridge`."""
     found = request.match_info
     return Scope(found["rid"], found["aid"], found["kind"] == "token") if "rid" in found else None
 
@@ -153,9 +149,9 @@ class _Batch:
                 self._entries.append(entry)
 
     async def keep(self) -> None:
-        """Hands in what was found, and counts; raises `TapeError`."""
+        """Hands in the spans and rewards, and counts; raises `TapeError`."""
         if self._entries:
-            await self._ingest.desk.add(self._entries)
+            await self._ingest.dispatcher.add(self._entries)
         self._count("accepted", len(self._entries))
         for (outcome, _), count in self.rejected.items():
             self._count(outcome, count)
@@ -168,7 +164,7 @@ class _Batch:
     async def _reward(self, entry: Entry) -> None:
         source: RewardSource = "agent" if self._scope is not None and self._scope.agent_token else "user"
         try:
-            await self._ingest.desk.reward(entry.rollout, entry.attempt, judgement_of(entry, source))
+            await self._ingest.dispatcher.reward(entry.rollout, entry.attempt, judgement_of(entry, source))
         except (Invalid, Refused) as error:
             self._warnings.append(str(error))
 

@@ -1,4 +1,4 @@
-"""Nouns of the tape as spans of OpenTelemetry. Pure; names are said by `semconv`, traces and parents by `placing`.
+"""Nouns of the tape as spans of OpenTelemetry. Pure; `semconv` has the names, `placement` the traces and parents.
 
 | on the tape | span | kind | parent |
 |---|---|---|---|
@@ -10,8 +10,8 @@
 | `otel` | as it came, resource and scope too | its own | its own; the root when it has none |
 
 The root of an attempt is span 0 of its derived trace, the one that a runner gives its agent as `TRACEPARENT`. It can
-only be sent when the attempt has ended, so spans of attempts that nobody has handed out, which may never end, have no
-parent instead of one that never comes.
+only be sent when the attempt has ended. An attempt that nobody has handed out may never end, so its spans have no
+parent, instead of one that never comes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Outgoing
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from penstock.gateway.dialects import by_name
 from penstock.gateway.model.rollout import Attempt, Reward
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.trace import span_id, trace_id
@@ -66,16 +67,17 @@ def of_call(span: Span, server: str | None, place: Place) -> Outgoing:
     """A call of a model. `server`: base URL of the upstream."""
     found = _begun(span, place)
     rows = semconv.OF_EVERY_SPAN + semconv.OF_A_CALL
-    operation = semconv.OPERATIONS.get(span.dialect)
+    otel = by_name(span.dialect).otel
     url = urlsplit(server or "")
     attributes: dict[str, Any] = {}
-    if operation is not None:
+    if otel is not None:
         rows += semconv.OF_A_MODEL_CALL
-        attributes[semconv.PROVIDER] = semconv.provider(span.dialect, url.hostname)
+        attributes[semconv.PROVIDER] = semconv.provider(otel, url.hostname)
     if url.hostname is not None:
         attributes[semconv.ADDRESS] = url.hostname
         attributes[semconv.PORT] = url.port or (443 if url.scheme == "https" else 80)
-    found.name, found.kind = " ".join(filter(None, (operation or span.method, operation and span.model))), CLIENT
+    said = (span.method,) if otel is None else (otel.operation, span.model)
+    found.name, found.kind = " ".join(filter(None, said)), CLIENT
     fill(found.attributes, attributes | _attributes(span, place, rows))
     return found
 
@@ -141,7 +143,7 @@ def of_otel(span: Span, place: Place) -> tuple[Outgoing, dict[str, Any], Instrum
 
 
 def _begun(span: Span, place: Place) -> Outgoing:
-    """What all spans have."""
+    """The common parts of all spans."""
     trace = span.trace_id or trace_id(span.rollout, span.attempt)
     own = span.span_id or span_id(trace, span.rollout, span.attempt, span.sequence)
     found = _span(place.trace, own, place.parent)
@@ -172,7 +174,7 @@ def _span(trace: str, own: str, parent: str | None) -> Outgoing:
 
 
 def fill(pairs: Pairs, attributes: Mapping[str, Any]) -> None:
-    """Adds attributes. Filled in place: making each message by itself costs four times as much."""
+    """Adds attributes in place: making each message by itself costs four times as much."""
     for key, value in attributes.items():
         pair = pairs.add()
         pair.key = key

@@ -1,6 +1,4 @@
-"""What all calls share: the upstreams and the way to them, the recorder, what some calls need besides, and the calls
-that run.
-"""
+"""What all calls share: the upstreams and the way to them, the recorder, optional parts, and the calls that run."""
 
 from __future__ import annotations
 
@@ -12,16 +10,15 @@ from typing import Protocol
 
 from penstock.gateway.calls.admission import Admission, Admitted
 from penstock.gateway.config import Config, Route
+from penstock.gateway.dialects import family
 from penstock.gateway.http.errors import GatewayFault
-from penstock.gateway.http.headers import family
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.request import Request
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.proxy.exact.session_store import Exact
-from penstock.gateway.proxy.translation.translator import Translator
-from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.model.base import Mode
+from penstock.gateway.proxy.parts import Feature
+from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.rehearsal.live import Rehearsals
-from penstock.gateway.releases.shadow.stage import Shadow
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
@@ -35,7 +32,7 @@ class Running(Protocol):
     """A call that has not ended yet."""
 
     def check(self, now: float, announce: float) -> None:
-        """Looks after it: what began before `announce` is announced; seconds of the monotonic clock."""
+        """Announces the call if it began before `announce`; seconds of the monotonic clock."""
         ...
 
     def give_up(self) -> None:
@@ -54,12 +51,10 @@ class Shared:
     recorder: Recorder
     metrics: Metrics
     redactor: Redactor
-    switch: Switch
-    shadow: Shadow
+    pins: Pins
     rehearsals: Rehearsals
-    translator: Translator | None
-    """None when nothing is translated, or nothing can be."""
-    exact: Exact
+    features: tuple[Feature, ...]
+    """What some calls need besides."""
     epoch_ns: int
     """What the clock of the tape adds to the monotonic one."""
     running: OrderedDict[Running, None] = field(default_factory=OrderedDict[Running, None])
@@ -67,16 +62,28 @@ class Shared:
 
     @property
     def strict(self) -> bool:
-        """Whether nothing is answered that is not on the tape."""
+        """Whether the tape must have a call before it is sent and answered."""
         return self.config.tape.record == "strict"
+
+    def refuses_gaps(self, mode: Mode) -> bool:
+        """Whether a call of a rollout of this mode is refused when it cannot be recorded."""
+        return self.config.tape.on_record_failure.get(mode, "pass") == "refuse"
+
+    def check_gap(self, call: Admitted) -> None:
+        """The tape cannot be written: raises `GatewayFault` where the call's mode wants that."""
+        mode = call.address.mode
+        if self.refuses_gaps(mode):
+            failing = self.recorder.failing
+            message = f"this call cannot be recorded, and mode {mode!r} refuses calls that are not: {failing}"
+            raise GatewayFault(503, "tape", message)
 
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, Route | None]:
         """(upstreams to try in turn, model name to send instead, the route that says so)."""
         route = self.routed(call.model) if self.routes else None
-        return *self.routes.along(route, family(call.dialect.name, call.dialect.family, request)), route
+        return *self.routes.along(route, family(call.dialect, request.headers)), route
 
     def routed(self, model: str | None) -> Route | None:
-        """The route of a model; one that goes where its version says may have one too."""
+        """The route of a model; also of one whose version names the upstream."""
         return self.routes.find(model)
 
     def pool(self, name: str, model: str | None) -> Pool:
@@ -96,7 +103,7 @@ class Shared:
             try:
                 call.check(now, announce)
             except Exception:
-                _log.exception("a running call could not be looked after")
+                _log.exception("a running call could not be checked")
         for pool in self.pools.values():
             pool.expire(now)
             self.metrics.upstream_waiting[(pool.name,)] = pool.gate.waiting

@@ -1,17 +1,17 @@
 """The queue and what becomes of its rollouts, as operations inside a write transaction.
 
-Each is one method of `QueueOperations` and decides by the tables of `gateway.model.lifecycle`. Everything that can be
-refused is looked at before anything is written, so that a refusal changes nothing and the other operations of the
-transaction stand.
+Each is one method of `QueueOperations` and decides by the tables of `gateway.model.lifecycle`. It checks everything
+that can be refused before it writes anything, so a refusal changes nothing and the other operations of the transaction
+stand.
 
-What is handed back was no try: it is not counted, and its rollout is in the queue again.
+An attempt that is handed back was no try: it is not counted, and its rollout is in the queue again.
 
 An attempt that the clock or a person has ended may still run at its worker. Its rollout is `requeuing` then, but joins
-the queue only when the worker has let go of the attempt (it says so by `finish`) or its lease is over, which is when
-the worker must have killed the agent: nothing runs twice at the same time.
+the queue only when the worker has let go of the attempt (it says so by `finish`) or its lease is over. By then the
+worker must have killed the agent, so nothing runs twice at the same time.
 
-Beside them stand `deadline_operations`, what the clock does to attempts, and `span_operations`, rewards and what else
-is said of attempts.
+Two modules hold the other operations: `deadline_operations` has what the clock does to attempts, `span_operations` has
+rewards and other spans that are no calls.
 
 Operations and calls go through one queue in order: when one has been committed, so has every call that ended before it.
 """
@@ -43,7 +43,7 @@ from penstock.gateway.queue.attempts import Attempts, attempt_of, ended_quietly,
 from penstock.gateway.queue.results import MODES, Claimed, Finished
 from penstock.gateway.queue.span_operations import SpanOperations, check_span
 from penstock.gateway.store import keys, records
-from penstock.gateway.store.cache import Known, Live
+from penstock.gateway.store.cache import CachedAttempt, CachedRollout
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
@@ -62,7 +62,7 @@ class QueueOperations(Attempts):
     # -- giving work -------------------------------------------------------------------------------------------------
 
     def enqueue(self, specs: Sequence[tuple[str, RolloutSpec]], now: int) -> list[Enqueued]:
-        """Queues tasks by name; those that are there already, just as they are given, are left alone."""
+        """Queues tasks by name; one that is there already, with the same content, is left alone."""
         seen: dict[str, RolloutSpec] = {}
         present: dict[str, Rollout] = {}
         for place, (name, spec) in enumerate(specs):
@@ -93,7 +93,7 @@ class QueueOperations(Attempts):
             priority=spec.priority,
             config=spec.config,
         )
-        rollout.place = self._tape.add_rollout(Known(rollout, []))
+        rollout.place = self._tape.add_rollout(CachedRollout(rollout, []))
         self._tape.put_rollout(rollout)
         task = records.task_record(spec.input, spec.metadata)
         if task is not None:
@@ -152,7 +152,7 @@ class QueueOperations(Attempts):
         now: int,
         reward_on_failure: float | None = None,
     ) -> list[Claimed]:
-        """Hands out what is next; nothing while the queue is not open."""
+        """Hands out the next rollouts; none while the queue is not open."""
         wanted = [MODES.index(mode) for mode in modes or MODES]
         claimed: list[Claimed] = []
         while self._waiting.state == "open" and len(claimed) < limit:
@@ -187,7 +187,7 @@ class QueueOperations(Attempts):
         return Claimed(rollout.model_copy(), attempt_of(live))
 
     def _free_name(self, rollout: Rollout) -> str:
-        """`a1`, `a2` ...: an agent may have used such a name by itself."""
+        """`a1`, `a2` ... that is not taken: an agent may have used such a name by itself."""
         taken, number = self._attempts(rollout.id), rollout.tries
         while f"a{number}" in taken:
             number += 1
@@ -221,7 +221,7 @@ class QueueOperations(Attempts):
         return HeldAnswer(rollout=held.rollout, attempt=held.attempt, held=False, status=status)
 
     def _let_go(self, worker: str, name: str) -> None:
-        """What a worker no longer names is over there; if it had been ended before, another attempt may begin."""
+        """Releases attempts that a worker no longer names; if one had ended before, another attempt may begin."""
         live = self._live(*name.split("/"))
         if live is not None and get(live, "worker") == worker and status_of(live) not in LIVE:
             self._release(live)
@@ -244,7 +244,7 @@ class QueueOperations(Attempts):
         rewards: Sequence[tuple[Judgement, bool]],
         now: int,
     ) -> Finished:
-        """Ends an attempt with its rewards (and whether each is trusted). The same end may be said again."""
+        """Ends an attempt with its rewards (and whether each is trusted). The same end may be sent again."""
         live, outcome = self._attempt(name), self._outcome(outcome)
         holder = get(live, "worker")
         if worker is not None and holder is not None and worker != holder:
@@ -265,7 +265,7 @@ class QueueOperations(Attempts):
             raise Refused("conflict", f"attempt {'/'.join(name)} has ended as {status_of(live)}", "status", end)
         rewarded: list[RewardSource] = []
         for place, (judgement, trusted) in enumerate(rewards):
-            # What is said again with the same end is not kept again.
+            # Rewards that come again with the same end are not kept again.
             made = judgement.key is None
             keyed = judgement.model_copy(update={"key": f"finish.{place}"}) if made else judgement
             if self._spans.judge(live, keyed, trusted, now, known_new=made and not ended)[2]:
@@ -287,14 +287,15 @@ class QueueOperations(Attempts):
         return Finished(rollout.model_copy(), attempt_of(live), None if ended else end, rewarded)
 
     def _outcome(self, said: Outcome) -> Outcome:
-        """What is known of an end, as it may be kept: agents print their keys."""
+        """The outcome as it may be kept: without keys, which agents print."""
         secrets = self._tape.secrets
         told = {"reason": secrets.texts([said.reason])[0], "output": secrets.json(said.output)}
         return said.model_copy(update=told)
 
-    def _hand_back(self, live: Live, outcome: Outcome, now: int) -> Finished:
-        """It had failed, and its worker has found out that it was no try. What was said of it does not count, and its
-        rollout waits again if this was its end."""
+    def _hand_back(self, live: CachedAttempt, outcome: Outcome, now: int) -> Finished:
+        """Takes back a failed attempt that was no try, as its worker has found out. Its rewards do not count, and its
+        rollout waits again if this attempt had ended it.
+        """
         rollout = self._rollout(live.name[0])
         self._end_attempt(live, AttemptStatus.ENVIRONMENT, get(live, "ended_ns"), outcome)
         put(live, reward=None)
@@ -323,7 +324,7 @@ _GIVEN = ("input", "mode", "group", "metadata", "priority", "config")
 
 
 def _same(place: int, name: str, spec: RolloutSpec, present: Rollout) -> None:
-    """Refuses a name that means something else."""
+    """Refuses a name that another task has."""
     if present.origin != "queued":
         raise _taken(place, name, "a rollout that did not come from the queue")
     for field in _GIVEN:

@@ -1,4 +1,4 @@
-"""Spans that are no calls, as operations inside a write transaction: rewards, and what else is said of attempts."""
+"""Rewards and other spans that are no calls, as operations inside a write transaction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.gateway.model.queue import RewardAnswer
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Reward, Rollout, RolloutStatus
 from penstock.gateway.queue.attempts import Attempts, decides, get, put, status_of
 from penstock.gateway.store import keys
-from penstock.gateway.store.cache import Live
+from penstock.gateway.store.cache import CachedAttempt
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
 
@@ -28,12 +28,12 @@ class SpanOperations(Attempts):
         return answer, new
 
     def judge(
-        self, live: Live, judgement: Judgement, trusted: bool, now: int, known_new: bool = False
+        self, live: CachedAttempt, judgement: Judgement, trusted: bool, now: int, known_new: bool = False
     ) -> tuple[int, Reward, bool]:
         """(its span, the reward, whether it is new); `known_new` spares looking for its key."""
         late = status_of(live) not in LIVE
         reward = Reward(**dict(judgement), trusted=trusted, late=late)
-        # What an agent says must not stand in the way of what is trusted.
+        # An agent's reward must not keep a trusted one with the same key out.
         key = None if reward.key is None else live.key + (b"t" if trusted else b"u") + reward.key.encode()
         earlier = None if key is None or known_new else self._tape.get("rewards", key)
         if earlier is not None:
@@ -48,7 +48,7 @@ class SpanOperations(Attempts):
             self._tell(live)
         return entry.sequence, reward, True
 
-    def reward_failure(self, rollout: Rollout, live: Live, end: AttemptStatus, now: int) -> bool:
+    def reward_failure(self, rollout: Rollout, live: CachedAttempt, end: AttemptStatus, now: int) -> bool:
         """The attempt with which the rollout is about to fail gets the reward that is configured for that, unless it
         has one already. An attempt ends once, so this is done once."""
         own = rollout.config.reward_on_failure
@@ -70,14 +70,14 @@ class SpanOperations(Attempts):
         return [entry.sequence for entry in made]
 
     def _without_secrets(self, entry: Entry) -> Entry:
-        """A span as it may be kept; the one that was handed in may still be read."""
+        """A copy of a span as it may be kept; the original may still be read."""
         secrets, said = self._tape.secrets, entry.attributes
         kept = None if said is None else secrets.json(redact.attributes(said, by_name=entry.kind == "otel"))
         name, error = secrets.texts((entry.name, entry.error))
         return replace(entry, sequence=0, name=name, error=error, attributes=kept)
 
 
-def check_span(live: Live, judgement: Judgement) -> None:
+def check_span(live: CachedAttempt, judgement: Judgement) -> None:
     spans = get(live, "spans")
     if judgement.span is not None and judgement.span > spans:
         message = f"attempt {'/'.join(live.name)} has no span {judgement.span}: the last is {spans}"

@@ -1,8 +1,8 @@
-"""Where traffic is switched: which resources a call uses, what its rollout is given of them, and the request to send.
+"""Switches traffic: which resources does a call use, which versions has its rollout, and what is the request to send?
 
-`look` is asked for every call and must cost nothing while nothing is registered. `pinned` answers from memory; the
-first call of a rollout that uses a resource waits until its pin is on the tape (`pin`), so that no crash can put a
-rollout on two arms. What is known of resources and releases is a `Catalog`, made anew when one changes.
+`look` runs for every call and must cost nothing while nothing is registered. `pinned` answers from memory. The first
+call of a rollout that uses a resource waits until its pin is on the tape (`pin`), so that no crash can put a rollout on
+two arms. A `Catalog` holds what is known of resources and releases, and is made anew when one changes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Weights:
 
 
 class Catalog:
-    """Resources and releases as the data plane needs them; immutable."""
+    """Resources and releases as calls need them; immutable."""
 
     def __init__(self, resources: Mapping[str, tuple[Stable, list[Resource]]], releases: Iterable[Release]) -> None:
         self.stable = {name: stable for name, (stable, _) in resources.items()}
@@ -90,14 +90,14 @@ class Catalog:
             made.body = replace_model(made.body, weights.served)
         return made, weights
 
-    def taken_back(self, pin: Pin) -> bool:
-        """Whether a rollout must fall back: its release was rolled back since."""
+    def rolled_back(self, pin: Pin) -> bool:
+        """Whether a rollout must get the stable version, because its release was rolled back since."""
         release = None if pin.release is None else self.releases.get(pin.release)
         return pin.arm == "candidate" and not pin.mixed and release is not None and release.stage == "rolled_back"
 
     @property
     def empty(self) -> bool:
-        """True while there is nothing to switch."""
+        """True while nothing is registered."""
         return not (self.models or self.templates)
 
 
@@ -106,7 +106,7 @@ def _known(name: str, content: PromptText | ToolText) -> Known:
 
 
 @dataclass(slots=True)
-class Found:
+class Uses:
     """What a call uses."""
 
     resources: list[str]
@@ -130,18 +130,19 @@ class Switched:
     """SHA-256 of each prompt as the agent sent it, by resource."""
 
 
-class Switch:
-    """Holds the catalog and the pins of late."""
+class Pins:
+    """Holds the catalog and recent pins."""
 
     def __init__(
-        self, tape: Tape, recorder: Recorder, metrics: Metrics, mended: Callable[[], asyncio.Future[None]]
+        self, tape: Tape, recorder: Recorder, metrics: Metrics, repaired: Callable[[], asyncio.Future[None]]
     ) -> None:
-        """`mended` is asked when a server does not know the version that it was sent; done when that was looked
-        after."""
+        """`repaired` is called when a server does not know the version that it was sent; done when servers were looked
+        after.
+        """
         self._tape = tape
         self._recorder = recorder
         self._metrics = metrics
-        self.mended = mended
+        self.repaired = repaired
         self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
         self._reloading = asyncio.Lock()
         self.catalog = Catalog({}, ())
@@ -156,9 +157,9 @@ class Switch:
 
     # -- what does it use? ------------------------------------------------------------------------------------------
 
-    def look(self, call: Admitted, explicit: str | None) -> Found | None:
+    def look(self, call: Admitted, explicit: str | None) -> Uses | None:
         """What a call uses of the catalog, None for nothing. `explicit`: the prompt that its header names."""
-        catalog, found = self.catalog, Found([], None, None)
+        catalog, found = self.catalog, Uses([], None, None)
         if catalog.templates:
             found.prompts = findings = find(call.body, call.dialect, catalog.recogniser, explicit)
             # First, because it reads the model's name too.
@@ -178,7 +179,7 @@ class Switch:
 
     # -- what is it given? ------------------------------------------------------------------------------------------
 
-    def pinned(self, call: Admitted, found: Found) -> dict[str, Pin] | None:
+    def pinned(self, call: Admitted, found: Uses) -> dict[str, Pin] | None:
         """The pins of what it uses; None when it must be pinned first."""
         pins = self._pins.get(call.address.rollout)
         if pins is None:
@@ -188,15 +189,15 @@ class Switch:
         mine = {pin.resource: pin for pin in pins if pin.agent == agent}
         for resource in found.resources:
             pin = mine.get(resource)
-            if pin is None or self.catalog.taken_back(pin):
+            if pin is None or self.catalog.rolled_back(pin):
                 return None
         return mine
 
-    def taken_back(self, found: Found, pins: Mapping[str, Pin]) -> bool:
-        """Whether a call that was given these must be given others by now."""
-        return any(self.catalog.taken_back(pins[name]) for name in found.resources)
+    def rolled_back(self, found: Uses, pins: Mapping[str, Pin]) -> bool:
+        """Whether a call with these versions must get others by now."""
+        return any(self.catalog.rolled_back(pins[name]) for name in found.resources)
 
-    def pin(self, call: Admitted, found: Found, now: int) -> asyncio.Future[list[Pin]]:
+    def pin(self, call: Admitted, found: Uses, now: int) -> asyncio.Future[list[Pin]]:
         """Pins its rollout; done when that is durable. What comes back is remembered."""
         wanted = Wanted(
             call.address.rollout,
@@ -219,9 +220,10 @@ class Switch:
         if len(self._pins) > REMEMBERED:
             self._pins.popitem(last=False)
 
-    def unpinned(self, call: Admitted, found: Found, error: BaseException) -> dict[str, Pin]:
+    def unpinned(self, call: Admitted, found: Uses, error: BaseException) -> dict[str, Pin]:
         """The stable versions, for a call that goes on although the tape takes no pin, unless its rollout is on an arm
-        already. They are kept in memory."""
+        already. They are kept in memory.
+        """
         if not isinstance(error, TapeError):
             _log.error("rollout %s could not be pinned", call.address.rollout, exc_info=error)
         asker = _asker(call, found)
@@ -242,7 +244,7 @@ class Switch:
         return any(name in models and models[name][version].adapter for name, version in versions.items())
 
     def _fallen_back(self, pin: Pin) -> Pin:
-        if not self.catalog.taken_back(pin) or pin.release is None:
+        if not self.catalog.rolled_back(pin) or pin.release is None:
             return pin
         return pin.model_copy(update={"version": self.catalog.releases[pin.release].stable, "mixed": True})
 
@@ -255,7 +257,7 @@ class Switch:
 
     # -- the request to send -----------------------------------------------------------------------------------------
 
-    def switched(self, call: Admitted, found: Found, pins: Mapping[str, Pin]) -> Switched:
+    def switched(self, call: Admitted, found: Uses, pins: Mapping[str, Pin]) -> Switched:
         """The request with what its rollout was given in it."""
         given = {name: pins[name].version for name in found.resources}
         made, weights = self.catalog.written(call.body, found.prompts, found.model, given)
@@ -272,7 +274,7 @@ class Switch:
         )
 
 
-def _asker(call: Admitted, found: Found) -> Asker:
-    """Who asks; what only the tape knows of its rollout is filled in there."""
+def _asker(call: Admitted, found: Uses) -> Asker:
+    """Who asks; facts of its rollout that only the tape has are filled in here."""
     model = found.model or call.model or ""
     return Asker(call.address.agent or "", model, call.address.mode, {})

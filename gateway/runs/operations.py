@@ -1,9 +1,9 @@
 """Training runs, as operations inside a write transaction.
 
-Points come as they are posted: each post is a small block (`gateway.runs.blocks`), so that a step of training is one
-record of a few hundred bytes. When the small blocks of a run have `FOLD` rows they are folded into one packed block, in
-the transaction of the post that was one too many. A resume cuts off what is superseded: blocks beyond the step go, the
-one that the step is in is written anew.
+Each post of points is a small block (`gateway.runs.blocks`), so a step of training is one record of a few hundred
+bytes. When the small blocks of a run have `FOLD` rows they are folded into one packed block, in the transaction of the
+post that reached `FOLD`. A resume cuts off superseded points: blocks beyond the step go, and the block with the step is
+rewritten.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class RunOperations:
 
     # -- points ------------------------------------------------------------------------------------------------------
 
-    def report(self, name: str, asked: PointsRequest, now: int) -> RunHead:
+    def add_points(self, name: str, asked: PointsRequest, now: int) -> RunHead:
         """Keeps points, after cutting off what is superseded."""
         book = self._book(name)
         resumes = self._resumes(book.run, asked)
@@ -196,7 +196,7 @@ class RunOperations:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def tell(self, name: str, events: Iterable[RunEvent], now: int) -> int:
+    def add_events(self, name: str, events: Iterable[RunEvent], now: int) -> int:
         """Keeps events; how many were new. One that is there already, with its time, is not doubled."""
         book = self._book(name)
         kept = sum([self._put_event(name, event, now) for event in events])

@@ -1,4 +1,4 @@
-"""The desk where trainers report: operations on the tape, and what reading them takes."""
+"""Takes trainers' reports: operations on the tape, and the parts that reading them needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.gateway.store.transaction import Transaction
 T = TypeVar("T")
 
 
-class Runs:
+class RunService:
     """The training runs of a gateway. What changes one is durable when it is answered; all raise `Refused`."""
 
     def __init__(self, tape: Store, recorder: Recorder, now_ns: Callable[[], int]) -> None:
@@ -35,13 +35,13 @@ class Runs:
         """Ends it."""
         return await self._do(lambda transaction, now: RunOperations(transaction).finish(run, end, now))
 
-    async def report(self, run: str, asked: PointsRequest) -> RunHead:
+    async def add_points(self, run: str, asked: PointsRequest) -> RunHead:
         """Keeps points."""
-        return await self._do(lambda transaction, now: RunOperations(transaction).report(run, asked, now))
+        return await self._do(lambda transaction, now: RunOperations(transaction).add_points(run, asked, now))
 
-    async def tell(self, run: str, events: Iterable[RunEvent]) -> int:
+    async def add_events(self, run: str, events: Iterable[RunEvent]) -> int:
         """Keeps events; how many were new."""
-        return await self._do(lambda transaction, now: RunOperations(transaction).tell(run, events, now))
+        return await self._do(lambda transaction, now: RunOperations(transaction).add_events(run, events, now))
 
     async def _do(self, operation: Callable[[Transaction, int], T]) -> T:
         now = self.now_ns()

@@ -1,6 +1,7 @@
-"""What the writer remembers between transactions: attempts with their sums, and bodies that the next ones lean on.
+"""What the writer remembers between transactions: attempts with their sums, and bodies that later ones are stored
+against.
 
-All of it is on the tape too and is read back when it is needed again, so it may be forgotten at any time.
+All of it is on the tape too and is read back when it is needed again, so it may be dropped at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _OVERHEAD = 2048
 
 
 @dataclass(slots=True)
-class Live:
+class CachedAttempt:
     """An attempt: the stored record, changed in place."""
 
     name: tuple[str, str]
@@ -32,7 +33,7 @@ class Live:
     key: bytes
     """What the keys of its heads start with."""
     origins: Origins
-    """Of its rollout."""
+    """Number and beginning of its rollout."""
     base: Base | None = None
     newest: int = 0
     """Sequence of the call whose body is the base, or of the call that it repeated."""
@@ -49,7 +50,7 @@ class Live:
 
 
 @dataclass(slots=True)
-class Known:
+class CachedRollout:
     """A rollout, and the names of its attempts in order."""
 
     rollout: Rollout
@@ -59,20 +60,20 @@ class Known:
 
     @property
     def origins(self) -> Origins:
-        """What the records of its attempts are stored beyond."""
+        """The values that the records of its attempts are relative to."""
         return Origins(self.number, self.rollout.created_ns)
 
 
 class Memory:
-    """Attempts, rollouts and keyframes of late."""
+    """Recent attempts, rollouts and keyframes."""
 
     def __init__(self, limit: int) -> None:
         """`limit`: bytes of bodies kept between transactions; keyframes take at most as much again."""
         self._limit = limit
         self._size = 0
-        self._live: OrderedDict[tuple[str, str], Live] = OrderedDict()
+        self._live: OrderedDict[tuple[str, str], CachedAttempt] = OrderedDict()
         self._keyframes: OrderedDict[bytes, Base] = OrderedDict()
-        self._rollouts: OrderedDict[str, Known] = OrderedDict()
+        self._rollouts: OrderedDict[str, CachedRollout] = OrderedDict()
 
     def clear(self) -> None:
         """Forgets everything."""
@@ -81,52 +82,52 @@ class Memory:
         self._keyframes.clear()
         self._rollouts.clear()
 
-    def rollout(self, name: str) -> Known | None:
+    def rollout(self, name: str) -> CachedRollout | None:
         """A rollout that is remembered."""
         known = self._rollouts.get(name)
         if known is not None:
             self._rollouts.move_to_end(name)
         return known
 
-    def add_rollout(self, known: Known) -> None:
+    def add_rollout(self, known: CachedRollout) -> None:
         """Remembers a rollout."""
         self._rollouts[known.rollout.id] = known
 
-    def find(self, name: tuple[str, str]) -> Live | None:
+    def find(self, name: tuple[str, str]) -> CachedAttempt | None:
         """An attempt that is remembered."""
         live = self._live.get(name)
         if live is not None:
             self._live.move_to_end(name)
         return live
 
-    def add(self, live: Live) -> None:
+    def add(self, live: CachedAttempt) -> None:
         """Remembers an attempt."""
         self._live[live.name] = live
         self._size += _OVERHEAD + (0 if live.base is None else live.base.size)
 
     def shed(self) -> None:
-        """Drops what was not used for longest; only between transactions, when nothing of it is unwritten."""
+        """Drops what was not used for longest; only between transactions, when everything is written."""
         while self._size > self._limit and self._live:
             _, live = self._live.popitem(last=False)
             self._size -= _OVERHEAD + (0 if live.base is None else live.base.size)
         while len(self._rollouts) > _ROLLOUTS:
             self._rollouts.popitem(last=False)
 
-    def base(self, live: Live, request: bytes) -> Base | None:
-        """The body that this request of the attempt leans on."""
+    def base(self, live: CachedAttempt, request: bytes) -> Base | None:
+        """The body that this request of the attempt is stored against."""
         if live.base is not None and live.base.carries(request):
             return live.base
         return self._keyframe(request)
 
-    def keep(self, live: Live, base: Base) -> None:
-        """The next body of the attempt leans on this one."""
+    def keep(self, live: CachedAttempt, base: Base) -> None:
+        """Keeps this body as the base of the attempt's next one."""
         self._size += base.size - (0 if live.base is None else live.base.size)
         live.base = base
         if not base.depth and base.size <= self._limit // _KEYFRAMES:
             self._keep_keyframe(base)
 
     def _keyframe(self, request: bytes) -> Base | None:
-        """A keyframe of any attempt that shares enough with the request to lean on it."""
+        """A keyframe of any attempt that shares enough with the request to store it against."""
         for signature in _signatures(request):
             base = self._keyframes.get(signature)
             if base is not None and _alike(base.request, request):

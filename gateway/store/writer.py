@@ -1,8 +1,8 @@
 """The one writer: a batch of entries and tasks becomes one transaction with one fsync.
 
-What is remembered between transactions (`tables`, and what others follow) is forgotten when one fails or when somebody
-else has written. A batch of few calls is compressed call by call and strongly, a large one together and fast: under
-load the machine is worth more than the disk.
+The writer forgets what it remembers between transactions (`tables`, and what followers hold) when one fails or when
+somebody else has written. A batch of few calls is compressed call by call and strongly, a large one together and fast,
+because CPU is scarce under load.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from penstock.gateway.model.known_secrets import NONE, Secrets
 from penstock.gateway.store import codec
 from penstock.gateway.store.batch import Batch
-from penstock.gateway.store.cache import Live
+from penstock.gateway.store.cache import CachedAttempt
 from penstock.gateway.store.environment import Environment, Txn
 from penstock.gateway.store.follower import Follower
 from penstock.gateway.store.operation import Task
@@ -23,9 +23,9 @@ from penstock.gateway.store.transaction import Transaction
 from penstock.gateway.store.view import View
 
 TOGETHER = 32
-"""Entries from which a batch is compressed together."""
+"""From so many entries on, a batch is compressed together."""
 Item: TypeAlias = "Entry | Task[Any]"
-Woken: TypeAlias = Callable[[Transaction, Live, int], None]
+Woken: TypeAlias = Callable[[Transaction, CachedAttempt, int], None]
 """Is told of the first call of an attempt that nobody has claimed, and of a sign of life of one that is dormant: the
 attempt, and when it was heard of."""
 F = TypeVar("F")
@@ -77,7 +77,7 @@ class Writer:
             raise
 
     def interrupt_open(self) -> None:
-        """Ends the calls that an earlier life of the gateway has left open."""
+        """Ends the calls that an earlier process of the gateway has left open."""
         db = self._env.dbs["open"]
 
         def apply(batch: Batch) -> None:
@@ -91,7 +91,7 @@ class Writer:
         def attempt(txn: Txn) -> tuple[int, Batch]:
             if txn.id() != self._known + 1:
                 self._recall(txn)
-            # Until it is committed, nothing that is remembered can be relied on.
+            # What is in memory is only valid once this is committed.
             self._known = -1
             batch = Batch(View(txn, self._env.dbs, {}), txn, self._cursor, alone)
             apply(batch)
@@ -101,7 +101,7 @@ class Writer:
         try:
             self._known, batch = self._env.write(attempt)
         except BaseException:
-            # The loop looks at what is remembered without asking the tape.
+            # The loop reads this memory without asking the tape.
             with self._env.read() as txn:
                 for follower in self._followers.values():
                     follower.recall(View(txn, self._env.dbs, {}))
@@ -111,7 +111,7 @@ class Writer:
         return self._cursor
 
     def _recall(self, txn: Txn) -> None:
-        """Reads back what another process, or an earlier life, has written."""
+        """Reads back what another or an earlier process has written."""
         view = View(txn, self._env.dbs, {})
         self._cursor = view.last("log")
         self._tables.recall(view)
@@ -121,7 +121,7 @@ class Writer:
     def _transaction(self, batch: Batch) -> Transaction:
         return Transaction(batch, self._tables, self._followers, self._secrets)
 
-    def _heard(self, batch: Batch, live: Live, seen_ns: int) -> None:
+    def _heard(self, batch: Batch, live: CachedAttempt, seen_ns: int) -> None:
         assert self._woken is not None
         self._woken(self._transaction(batch), live, seen_ns)
 

@@ -1,22 +1,45 @@
-"""For agents: say how well it went, or what happened. Needs the standard library alone.
+"""For agents that you may change: report how well it went, what happened, and what was done. It needs the standard
+library only; an image without Penstock can take it by `pip install --no-deps penstock-gateway`.
 
     import penstock
-    penstock.reward(0.7)
 
-What an agent says of itself is kept with the source `agent` and is not trained on unless the gateway is configured to
-trust it. Outside a rollout nothing is sent, so that the same script runs anywhere. The file may be copied.
+    penstock.reward(0.7)
+    penstock.event("cart", {"items": 3})
+    with penstock.span("search", {"query": "trains"}) as search:
+        search.set_attributes(hits=12)
+
+Nothing here waits for the gateway: a thread sends every report at once (`sidecar.agent.helper_sender`), and Python
+waits for that thread before it ends. So the same calls work in synchronous and in asynchronous code, and block no event
+loop. Call `flush` before you leave by `os._exit`.
+
+Nothing here raises because of the gateway: what cannot be sent is reported on stderr, once. Outside a rollout nothing
+is sent, so the same script runs anywhere.
+
+Rewards and events go to the routes of the agent's own address, spans to its `/v1/traces` as OTLP in JSON: they are
+spans of OpenTelemetry like those of any instrumented agent.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
-import urllib.error
-import urllib.request
-from typing import Any
+from contextlib import suppress
+from contextvars import ContextVar, Token
 
-TRIES, TIMEOUT_S = 3, 30.0
+from penstock.sidecar.agent.helper_sender import EVENTS, REWARDS, SENDER, SPANS, Home, say_once
+
+TYPE_CHECKING = False
+"""As in `typing`, which takes longer to import than all the rest."""
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+    from typing import Any, Final, Self, TypeVar
+
+    Function = TypeVar("Function", bound=Callable[..., Any])
+
+LONGEST_TEXT: Final = 16_384
+"""Characters of one value: the gateway keeps half of it, and marks what it has cut."""
+LONGEST_NAME, LONGEST_REASON = 256, 10_000
 
 
 def reward(
@@ -25,34 +48,222 @@ def reward(
     reason: str | None = None,
     key: str | None = None,
     **dimensions: float,
-) -> bool:
-    """Reward this attempt with a number, named scores, or both; False outside a rollout. Raises OSError when the
-    gateway refuses it or cannot be reached. It is kept once, however often the request is sent."""
-    said = {"value": value, "dimensions": dimensions, "reason": reason, "key": key or f"helper-{time.time_ns()}"}
-    return _post("/rewards", {name: part for name, part in said.items() if part is not None})
+) -> None:
+    """Reward this attempt with a number, named scores, or both. It is kept with the source `agent` and not trained on
+    unless the gateway is configured to trust it. Of several with one `key` the first is kept."""
+    home = _home()
+    if home is None:
+        return
+    numbers: dict[str, float] = {}
+    for name, given in {"": value, **dimensions}.items():
+        if given is None:
+            continue
+        number = _number(given)
+        if number is None:
+            say_once("number", f"a reward must be a finite number, not {_text(given, 100)!r}: it is not sent")
+            return
+        numbers[name] = number
+    said: dict[str, object] = {"value": numbers.pop("", None), "dimensions": numbers, "key": key or _random(8)}
+    if reason is not None:
+        said["reason"] = _text(reason, LONGEST_REASON)
+    SENDER.put(home, REWARDS, said)
 
 
-def event(name: str, **attributes: str | float | bool | None) -> bool:
-    """Note something that happened in this attempt; False outside a rollout. Raises OSError like `reward`."""
-    return _post("/events", {"events": [{"name": name, "attributes": attributes, "time_ns": time.time_ns()}]})
+def event(name: str, attributes: Mapping[str, object] | None = None, /, **more: object) -> None:
+    """Note something that happened in this attempt; it stands in the `span` that is open. `attributes` and `more` are
+    put together as `dict` does it; what is no text, number, flag or None is kept as JSON."""
+    home = _home()
+    if home is None:
+        return
+    said: dict[str, object] = {"name": _name(name), "attributes": _plain_values(attributes, more)}
+    above = None if (open_span := _current.get()) is None else open_span.id
+    SENDER.put(home, EVENTS, said | {"time_ns": time.time_ns(), "parent_id": above})
 
 
-def _post(path: str, body: Any) -> bool:
+def span(name: str, attributes: Mapping[str, object] | None = None, /, **more: object) -> Span:
+    """A piece of the agent's work, to be used by `with`, `async with` or as a decorator. Model calls, events and other
+    spans that begin inside it stand in it. An exception that leaves it is its error, and goes on."""
+    return Span(name, {**(attributes or {}), **more})
+
+
+def flush(timeout_s: float | None = None) -> bool:
+    """Wait until everything that was said is on the tape; False when it took longer. Only who ends by `os._exit` needs
+    it. In asynchronous code: `await asyncio.to_thread(penstock.flush)`."""
+    return SENDER.wait(timeout_s)
+
+
+class Span:
+    """A piece of the agent's work; `span` makes it. One object may be used again, but not within itself."""
+
+    def __init__(self, name: str, attributes: dict[str, object]) -> None:
+        self.name = name
+        self.attributes = attributes
+        """They are read when the span ends."""
+        self.id = self._trace = self._parent = ""
+        self._home: Home | None = None
+        self._start_ns = 0
+        self._before: Token[Span | None] | None = None
+
+    def set_attributes(self, attributes: Mapping[str, object] | None = None, /, **more: object) -> None:
+        """Say more about it while it is open; of two values with one name the last counts."""
+        self.attributes.update(attributes or {}, **more)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """HTTP headers that put a model call into this span whatever else is open beside it, such as `extra_headers`
+        of an SDK; empty outside a rollout."""
+        return {} if self._home is None else {"traceparent": f"00-{self._trace}-{self.id}-01"}
+
+    def __enter__(self) -> Self:
+        self._home = _home()
+        if self._home is not None:
+            above = _current.get()
+            self._trace, self._parent = _outermost() if above is None else (above._trace, above.id)
+            self.id = _random(8)
+            self._start_ns = time.time_ns()
+            self._before = _current.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        home, before, self._home, self._before = self._home, self._before, None, None
+        if home is None or before is None:
+            return
+        with suppress(ValueError):  # it was opened in another context, as in a generator that somebody else closes
+            _current.reset(before)
+        SENDER.put(home, SPANS, self._as_otlp(time.time_ns(), error))
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def __call__(self, function: Function) -> Function:
+        """Each call of the function is a span of its own."""
+        import functools
+        import inspect
+
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"{function!r} is a generator: use `with penstock.span(...)` in it")
+
+        def called(*args: Any, **named: Any) -> Any:
+            with Span(self.name, dict(self.attributes)):
+                return function(*args, **named)
+
+        async def awaited(*args: Any, **named: Any) -> Any:
+            with Span(self.name, dict(self.attributes)):
+                return await function(*args, **named)
+
+        made: Any = functools.wraps(function)(awaited if inspect.iscoroutinefunction(function) else called)
+        return made
+
+    def _as_otlp(self, end_ns: int, error: BaseException | None) -> dict[str, object]:
+        attributes = _plain_values(self.attributes, {})
+        said: dict[str, object] = {
+            "traceId": self._trace,
+            "spanId": self.id,
+            "parentSpanId": self._parent,
+            "name": _name(self.name),
+            "kind": 1,
+            "startTimeUnixNano": str(self._start_ns),
+            "endTimeUnixNano": str(end_ns),
+        }
+        well = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
+        if error is not None and not well:
+            attributes["error.type"] = _type_of(error)
+            said["status"] = {"code": 2, "message": f"{_type_of(error)}: {_text(error)}"}
+            said["events"] = [{"name": "exception", "timeUnixNano": str(end_ns), "attributes": _exception(error)}]
+        return said | {"attributes": _as_pairs(attributes)}
+
+
+_current: ContextVar[Span | None] = ContextVar("penstock_span", default=None)
+
+
+def _home() -> Home | None:
+    """None outside a rollout."""
     url, token = os.environ.get("PENSTOCK_URL"), os.environ.get("PENSTOCK_TOKEN")
-    if not url or not token:
-        return False
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    request = urllib.request.Request(url + path, json.dumps(body).encode(), headers)
-    for left in reversed(range(TRIES)):
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-                response.read()
-            return True
-        except urllib.error.HTTPError as e:
-            if e.code < 500 or not left:
-                raise OSError(f"the gateway refused it ({e.code}): {e.read().decode(errors='replace')[:500]}") from None
-        except OSError:
-            if not left:
-                raise
-        time.sleep(1.0)
-    return False
+    return (url, token) if url and token else None
+
+
+def _outermost() -> tuple[str, str]:
+    """(trace id, parent's id) of a span that stands in no other: those of the attempt, or a trace of its own."""
+    parts = os.environ.get("TRACEPARENT", "").split("-")
+    return (parts[1], parts[2]) if len(parts) == 4 else (_random(16), "")
+
+
+def _random(size: int) -> str:
+    return os.urandom(size).hex()
+
+
+def _type_of(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _exception(error: BaseException) -> list[object]:
+    """The names are OpenTelemetry's. Of a long stack the end is kept, which is where it happened."""
+    import traceback
+
+    stack = "".join(traceback.format_exception(error))[-LONGEST_TEXT // 2 :]
+    said = {"exception.type": _type_of(error), "exception.message": _text(error), "exception.stacktrace": _text(stack)}
+    return _as_pairs(said)
+
+
+# Values ---------------------------------------------------------------------------------------------------------------
+
+
+def _plain_values(attributes: Mapping[str, object] | None, more: Mapping[str, object]) -> dict[str, Any]:
+    both = {**(attributes or {}), **more}
+    return {_name(name): _plain(value) for name, value in both.items()}
+
+
+def _plain(value: object) -> str | float | bool | None:
+    """A value as the gateway takes it."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return int(value)
+    if isinstance(value, float) and _number(value) is not None:
+        return float(value)
+    return _text(value)
+
+
+def _number(value: object) -> float | None:
+    """A finite number, of whichever library it is."""
+    try:
+        number = float(value)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if number - number == 0 and not isinstance(value, str) else None
+
+
+def _text(value: object, longest: int = LONGEST_TEXT) -> str:
+    """A text that can be sent, whatever it is made of."""
+    import json
+
+    try:
+        made = type(value) in (list, tuple, dict)
+        text = json.dumps(value, ensure_ascii=False, default=str) if made else str(value)
+    except Exception as e:  # the agent's own classes say what they are, or fail to; then the text says so
+        text = f"{type(value).__name__} (no text of it can be made: {type(e).__name__})"
+    return text[:longest].encode(errors="replace").decode()
+
+
+def _name(given: str) -> str:
+    return _text(given, LONGEST_NAME) or "unnamed"
+
+
+def _as_pairs(attributes: Mapping[str, Any]) -> list[object]:
+    """Attributes in the JSON of OTLP."""
+    pairs: list[object] = []
+    for name, value in attributes.items():
+        kind = next((kind for base, kind in _KINDS if isinstance(value, base)), None)
+        pairs.append({"key": name, "value": {} if kind is None else {kind: value}})
+    return pairs
+
+
+_KINDS = ((bool, "boolValue"), (int, "intValue"), (float, "doubleValue"), (str, "stringValue"))

@@ -1,5 +1,6 @@
 """A Kubernetes API server, by its REST API. The official client finds and authenticates to it (kubeconfig with all its
-plug-ins, or a pod's service account); what is sent are plain JSON documents, as `kubectl` sends them."""
+plug-ins, or a pod's service account). The requests are plain JSON documents, as `kubectl` sends them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class ClusterError(Exception):
         self.status = status
 
     @property
-    def passing(self) -> bool:
+    def temporary(self) -> bool:
         """True when the same request may succeed later."""
         return self.status is None or self.status >= 500 or self.status == 429
 

@@ -63,6 +63,32 @@ def test_every_command_has_its_help(base: Clean) -> None:
         assert f"Usage: penstock{words.rstrip()} " in shown.replace("COMMAND", " "), one
 
 
+def somebodys(home: Path) -> Path:
+    """A distribution `adapters` of somebody else, with modules that are called as ours are. None can be imported."""
+    made = home / "adapters-1.3.0-py3-none-any.whl"
+    files = {f"adapters/{name}.py": "raise ImportError('not ours')" for name in ("__init__", "commands", "samples")}
+    files["adapters-1.3.0.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: adapters\nVersion: 1.3.0\n"
+    files["adapters-1.3.0.dist-info/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files["adapters-1.3.0.dist-info/RECORD"] = "".join(f"{name},,\n" for name in files)
+    with zipfile.ZipFile(made, "w") as file:
+        for name, text in files.items():
+            file.writestr(name, text)
+    return made
+
+
+async def test_another_package_adapters_is_not_in_the_way(base: Clean, provider: Provider, tmp_path: Path) -> None:
+    with base.beside(somebodys(tmp_path)):
+        assert "not ours" in base.run("-c", "try:\n import adapters\nexcept ImportError as e: print(e)")
+        test_every_command_has_its_help(base)
+        nobody = await base.shell("http://127.0.0.1:9", tmp_path).run("samples", "--form", "chat")
+        assert (nobody.code, "nothing answers there" in nobody.err) == (1, True), nobody.err
+        async with base.gateway(tmp_path / "home", upstreams(openai=provider.openai_url)) as gateway:
+            await call(gateway, "r1")
+            made = await base.shell(gateway.url, tmp_path).run("samples", "--form", "chat")
+    assert made.code == 0, made.err
+    assert json.loads(made.text)["messages"][0]["content"] == "Hello."
+
+
 async def call(gateway: Gateway, rollout: str) -> None:
     """A model call of an unmodified agent."""
     async with openai.AsyncOpenAI(base_url=gateway.openai(rollout), api_key="sk-mine") as agent:
@@ -122,7 +148,7 @@ async def reported(base: Clean, tmp_path: Path) -> AsyncGenerator[Gateway]:
     async with base.gateway(tmp_path / "home", NOWHERE) as gateway:
         async with Client(gateway.url) as client:
             await client.start_run(NewRun(id="run", kind="grpo"))
-            await client.report("run", [Point(step=0, values={"reward": 1.0})])
+            await client.add_points("run", [Point(step=0, values={"reward": 1.0})])
         yield gateway
 
 

@@ -117,7 +117,7 @@ async def reported(gateway: Gateway) -> None:
     """A run of a trainer, with two steps."""
     async with Client(gateway.url) as client:
         await client.start_run(NewRun(id="run", kind="grpo"))
-        await client.report("run", [Point(step=step, values={"reward": step / 4}) for step in (1, 2)])
+        await client.add_points("run", [Point(step=step, values={"reward": step / 4}) for step in (1, 2)])
 
 
 async def test_plots(install: Install, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +76,16 @@ class Clean:
             _pip(home, *before)
         _pip(home, "--no-compile", "--constraint", limits, f"{self.wheel}[{extra}]")
         return Clean(home, self.wheel, time.monotonic() - started, cpu_seconds() - spent)
+
+    @contextmanager
+    def beside(self, wheel: Path) -> Generator[None]:
+        """With a distribution of somebody else beside it, which needs nothing."""
+        pip = (PIP[0], "-m", "pip", "--python", self.python, *PIP[3:])
+        subprocess.run([*pip, "install", "--no-deps", "--no-index", wheel], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*pip, "uninstall", "--yes", wheel.name.partition("-")[0]], check=True)
 
     @property
     def python(self) -> Path:

@@ -32,7 +32,7 @@ class Figures:
 def exporter(inlet: Inlet, collector: Collector, figures: Figures | None = None, **settings: Any) -> Exporter:
     pace = Pace(**{name: settings.pop(name) for name in Pace._fields if name in settings})
     made = Otlp(endpoint=collector.url, **settings)
-    return Exporter(made, SERVERS, inlet.store, inlet.feed, inlet.desk, figures or Figures(), pace=pace)
+    return Exporter(made, SERVERS, inlet.store, inlet.feed, inlet.dispatcher, figures or Figures(), pace=pace)
 
 
 @asynccontextmanager

@@ -205,8 +205,8 @@ async def report(before: Before) -> None:
     for name in ("grpo-6", "grpo-7"):
         _ = await before.client.start_run(NewRun(id=name, kind="grpo", config={"lr": 1e-6}, steps=20))
         points = [Point(step=step, values={"reward": step / 20, "kl": 0.01 * step}) for step in range(20)]
-        await before.client.report(name, points)
-        await before.client.tell(
+        await before.client.add_points(name, points)
+        await before.client.add_run_events(
             name, [RunEvent(step=1, text="published policy v12", time_ns=1_790_000_000_000_000_000)]
         )
     _ = await before.client.finish_run("grpo-6", RunEnd(status="succeeded"))

@@ -209,20 +209,6 @@ async def test_functions_are_agents_too(
         assert (newest.outcome.output, newest.outcome.reason) == (output, reason)
 
 
-async def test_the_helper_says_what_an_agent_thinks_of_itself(client: Client, start_run: StartRun) -> None:
-    _ = await enqueue(client, None)
-    script = "import penstock; "
-    script += "penstock.event('step', n=1); penstock.reward(0.7, style=1, reason='felt good')"
-    run = await start_run(agent=(PYTHON, "-c", script))
-    assert await run.ended() == 0, run.stderr
-    spans = await events(client)
-    (reward,) = rewards(spans)
-    assert (reward.value, reward.dimensions, reward.source) == (0.7, {"style": 1.0}, "agent")
-    assert not reward.trusted
-    assert (await only_attempt(client)).reward is None
-    assert [span.attributes for span in spans if span.name == "step"] == [{"n": 1}]
-
-
 async def test_a_runner_takes_what_it_is_told_to(client: Client, start_run: StartRun) -> None:
     _ = await enqueue(client, *range(5))
     run = await start_run("--max", "2", "--workers", "4", agent=("true",))

@@ -1,6 +1,6 @@
-"""Losses, as pure functions of the N trained tokens of a micro-batch. What is not trained never comes here.
+"""Losses, as pure functions of the N trained tokens of a micro-batch. Other tokens never come here.
 
-Three policies have an opinion of a token: the one that sampled it in the engine (mu, `behaviour`), the trainer's when
+Three policies give a token a probability: the one that sampled it in the engine (mu, `behaviour`), the trainer's when
 the step began (`old`), and the trainer's now (pi). With r = pi / old, advantage A, and u = old / mu:
 
     pg      -u' A log pi                                         Williams 1992 (REINFORCE)

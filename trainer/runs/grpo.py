@@ -2,11 +2,11 @@
 
 A step takes groups of rollouts, gives each rollout credit against its group, updates the weights, and publishes them;
 training gets the new version at once. With `rollouts.ahead` the next step's rollouts are queued before the update, so
-that agents work while the trainer computes; how old a sample may be is `rollouts.staleness`.
+that agents work while the trainer computes; `rollouts.staleness` limits how old a sample may be.
 
-A run goes on exactly where it was. Its rollouts are named by step and those that have ended are found on the tape;
-weights, optimiser, random numbers and place among the tasks are in the checkpoint. A step that is done again, because
-the checkpoint is older, finds the same rollouts and comes to the same weights.
+A run goes on exactly where it was. Its rollouts are named by step and those that have ended are found on the tape; the
+checkpoint has weights, optimiser, random numbers and place among the tasks. A step that is repeated, because the
+checkpoint is older, finds the same rollouts and comes to the same weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.trainer.serving.restart import Upkeep
 
 @dataclass(slots=True)
 class Place:
-    """Where a run stands; with the engine's state, all that the next step follows from."""
+    """Where a run stands; the next step follows from this and the engine's state."""
 
     step: int = 0
     """Steps that are done."""

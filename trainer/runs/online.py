@@ -6,7 +6,7 @@
     its end       the last step; or it stops itself when evaluation falls (`mathematics.early_stop`) or a release of its
                   is rolled back. Production's stable weights stay as they are, and what is live is held for a person
 
-A run that has stopped itself stops again when it is started again: what it has learnt since is what was bad.
+A run that has stopped itself stops again when it is started again, because what it has learnt since was bad.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from penstock.trainer.serving.replicas import Replicas
 from penstock.trainer.serving.restart import Upkeep
 
 ALIVE_S: Final = 60.0
-"""A run that waits says so as often: otherwise it is shown as silent."""
+"""How often a waiting run shows that it lives, so that it is not shown as silent; s."""
 EVALUATION: Final = "evaluation/reward"
 
 
 class OnlineLoop(Loop):
-    """One run. `traffic` is to be run beside."""
+    """One run. `traffic` must run beside it."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class OnlineLoop(Loop):
         await super().run()
 
     async def alive(self) -> None:
-        """Says so for ever; to be run beside."""
+        """Shows for ever that the run lives; must run beside it."""
         while True:
             await asyncio.sleep(ALIVE_S)
             await self._reporter.alive()

@@ -1,4 +1,4 @@
-"""What a run says of itself: points and events on the gateway's tape, and lines for whoever watches."""
+"""The reports of a run: points and events on the gateway's tape, and lines for whoever watches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Display(Protocol):
 
 
 class Reporter:
-    """One life of a run. `begin` before use."""
+    """The reports of one process of a run. `begin` before use."""
 
     def __init__(self, client: Client, run: str, display: Display) -> None:
         self._client, self._run, self._display = client, run, display
@@ -50,8 +50,9 @@ class Reporter:
         self._step = 0
 
     async def begin(self, kind: Kind, config: Any, steps: int, step: int) -> None:
-        """Starts the run, or goes on with it at `step`: what an earlier life said of later ones is superseded. Raises
-        `ConfigError` when the name is that of another kind of run."""
+        """Starts the run, or goes on with it at `step`: reports of an earlier process about later steps are superseded.
+        Raises `ConfigError` when the name is that of another kind of run.
+        """
         try:
             run = await self._client.run(self._run)
         except ClientError as error:
@@ -62,7 +63,7 @@ class Reporter:
         if run.kind != kind:
             raise ConfigError(f"run.name: {self._run!r} is a run of {run.kind} on the tape; choose another name")
         self._resumed = run.resumed + 1
-        await self._client.report(self._run, [], since_step=step, resumed=self._resumed)
+        await self._client.add_points(self._run, [], since_step=step, resumed=self._resumed)
         await self._client.change_run(self._run, RunChange(steps=steps))
         await self.event(step, f"goes on at step {step}")
         for name in changed(run.config, config):
@@ -77,16 +78,18 @@ class Reporter:
         """The metrics of a step."""
         self._display.point(step, values)
         point = Point(step=step, time_ns=time.time_ns(), values=dict(values))
-        await self._client.report(self._run, [point], resumed=self._resumed)
+        await self._client.add_points(self._run, [point], resumed=self._resumed)
 
     async def alive(self) -> None:
         """A sign of life."""
-        await self._client.report(self._run, [], resumed=self._resumed)
+        await self._client.add_points(self._run, [], resumed=self._resumed)
 
     async def event(self, step: int, text: str, level: Level = "info") -> None:
         """Something that happened."""
         self._display.line(level, text)
-        await self._client.tell(self._run, [RunEvent(time_ns=time.time_ns(), step=step, level=level, text=text[:4000])])
+        await self._client.add_run_events(
+            self._run, [RunEvent(time_ns=time.time_ns(), step=step, level=level, text=text[:4000])]
+        )
 
     async def warning(self, text: str) -> None:
         """Something that went wrong beside the step that is under way."""

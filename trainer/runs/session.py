@@ -73,7 +73,7 @@ def _named(config: Config) -> Any:
 
 
 async def _beside(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Does the work while the others run; what ends one of them early ends the work."""
+    """Does the work while the others run; when one of them ends early, the work ends too."""
     tasks = [asyncio.ensure_future(one) for one in (work, *others)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -87,7 +87,7 @@ async def _beside(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[An
 
 @asynccontextmanager
 async def _serving(config: Config, client: Patient, reporter: Reporter) -> AsyncGenerator[Upkeep | Replicas | None]:
-    """What keeps our servers running; None where they are somebody else's."""
+    """Keeps our servers running; None if they are somebody else's."""
     wanted = config.inference
     if wanted.urls:
         yield None
@@ -120,7 +120,7 @@ def _server(config: Config, python: Path, cpu: bool) -> Server:
 
 
 async def _running(config: Config, gateway: str, key: str | None) -> None:
-    """A runner, until it ends, which it should not."""
+    """Keeps a runner going until it ends, which it should not."""
     words = ["--watch", "--gateway", gateway, "--mode", "train,val", *config.rollouts.run]
     env = dict(os.environ) | ({"PENSTOCK_ADMIN_KEY": key} if key else {})
     child = await spawn([sys.executable, "-m", "penstock", "run", *words], env, config.run.directory / "runner.log")

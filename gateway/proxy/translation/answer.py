@@ -1,4 +1,4 @@
-"""What an answer is told in: an agent's own format, whole or event by event."""
+"""The interface of answers in an agent's own format, whole or event by event."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.proxy.translation.chat_pieces import Answer, Piece
 
 
-class Telling(Protocol):
-    """One answer, on its way to its agent. Either `whole` is called, or the others in their order."""
+class AnswerConverter(Protocol):
+    """One answer for its agent. Either `whole` is called, or the others in their order."""
 
     def whole(self, answer: Answer, pieces: list[Piece]) -> Json:
         """A plain answer."""

@@ -1,7 +1,7 @@
-"""The door: which calls are translated, and the life of one that is.
+"""Decides which calls are translated, and translates them from request to answer.
 
-A request is translated before it is forwarded, after the agent's own prompts and models were written into it; the
-answer is told again read by read (`passing`). The span is the engine's side, so that everything that reads the tape
+A request is translated before it is forwarded, after the agent's own prompts and models were written into it. The
+answer is translated read by read (`framing`). The span is the engine's side, so that everything that reads the tape
 reads a call of chat completions; the agent's side is kept beside it.
 """
 
@@ -11,7 +11,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import orjson
@@ -19,19 +19,21 @@ import orjson
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.request import identity
 from penstock.gateway.calls.record import Record
+from penstock.gateway.config import Route
 from penstock.gateway.dialects import find
 from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.http.errors import ClientFault, Refusal
 from penstock.gateway.http.redact import url as redact_url
-from penstock.gateway.http.request import Headers, Request
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.request import Headers
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.proxy.parts import Part, Send
 from penstock.gateway.proxy.translation import messages_request, responses_request
-from penstock.gateway.proxy.translation.answer import Telling
+from penstock.gateway.proxy.translation.answer import AnswerConverter
 from penstock.gateway.proxy.translation.chat_pieces import Answer, Piece
 from penstock.gateway.proxy.translation.checks import KIND, document
-from penstock.gateway.proxy.translation.framing import Stream, Told, Whole, streams
+from penstock.gateway.proxy.translation.framing import ConvertedAnswer, Stream, Whole, streams
 from penstock.gateway.proxy.translation.litellm import Library
 from penstock.gateway.proxy.translation.messages_answer import Messages
 from penstock.gateway.proxy.translation.responses_answer import Responses
@@ -41,7 +43,7 @@ PATH: Final = "/v1/chat/completions"
 ATTRIBUTE: Final = "penstock.translated"
 """Attribute of a call: the dialect that its agent speaks."""
 _Asking: TypeAlias = Callable[[Library, Json], Json]
-_Tellings: TypeAlias = Callable[[Library, Json], Telling]
+_Tellings: TypeAlias = Callable[[Library, Json], AnswerConverter]
 _WAYS: Final[Mapping[str, tuple[_Asking, _Tellings]]] = {
     "messages": (messages_request.asking, Messages),
     "responses": (responses_request.asking, Responses),
@@ -54,50 +56,49 @@ _BROKEN: Final = ("error", "interrupted")
 """Ends of a call whose client is still there."""
 
 
-@dataclass(slots=True)
-class Translation:
+class Translation(Part):
     """One call that is translated."""
 
-    agent: Admitted
-    """As it came."""
-    stream: bool
-    """Whether the agent waits for events."""
-    telling: Telling
-    told: Told | None = None
-    """The way of its answer, once there is one."""
+    __slots__ = ("_agent", "_framing", "_own", "_stream", "_telling")
 
-    def passing(self, link: Link, http10: bool, own: Secrets) -> Told:
-        """How an answer is told. `http10`: whether the client takes no chunks; `own`: what an error may not tell."""
-        if self.stream and streams(link, http10):
-            self.told = Stream(self.telling, http10)
+    def __init__(self, agent: Admitted, stream: bool, telling: AnswerConverter, own: Secrets) -> None:
+        """`agent`: the call as it came; `stream`: whether the agent waits for events; `own`: what an error may not
+        tell."""
+        self._agent, self._stream, self._telling, self._own = agent, stream, telling, own
+        self._framing: ConvertedAnswer | None = None
+        """The way of its answer, once there is one."""
+
+    def framing(self, connection: UpstreamConnection, http10: bool) -> ConvertedAnswer:
+        """How an answer is told. `http10`: whether the client takes no chunks."""
+        if self._stream and streams(connection, http10):
+            self._framing = Stream(self._telling, http10)
         else:
-            self.told = Whole(self.telling, self.agent.dialect.family, self.stream, own)
-        return self.told
+            self._framing = Whole(self._telling, self._agent.dialect.family, self._stream, self._own)
+        return self._framing
 
-    @property
     def problem(self) -> str | None:
-        """Why its answer could not be told."""
-        return None if self.told is None else self.told.problem
+        """The reason why its answer could not be written."""
+        return None if self._framing is None or self._framing.problem is None else KIND
 
-    def response(self) -> bytes:
+    def told(self) -> bytes:
         """What the agent has got."""
-        return b"" if self.told is None else b"".join(self.told.sent)
+        return b"" if self._framing is None else b"".join(self._framing.sent)
 
-    def side(self, status: str, answered: bytes) -> Side:
-        """The agent's side, for the tape. `status`: how the call ends; `answered`: what it was told by the gateway
-        itself, where there was no answer to tell."""
-        if self.told is not None and status in _BROKEN:
-            self._break(self.told)
-        agent, response = self.agent, answered if self.told is None else self.response()
+    def ending(self, record: Record, status: str) -> None:
+        """Keeps the agent's side. If there was no answer to write, the gateway has answered the agent itself."""
+        if self._framing is not None and status in _BROKEN:
+            self._break(self._framing)
+        agent, response = self._agent, record.response() if self._framing is None else self.told()
         path = redact_url(agent.path)
-        return Side(who="agent", dialect=agent.dialect.name, path=path, request_body=agent.body, response_body=response)
+        side = Side(who="agent", dialect=agent.dialect.name, path=path, request_body=agent.body, response_body=response)
+        record.sides = [*record.sides, side]
 
-    def _break(self, told: Told) -> None:
-        """Tells that the answer will not be completed. The call must end, whatever comes of that."""
+    def _break(self, told: ConvertedAnswer) -> None:
+        """Tells the agent that the answer breaks off. The call must end, even if that fails."""
         try:
             told.broken()
         except Exception:
-            _log.exception("the end of an answer of %s could not be told", self.agent.address.rollout)
+            _log.exception("the end of an answer of %s could not be told", self._agent.address.rollout)
 
 
 class Translator:
@@ -107,7 +108,7 @@ class Translator:
         self._library = library
 
     def warm(self) -> None:
-        """The first use makes what later ones only use, which takes a while and is warned about."""
+        """Translates once at the start, because the first time takes a while and logs warnings."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for dialect, (asking, telling) in _WAYS.items():
@@ -118,17 +119,16 @@ class Translator:
                 events = telling(self._library, probe)
                 _ = [events.begin(answer), events.tell(piece), events.end(answer)]
 
-    def translate(self, record: Record, request: Request) -> Translation:
-        """Makes a call one of chat completions, whose request is `record.body` by now. Raises `ClientFault` for what
-        cannot be said in it."""
-        call, asked = record.call, document(record.body)
+    def translate(self, send: Send, own: Secrets) -> None:
+        """Makes a call one of chat completions. Raises `ClientFault` for what cannot be said in it."""
+        call, asked = send.call, document(send.body)
         dialect = call.dialect.name
         chat, telling = self.chat(dialect, asked), _WAYS[dialect][1]
-        record.call, record.body = replace(call, dialect=find("POST", PATH), path=PATH), chat
-        record.retell = lambda body: self.chat(dialect, document(body))
-        record.attributes = {**record.attributes, ATTRIBUTE: dialect}
-        request.headers = identity(headers(request.headers))
-        return Translation(call, bool(asked.get("stream")), telling(self._library, asked))
+        send.call, send.body = replace(call, dialect=find("POST", PATH), path=PATH), chat
+        send.convert = lambda body: self.chat(dialect, document(body))
+        send.attributes[ATTRIBUTE] = dialect
+        send.headers = identity(headers(send.headers))
+        send.parts.append(Translation(call, bool(asked.get("stream")), telling(self._library, asked), own))
 
     def chat(self, dialect: str, asked: Json) -> bytes:
         """The body of chat completions for a request of a dialect. Raises `ClientFault` for what cannot be said."""
@@ -146,8 +146,26 @@ class Translator:
             raise ClientFault(400, KIND, message) from None
 
 
+class TranslatedRoutes:
+    """Upstreams that speak chat completions only: a call of another dialect is translated for them, and so is its
+    answer.
+    """
+
+    def __init__(self, translator: Translator | None, own: Secrets) -> None:
+        """`translator`: None if the extra is missing; `own`: the gateway's keys."""
+        self._translator, self._own = translator, own
+
+    def plan(self, send: Send, route: Route | None) -> None:
+        """Translates a call if its route says so."""
+        if route is None or not route.translates or send.call.dialect.name not in DIALECTS:
+            return
+        if self._translator is None:
+            raise unavailable(route.model)
+        self._translator.translate(send, self._own)
+
+
 def unavailable(model: str) -> ClientFault:
-    """What a call is told that would have to be translated where nothing can be."""
+    """The error for a call that needs translation when the extra is missing."""
     message = (
         f"model {model!r} is trained, which needs chat completions: translate with "
         "pip install 'penstock-gateway[providers]' where the gateway runs, or set translate = false on its route"

@@ -1,13 +1,13 @@
-"""Rehearsals under way, as the data plane and the control API see them.
+"""Rehearsals under way, for calls of their agents and for the control API.
 
-A rehearsal's runs are rollouts of their own, two for each recorded one: `RELEASE-rehearsal-aREVISION-NUMBER-LEG`. What
-comes below such an address is answered here and never passed on as it is, also when no such rehearsal is under way (it
-is over, or the gateway has just been started): an agent that got a tool call would run the tool. While no release has
-asked for a rehearsal the data plane does not look (`Catalog.rehearses`).
+A rehearsal's runs are rollouts of their own, two for each recorded one: `RELEASE-rehearsal-aREVISION-NUMBER-LEG`. A
+call to such an address is answered here and never passed on as it is, also when no such rehearsal is under way (it is
+over, or the gateway has just been started): an agent that got a tool call would run the tool. While no release has
+asked for a rehearsal, calls skip this check (`Catalog.rehearses`).
 
-Runs are handed out as work is, with a lease, but not from the queue: only who asks for this release gets them. What
-was handed out is on the tape, so that a restart loses no run that has ended. The results that an agent has had are in
-memory: one that had an answer before a restart cannot go on, is told so, and is rehearsed again.
+Runs are handed out as work is, with a lease, but not from the queue: only a runner that asks for this release gets
+them. The tape says which runs were handed out, so a restart loses no run that has ended. The results that an agent has
+had are in memory only: a run that had an answer before a restart cannot go on, is told so, and is rehearsed again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.canary.assignment import Asker
+from penstock.gateway.dialects import OPAQUE
 from penstock.gateway.http.errors import ClientFault, GatewayFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.attributes import LEG, REPLAY_OF
@@ -26,13 +27,13 @@ from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.release_calls import REHEARSAL
 from penstock.gateway.model.rollout import RolloutConfig
-from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.queue.results import Claimed
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.recorded_rollouts import Original, answered
 from penstock.gateway.releases.rehearsal.tool_player import Play, Played, Role
-from penstock.gateway.releases.replay.questions import ANSWERING, RUN
-from penstock.gateway.releases.replay.sender import Asking, Means, aside
+from penstock.gateway.releases.replay.questions import RUN
+from penstock.gateway.releases.replay.sender import Asking, Context, background
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Refused
 
@@ -41,7 +42,7 @@ RESTARTED: Final = "restarted"
 OVER: Final = "rehearsal"
 """Short reason of a refusal: no rehearsal of the call's address is under way."""
 _READY_S: Final = 30.0
-"""How long a call waits for a gateway that takes a rehearsal up again."""
+"""How long a call waits for a gateway that resumes a rehearsal."""
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class Leg:
 
     @property
     def spec(self) -> RolloutSpec:
-        """Its rollout. It is handed out again by us, and by nobody else."""
+        """Its rollout. Only this module hands it out again."""
         config = RolloutConfig(max_attempts=1, retry_on=[])
         told = dict(self.attributes)
         return RolloutSpec(
@@ -95,15 +96,15 @@ def leg_name(release: Release, number: int, leg: str) -> str:
 class Rehearsals:
     """All of a gateway."""
 
-    def __init__(self, means: Means) -> None:
-        self._means = means
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._under_way: dict[str, Rehearsed] = {}
         self._legs: dict[str, tuple[Rehearsed, Leg]] = {}
         self._news = asyncio.Event()
         """Set, and replaced, when something may be had that could not be had before."""
 
     def open(self, rehearsed: Rehearsed) -> None:
-        """Its runs may be had."""
+        """Hands out its runs from now on."""
         self._under_way[rehearsed.release.id] = rehearsed
         self._legs |= {name: (rehearsed, leg) for name, leg in rehearsed.legs.items()}
         self.changed()
@@ -116,7 +117,7 @@ class Rehearsals:
         self.changed()
 
     def changed(self) -> None:
-        """Who waits looks again."""
+        """Wakes those who wait."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -124,7 +125,7 @@ class Rehearsals:
 
     def plays(self, call: Admitted) -> bool:
         """Whether a call of a run is answered by `answer`; what else may pass asks for no answer of a model's."""
-        return call.dialect.name in ANSWERING or call.dialect.name == "opaque"
+        return call.dialect.generates or call.dialect is OPAQUE
 
     def attributes(self, rollout: str) -> Mapping[str, str]:
         """Of the spans of a run's calls."""
@@ -133,7 +134,7 @@ class Rehearsals:
 
     async def answer(self, call: Admitted, request: Request, prompt: str | None) -> Played:
         """What the agent gets; raises `Refusal`. `prompt`: the one that the call names."""
-        if call.dialect.name == "opaque":
+        if call.dialect is OPAQUE:
             message = f"a rehearsal asks models and does nothing else: {call.path[:80]!r} is not passed on"
             raise ClientFault(400, OVER, message)
         rehearsed, leg = await self._found(call.address.rollout)
@@ -150,7 +151,7 @@ class Rehearsals:
         until = asyncio.get_running_loop().time() + _READY_S
         while (found := self._legs.get(rollout)) is None:
             news = self._news
-            if not await aside(lambda: self._may_come(rollout)):
+            if not await background(lambda: self._may_come(rollout)):
                 raise ClientFault(400, OVER, f"the rehearsal that {rollout} is a run of is over")
             try:
                 async with asyncio.timeout_at(until):
@@ -162,44 +163,44 @@ class Rehearsals:
     def _may_come(self, rollout: str) -> bool:
         return rollout in self._legs or any(
             one.stage == "checked" and rollout.startswith(f"{one.id[-80:]}{REHEARSAL}{one.revision}-")
-            for one in ReleaseReader(self._means.tape).releases()
+            for one in ReleaseReader(self._context.tape).releases()
         )
 
     async def _begin(self, rehearsed: Rehearsed, leg: Leg, attempt: str) -> Play:
         original, name = leg.original, f"{leg.rollout}/{attempt}"
         asker = Asker("", "", original.rollout.mode, original.rollout.metadata or {})
         role = Role(rehearsed.release, leg.version, asker, leg.attributes | {RUN: name}, original.name)
-        play = Play(self._means, rehearsed.asking, role, original.cassette.again())
-        if await aside(lambda: any(map(answered, self._means.tape.spans(leg.rollout, attempt)))):
+        play = Play(self._context, rehearsed.asking, role, original.cassette.again())
+        if await background(lambda: any(map(answered, self._context.tape.spans(leg.rollout, attempt)))):
             message = f"the gateway was restarted in the middle of {name}: it will be rehearsed again"
             play.over = ClientFault(400, RESTARTED, message)
         return play
 
     # -- who runs agents ---------------------------------------------------------------------------------------------
 
-    async def claim(self, release: str, asked: ClaimRequest, desk: Desk) -> tuple[list[Claimed], bool, int]:
+    async def claim(self, release: str, asked: ClaimRequest, dispatcher: Dispatcher) -> tuple[list[Claimed], bool, int]:
         """(runs for a worker, whether there may be more of them, how many wait); waits for them if need be. Raises
         `Refused`."""
         until = asyncio.get_running_loop().time() + asked.wait_s
         while True:
-            news, found = self._news, ReleaseReader(self._means.tape).release(release)
+            news, found = self._news, ReleaseReader(self._context.tape).release(release)
             if found is None:
                 message = f"there is no release {release!r}; `penstock release list` lists them"
                 raise Refused("not_found", message, "release", release)
             if not found.policy.replay.closed_loop:
                 message = f"release {release} rehearses nothing: its policy has replay.closed_loop = 0"
                 raise Refused("conflict", message, "release", release)
-            claimed = await self._claim(release, asked, desk)
+            claimed = await self._claim(release, asked, dispatcher)
             more = found.stage in ("draft", "checked")
             if claimed or not more or not await _until(news, until):
                 return claimed, more, len(self._waiting(release))
 
-    async def _claim(self, release: str, asked: ClaimRequest, desk: Desk) -> list[Claimed]:
+    async def _claim(self, release: str, asked: ClaimRequest, dispatcher: Dispatcher) -> list[Claimed]:
         claimed: list[Claimed] = []
         for leg in self._waiting(release)[: asked.limit]:
             leg.state = "running"
             # If its worker leaves now, it is handed out again when the lease is over.
-            claimed.append(await asyncio.shield(_hand_out(leg, asked, desk)))
+            claimed.append(await asyncio.shield(_hand_out(leg, asked, dispatcher)))
         return claimed
 
     def _waiting(self, release: str) -> list[Leg]:
@@ -207,9 +208,9 @@ class Rehearsals:
         return [] if rehearsed is None else [leg for leg in rehearsed.legs.values() if leg.state == "waiting"]
 
 
-async def _hand_out(leg: Leg, asked: ClaimRequest, desk: Desk) -> Claimed:
+async def _hand_out(leg: Leg, asked: ClaimRequest, dispatcher: Dispatcher) -> Claimed:
     try:
-        made = await desk.hand_out(leg.rollout, leg.spec, asked)
+        made = await dispatcher.hand_out(leg.rollout, leg.spec, asked)
     except (Refused, TapeError):
         leg.state = "waiting"
         raise

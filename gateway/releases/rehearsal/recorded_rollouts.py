@@ -1,10 +1,10 @@
 """Recorded rollouts that can be rehearsed: their input is known, they succeeded, and they ended with words. Runs on
-threads; reads the tape only.
+threads; only reads the tape.
 
-Rehearsed are the newest rollouts that used the resource, as `recorded` says of calls, none of whose calls the candidate
-has answered; in an order that follows from the seed. One whose provider ran tools by itself, or that ended with a call
-that nobody answered (as agents do that hand over their result in a tool call), cannot be rehearsed: what there is to
-compare is the last answer, and no agent may see a tool call in a rehearsal.
+It takes the newest rollouts that used the resource, as `recorded_calls` finds calls, and leaves out those in which the
+candidate has answered a call; their order follows from the seed. A rollout cannot be rehearsed if its provider ran
+tools by itself, or if it ended with a tool call that nobody answered (some agents hand over their result in a tool
+call). The judge compares the last answer, and no agent may see a tool call in a rehearsal.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from penstock.gateway.calls.turns import read_exchange, unpacked
+from penstock.gateway.dialects import by_name
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Rollout, RolloutStatus
@@ -23,7 +24,7 @@ from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.rehearsal.recorded_tools import Cassette
 from penstock.gateway.releases.replay.agreement import action
-from penstock.gateway.releases.replay.questions import ANSWERING, unrepeatable
+from penstock.gateway.releases.replay.questions import unrepeatable
 from penstock.gateway.releases.replay.recorded_calls import HISTORY, Recorded, Recordings
 from penstock.gateway.store import Store
 
@@ -85,13 +86,14 @@ def _original(tape: Store, release: Release, recordings: Recordings, rollout: Ro
 
 
 def _told(tape: Store, rollout: Rollout) -> bool:
-    """Whether somebody has said that it ended, not only its silence."""
+    """Whether somebody has told its end, and not only its silence."""
     return rollout.origin == "queued" or any(one.outcome is not None for one in tape.attempts(rollout.id))
 
 
 def answered(span: Span) -> bool:
     """Whether it is a call whose answer can be compared."""
-    return span.kind == "llm" and span.status == SpanStatus.OK and bool(span.choices) and span.dialect in ANSWERING
+    good = span.kind == "llm" and span.status == SpanStatus.OK and bool(span.choices)
+    return good and by_name(span.dialect).generates
 
 
 def _read(tape: Store, rollout: Rollout, spans: list[Span]) -> Original | str:
@@ -100,7 +102,7 @@ def _read(tape: Store, rollout: Rollout, spans: list[Span]) -> Original | str:
         exchange = tape.exchange(span)
         if exchange is None or span.truncated:
             return "its bytes were not kept"
-        problem = unrepeatable(span.dialect, unpacked(exchange).request_body)
+        problem = unrepeatable(by_name(span.dialect), unpacked(exchange).request_body)
         if problem is not None:
             return problem
         turns.append(read_exchange(span.dialect, exchange, span))

@@ -1,14 +1,15 @@
 """One agent in rehearsal: the gateway plays its tools on the model's side.
 
-A call of the agent becomes a question to its leg's version. When the answer calls tools, the agent does not get it: the
-calls are looked up in the recorded rollout's cassette (`closed_loop`), the answer and the recorded results are put
-behind the request (`continuing`), and the model is asked again, until an answer calls none. That one goes to the agent,
-as it came. So the agent runs no tool, whatever the version makes it want; all else that it does happens.
+The gateway asks the version of the run what the agent asks. When the answer calls tools, the agent does not get it. The
+gateway looks the calls up in the recorded rollout's cassette (`recorded_tools`), puts the answer and the recorded
+results behind the request (`continuation`), and asks the model again, until an answer calls no tool. The agent gets
+that answer as it came. So the agent runs no tool, whatever the version makes it want; everything else that it does
+happens.
 
 A call that is not on the cassette ends the run: it has *diverged*, and this and every further call of the agent is
-refused. So it is where the version cannot be written in, where the provider would run a tool of its own, or where too
-many requests were made. What failed on the way (the provider, the client that left) is taken back: the agent may ask
-again.
+refused. The same happens when the version cannot be written in, when the provider would run a tool of its own, or when
+too many requests were made. A request that failed on the way (the provider, the client that left) is taken back: the
+agent may ask again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from penstock.gateway.calls.answer_masking import keep, unencoded
 from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.canary.assignment import Asker, speaks_to, stable_version
-from penstock.gateway.dialects.json_post import Post
 from penstock.gateway.dialects.loose_json import loads, obj
 from penstock.gateway.http.errors import ClientFault, GatewayFault, Refusal, UpstreamFault
 from penstock.gateway.http.headers import HOP
@@ -32,7 +32,6 @@ from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.turn import Part, Turn
 from penstock.gateway.releases.rehearsal.continuation import (
-    FIELDS,
     CannotContinue,
     Hidden,
     conversation,
@@ -43,13 +42,13 @@ from penstock.gateway.releases.rehearsal.continuation import (
 from penstock.gateway.releases.rehearsal.recorded_tools import Cassette
 from penstock.gateway.releases.replay.questions import Question, rewritten, unrepeatable
 from penstock.gateway.releases.replay.replies import Reply
-from penstock.gateway.releases.replay.sender import Asking, Means
+from penstock.gateway.releases.replay.sender import Asking, Context
 from penstock.gateway.upstreams.pool import Pool
 
 DIVERGED: Final = "diverged"
 """Short reason of a refusal: the run has left what was recorded."""
 SPENT: Final = "steps"
-"""Short reason of a refusal: too many requests were made for it."""
+"""Short reason of a refusal: the run made too many requests."""
 UNFIT: Final = "version"
 """Short reason of a refusal: its version cannot be written into the request."""
 _OWN: Final = HOP | {b"content-length", b"transfer-encoding", b"trailer"}
@@ -111,9 +110,9 @@ class Role:
 class Play:
     """One agent at work."""
 
-    def __init__(self, means: Means, asking: Asking, role: Role, cassette: Cassette) -> None:
+    def __init__(self, context: Context, asking: Asking, role: Role, cassette: Cassette) -> None:
         """`cassette` from its beginning."""
-        self._means = means
+        self._context = context
         self._asking = asking
         self._role = role
         self._cassette = cassette
@@ -126,7 +125,7 @@ class Play:
         """What the agent gets; raises `Refusal`. `prompt`: the one that the call names."""
         if self.over is not None:
             raise self.over
-        problem = unrepeatable(call.dialect.name, call.body)
+        problem = unrepeatable(call.dialect, call.body)
         if problem is not None:
             self._end(DIVERGED, f"this rehearsal has diverged: {problem}")
         question = self._question(call, request, prompt)
@@ -139,7 +138,7 @@ class Play:
             if not answered:
                 self._cassette.take_back(played)
         if hidden:
-            said = conversation(call.dialect.name, obj(loads(call.body)))
+            said = conversation(call.dialect, obj(loads(call.body)))
             self._told.append(Hidden(said, hidden))
         return Played(reply)
 
@@ -156,8 +155,8 @@ class Play:
             if not calls:
                 return reply, hidden
             hidden += self._results(question, reply, calls, played)
-            told = conversation(question.dialect.name, asked)
-            body = with_conversation(question.dialect.name, asked, [*told, *hidden])
+            told = conversation(question.dialect, asked)
+            body = with_conversation(question.dialect, asked, [*told, *hidden])
             question = replace(question, body=body)
 
     async def _ask(self, question: Question) -> tuple[Reply, Turn | None]:
@@ -194,7 +193,6 @@ class Play:
                 self._miss()
             played.append((tool, arguments))
             results.append(result)
-        assert isinstance(question.dialect, Post)
         response = decode_body(reply.body, reply.header(b"content-encoding"))[0]
         try:
             return exchange(question.dialect, response, reply.stream, results)
@@ -219,12 +217,12 @@ class Play:
     def _question(self, call: Admitted, request: Request, prompt: str | None) -> Question:
         """The agent's call with its versions in it, and with what the agent has not seen."""
         call = self._restored(call)
-        means, model = self._means, call.model
-        found = means.switch.look(call, prompt)
+        context, model = self._context, call.model
+        found = context.pins.look(call, prompt)
         versions = {} if found is None else {name: self._version(name, call, model) for name in found.resources}
         body, upstream = call.body, None
         if found is not None:
-            made = rewritten(means.switch.catalog, call.body, found.prompts, found.model, versions)
+            made = rewritten(context.pins.catalog, call.body, found.prompts, found.model, versions)
             if isinstance(made, str):
                 self._end(UNFIT, f"this rehearsal cannot go on: {made}")
             body, upstream = made[0], None if made[1] is None else made[1].upstream
@@ -234,27 +232,27 @@ class Play:
         return Question(pool, call.dialect, request, call.path, body, said, model, agent, versions)
 
     def _restored(self, call: Admitted) -> Admitted:
-        name, asked = call.dialect.name, obj(loads(call.body))
-        if name not in FIELDS or not self._told:
+        dialect, asked = call.dialect, obj(loads(call.body))
+        if not dialect.conversation_field or not self._told:
             return call
-        told = conversation(name, asked)
+        told = conversation(dialect, asked)
         whole = restored(told, self._told)
-        return call if len(whole) == len(told) else replace(call, body=with_conversation(name, asked, whole))
+        return call if len(whole) == len(told) else replace(call, body=with_conversation(dialect, asked, whole))
 
     def _version(self, resource: str, call: Admitted, model: str | None) -> str:
-        """The run's own version; of other resources, and of calls that the release does not speak to, the stable."""
+        """The run's own version; of other resources, and for calls outside the release's audience, the stable one."""
         role = self._role
         asker = role.asker._replace(agent=call.address.agent or "", model=model or "")
         if resource == role.release.resource and speaks_to(role.release.only, asker):
             return role.version
-        return stable_version(self._means.switch.catalog.stable[resource], asker)
+        return stable_version(self._context.pins.catalog.stable[resource], asker)
 
     def _pool(self, call: Admitted, model: str | None, upstream: str | None) -> tuple[Pool, str | None]:
         """(where it goes, model name to send instead)."""
         if upstream is None:
-            pools, alias = self._means.routes.of(model, call.dialect.family)
+            pools, alias = self._context.routes.of(model, call.dialect.family)
             return pools[0], alias
-        pool = self._means.pools.get(upstream)
+        pool = self._context.pools.get(upstream)
         if pool is None:
             raise GatewayFault(503, "upstream", f"upstream {upstream!r} is not configured any more")
         return pool, None

@@ -1,11 +1,11 @@
-"""Who says how far an answer agrees with another: `exact`, a verifier function, or a judge model.
+"""Judges how far an answer agrees with another: `exact`, a verifier function, or a judge model.
 
 * `exact`: the same next action (`gateway.releases.replay.agreement`).
 * `module:function`: called with both exchanges as dictionaries (the fields of `gateway.model.span.Turn`: messages,
   tools, choices ...), the recorded one first; it returns a number in [0, 1] or a bool. It runs on a thread and must
-  come back.
-* the name of a model: asked by way of the routes. What agrees exactly is not asked about. Otherwise it is asked twice,
-  with the positions exchanged, and not told which answer was recorded; the score is the mean.
+  return.
+* the name of a model: asked through the routes. Answers that agree exactly are not asked about. Otherwise the model is
+  asked twice, with the positions exchanged, and not told which answer was recorded; the score is the mean.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.family import ANTHROPIC, OPENAI
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.attributes import LEG
 from penstock.gateway.model.turn import Turn
@@ -122,10 +123,10 @@ class Model:
 
     def __init__(self, name: str, asking: Asking, routes: Routes) -> None:
         # An Anthropic API is spoken where a route leads to one, or the name says so.
-        family = "anthropic" if name.startswith("claude") else "openai"
+        family = ANTHROPIC if name.startswith("claude") else OPENAI
         pools, alias = routes.of(name, family)
         self._name, self._pool = alias or name, pools[0]
-        self._anthropic = self._pool.config.dialect == "anthropic"
+        self._anthropic = self._pool.config.family is ANTHROPIC
         self._asking = asking
 
     async def score(self, recorded: Turn, answered: Turn, of: Mapping[str, str]) -> Judged:

@@ -1,19 +1,19 @@
-"""A recorded or live call, asked once more for a release: which requests may be, and what is sent. Pure.
+"""A recorded or live call, asked once more for a release: which requests may be asked again, and what is sent. Pure.
 
 The agent's tools are never run, whatever an answer calls. A request that would make the *provider* run something, or
-change a conversation that it keeps, is not asked again (`unrepeatable`). Its span says which call it repeats
-(`gateway.model.attributes`: ROLLOUT/ATTEMPT#SEQUENCE, of a rehearsal ROLLOUT/ATTEMPT) and for whom.
+change a conversation that it keeps, is not asked again (`unrepeatable`). The new span says which call it repeats
+(`gateway.model.attributes`: ROLLOUT/ATTEMPT#SEQUENCE, of a rehearsal ROLLOUT/ATTEMPT) and for which leg.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from penstock.gateway.calls.address import ADDRESS_HEADERS
 from penstock.gateway.dialects.base import Dialect
-from penstock.gateway.dialects.loose_json import loads, obj, objs, text
+from penstock.gateway.dialects.loose_json import loads, obj
 from penstock.gateway.http.request import Request
 from penstock.gateway.prompts.rewrite import Findings
 from penstock.gateway.releases.catalog import Catalog, Weights
@@ -33,8 +33,9 @@ DROPPED: Final = ADDRESS_HEADERS | {
     b"traceparent",
     b"tracestate",
 }
-"""Headers that were true of one request only: an idempotency key would bring the first answer again, and what is asked
-again is sent without an encoding."""
+"""Headers that hold for one request only: an idempotency key would bring the first answer again, and a repeated request
+is sent without an encoding.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Question:
 
 
 def headers(question: Question) -> list[tuple[bytes, bytes]]:
-    """As the data plane would send them, less what was true of one request only."""
+    """The headers as a call would send them, without those that hold for one request only."""
     head, _ = question.pool.heads.compose(question.request, b"/", None)
     lines = [line.partition(b": ")[::2] for line in head.split(b"\r\n")[1:] if line]
     kept = [(name, value) for name, value in lines if name.lower() not in DROPPED]
@@ -71,7 +72,7 @@ def place(rollout: str, attempt: str, sequence: int) -> str:
 
 
 def unmasked(path: str) -> str:
-    """A recorded path without the parameters whose values were masked: keys, which the upstream has its own of."""
+    """A recorded path without the parameters whose values were masked: these are keys, and the upstream has its own."""
     head, _, query = path.partition("?")
     kept = "&".join(one for one in query.split("&") if not one.endswith("=***"))
     return f"{head}?{kept}" if kept else head
@@ -87,19 +88,11 @@ def rewritten(
     return made.body, weights
 
 
-_CLIENT_TOOLS: Final[Mapping[str, tuple[str, ...]]] = {
-    "chat": ("function", "custom"),
-    "responses": ("function", "custom", "local_shell", "apply_patch", "computer"),
-    "messages": ("custom", "bash_", "text_editor_", "computer_", "memory_"),
-}
-"""Beginnings of the types of tools that the agent runs itself, by dialect."""
 _SERVER_FIELDS: Final = ("web_search_options", "plugins", "mcp_servers", "conversation", "background")
 """Fields by which the provider runs something, goes on by itself, or changes a conversation that it keeps."""
-ANSWERING: Final = (*_CLIENT_TOOLS, "completions", "gemini")
-"""Dialects whose answers can be compared."""
 
 
-def unrepeatable(dialect: str, body: bytes) -> str | None:
+def unrepeatable(dialect: Dialect, body: bytes) -> str | None:
     """Why a request must not be asked again; None when it may."""
     asked = obj(loads(body))
     if not asked:
@@ -107,14 +100,6 @@ def unrepeatable(dialect: str, body: bytes) -> str | None:
     for name in _SERVER_FIELDS:
         if asked.get(name):
             return f"the provider would act by itself ({name})"
-    offered = asked.get("tools")
-    for tool in objs([offered] if isinstance(offered, dict) else offered):
-        kinds = [key for key in tool if "unction" not in key] if dialect == "gemini" else [_kind(tool, dialect)]
-        for kind in kinds:
-            if not kind.startswith(_CLIENT_TOOLS.get(dialect, ("\0",))):
-                return f"the provider would run a tool of its own ({kind})"
+    for kind in dialect.server_tools(asked):
+        return f"the provider would run a tool of its own ({kind})"
     return None
-
-
-def _kind(tool: Mapping[str, Any], dialect: str) -> str:
-    return text(tool.get("type")) or ("custom" if dialect == "messages" else "function")

@@ -1,12 +1,13 @@
-"""The recorded calls of a resource: which of them are asked again, and how. Runs on threads; reads the tape only.
+"""The recorded calls of a resource: which of them are asked again, and how. Runs on threads; only reads the tape.
 
-Calls are drawn from the newest rollouts, one of each, and only then a second of each and so on, up to `FEW`: a long
-rollout must not speak for all. Which of a rollout's calls, and the order in which they are asked, follow from the seed.
-Only what ended before the stage began is drawn, so that a gateway that was restarted draws the same calls again.
+Calls are drawn from the newest rollouts, one of each, then a second of each and so on, up to `FEW`, so that a long
+rollout does not dominate. The choice among a rollout's calls, and the order in which they are asked, follow from the
+seed. Only calls that ended before the stage began are drawn, so a gateway that was restarted draws the same calls
+again.
 
-A call qualifies when it was answered, and used the resource: its span names it, or it asked for the model, or one of
-its texts is what agents are known to send. It is asked again as it was sent upstream, with another version in the place
-of the one that it had; of other models that are resources it gets the stable version, which is surely there.
+A call qualifies when it was answered and used the resource: its span names it, or it asked for the model, or one of its
+texts is what agents are known to send. It is asked again as it was sent upstream, with another version in place of its
+own. Of other models that are resources it gets the stable version, which is surely there.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from penstock.gateway.prompts.recognise import Known, Recogniser
 from penstock.gateway.prompts.rewrite import Findings, find
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.replay.agreement import action
-from penstock.gateway.releases.replay.questions import ANSWERING, Question, place, rewritten, unmasked, unrepeatable
-from penstock.gateway.releases.replay.sender import Means
+from penstock.gateway.releases.replay.questions import Question, place, rewritten, unmasked, unrepeatable
+from penstock.gateway.releases.replay.sender import Context
 from penstock.gateway.upstreams.pool import Pool
 
 FEW = 5
@@ -79,10 +80,10 @@ class Drawn:
 class Recordings:
     """Recorded calls of a release's resource."""
 
-    def __init__(self, means: Means, release: Release) -> None:
-        self._tape = means.tape
-        self._pools = means.pools
-        self._catalog = means.switch.catalog
+    def __init__(self, context: Context, release: Release) -> None:
+        self._tape = context.tape
+        self._pools = context.pools
+        self._catalog = context.pins.catalog
         self._release = release
         self._known: dict[str, Recogniser] = {}
         """Tells a version in the requests that it was written into."""
@@ -124,12 +125,14 @@ class Recordings:
     def may(self, span: Span, rollout: Rollout) -> bool:
         """Whether a call qualifies, as far as its head tells."""
         release, versions = self._release, span.versions or {}
-        if span.kind != "llm" or span.status != SpanStatus.OK or not span.choices or span.dialect not in ANSWERING:
+        if span.kind != "llm" or span.status != SpanStatus.OK or not span.choices:
+            return False
+        if not by_name(span.dialect).generates:
             return False
         if own(span) or span.truncated or (span.end_ns or 0) > release.changed_ns:
             return False
         if versions.get(release.resource) == release.candidate:
-            # What is compared with must not be the candidate's own.
+            # An answer of the candidate's own must not be compared with.
             return False
         if release.kind == "model" and span.model != release.resource:
             return False
@@ -142,7 +145,7 @@ class Recordings:
         if exchange is None:
             return "its bytes were not kept"
         exchange = unpacked(exchange)
-        asked = original(span.dialect, exchange.request_body, span.attributes)
+        asked = original(dialect, exchange.request_body, span.attributes)
         exchange = exchange.model_copy(update={"request_body": asked})
         prompts = None
         if self._release.kind != "model":
@@ -150,7 +153,7 @@ class Recordings:
             if not prompts.uses:
                 named = self._release.resource in (span.versions or {})
                 return "its text cannot be told from what stands around it" if named else ""
-        problem = unrepeatable(span.dialect, exchange.request_body)
+        problem = unrepeatable(dialect, exchange.request_body)
         if problem is not None:
             return problem
         turn = read_exchange(span.dialect, exchange, span)

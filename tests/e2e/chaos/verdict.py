@@ -54,7 +54,7 @@ async def judge(plan: Plan, client: Client, root: Path) -> Verdict:
     journals = {_name(path): read(path) for path in (root / "journals").iterdir()}
     rollouts = {rollout.id: rollout async for rollout in client.rollouts()}
     spans: dict[Name, list[Span]] = {}
-    async for span in client.recent():
+    async for span in client.recent_spans():
         spans.setdefault((span.rollout, span.attempt), []).append(span)
     found.problems += [f"rollout {name} is not there" for name in set(plan.names) ^ set(rollouts)]
     for rollout in rollouts.values():

@@ -388,7 +388,7 @@ async def test_what_is_not_there_cannot_end(client: Client) -> None:
         status = 400 if " " in rollout or len(rollout) > 128 else 404
         assert await refused(client.finish(rollout, one, asked), status)
         assert await refused(client.reward(rollout, one, Judgement(value=1)), status)
-        assert await refused(client.events(rollout, one, [Event(name="e")]), status)
+        assert await refused(client.add_events(rollout, one, [Event(name="e")]), status)
     for rollout in (name(), "a b"):
         status = 404 if rollout != "a b" else 400
         assert await refused(client.cancel(rollout), status)
@@ -484,18 +484,18 @@ async def test_events_are_kept_in_order(client: Client) -> None:
     attempt = await taken(client)
     said: list[Event] = [
         Event(name="stdout", attributes={"text": "line 1\nline 2", "n": 3, "f": 0.5, "yes": True, "none": None}),
-        Event(name="state", time_ns=5),
+        Event(name="state", time_ns=5, parent_id="00f067aa0ba902b7"),
     ]
-    assert await client.events(attempt.rollout, attempt.id, said) == [1, 2]
+    assert await client.add_events(attempt.rollout, attempt.id, said) == [1, 2]
     first, second = await spans(client, attempt)
     assert (first.kind, first.name, first.attributes) == ("event", "stdout", said[0].attributes)
-    assert (second.name, second.start_ns) == ("state", 5)
+    assert (second.name, second.start_ns, second.parent_id) == ("state", 5, "00f067aa0ba902b7")
     assert (await client.rollout(attempt.rollout)).totals.calls == 0
 
 
 async def test_the_time_of_an_event_is_not_the_time_of_a_sign_of_life(client: Client) -> None:
     attempt = await taken(client)
-    _ = await client.events(attempt.rollout, attempt.id, [Event(name="future", time_ns=2**62)])
+    _ = await client.add_events(attempt.rollout, attempt.id, [Event(name="future", time_ns=2**62)])
     [known] = await client.attempts(attempt.rollout)
     assert known.last_seen_ns < 2**62
     assert (known.lease_ns or 0) < 2**62

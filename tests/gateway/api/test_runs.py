@@ -40,9 +40,9 @@ async def test_a_run_from_its_start_to_its_end(client: Client) -> None:
     with pytest.raises(ClientError, match="there is a run 'grpo-7' with another config; choose another id"):
         await client.start_run(new.model_copy(update={"config": {"lr": 2e-6}}))
     points = [at(0, reward=0.25, kl=NAN), at(1, reward=0.5, kl=INF), at(2, kl=0.125)]
-    head = await client.report("grpo-7", points)
+    head = await client.add_points("grpo-7", points)
     assert (head.step, head.metrics) == (2, ["reward", "kl"])
-    again = await client.report("grpo-7", points)
+    again = await client.add_points("grpo-7", points)
     assert again.model_copy(update={"last_seen_ns": head.last_seen_ns}) == head
     kept = [point async for point in client.points("grpo-7")]
     assert [point.model_dump() for point in kept] == [
@@ -54,7 +54,7 @@ async def test_a_run_from_its_start_to_its_end(client: Client) -> None:
     assert (reward.exact, reward.first_step, reward.mean, reward.last) == (True, [0, 1], [0.25, 0.5], 0.5)
     assert (kl.nulls, kl.count, kl.mean) == (2, 3, [None, None, 0.125])
     event = RunEvent(time_ns=5, step=2, level="warning", text="dropped 3 groups")
-    assert [await client.tell("grpo-7", [event]) for _ in range(2)] == [1, 0]
+    assert [await client.add_run_events("grpo-7", [event]) for _ in range(2)] == [1, 0]
     said = RunChange(message="half way", made=[Made(name="policy-prompt", version="v1")])
     assert (await client.change_run("grpo-7", said)).made == (await client.change_run("grpo-7", said)).made == said.made
     with pytest.raises(ClientError, match="made: there is no policy-prompt@v9; register it first"):
@@ -69,7 +69,7 @@ async def test_a_run_from_its_start_to_its_end(client: Client) -> None:
 
 async def test_curves_are_cut_out_and_thinned(client: Client) -> None:
     await client.start_run(NewRun(id="r", kind="sft"))
-    await client.report("r", [at(step, loss=float(step), other=1.0) for step in range(100)])
+    await client.add_points("r", [at(step, loss=float(step), other=1.0) for step in range(100)])
     (loss,) = await client.curves("r", ["lo*"], since_step=10, until_step=89, max_points=8)
     assert (loss.metric, loss.count, loss.exact) == ("loss", 80, False)
     assert loss.first_step == list(range(10, 90, 10))
@@ -85,14 +85,14 @@ async def test_curves_are_cut_out_and_thinned(client: Client) -> None:
 
 async def test_a_resume_supersedes_and_fences(client: Client) -> None:
     await client.start_run(NewRun(id="r", kind="grpo"))
-    await client.report("r", [at(step, reward=step) for step in range(10)], resumed=0)
-    await client.report("r", [at(6, reward=-6)], since_step=6, resumed=1)
-    await client.report("r", [at(7, reward=-7)], resumed=1)
-    await client.report("r", [at(6, reward=-6)], since_step=6, resumed=1)
+    await client.add_points("r", [at(step, reward=step) for step in range(10)], resumed=0)
+    await client.add_points("r", [at(6, reward=-6)], since_step=6, resumed=1)
+    await client.add_points("r", [at(7, reward=-7)], resumed=1)
+    await client.add_points("r", [at(6, reward=-6)], since_step=6, resumed=1)
     (curve,) = await client.curves("r")
     assert curve.mean == [0, 1, 2, 3, 4, 5, -6, -7]
     with pytest.raises(ClientError, match="another trainer has taken it over") as raised:
-        await client.report("r", [at(8, reward=8)], resumed=0)
+        await client.add_points("r", [at(8, reward=8)], resumed=0)
     assert raised.value.status == 409
     assert [event.text async for event in client.run_events("r")] == ["resumed from step 6"]
     found = await client.run("r")
@@ -110,9 +110,9 @@ async def test_lists_turn_their_pages(client: Client, monkeypatch: pytest.Monkey
     assert [run.id async for run in client.runs(kind="grpo", status="running")] == ["r4", "r0"]
     assert (await client.start_run(NewRun(kind="grpo"))).id == "grpo-1"
     assert (await client.start_run(NewRun(kind="grpo"))).id == "grpo-2"
-    await client.report("r0", [at(step, loss=step) for step in range(5)])
+    await client.add_points("r0", [at(step, loss=step) for step in range(5)])
     assert [point.step async for point in client.points("r0", since_step=1)] == [1, 2, 3, 4]
-    await client.tell("r0", [RunEvent(time_ns=n, text=f"{n}") for n in range(5)])
+    await client.add_run_events("r0", [RunEvent(time_ns=n, text=f"{n}") for n in range(5)])
     assert [event.text async for event in client.run_events("r0")] == ["4", "3", "2", "1", "0"]
     assert [event.text async for event in client.run_events("r0", limit=3)] == ["4", "3", "2"]
 
@@ -120,8 +120,8 @@ async def test_lists_turn_their_pages(client: Client, monkeypatch: pytest.Monkey
 async def test_what_changes_is_told(client: Client) -> None:
     since = (await client.stats(spans=0)).cursor
     await client.start_run(NewRun(id="r", kind="apo"))
-    await client.report("r", [at(0, loss=1)])
-    await client.tell("r", [RunEvent(text="hello")])
+    await client.add_points("r", [at(0, loss=1)])
+    await client.add_run_events("r", [RunEvent(text="hello")])
     await client.finish_run("r", RunEnd(status="failed"))
     page = await client.change_page(since)
     assert [(change.kind, change.name) for change in page.changes] == [("run", "r")] * 4
@@ -139,7 +139,7 @@ async def test_a_silent_run_speaks_again(client: Client) -> None:
         while (await client.run("r")).status != "silent":
             pass  # its lease has to pass
     assert [run.id async for run in client.runs(status="silent")] == ["r"]
-    assert (await client.report("r", [])).status == "running"
+    assert (await client.add_points("r", [])).status == "running"
 
 
 WRONG: list[tuple[str, Any, int, str]] = [
@@ -204,7 +204,7 @@ async def test_what_is_wrong_is_said(client: Client, gateway: Gateway, http: aio
             assert said in (await response.json())["error"]["message"]
     async with http.get(f"{gateway.url}/api/runs/r/events?cursor=WyJydW5zIiwgM10") as response:
         assert "cursor is a cursor of another list" in (await response.json())["error"]["message"]
-    await client.report("r", [Point(step=0, values={f"m{n}": 1.0 for n in range(100)})])
+    await client.add_points("r", [Point(step=0, values={f"m{n}": 1.0 for n in range(100)})])
     with pytest.raises(ClientError, match="100 metrics of up to 10,000 points; ask for 500,000 at most"):
         await client.curves("r", max_points=10_000)
 
@@ -252,8 +252,8 @@ async def test_what_was_answered_survives_kill_9_and_nothing_is_doubled(gateway:
                     killing = asyncio.ensure_future(gateway.kill())
                 point = Point(step=step, time_ns=step, values={"reward": step + life / 10, "kl": -step})
                 try:
-                    head = await client.report("r", [point], since_step=since, resumed=resumed)
-                    told += await client.tell("r", [RunEvent(time_ns=step, step=step, text=f"step {step}")])
+                    head = await client.add_points("r", [point], since_step=since, resumed=resumed)
+                    told += await client.add_run_events("r", [RunEvent(time_ns=step, step=step, text=f"step {step}")])
                 except ClientError:
                     assert killing is not None
                     await killing
@@ -267,7 +267,7 @@ async def test_what_was_answered_survives_kill_9_and_nothing_is_doubled(gateway:
             if life % 2:
                 step, resumed, since = step - 5, resumed + 1, step - 5
         if since is not None:
-            await client.report("r", [], since_step=since, resumed=resumed)
+            await client.add_points("r", [], since_step=since, resumed=resumed)
         points = [point async for point in client.points("r")]
         assert [point.step for point in points] == list(range(step))
         assert all(point.values["kl"] == -point.step for point in points)

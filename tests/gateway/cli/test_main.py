@@ -104,7 +104,7 @@ async def test_a_side_is_shown_and_printed(shell: Shell) -> None:
     )
     assert (raw.code, raw.out, raw.err) == (0, b"asked", "")
     assert (other.code, other.out) == (1, b"")
-    assert "the engine was spoken with in the exchange's own format" in other.err
+    assert "the engine spoke the exchange's own format" in other.err
     assert "also spoken  agent: messages /v1/messages" in tree.text
 
 

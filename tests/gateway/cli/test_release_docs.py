@@ -60,7 +60,7 @@ def default(name: str, field: FieldInfo) -> str:
         return "none"
     if isinstance(value, Guard):
         return f"`{{ alpha = {value.alpha:g} }}`"
-    if isinstance(value, tuple):
+    if name == "reward_range":
         return f"`{list(value)}`"
     shown = str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else f"{value!r}"
     return f"`{shown}`"

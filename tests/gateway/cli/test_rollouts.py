@@ -215,7 +215,7 @@ async def test_rewards_are_given_by_hand(shell: Shell, client: Client) -> None:
 async def test_events_stand_in_the_tree(shell: Shell, client: Client) -> None:
     _ = await client.enqueue([RolloutSpec(id="r1", input={"question": "2+2?"})])
     claim = await claimed(client)
-    _ = await client.events("r1", claim.attempt.id, [Event(name="stdout", attributes={"line": "hello"})])
+    _ = await client.add_events("r1", claim.attempt.id, [Event(name="stdout", attributes={"line": "hello"})])
     text = (await shell.run("show", "r1")).text
     assert 'task  {"question":"2+2?"}' in text
     assert "#1  event  stdout  hello" in text

@@ -69,8 +69,8 @@ async def trained(client: Client, name: str, steps: int = 60) -> None:
         )
         for step in range(steps)
     ]
-    await client.report(name, points)
-    await client.tell(name, [RunEvent(time_ns=T0, step=0, text="published policy v1")])
+    await client.add_points(name, points)
+    await client.add_run_events(name, [RunEvent(time_ns=T0, step=0, text="published policy v1")])
 
 
 def good(done: Done) -> str:
@@ -105,9 +105,9 @@ async def test_a_run_is_followed_until_it_ends(shell: Shell, client: Client) -> 
         first = [(await watching.stdout.readline()).decode() for _ in range(2)]
         assert first[0].endswith("step 0  published policy v1\n")
         assert first[1].split() == ["grpo-1", "running", "step", "19/100", "reward", f"{reward(19):.6g}"]
-        await client.report("grpo-1", [Point(step=20, values={"reward": 0.5})])
+        await client.add_points("grpo-1", [Point(step=20, values={"reward": 0.5})])
         assert (await watching.stdout.readline()).split() == b"grpo-1 running step 20/100 reward 0.5".split()
-        await client.tell("grpo-1", [RunEvent(level="error", text="the engine is gone")])
+        await client.add_run_events("grpo-1", [RunEvent(level="error", text="the engine is gone")])
         await client.finish_run("grpo-1", RunEnd(status="failed"))
         rest = (await watching.stdout.read()).decode()
         assert "error  the engine is gone\n" in rest
@@ -217,7 +217,7 @@ async def test_runs_share_a_database_of_mlflow(shell: Shell, client: Client, tmp
     shell.patience = 300.0
     for name, steps in (("grpo-1", 60), ("grpo-2", 3)):
         await trained(client, name, steps)
-        await client.report(name, [Point(step=2, time_ns=T0, values={"pass@1": 0.5})])
+        await client.add_points(name, [Point(step=2, time_ns=T0, values={"pass@1": 0.5})])
     await client.finish_run("grpo-2", RunEnd(status="stopped"))
     for name, steps in (("grpo-1", 60), ("grpo-2", 3)):
         done = await shell.run("runs", "export", name, "--to", "mlflow", "-o", "ml")

@@ -48,7 +48,7 @@ async def test_lists_turn_their_pages(client: Client, monkeypatch: pytest.Monkey
     assert [r.id async for r in client.rollouts()] == ["r3", "r2", "r1"]
     assert [s.sequence async for s in client.spans("r2")] == [1, 2, 3, 4]
     assert [s.sequence async for s in client.spans("r2", "a1", filter="-rollout:r1", limit=3)] == [1, 2, 3]
-    assert [s.rollout async for s in client.recent(limit=5)] == ["r3"] * 4 + ["r2"]
+    assert [s.rollout async for s in client.recent_spans(limit=5)] == ["r3"] * 4 + ["r2"]
     assert [r.id async for r in client.rollouts("rollout:r1,r3", limit=1)] == ["r3"]
     assert [r async for r in client.rollouts(limit=0)] == []
 
@@ -56,7 +56,7 @@ async def test_lists_turn_their_pages(client: Client, monkeypatch: pytest.Monkey
 async def test_empty_pages_are_not_the_end(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "SLICE", 2)
     monkeypatch.setattr("penstock.gateway.api.reading.SCAN", 2)
-    assert [(s.rollout, s.sequence) async for s in client.recent("rollout:r1 -status:error")] == [
+    assert [(s.rollout, s.sequence) async for s in client.recent_spans("rollout:r1 -status:error")] == [
         ("r1", n) for n in (4, 3, 2, 1)
     ]
 
@@ -73,7 +73,7 @@ async def test_single_things(served: Serving, client: Client) -> None:
     assert await client.response_body("r1", "a1", 2) == exchange.response_body
     assert (await client.stats(5)).counted_spans == 5
     assert (await client.change_page(since=13, limit=1)).next == 14
-    token = await client.token("r7", expires_s=5)
+    token = await client.make_token("r7", expires_s=5)
     assert token.expires_ns is not None
     assert served.auth.rollout_of(token.token, now=token.expires_ns / 1e9 - 1) == "r7"
 
@@ -105,9 +105,9 @@ async def test_refusals_come_in_the_words_of_the_gateway(client: Client) -> None
         await client.rollout("none")
     assert raised.value.status == 404
     with pytest.raises(ClientError, match="did you mean 'status'"):
-        await anext(aiter(client.recent("statsu:ok")))
+        await anext(aiter(client.recent_spans("statsu:ok")))
     with pytest.raises(ClientError, match="rollout: 'a b' is not an id"):
-        await client.token("a b")
+        await client.make_token("a b")
     with pytest.raises(ClientError, match=r"rollout: '.*' is not an id"):
         await client.rollout("../api/tokens?x=")
 

@@ -209,9 +209,9 @@ async def test_a_hard_violation_on_the_candidate_ends_it_at_once(traffic: Traffi
     arms = {name: await traffic.rollout(name, lambda arm: None) for name in names("r", 20)}
     good = next(name for name, arm in arms.items() if arm == "stable")
     bad = next(name for name, arm in arms.items() if arm == "candidate")
-    await client.events(good, "a1", [Event(name="violation", attributes={"hard": True})])
+    await client.add_events(good, "a1", [Event(name="violation", attributes={"hard": True})])
     assert (await client.release(release.id)).release.live
-    await client.events(bad, "a1", [Event(name="violation", attributes={"hard": True})])
+    await client.add_events(bad, "a1", [Event(name="violation", attributes={"hard": True})])
     view = await client.release(release.id)
     assert view.release.stage == "rolled_back"
     assert "violations" in view.release.reason

@@ -82,7 +82,7 @@ class RunMachine(RuleBasedStateMachine):
 
     def send(self, asked: PointsRequest) -> None:
         self.clock += 1
-        done(self.store, lambda transaction: RunOperations(transaction).report("r", asked, self.clock))
+        done(self.store, lambda transaction: RunOperations(transaction).add_points("r", asked, self.clock))
 
     def learn(self, points: list[Point]) -> None:
         for point in points:
@@ -161,20 +161,21 @@ def points(*steps: int) -> PointsRequest:
 
 
 def test_a_resend_of_a_resume_cuts_nothing_that_came_after_it(store: Store) -> None:
-    done(store, lambda transaction: RunOperations(transaction).report("r", points(*range(10)), 2))
+    done(store, lambda transaction: RunOperations(transaction).add_points("r", points(*range(10)), 2))
     resume = PointsRequest(points=points(5).points, since_step=5, resumed=1)
-    done(store, lambda transaction: RunOperations(transaction).report("r", resume, 3))
-    done(store, lambda transaction: RunOperations(transaction).report("r", points(6, 7), 4))
-    done(store, lambda transaction: RunOperations(transaction).report("r", resume, 5))
+    done(store, lambda transaction: RunOperations(transaction).add_points("r", resume, 3))
+    done(store, lambda transaction: RunOperations(transaction).add_points("r", points(6, 7), 4))
+    done(store, lambda transaction: RunOperations(transaction).add_points("r", resume, 5))
     assert [row.step for row in RunReader(store).run_points("r", 0, 99)] == list(range(8))
     with pytest.raises(Refused, match="resume 1 of run 'r' went on from step 5, not 6"):
         done(
-            store, lambda transaction: RunOperations(transaction).report("r", PointsRequest(since_step=6, resumed=1), 6)
+            store,
+            lambda transaction: RunOperations(transaction).add_points("r", PointsRequest(since_step=6, resumed=1), 6),
         )
 
 
 def test_a_run_that_has_ended_takes_points_only_when_it_resumes(store: Store) -> None:
-    done(store, lambda transaction: RunOperations(transaction).report("r", points(0, 1), 2))
+    done(store, lambda transaction: RunOperations(transaction).add_points("r", points(0, 1), 2))
     ended = done(
         store,
         lambda transaction: RunOperations(transaction).finish("r", RunEnd(status="failed", message="out of memory"), 3),
@@ -184,9 +185,9 @@ def test_a_run_that_has_ended_takes_points_only_when_it_resumes(store: Store) ->
     with pytest.raises(Refused, match="has failed already"):
         done(store, lambda transaction: RunOperations(transaction).finish("r", RunEnd(status="succeeded"), 4))
     with pytest.raises(Refused, match="has failed; since_step resumes it"):
-        done(store, lambda transaction: RunOperations(transaction).report("r", points(2), 4))
+        done(store, lambda transaction: RunOperations(transaction).add_points("r", points(2), 4))
     assert [row.step for row in RunReader(store).run_points("r", 0, 99)] == [0, 1]
-    back = done(store, lambda transaction: RunOperations(transaction).report("r", PointsRequest(since_step=1), 5))
+    back = done(store, lambda transaction: RunOperations(transaction).add_points("r", PointsRequest(since_step=1), 5))
     assert (back.status, back.ended_ns, back.step, back.resumed) == ("running", None, 0, 1)
     with pytest.raises(Refused, match="resumed 1 times, not 0"):
         done(store, lambda transaction: RunOperations(transaction).finish("r", RunEnd(status="failed", resumed=0), 6))
@@ -194,17 +195,17 @@ def test_a_run_that_has_ended_takes_points_only_when_it_resumes(store: Store) ->
 
 def test_one_metric_too_many_changes_nothing(store: Store) -> None:
     first = PointsRequest(points=[Point(step=0, values={f"m{n}": n for n in range(512)})])
-    done(store, lambda transaction: RunOperations(transaction).report("r", first, 2))
+    done(store, lambda transaction: RunOperations(transaction).add_points("r", first, 2))
     more = PointsRequest(points=[Point(step=1, values={"extra": 1})], since_step=0)
     with pytest.raises(Refused, match="'extra' is one metric too many; a run has at most 512"):
-        done(store, lambda transaction: RunOperations(transaction).report("r", more, 3))
+        done(store, lambda transaction: RunOperations(transaction).add_points("r", more, 3))
     assert [row.step for row in RunReader(store).run_points("r", 0, 9)] == [0]
 
 
 def test_events_are_kept_once_and_read_newest_first(store: Store) -> None:
     events = [RunEvent(time_ns=n % 7, step=n, text=f"event {n}") for n in range(20)]
-    assert done(store, lambda transaction: RunOperations(transaction).tell("r", events, 9)) == 20
-    assert done(store, lambda transaction: RunOperations(transaction).tell("r", events, 9)) == 0
+    assert done(store, lambda transaction: RunOperations(transaction).add_events("r", events, 9)) == 20
+    assert done(store, lambda transaction: RunOperations(transaction).add_events("r", events, 9)) == 0
     found = RunReader(store).run_events("r", None, 99)
     assert sorted((event.text for _, event in found)) == sorted(event.text for event in events)
     times = [event.time_ns or 0 for _, event in found]
@@ -233,8 +234,8 @@ DAMAGE = [
 def test_check_finds_what_is_wrong(
     store: Store, tmp_path: Path, database: str, key: bytes, value: bytes | str | None, said: str
 ) -> None:
-    done(store, lambda transaction: RunOperations(transaction).report("r", points(0, 1, 2), 2))
-    done(store, lambda transaction: RunOperations(transaction).tell("r", [RunEvent(text="hello")], 3))
+    done(store, lambda transaction: RunOperations(transaction).add_points("r", points(0, 1, 2), 2))
+    done(store, lambda transaction: RunOperations(transaction).add_events("r", [RunEvent(text="hello")], 3))
     assert list(problems(store)) == []
     store.close()
     with lmdb.open(str(tmp_path / "tape"), max_dbs=len(DATABASES)) as env:

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from penstock.gateway.model.rollout import Judgement
-from penstock.sidecar.transcript import Transcript
+from penstock.gateway.model.transcript import Transcript
 
 
 def double(task: Any) -> dict[str, Any]:

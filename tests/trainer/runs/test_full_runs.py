@@ -120,7 +120,7 @@ class Stage:
         """Versions of each step's calls, and the upstreams that answered them."""
         found: defaultdict[int, set[tuple[str, str | None]]] = defaultdict(set)
         async with self.client as client:
-            async for span in client.recent("kind:llm status:ok"):
+            async for span in client.recent_spans("kind:llm status:ok"):
                 step = ((await client.rollout(span.rollout)).metadata or {})["penstock.step"]
                 assert span.versions is not None
                 found[int(str(step))].add((span.versions["policy"], span.upstream))
@@ -203,5 +203,5 @@ async def test_with_the_next_step_ahead_two_versions_are_enough(tmp_path: Path, 
             allowed = {max(0, step - 2), step - 1}
             assert found <= {(f"run.{version}", UPSTREAMS[version % 2]) for version in allowed}
         async with stage.client as client:
-            needs = await client.needs("policy")
+            needs = await client.needed_versions("policy")
         assert [need for need in needs if need.rollouts] == list[Need]()

@@ -279,7 +279,7 @@ async def test_it_learns_from_production_and_shows_it_one_release_after_the_othe
 async def _violate(story: Story, release: Release) -> None:
     """A rollout on the candidate that does what must never happen."""
     name = await _on(story, release, "candidate")
-    await story.shop.client.events(name, "a1", [Event(name="violation", attributes={"hard": True})])
+    await story.shop.client.add_events(name, "a1", [Event(name="violation", attributes={"hard": True})])
     await story.shop.reward(name, 1.0)
 
 

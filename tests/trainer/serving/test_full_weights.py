@@ -128,7 +128,7 @@ async def check_turns(client: Client) -> None:
     turns = {f"run.{step}": ("vllm", "vllm-2")[step % 2] for step in range(STEPS + 1)}
     assert versions == {"base": "vllm"} | turns
     seen: defaultdict[tuple[str, int], set[tuple[str, str | None]]] = defaultdict(set)
-    async for span in client.recent("kind:llm"):
+    async for span in client.recent_spans("kind:llm"):
         rollout = await client.rollout(span.rollout)
         assert span.versions is not None
         step = int(str((rollout.metadata or {})["penstock.step"]))

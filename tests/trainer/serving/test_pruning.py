@@ -79,7 +79,7 @@ async def test_what_is_needed_stays_and_what_is_not_goes(
     await train_on("run.11")
     assert traffic.failures == []
 
-    needs = {need.version: need for need in await client.needs("policy")}
+    needs = {need.version: need for need in await client.needed_versions("policy")}
     assert needs == {
         "base": Need(version="base", audiences=[Audience()]),
         "run.0": Need(version="run.0", audiences=[ONLINE], releases=[tried.id]),
@@ -88,7 +88,7 @@ async def test_what_is_needed_stays_and_what_is_not_goes(
         "run.11": Need(version="run.11", audiences=[TRAINING]),
     }
     with pytest.raises(ClientError, match="there is no resource 'poilcy'"):
-        await client.needs("poilcy")
+        await client.needed_versions("poilcy")
 
     gone = await prune(client, adapters, "run", 2)
     assert gone == [f"run.{step}" for step in range(4, 10)]

@@ -55,8 +55,8 @@ class Asking(Patient):
         super().__init__(url)
         self.looked = asyncio.Event()
 
-    async def needs(self, name: str) -> list[Need]:
-        found = await super().needs(name)
+    async def needed_versions(self, name: str) -> list[Need]:
+        found = await super().needed_versions(name)
         self.looked.set()
         return found
 

@@ -203,7 +203,7 @@ class Bare:
 
     async def claims(self, release: str, limit: int = 2) -> ClaimAnswer:
         """Runs of a rehearsal."""
-        return await self.stage.client.rehearse(release, ClaimRequest(worker=self.name, limit=limit, wait_s=20))
+        return await self.stage.client.claim_rehearsals(release, ClaimRequest(worker=self.name, limit=limit, wait_s=20))
 
     async def rehearse(self, release: str) -> dict[str, Any]:
         """All runs of a rehearsal, until the release has seen enough; its evidence."""

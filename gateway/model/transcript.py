@@ -1,18 +1,16 @@
-"""What a reward is decided on: the task, what became of it, and every call of the attempt, read."""
+"""What a reward is decided on: the task, its outcome, and every call of the attempt in readable form.
+
+Reward functions get it, and `Client.transcript` makes it.
+"""
 
 from __future__ import annotations
 
-import asyncio
-
 from pydantic import Field
 
-from penstock.gateway.client.client import Client
 from penstock.gateway.model.base import Noun
 from penstock.gateway.model.rollout import Attempt, Outcome, Rollout
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Message, Turn
-
-PARALLEL = 8
 
 
 class Call(Noun):
@@ -30,7 +28,7 @@ class Transcript(Noun):
     rollout: Rollout
     """The task."""
     attempt: Attempt
-    """The attempt, as it was claimed."""
+    """The attempt, as the tape has it."""
     outcome: Outcome
     """How the agent ended."""
     calls: list[Call] = Field(default_factory=list[Call])
@@ -49,17 +47,3 @@ class Transcript(Noun):
         """What the model said last."""
         parts = self.messages[-1].parts if self.messages else []
         return "".join(part.text or "" for part in parts if part.type == "text")
-
-
-async def read(client: Client, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> Transcript:
-    """The transcript of an attempt whose agent has ended."""
-    spans = [span async for span in client.spans(rollout.id, attempt.id) if span.kind == "llm"]
-    calls: list[Call] = []
-    for at in range(0, len(spans), PARALLEL):
-        calls += await asyncio.gather(*(_call(client, span) for span in spans[at : at + PARALLEL]))
-    return Transcript(rollout=rollout, attempt=attempt, outcome=outcome, calls=calls)
-
-
-async def _call(client: Client, span: Span) -> Call:
-    detail = await client.span(span.rollout, span.attempt, span.sequence)
-    return Call(span=detail.span, turn=detail.turn)

@@ -1,0 +1,155 @@
+"""The typed client for code that is not asynchronous: the same methods, and each waits for its answer.
+
+    with SyncClient("http://127.0.0.1:4747", key) as client:
+        for span in client.spans("my-rollout", filter="status:failed"): ...
+        transcript = client.transcript("my-rollout")
+
+There is one client, the asynchronous one. Here it lives on the event loop of a thread, and every method below is made
+of its own, with its parameters and its answer: type checkers and editors see both. It may be used by several threads,
+and where an event loop runs already, as in a notebook.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
+from contextlib import suppress
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast, overload
+
+from penstock.gateway.client.client import Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@overload
+def _waited(
+    method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncClient, P], T]: ...
+@overload
+def _waited(
+    method: Callable[Concatenate[Client, P], AsyncIterator[T]],
+) -> Callable[Concatenate[SyncClient, P], Generator[T]]: ...
+def _waited(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of `Client` that waits for its answer, or for each piece of it where it iterates."""
+
+    @functools.wraps(method)
+    def answer(self: SyncClient, *args: Any, **named: Any) -> Any:
+        return self.wait(method(self.client, *args, **named))
+
+    @functools.wraps(method)
+    def iterate(self: SyncClient, *args: Any, **named: Any) -> Generator[Any]:
+        return self.each(method(self.client, *args, **named))
+
+    return iterate if inspect.isasyncgenfunction(method) else answer
+
+
+class SyncClient:
+    """A connection to a gateway's control API. Use it as a context manager."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.client = Client(url, key)
+        """The client that asks. Only the thread of this one may use it: see `wait`."""
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Event | None = None
+
+    def __enter__(self) -> Self:
+        ready = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._live(ready),), name="penstock", daemon=True)
+        self._thread.start()
+        ready.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None and self._loop is not None and self._end is not None:
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join()
+
+    async def _live(self, ready: threading.Event) -> None:
+        async with self.client:
+            self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+            ready.set()
+            await self._end.wait()
+            self._loop = None
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine comes to that uses `client`."""
+        if self._loop is None:
+            coroutine.close()
+            raise RuntimeError("use `with SyncClient(...)`")
+        answer = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return answer.result()
+        finally:
+            answer.cancel()  # where the wait was interrupted, nobody wants the answer any more
+
+    def each(self, pieces: AsyncGenerator[T]) -> Generator[T]:
+        """What an iterator gives that uses `client`, one after the other."""
+        end = object()
+        try:
+            while (piece := self.wait(anext(pieces, end))) is not end:
+                yield cast("T", piece)
+        finally:
+            with suppress(RuntimeError):  # it still runs where the wait was interrupted; it ends by being cancelled
+                self.wait(pieces.aclose())
+
+    # Reading
+    rollouts = _waited(Client.rollouts)
+    spans = _waited(Client.spans)
+    recent_spans = _waited(Client.recent_spans)
+    rollout = _waited(Client.rollout)
+    diagnosis = _waited(Client.diagnosis)
+    attempts = _waited(Client.attempts)
+    span = _waited(Client.span)
+    transcript = _waited(Client.transcript)
+    request_body = _waited(Client.request_body)
+    response_body = _waited(Client.response_body)
+    exchanges = _waited(Client.exchanges)
+    stats = _waited(Client.stats)
+    make_token = _waited(Client.make_token)
+    changes = _waited(Client.changes)
+    change_page = _waited(Client.change_page)
+
+    # Work
+    enqueue = _waited(Client.enqueue)
+    claim = _waited(Client.claim)
+    heartbeat = _waited(Client.heartbeat)
+    finish = _waited(Client.finish)
+    cancel = _waited(Client.cancel)
+    requeue = _waited(Client.requeue)
+    reward = _waited(Client.reward)
+    feedback = _waited(Client.feedback)
+    add_events = _waited(Client.add_events)
+    queue = _waited(Client.queue)
+    set_queue = _waited(Client.set_queue)
+    workers = _waited(Client.workers)
+
+    # Releases
+    resources = _waited(Client.resources)
+    resource = _waited(Client.resource)
+    needed_versions = _waited(Client.needed_versions)
+    add_version = _waited(Client.add_version)
+    start_release = _waited(Client.start_release)
+    releases = _waited(Client.releases)
+    release = _waited(Client.release)
+    decide = _waited(Client.decide)
+    claim_rehearsals = _waited(Client.claim_rehearsals)
+    audit = _waited(Client.audit)
+    assignments = _waited(Client.assignments)
+    pins = _waited(Client.pins)
+
+    # Training runs
+    start_run = _waited(Client.start_run)
+    add_points = _waited(Client.add_points)
+    add_run_events = _waited(Client.add_run_events)
+    change_run = _waited(Client.change_run)
+    finish_run = _waited(Client.finish_run)
+    runs = _waited(Client.runs)
+    run = _waited(Client.run)
+    curves = _waited(Client.curves)
+    points = _waited(Client.points)
+    run_events = _waited(Client.run_events)

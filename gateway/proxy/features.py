@@ -1,0 +1,81 @@
+"""The features of calls, in the order in which they change a request: translated first, so that the others see what
+the engine gets."""
+
+from __future__ import annotations
+
+from penstock.gateway.calls.capture.framing import Framing, cleaned
+from penstock.gateway.calls.capture.request import Asked, ask, identity
+from penstock.gateway.calls.record import Record
+from penstock.gateway.config import Route
+from penstock.gateway.http.upstream_connection import UpstreamConnection
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.proxy.exact.course import ExactRoutes
+from penstock.gateway.proxy.exact.session_store import Exact
+from penstock.gateway.proxy.parts import Feature, Part, Send
+from penstock.gateway.proxy.translation.translator import TranslatedRoutes, Translator
+from penstock.gateway.releases.shadow.stage import Shadow
+
+
+def features(
+    translator: Translator | None, own: Secrets, exact: Exact, shadow: Shadow, metrics: Metrics
+) -> tuple[Feature, ...]:
+    """All there are. `translator`: None when nothing is translated, or nothing can be; `own`: the gateway's keys."""
+    return TranslatedRoutes(translator, own), TrainedModels(metrics), ExactRoutes(exact), Mirroring(shadow)
+
+
+class TrainedModels:
+    """The engine is asked for token ids and log-probabilities, which the client does not get."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def plan(self, send: Send, route: Route | None) -> None:
+        """Adds the fields that are missing."""
+        asked = ask(send.call.dialect, send.body) if route is not None and route.train else None
+        if asked is not None:
+            send.body, send.captured, send.headers = asked.body, asked.added, identity(send.headers)
+            send.parts.append(Captured(asked, self._metrics))
+
+
+class Captured(Part):
+    """A call whose answer has more than its client asked for."""
+
+    __slots__ = ("_asked", "_metrics")
+
+    def __init__(self, asked: Asked, metrics: Metrics) -> None:
+        self._asked, self._metrics = asked, metrics
+
+    def framing(self, connection: UpstreamConnection, http10: bool) -> Framing | None:
+        """Takes out what the client did not ask for."""
+        return cleaned(self._asked, connection, connection.chunked and not http10)
+
+    def completed(self, record: Record, token_ids: bool) -> None:
+        """Counts whether the engine gave what was asked for."""
+        self._metrics.captured_calls[("yes" if token_ids else "no",)] += 1
+
+
+class Mirroring:
+    """Calls that use a resource may be sent to a candidate too."""
+
+    def __init__(self, shadow: Shadow) -> None:
+        self._shadow = shadow
+
+    def plan(self, send: Send, route: Route | None) -> None:
+        """Nothing changes for the call itself."""
+        if send.given is not None:
+            send.parts.append(Mirrored(self._shadow, send))
+
+
+class Mirrored(Part):
+    """A call that may be mirrored when it is over."""
+
+    __slots__ = ("_send", "_shadow")
+
+    def __init__(self, shadow: Shadow, send: Send) -> None:
+        self._shadow, self._send = shadow, send
+
+    def handed_over(self, record: Record) -> None:
+        """Offers it, where a release mirrors now."""
+        if self._shadow.mirrors and self._send.given is not None:
+            self._shadow.offer(record, *self._send.given)

@@ -1,0 +1,90 @@
+"""Where does a call go, and what must change? Decided here, without writing to a socket.
+
+    Send    to these upstreams, as this request
+    Wait    the first call of its rollout that uses a resource: until the tape has what the rollout is given
+
+`plan` is for a call that has just come, `plan_given` for one whose versions must be decided (again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.model_name import replace_model
+from penstock.gateway.config import Route
+from penstock.gateway.http.errors import GatewayFault
+from penstock.gateway.http.headers import PROMPT
+from penstock.gateway.http.request import Headers, Request
+from penstock.gateway.model.release import Pin
+from penstock.gateway.proxy.parts import Send
+from penstock.gateway.proxy.shared import Shared
+from penstock.gateway.releases.catalog import Uses
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Until its rollout is pinned; then `plan_given`."""
+
+    pinned: asyncio.Future[list[Pin]]
+    found: Uses
+
+
+def plan(shared: Shared, call: Admitted, request: Request) -> Send | Wait:
+    """Of a call that has just come; raises `Refusal`."""
+    if shared.recorder.failing is not None:
+        shared.check_gap(call)
+    if not shared.pins.catalog.empty:
+        found = shared.pins.look(call, prompt_named(call, request.headers))
+        if found is not None:
+            return plan_given(shared, call, request, found)
+    return plan_route(shared, call, request)
+
+
+def plan_route(shared: Shared, call: Admitted, request: Request) -> Send:
+    """Of a call that uses no released resource."""
+    pools, alias, route = shared.route(call, request)
+    body = call.body if alias is None else replace_model(call.body, alias)
+    return _with_features(shared, Send(pools, call, body, request.headers), route)
+
+
+def plan_given(
+    shared: Shared, call: Admitted, request: Request, found: Uses, error: BaseException | None = None
+) -> Send | Wait:
+    """Of a call that uses resources. `error`: why the tape did not take what its rollout is given."""
+    if error is None:
+        pins = shared.pins.pinned(call, found)
+        if pins is None:
+            return Wait(shared.pins.pin(call, found, shared.epoch_ns + int(monotonic() * 1e9)), found)
+    elif shared.refuses_gaps(call.address.mode):
+        raise GatewayFault(503, "tape", f"this rollout cannot be given its versions: {error}")
+    else:
+        pins = shared.pins.unpinned(call, found, error)
+    return _switched(shared, call, request, found, pins)
+
+
+def _switched(shared: Shared, call: Admitted, request: Request, found: Uses, pins: Mapping[str, Pin]) -> Send:
+    made = shared.pins.switched(call, found, pins)
+    if made.upstream is None:
+        pools, alias, route = shared.route(call, request)
+        body = made.body if alias is None else replace_model(made.body, alias)
+    else:
+        pools, route, body = [shared.pool(made.upstream, found.model)], shared.routed(found.model), made.body
+    send = Send(pools, call, body, request.headers, made.versions, made.arm, made.texts, (found, pins))
+    return _with_features(shared, send, route)
+
+
+def _with_features(shared: Shared, send: Send, route: Route | None) -> Send:
+    if route is not None or send.given is not None:
+        for feature in shared.features:
+            feature.plan(send, route)
+    return send
+
+
+def prompt_named(call: Admitted, headers: Headers) -> str | None:
+    """The prompt that its path or its header names."""
+    named = call.address.prompt
+    return named or next((value.decode("latin-1") for low, _, value in headers if low == PROMPT), None)

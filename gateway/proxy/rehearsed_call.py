@@ -1,0 +1,69 @@
+"""The calls of an agent in rehearsal: its tools are played before it gets an answer (`gateway.releases.rehearsal`).
+
+Nothing of them goes upstream as it is. The end of the answer waits until it is on disk: an agent may not go on from
+what would be unknown after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.http.client_connection import ClientConnection
+from penstock.gateway.http.request import Request
+from penstock.gateway.model.release_calls import rehearsed
+from penstock.gateway.proxy.call import Call
+from penstock.gateway.proxy.plan import plan_route, prompt_named
+from penstock.gateway.proxy.shared import Shared
+from penstock.gateway.releases.rehearsal.tool_player import Played
+
+
+def make_call(shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> Call:
+    """The call that a request is."""
+    kind = RehearsedCall if shared.pins.catalog.rehearses and rehearsed(admitted.address.rollout) else Call
+    return kind(shared, client, request, admitted)
+
+
+class RehearsedCall(Call):
+    """A call of a rehearsal's run."""
+
+    __slots__ = ()
+
+    def _start(self) -> None:
+        shared, call = self._shared, self._admitted
+        if shared.recorder.failing is not None:
+            shared.check_gap(call)
+        self.record.attributes = shared.rehearsals.attributes(call.address.rollout)
+        if shared.rehearsals.plays(call):
+            self._announce_first(self._play)
+        else:
+            self._carry_out(plan_route(shared, call, self.request))
+
+    def _play(self) -> None:
+        named = prompt_named(self._admitted, self.request.headers)
+        playing = asyncio.ensure_future(self._shared.rehearsals.answer(self._admitted, self.request, named))
+        self._durable = True
+        self._wait(partial(_cancel, playing))
+        playing.add_done_callback(self._on_played)
+
+    def _on_played(self, done: asyncio.Future[Played]) -> None:
+        if self._resumes():
+            self.record.attributes = self._shared.rehearsals.attributes(self._admitted.address.rollout)
+            self._do("rehearsed", lambda: self._answer(done.result()))
+
+    def _answer(self, played: Played) -> None:
+        record, reply = self.record, played.reply
+        if played.status >= 400:
+            played = played.without(self.own)
+            reply = played.reply
+        record.stream, record.response_headers = reply.stream, played.headers
+        record.encoding = reply.header(b"content-encoding").encode("latin-1") or None
+        record.answered(played.status, reply.body)
+        self._end("ok" if played.status < 400 else "error", None if played.status < 400 else f"http_{played.status}")
+        self.started = True
+        self._write_last(played.head(self.request.keep_alive) + reply.body)
+
+
+def _cancel(playing: asyncio.Future[Played]) -> None:
+    playing.cancel()

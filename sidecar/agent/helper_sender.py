@@ -1,0 +1,166 @@
+"""What an agent says of itself (`sidecar.agent.helper`), on its way to the gateway. Needs the standard library alone.
+
+What is said waits in memory, and a thread sends it in its order. The thread lives while anything waits. It is no
+daemon, so Python waits for it at its end, and so do the children of `multiprocessing`, which run no `atexit`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from itertools import takewhile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+Home = tuple[str, str]
+"""The agent's own address, and its token."""
+REWARDS, EVENTS, SPANS = "/rewards", "/events", "/v1/traces"
+"""Where things go, below the address."""
+
+TIMEOUT_S: Final = 10.0
+PATIENCE_S: Final = 30.0
+"""How long a gateway that does not answer is asked again; then what waits is lost, so that agents come to their end."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+MOST_WAITING: Final = 10_000
+"""Statements in memory while the gateway is away; what comes then is lost."""
+MOST_AT_ONCE: Final = 100
+
+_said: set[str] = set()
+
+
+def say_once(kind: str, text: str) -> None:
+    """Complain; of each kind of trouble a process hears once."""
+    if kind not in _said:
+        _said.add(kind)
+        with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or not be there
+            sys.stderr.write(f"penstock: {text}\n")
+            sys.stderr.flush()
+
+
+class _Refused(Exception):
+    """The gateway has answered, and does not want it."""
+
+
+class Sender:
+    """What waits to be sent, in its order, and the thread that sends it, which lives while anything waits."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew. In the child of a fork what waited is the parent's, and the thread is not there."""
+        # Who is interrupted by a signal while it holds the lock may speak in the signal's handler too.
+        self._lock = threading.RLock()
+        self._waiting: list[tuple[Home, str, dict[str, object]]] = []
+        self._thread: threading.Thread | None = None
+
+    def put(self, home: Home, path: str, said: dict[str, object]) -> None:
+        """Send it soon."""
+        with self._lock:
+            if len(self._waiting) >= MOST_WAITING:
+                say_once("full", f"more than {MOST_WAITING:,} statements wait for the gateway: what follows is lost")
+                return
+            self._waiting.append((home, path, said))
+            if self._thread is not None or self._start():
+                return
+        self._run()
+
+    def _start(self) -> bool:
+        """False when Python is at its end, or has no thread to give."""
+        thread = threading.Thread(target=self._run, name="penstock", daemon=False)
+        try:
+            if threading.main_thread().is_alive():
+                thread.start()
+                self._thread = thread
+        except RuntimeError:
+            pass
+        return self._thread is thread
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Until nothing waits; False when it takes longer."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _run(self) -> None:
+        while (batch := self._next()) is not None:
+            self._send(*batch)
+
+    def _next(self) -> tuple[Home, str, list[dict[str, object]]] | None:
+        """What goes into one request; None when there is nothing left."""
+        with self._lock:
+            if not self._waiting:
+                self._thread = None
+                return None
+            home, path, _ = self._waiting[0]
+            most = self._waiting[: 1 if path == REWARDS else MOST_AT_ONCE]
+            batch = [said for _, _, said in takewhile(lambda one: one[:2] == (home, path), most)]
+            del self._waiting[: len(batch)]
+            return home, path, batch
+
+    def _send(self, home: Home, path: str, batch: list[dict[str, object]]) -> None:
+        try:
+            _post(home, path, _body(path, batch))
+        except _Refused as e:
+            if len(batch) == 1:
+                say_once("refused", f"the gateway refused what the agent said of itself: {e}")
+            for said in batch if len(batch) > 1 else ():
+                self._send(home, path, [said])
+        except OSError as e:
+            with self._lock:
+                lost = len(batch) + len(self._waiting)
+                self._waiting.clear()
+            say_once("away", f"the gateway did not answer for {PATIENCE_S:g} s ({e}): {lost} statements are lost")
+        except Exception as e:
+            say_once("failed", f"what the agent said of itself cannot be sent: {type(e).__name__}: {e}")
+
+
+def _body(path: str, batch: list[dict[str, object]]) -> object:
+    if path == REWARDS:
+        return batch[0]
+    if path == EVENTS:
+        return {"events": batch}
+    return {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "penstock"}, "spans": batch}]}]}
+
+
+def _post(home: Home, path: str, body: object) -> None:
+    """Returns when it is on the tape. Raises `_Refused`, or OSError when nobody has answered for so long."""
+    import json
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    headers = {"Authorization": f"Bearer {home[1]}", "Content-Type": "application/json"}
+    request = Request(home[0] + path, json.dumps(body).encode(), headers)
+    end, pause = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
+    while True:
+        try:
+            with urlopen(request, timeout=TIMEOUT_S) as response:
+                answer = response.read()
+            break
+        except HTTPError as e:
+            with e:
+                text = e.read().decode(errors="replace")[:500]
+            if e.code < 500 and e.code != 429:
+                raise _Refused(f"{e.code}: {text}") from None
+            problem = f"{e.code}: {text}"
+        except (OSError, HTTPException) as e:
+            problem = str(e) or type(e).__name__
+        if time.monotonic() + pause > end:
+            raise OSError(problem)
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+    if path == SPANS and (partial := json.loads(answer).get("partialSuccess")):
+        say_once("refused", f"the gateway refused spans of the agent: {partial.get('errorMessage')}")
+
+
+SENDER = Sender()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=SENDER.forget)
