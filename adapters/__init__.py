@@ -1,1 +1,5 @@
-"""From the tape to training data: turns, samples, conversations, preferences. Pure but for `source` and `commands`."""
+"""Makes training data of the tape: turns, samples, conversations, preferences. Pure but for `source` and `commands`.
+
+Of the gateway the pure modules may import `model`, `dialects`, `display` and `diagnosis`, the other two `client` too;
+none imports the trainer or a framework. Begin with `samples`.
+"""

@@ -4,10 +4,9 @@
     made[0].messages    # [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4", "weight": 1}]
 
 Agents send the whole conversation with every call, so the last call of a branch holds all of it: a leaf's conversation
-is what was sent with its call, and its answer. Answers that the policy gave in calls on the way carry `"weight": 1`,
-all other messages of the assistant `"weight": 0` (the field of OpenAI's fine-tuning files). Where branches share a
-beginning an answer is marked in one of them only, so that nothing is learned twice. No token ids are needed, whatever
-the dialect.
+is what was sent with its call, and its answer. Answers that the policy gave on the way carry `"weight": 1`, all other
+messages of the assistant `"weight": 0` (the field of OpenAI's fine-tuning files). An answer that branches share is
+marked in one of them only, so that nothing is learned twice. No token ids are needed, whatever the dialect.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ Wire = dict[str, Any]
 
 
 UNJUDGED: Final = frozenset({"no_reward", "untrusted_reward", "nan_reward"})
-"""Reasons that keep nothing out of supervised fine-tuning."""
+"""Reasons that do not matter for supervised fine-tuning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One branch of what was said."""
+    """One branch of a conversation."""
 
     rollout: str
     """The rollout it is of."""
@@ -59,8 +58,9 @@ class Conversation:
 
 
 def conversations(episode: Episode, options: Options | None = None) -> tuple[list[Conversation], Report]:
-    """The conversations of an episode, and what became of every call that is in none. Of the options those count that
-    choose calls and weigh rewards; without any, rollouts that nobody has judged are taken too."""
+    """The conversations of an episode, and a report of every call that is in none. Of the options those count that
+    choose calls and weigh rewards; without any, rollouts that nobody has judged are taken too.
+    """
     chosen = options or Options(allow=UNJUDGED)
     report = Report(rollouts=1, calls=sum(len(one.calls) for one in episode.tries))
     made = [it for one in counted(episode, chosen.attempt, report) for it in _attempt(episode, one, chosen, report)]
@@ -89,7 +89,7 @@ def _answered(call: Call) -> bool:
 
 
 def _choices(call: Call, report: Report) -> list[int]:
-    """The choices that say something."""
+    """The choices with content."""
     found: list[int] = []
     for index, said in call.replies.items():
         if said:
@@ -129,9 +129,9 @@ def _conversation(episode: Episode, judged: Judged, leaf: Node, produced: Sequen
 
 
 def _places(leaf: Node, produced: Iterable[Node]) -> set[int]:
-    """Where the answers of these calls stand among the leaf's messages, its own answer after all of them."""
+    """The places of these calls' answers among the leaf's messages; its own answer comes after all of them."""
     sent = leaf.call.turn.messages if leaf.call.turn else []
-    # Messages that say nothing have no fingerprint, and no part in the comparison.
+    # Messages without content have no fingerprint and are not compared.
     told = [*(at for at, message in enumerate(sent) if fingerprint(message)), len(sent)]
     return {told[len(node.call.story)] for node in produced}
 

@@ -1,7 +1,7 @@
-"""Which attempts and calls are trained on at all, before anybody looks at tokens. What is not is reported.
+"""Chooses the attempts and calls that are trained on, before anybody looks at tokens, and reports all others.
 
-The reasons are those of `penstock doctor`, from the same rules (`gateway.diagnosis.findings`), less those about tokens,
-and what a selection adds: another agent, another attempt, the retries of a client.
+The reasons are those of `penstock doctor`, from the same rules (`gateway.diagnosis.findings`), without those about
+tokens, and those of a selection: another agent, another attempt, the retries of a client.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main_model(episode: Episode) -> str | None:
 
 
 def _about(episode: Episode, one: Try, judged: Judged) -> Iterator[tuple[Reason, str]]:
-    """What blocks a whole attempt."""
+    """Findings that block a whole attempt."""
     for finding in of_attempt(episode.rollout, one.attempt, [call.span for call in one.calls]):
         if finding.blocks and finding.code not in REWARDS:
             yield finding.code, finding.reason
@@ -85,7 +85,7 @@ def _about(episode: Episode, one: Try, judged: Judged) -> Iterator[tuple[Reason,
 
 
 def _of(episode: Episode, one: Try, call: Call, model: str | None, agent: str | None) -> Iterator[tuple[Reason, str]]:
-    """What blocks a call."""
+    """Findings that block a call."""
     for finding in of_head(episode.rollout, one.attempt, call.span, model):
         if finding.blocks:
             yield finding.code, finding.reason
@@ -94,7 +94,7 @@ def _of(episode: Episode, one: Try, call: Call, model: str | None, agent: str | 
 
 
 def _once(calls: Sequence[Call], report: Report) -> list[Call]:
-    """Of a call and its client's retries the newest that is good: the answer that the client has waited for."""
+    """The newest good one of a call and its client's retries: the answer that the client has waited for."""
     newest = {call.span.retry_of or call.span.sequence: call for call in calls}
     kept = {id(call) for call in newest.values()}
     for call in calls:

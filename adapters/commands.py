@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import LOCAL, Failure, RolloutTerms, Url, joined_terms, pairs, with_client
+from penstock.gateway.client.console import FLAT, LOCAL, Failure, RolloutTerms, Url, joined_terms, pairs, with_client
 
 if TYPE_CHECKING:
     from penstock.adapters.export import Form, Format
@@ -21,19 +22,54 @@ if TYPE_CHECKING:
 Output = Annotated[Path | None, Parameter(name=("--output", "-o"))]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOptions:
+    """What samples are made of, and how."""
+
+    model: str | None = None
+    """The model that is trained; the one that most calls of a rollout asked for if not given."""
+    agent: str | None = None
+    """Calls of this agent only."""
+    attempt: Literal["final", "succeeded", "last", "all"] = "final"
+    """Which attempt counts; `final` is the newest that succeeded, else the newest."""
+    transitions: Annotated[bool, Parameter(negative="")] = False
+    """A sample for each call, instead of one for calls that go on from each other."""
+    mask_forced: Annotated[bool, Parameter(negative="")] = False
+    """Do not train on tokens that a grammar forced."""
+    longest_prompt: int | None = None
+    """Most tokens of a prompt; what is longer is left out and told."""
+    longest_response: int | None = None
+    """Most tokens of a response; a longer sample is split before a call."""
+    weight: Annotated[list[str] | None, Parameter(negative="")] = None
+    """Weight of a reward's dimension, as NAME=NUMBER; may be given several times. `reward` is the value itself."""
+    allow: Annotated[list[str] | None, Parameter(negative="")] = None
+    """A reason that shall not keep a call out, such as no_reward; may be given several times."""
+
+    def options(self) -> Options:
+        """The same as adapters are told it."""
+        from penstock.adapters.options import Options
+
+        return Options(
+            model=self.model,
+            agent=self.agent,
+            attempt=self.attempt,
+            merge=not self.transitions,
+            forced="mask" if self.mask_forced else "keep",
+            longest_prompt=self.longest_prompt,
+            longest_response=self.longest_response,
+            weights=_weights(self.weight),
+            allow=_reasons(self.allow or []),
+        )
+
+
+DEFAULT = SampleOptions()
+
+
 def samples(
     *filter: RolloutTerms,
     form: Literal["samples", "chat", "preferences", "triplets"] = "samples",
     format: Literal["jsonl", "parquet"] = "jsonl",
-    model: str | None = None,
-    agent: str | None = None,
-    attempt: Literal["final", "succeeded", "last", "all"] = "final",
-    transitions: Annotated[bool, Parameter(negative="")] = False,
-    mask_forced: Annotated[bool, Parameter(negative="")] = False,
-    longest_prompt: int | None = None,
-    longest_response: int | None = None,
-    weight: Annotated[list[str] | None, Parameter(negative="")] = None,
-    allow: Annotated[list[str] | None, Parameter(negative="")] = None,
+    sampling: Annotated[SampleOptions, FLAT] = DEFAULT,
     margin: float = 0.0,
     output: Output = None,
     gateway: Url = LOCAL,
@@ -47,24 +83,6 @@ def samples(
         Those of tokens, `samples` and `triplets`, need the extra `samples`.
     format
         JSON lines or Parquet, which needs the extra `parquet`.
-    model
-        The model that is trained; the one that most calls of a rollout asked for if not given.
-    agent
-        Calls of this agent only.
-    attempt
-        Which attempt counts; `final` is the newest that succeeded, else the newest.
-    transitions
-        A sample for each call, instead of one for calls that go on from each other.
-    mask_forced
-        Do not train on tokens that a grammar forced.
-    longest_prompt
-        Most tokens of a prompt; what is longer is left out and told.
-    longest_response
-        Most tokens of a response; a longer sample is split before a call.
-    weight
-        Weight of a reward's dimension, as NAME=NUMBER; may be given several times. `reward` is the value itself.
-    allow
-        A reason that shall not keep a call out, such as no_reward; may be given several times.
     margin
         By how much the rewards of a pair must differ at least.
     output
@@ -76,19 +94,7 @@ def samples(
     if format == "parquet" and output is None:
         raise Failure("Parquet goes to a file: say which, as --output FILE", 2)
     _check_extras(form, format)
-    from penstock.adapters.options import Options
-
-    options = Options(
-        model=model,
-        agent=agent,
-        attempt=attempt,
-        merge=not transitions,
-        forced="mask" if mask_forced else "keep",
-        longest_prompt=longest_prompt,
-        longest_response=longest_response,
-        weights=_weights(weight),
-        allow=_reasons(allow or []),
-    )
+    options = sampling.options()
     try:
         with_client(gateway, lambda client: _write(client, terms, form, format, options, margin, output))
     except OSError as e:

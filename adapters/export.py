@@ -1,8 +1,8 @@
 """Rows of training data as JSON lines or Parquet. Arrays stay arrays: lists of numbers in either format.
 
-`COLUMNS` is what each form holds, in order; `docs/adapters.md` lists it. What is an object or a list of objects is a
-JSON value in JSON lines and JSON text in Parquet. A log-probability that the engine did not give is null in JSON lines
-and nan in Parquet. Rows are written as they come, Parquet by row groups.
+`COLUMNS` is what each form holds, in order; `docs/adapters.md` lists it. An object or a list of objects is a JSON value
+in JSON lines and JSON text in Parquet. A log-probability that the engine did not give is null in JSON lines and nan in
+Parquet. Rows are written as they come, Parquet by row groups.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From episodes to rows of training data: what `penstock samples` writes. Pure."""
+"""Makes rows of training data of episodes, for `penstock samples`. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ TOKENS: Final = ("samples", "triplets")
 async def rows(
     episodes: AsyncIterable[Episode], form: Form, options: Options, margin: float, report: Report
 ) -> AsyncGenerator[Row]:
-    """Rows of a form, as episodes come. Preferences come at the end, since a group may be anywhere: until then the
-    conversations are held in memory. What was left out is added to the report. Raises ValueError for a wrong margin."""
+    """Rows of a form, as episodes come. Preferences come at the end, because a group may be anywhere: until then the
+    conversations are held in memory. Everything left out is added to the report. Raises ValueError for a wrong
+    margin.
+    """
     told = replace(options, allow=options.allow | UNJUDGED) if form == "chat" else options
     held: list[Conversation] = []
     async for episode in episodes:

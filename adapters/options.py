@@ -1,4 +1,4 @@
-"""What samples and conversations are made of, and how: the choices of whoever asks for them. Free of numpy."""
+"""The caller's choices: what samples and conversations are made of, and how. Free of numpy."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Preferences: what went better and what went worse in one group, as pairs for DPO (Rafailov et al., 2023).
+"""Preferences: the better and the worse rollout of a group, as pairs for DPO (Rafailov et al., 2023).
 
     found, left = pairs(of_rollouts(samples), margin=0.5)      # tokens: trainer
     found, left = pairs(conversations, margin=0.5)             # text: export, see `row`
 
 Both sides of a pair are rollouts of one group whose rewards differ by at least the margin. `best` pairs the best with
-the worst, `all` every two. A group that gives no pair is told with its reason.
+the worst, `all` every two. A group that gives no pair is reported with its reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Which = Literal["best", "all"]
 
 
 class Rated(Protocol):
-    """What can be preferred."""
+    """Something that can be preferred."""
 
     @property
     def rollout(self) -> str: ...
@@ -51,14 +51,14 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Pair(Generic[R]):
-    """One of two is preferred."""
+    """A preferred and a rejected one."""
 
     group: str
     """The task that both repeat."""
     chosen: R
-    """What went better."""
+    """The better one."""
     rejected: R
-    """What went worse."""
+    """The worse one."""
     margin: float
     """By how much; in units of the reward."""
 

@@ -1,7 +1,8 @@
-"""What became of every choice of every call, with its reason: nothing is left out silently.
+"""What happened to every choice of every call, with its reason: nothing is left out silently.
 
 A choice is either in exactly one sample (or, for conversations, marked in exactly one) or in `dropped`. Most reasons
-are those of `penstock doctor` (`gateway.model.answers.Trouble`); `Reason` adds what only the making of samples knows.
+are those of `penstock doctor` (`gateway.model.answers.Trouble`); `Reason` adds those that only the making of samples
+knows.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ Reason = Trouble | Own
 REASONS: Final = frozenset({*get_args(Trouble), *get_args(Own)})
 
 Start = Literal["first", "forked", "retokenised", "template", "compacted", "too_long"]
-"""Why a sample begins where it does, and not as the continuation of another."""
+"""Why a sample begins, and does not continue another."""
 
 Unpaired = Literal["alone", "no_reward", "too_close", "no_common_prompt", "branch"]
 """Why a group gives no pair: one rollout only, nobody judged it, rewards too close, no prompt that both sides share; or
 why a conversation is in none: its rollout has a longer one."""
 
 Note = Literal["late_reward", "odd_reward", "turn_rewards_only"]
-"""What is worth knowing of rewards and keeps nothing out."""
+"""Odd rewards that keep nothing out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Report:
     tokens: int = 0
     """Sampled tokens in them."""
     starts: Counter[Start] = field(default_factory=Counter[Start])
-    """Why samples begin where they do; only `first` is what one hopes for."""
+    """Why samples begin; ideally only `first`."""
     notes: Counter[Note] = field(default_factory=Counter[Note])
     """Odd rewards."""
     pairs: int = 0

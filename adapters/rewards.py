@@ -1,4 +1,4 @@
-"""What an attempt and its calls were worth, and how that is credited to the calls.
+"""The rewards of an attempt and its calls, and how they are credited to the calls.
 
 Rewards are spans: of the whole attempt (terminal), or of one call (per turn). Of several of the same kind the newest
 trusted one counts, late ones too (the return is that of Sutton and Barto, 2018, §3.3, with a discount for each call).
@@ -31,7 +31,7 @@ VALUE = "reward"
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What is known of an attempt's rewards."""
+    """The rewards of an attempt."""
 
     reward: float | None
     """Terminal; None when there is none, see `trouble`."""
@@ -40,9 +40,9 @@ class Judged:
     turns: Mapping[int, float]
     """By sequence of the call."""
     trouble: tuple[Reason, str] | None = None
-    """Why there is no reward, and in words."""
+    """Why there is no reward, as a reason and in words."""
     notes: Counter[Note] = field(default_factory=Counter[Note])
-    """What is odd about them."""
+    """Oddities of them."""
 
 
 def judge(one: Try, weights: Mapping[str, float] | None = None) -> Judged:
@@ -94,7 +94,7 @@ def _terminal(
 
 
 def _reward(span: Span) -> Reward:
-    """As it is kept, without judging it: what came in by another door than the control API may be odd."""
+    """The reward as it is kept, unchecked: one that did not come through the control API may be odd."""
     found: dict[str, Any] = {
         name.removeprefix(PREFIX): value for name, value in (span.attributes or {}).items() if name.startswith(PREFIX)
     }

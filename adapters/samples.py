@@ -2,11 +2,11 @@
 
     made, report = samples(episode, Options(model="policy"))
 
-Calls are merged where the engine's own tokens say so: a call whose prompt begins with the exact tokens of an earlier
-call's prompt and answer extends that sample; what stands between the two (a tool's result, the template's own tokens)
-is not trained on. Any other call begins a sample of its own, and the report says why. Every choice of every call is in
-exactly one sample or in the report. Nothing is cut: what is too long is split at a call or reported. Token ids are not
-looked at one by one: prefixes are hashed, and a sample is made of slices.
+Calls are merged by the engine's own tokens: a call whose prompt begins with the exact tokens of an earlier call's
+prompt and answer extends that sample. Tokens between the two (a tool's result, the template's own tokens) are not
+trained on. Any other call begins a sample of its own, and the report says why. Every choice of every call is in exactly
+one sample or in the report. Nothing is cut: too long a sample is split at a call or reported. Token ids are not looked
+at one by one: prefixes are hashed, and a sample is made of slices.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Sample:
 
 
 def samples(episode: Episode, options: Options | None = None) -> tuple[list[Sample], Report]:
-    """The samples of an episode, agent by agent in the order of their first calls, and what became of the rest."""
+    """The samples of an episode, agent by agent in the order of their first calls, and a report of everything else."""
     chosen = options or Options()
     report = Report(rollouts=1, calls=sum(len(one.calls) for one in episode.tries))
     made = [
@@ -123,7 +123,7 @@ def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> It
 
 
 def _choices(call: Call, options: Options, report: Report) -> list[int]:
-    """The choices that have what training needs."""
+    """The choices that have everything that training needs."""
     if not call.outputs:
         report.drop(call.span, None, "no_token_ids", f"no engine returns token ids for {call.span.dialect}")
     found: list[int] = []

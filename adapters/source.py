@@ -49,8 +49,9 @@ class Query:
 
 
 async def changed(client: Client, since: int, query: Query | None = None) -> tuple[list[RolloutSummary], int]:
-    """Rollouts that something changed of after the cursor `since`, as they are now, and the cursor to go on from. Late
-    rewards and calls are changes too: a rollout may come again. Raises ClientError."""
+    """Rollouts that have changed after the cursor `since`, as they are now, and the cursor to go on from. Late rewards
+    and calls are changes too: a rollout may come again. Raises ClientError.
+    """
     names: dict[str, None] = {}
     while True:
         page = await client.change_page(since, PAGE)

@@ -1,4 +1,4 @@
-"""A recorded answer without its tokens. Pure, and free of numpy; nothing here raises on odd bytes."""
+"""A recorded answer without its tokens. Pure, and free of numpy; odd bytes never raise."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ _choices = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 
 
 def spoken(response: bytes) -> bytes:
-    """A plain answer without ids and log-probabilities, which are most of it: what a `Turn` is read from. Any other
-    body as it is."""
+    """A plain answer without ids and log-probabilities, which are most of it, so that a `Turn` is quickly read from it.
+    Any other body as it is.
+    """
     try:
         answer = _without_tokens(_fields(response))
         if "choices" in answer:

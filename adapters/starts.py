@@ -1,6 +1,6 @@
-"""Why a chain of calls begins where it does, and is not the continuation of an earlier call.
+"""Why a chain of calls begins, and does not continue an earlier call.
 
-Tokens decide what is merged; messages tell why something was not. A call that begins a chain is compared with the
+Tokens decide what is merged; messages explain why a call was not. A call that begins a chain is compared with the
 earlier call of its agent whose conversation shares the most messages with it:
 
 * `first`: it shares nothing but system messages with anything: a new conversation, a sub-agent.
@@ -61,13 +61,13 @@ def _shared(said: Sequence[bytes], other: Node) -> _Shared:
 
 
 def _anywhere(said: Sequence[bytes], earlier: Sequence[Node]) -> Start:
-    """A conversation whose beginning is gone keeps some of what was said later."""
+    """`compacted` if some earlier answers of the conversation are kept although its beginning is gone, else `first`."""
     old = {answer for other in earlier if (answer := other.call.replies.get(other.choice))}
     return "compacted" if old & set(said) else "first"
 
 
 def _by_tokens(node: Node, earlier: Sequence[Node]) -> Start:
-    """Where there are no messages: the same prompt, or what goes on from an earlier prompt."""
+    """The reason when there are no messages: the same prompt, or a continuation of an earlier prompt."""
     prompt = _prompt(node)
     asked_again = any(len(p := _prompt(other)) <= len(prompt) and same(p, prompt) == len(p) for other in earlier)
     return "forked" if asked_again else "first"

@@ -1,8 +1,8 @@
-"""Token ids and log-probabilities of a recorded answer, as arrays. Pure; nothing here raises on odd bytes.
+"""Token ids and log-probabilities of a recorded answer, as arrays. Pure; odd bytes never raise.
 
-Where they stand in an answer is told in `gateway.dialects.token_ids`, which counts them for a diagnosis. Training wants
-the values, of many long calls, so they are decoded straight into typed structs: the text of tokens, their bytes and
-their alternatives are skipped and never become objects. Ids are the engine's own and are never made again from text.
+`gateway.dialects.token_ids` says where they are in an answer, and counts them for a diagnosis. Training needs the
+values, of many long calls, so they are decoded straight into typed structs: the text of tokens, their bytes and their
+alternatives are skipped and never become objects. Ids are the engine's own and are never made again from text.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _output(index: int, pieces: list[_Choice], prompt: Ids) -> Output:
 
 
 def _logprobs(pieces: list[_Choice], size: int) -> Logprobs:
-    """One for each token; all nan when there are more or fewer, since then nobody knows whose they are."""
+    """One for each token. If there are more or fewer, all are nan, because nobody knows which belongs to which."""
     found: list[float | None] = []
     for logprobs in (piece.logprobs for piece in pieces if piece.logprobs is not None):
         found += [entry.logprob for entry in logprobs.content or ()] or logprobs.token_logprobs or []

@@ -1,8 +1,8 @@
-"""The turn tree: which call goes on from which, in branches, sub-agents, parallel calls and several choices.
+"""The turn tree: which call continues which, in branches, sub-agents, parallel calls and several choices.
 
-A node is one choice of one call. It goes on from the choice whose prompt-and-answer is the longest prefix of its own
-prompt; what a prefix is, a `Trace` says: the exact tokens (`Tokens`), or messages, for want of tokens (`Story`).
-Prefixes are found by hash, so that a long attempt costs one pass over its prompts and no comparison of pairs.
+A node is one choice of one call. It continues the choice whose prompt-and-answer is the longest prefix of its own
+prompt. A `Trace` says what a prefix is: the exact tokens (`Tokens`), or messages where there are no tokens (`Story`).
+Prefixes are found by hash, so a long attempt costs one pass over its prompts and no comparison of pairs.
 
 Each node has at most one child that continues it (`chosen`): the one with the most calls below it, the earliest of
 equals. Parents and chosen children make chains, every node is in exactly one, and all other children begin a chain of
@@ -57,7 +57,7 @@ class Trace(Protocol):
         ...
 
     def after(self, call: Call, choice: int) -> bytes | None:
-        """Digest of prompt and answer; None when nothing can go on from it."""
+        """Digest of prompt and answer; None when nothing can continue it."""
         ...
 
 
@@ -125,7 +125,7 @@ class Story:
         return _digests(map(_framed, call.story))
 
     def after(self, call: Call, choice: int) -> bytes | None:
-        """None for an answer that says nothing."""
+        """None for an answer without content."""
         said = call.replies.get(choice)
         return _digests(map(_framed, [*call.story, said]))[-1] if said else None
 

@@ -2,8 +2,8 @@
 
     {"prompt": {"token_ids": [...]}, "response": {"token_ids": [...], "logprobs": [...]}, "reward": 1.0, "metadata": {}}
 
-A call's reward is its own; the last call of an attempt has the terminal one as well. Calls in between have none (null),
-which is theirs too. Unlike there, calls with equal prompts are all kept, and so is every choice.
+A call's reward is its own; the last call of an attempt has the terminal one as well. Calls without a reward have null,
+as there. Unlike there, calls with equal prompts are all kept, and so is every choice.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a rollout said and did, read from its recorded bytes: an `Episode` of attempts, each with its calls in order.
+"""The content of a rollout, read from its recorded bytes: an `Episode` of attempts, each with its calls in order.
 
     episode = read(summary, spans, bodies)      # bodies: span -> (request, response), decoded, or None
 
-Reading is lazy where it costs: token ids are decoded when samples ask for them, messages when conversations do. A call
-keeps its bytes as long as its episode lives and no longer. Nothing here raises on odd bytes: what cannot be read is
-None, and whoever needs it says so in a `Report`.
+Expensive parts are read late: token ids when samples ask for them, messages when conversations do. A call keeps its
+bytes as long as its episode lives and no longer. Odd bytes never raise: what cannot be read is None, and whoever needs
+it says so in a `Report`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     DataProto.from_dict({k: torch.from_numpy(v) for k, v in tensors.items()}, non_tensors=others)
 
 Prompts are padded on the left and responses on the right, so that all responses begin at one column. Every sample of a
-rollout is a row with the rollout's reward; whoever averages by row must weigh by `rollout` (DESIGN §7).
+rollout is a row with the rollout's reward; whoever averages by row must weigh by `rollout`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _scores(samples: Sequence[Sample], width: int) -> npt.NDArray[np.float32]:
 
 
 def _objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
-    """One object a row: numpy would make a second axis of tuples."""
+    """One object a row: of a list of tuples numpy would make a second axis."""
     made = np.empty(len(values), np.object_)
     for at, value in enumerate(values):
         made[at] = value

@@ -24,7 +24,7 @@ from cyclopts import Group as Section
 from penstock.gateway.client.console import Failure
 
 WANTED: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
-"""What a value should be, by the type that it is made into."""
+"""What a value should be, by the type that it becomes."""
 HELP = "A transparent gateway that records every model call of unmodified agents on a durable tape."
 
 
@@ -273,7 +273,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _wrong(error: CycloptsError) -> str:
-    """How a command was called wrongly."""
+    """Says how a command was called wrongly."""
     if isinstance(error, UnusedCliTokensError) and not isinstance(error, UnknownOptionError):
         return f"Nothing is done with {' '.join(map(repr, error.unused_tokens or ()))}."
     if isinstance(error, MissingArgumentError) and error.argument is not None:

@@ -172,17 +172,7 @@ class Gateway:
         self.shadow = Shadow(means)
         self.rehearsals = Rehearsals(means)
         jobs = Jobs(checking, Replays(means, self.rehearsals, self.feed), self.shadow)
-        self.releases = Driver(
-            self.store,
-            self.recorder,
-            self.switch,
-            self.feed,
-            self._now_ns,
-            jobs,
-            self.rehearsals,
-            upstreams,
-            self.residents.changed,
-        )
+        self.releases = Driver(means, self.feed, jobs, self.rehearsals, upstreams, self.residents.changed)
 
     def _make_control(self) -> None:
         """The control API."""
@@ -202,7 +192,7 @@ class Gateway:
         )
 
     def _ask_upstreams(self) -> aiohttp.ClientSession:
-        """The session of what the gateway itself asks."""
+        """The session for requests that the gateway itself makes."""
         if self._session is None:
             # Concurrency is bounded where it is asked for; what an upstream sets as a cookie is no other call's.
             connector = aiohttp.TCPConnector(limit=0)
@@ -257,7 +247,7 @@ class Gateway:
         except OSError as error:
             raise ConfigError(_cannot_listen(self.config.host, self.config.port, error)) from None
         self._tick()
-        # What lives for good need not be looked at again; calls leave no cycles behind.
+        # Objects that live for good need not be collected; calls leave no cycles behind.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
@@ -294,7 +284,7 @@ class Gateway:
         await self.desk.stop()
         await self.releases.stop()
         await self.residents.stop()
-        # Answers that wait for the tape are let go by this.
+        # This releases answers that wait for the tape.
         await self.recorder.close()
         await self.operations.finish(_CONTROL_SECONDS)
         self._ticker.cancel()
@@ -315,7 +305,9 @@ class Gateway:
 
 
 def _make_translator(config: Config) -> Translator | None:
-    """What translates, if a route asks for it; raises `ConfigError` when one does by name and it cannot be had."""
+    """The translator, if a route needs one; raises `ConfigError` when a route asks for it by name and it is not
+    installed.
+    """
     routes = [route for route in config.route if route.translates]
     problem = litellm.missing() if routes else None
     if not routes:
@@ -357,7 +349,7 @@ async def _run(config: Config) -> None:
 
 
 class Discreet(logging.Formatter):
-    """Writes lines of the log without the gateway's own keys: what engines answer is logged, and they repeat keys."""
+    """Writes lines of the log without the gateway's own keys: engines repeat keys, and their answers are logged."""
 
     def __init__(self, form: str, own: Secrets) -> None:
         super().__init__(form)
@@ -369,7 +361,9 @@ class Discreet(logging.Formatter):
 
 
 def _take_all_descriptors() -> None:
-    """A call is two connections: the usual soft limit of 1024 would be a hidden cap on concurrency."""
+    """Raises the soft limit of descriptors: a call is two connections, and the usual limit of 1024 would be a hidden
+    cap.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -203,7 +203,7 @@ class Metrics:
     def value(
         self, name: str
     ) -> int | float | Histogram | dict[tuple[str, ...], int] | dict[tuple[str, ...], Histogram]:
-        """What stands behind a name of `METRICS`."""
+        """The value of a name of `METRICS`."""
         return getattr(self, name.removeprefix("penstock_").removesuffix("_total"))
 
 

@@ -1,7 +1,7 @@
 """Penstock: a transparent gateway for unmodified agents, and what learns from its tape.
 
-Importing it loads nothing. An agent that may be touched says how it went with `penstock.reward(0.7)`, what happened
-with `penstock.event("cart", {"items": 3})` and what it did with `with penstock.span("search")`. Outside a rollout all
+Importing it loads nothing. An agent that you may change reports how it went with `penstock.reward(0.7)`, what happened
+with `penstock.event("cart", {"items": 3})`, and what it did with `with penstock.span("search")`. Outside a rollout all
 of them do nothing (`sidecar.agent.helper`).
 """
 

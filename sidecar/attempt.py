@@ -5,9 +5,10 @@
     it is judged        if it succeeded
     it is finished      end, outcome and rewards in one request, sent until the gateway answers it
 
-An attempt is *lost* when the gateway says that it is not ours any more, or when nothing could be heard of the gateway
-for so long that it may have given it to somebody else: then the agent is killed, before the lease is over, and nothing
-is finished. It is *returned* when the runner has to leave: the agent is killed, and the gateway hands it out again.
+An attempt is *lost* when the gateway says that it is not ours any more, or when the gateway was not heard of for so
+long that it may have given the attempt to another worker. Then the agent is killed before the lease is over, and
+nothing is finished. An attempt is *returned* when the runner has to leave: the agent is killed, and the gateway hands
+the rollout out again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from penstock.sidecar.settings import Settings
 
 Why = Literal["timeout", "lost", "returned"]
 LAST_EVENTS_S = 5.0
-"""How long the output of an attempt that was cancelled may still take to the tape."""
+"""How long a cancelled attempt may still take to send its output; s."""
 
 
 class Work:
@@ -63,7 +64,7 @@ class Work:
     # -- what others say about it --------------------------------------------------------------------------------------
 
     def renew(self, seconds: float) -> None:
-        """The lease begins anew. The agent is asked to end in its last sixth and is dead when it is over."""
+        """Begins the lease anew. The agent is asked to end in its last sixth and is dead when it is over."""
         if self._lease is not None:
             self._lease.cancel()
         last = seconds / 6
@@ -86,7 +87,7 @@ class Work:
             self._end("timeout", reason)
 
     def give_back(self) -> None:
-        """The runner has to leave: somebody else shall do it."""
+        """Returns the attempt because the runner has to leave: another worker shall do it."""
         self._wants_events = False
         self._end("returned", "the runner had to leave")
 
@@ -101,7 +102,7 @@ class Work:
     # -- its life ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> Result:
-        """Do it; the gateway knows the end when this returns, unless it was lost or returned."""
+        """Runs the attempt. On return the gateway knows its end, unless it was lost or returned."""
         began, sender = time.monotonic(), asyncio.ensure_future(self._journal.run())
         try:
             ending = await self._run_agent()
@@ -166,10 +167,10 @@ class Work:
     # -- its rewards ---------------------------------------------------------------------------------------------------
 
     async def _rewards(self, outcome: Outcome) -> list[Judgement]:
-        """What is to be kept with the end. Nothing that a judge does is a reason to lose an attempt."""
+        """The rewards to be kept with the end. A judge that fails never costs the attempt."""
         found: list[Judgement] = []
         if self._settings.release is not None:
-            # What a rehearsal comes to is said by the release.
+            # The release reports the result of a rehearsal.
             return found
         try:
             found += printed(outcome.output, self._judge.named)
@@ -226,7 +227,7 @@ class Work:
 
 
 async def hand_back(client: Client, result: Result, away: Callable[[str], None]) -> bool:
-    """Tell the gateway that an attempt which has failed was no try; False when it does not want to hear of it."""
+    """Tells the gateway that a failed attempt was no try; False when the gateway refuses."""
     asked = FinishRequest(worker=result.worker, status="environment", outcome=result.outcome or Outcome())
     try:
         _ = await patiently(lambda: client.finish(result.rollout, result.attempt, asked), away)

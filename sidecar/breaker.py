@@ -1,11 +1,11 @@
-"""When a runner stops by itself: what cannot work where it is run would fail every task of the queue, one by one.
+"""Decides when a runner stops by itself: agents that cannot work on this machine would fail every task of the queue.
 
 A failure says nothing about its task when it came at once, before any model call, and other tasks have failed in the
-very same way with nothing between that worked. After `EQUAL` of them the breaker trips: the runner takes no more work,
-and hands those attempts back, with all that still fail so; they were no tries. Pure: the runner does what it says.
+very same way with no success between. After `EQUAL` of them the breaker trips. The runner then takes no more work and
+hands back those attempts, and others that still fail in this way; they were no tries. Pure: the runner carries it out.
 
-Equal is the exit code or signal with the last line on stderr, whatever numbers are in it. Of a rollout that is tried
-again and again only one counts, because then its task may be at fault.
+Failures are equal when exit code or signal and the last line on stderr are, whatever numbers are in that line. Of a
+rollout that is tried again and again only one counts, because then its task may be at fault.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from collections import defaultdict
 from penstock.sidecar.result import Result
 
 EQUAL = 5
-"""Tasks that have to fail alike. Fewer do so by chance, such as a few that an agent refuses in one way; more would cost
-more time and money before somebody is told."""
+"""Tasks that must fail alike. Fewer may do so by chance, because an agent refuses some tasks in one way; more would
+cost more time and money before somebody is told.
+"""
 NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|[0-9]+")
-"""What differs in the same message: times, ports, process ids, addresses, ids of containers."""
+"""Parts that differ in the same message: times, ports, process ids, addresses, ids of containers."""
 
 
 class Breaker:
-    """Looks at the results of one runner, of all its workers."""
+    """Judges the results of one runner, of all its workers."""
 
     def __init__(self, keep_going: bool = False) -> None:
         """`keep_going`: never trips."""
@@ -33,7 +34,7 @@ class Breaker:
         self._alike: defaultdict[str, list[Result]] = defaultdict(list)
 
     def note(self, result: Result) -> list[Result]:
-        """One more result; what is to be handed back now."""
+        """Takes one more result; returns the attempts to hand back now."""
         if self.tripped is None and (result.end == "succeeded" or result.calls):
             self._alike.clear()
         if not result.at_once or self._keep_going:
@@ -54,13 +55,13 @@ class Breaker:
         return (
             f"{EQUAL} tasks failed in the same way, at once and before any model call: {self.tripped.reason}\n"
             + (f"the last lines of {self.tripped.name}:\n{said}\n" if said else "")
-            + "no more work is taken; these attempts are handed back and do not count. Mend what the agents need and "
+            + "no more work is taken; these attempts are handed back and do not count. Repair what the agents need and "
             "start again; --keep-going goes on in spite of it"
         )
 
 
 def signature(result: Result) -> str:
-    """The same for two failures that are equal."""
+    """Equal for two equal failures."""
     outcome = result.outcome
     how = (None, None) if outcome is None else (outcome.exit_code, outcome.signal)
     return f"{how}: {NUMBERS.sub('#', result.reason or '')}"

@@ -1,7 +1,7 @@
-"""The heartbeat of a runner: it keeps its leases, says what its agents use, and hears of attempts that it has lost.
+"""The heartbeat of a runner: it keeps its leases, reports what its agents use, and hears of attempts that it has lost.
 
 A beat goes out every third of the lease, and soon after an agent was started, so that its rollout is seen to run. A
-beat that gets no answer is not repeated by itself: the next one comes in time, and each attempt minds its own lease.
+beat without an answer is not repeated: the next one comes in time, and each attempt watches its own lease.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.sidecar.settings import Settings
 SHORTEST_S = 0.5
 """Between two beats, however many agents are started."""
 RETURNED_LEASE_S = 1.0
-"""The shortest lease there is: what is given back is soon handed out again."""
+"""The shortest possible lease, so that a returned attempt is soon handed out again; s."""
 
 
 class Heart:
@@ -50,7 +50,7 @@ class Heart:
             try:
                 await self.beat(interval)
             except Exception as e:
-                # Without the next beat every lease would be lost.
+                # If beating ended here, every lease would be lost.
                 self._progress.say(f"a heartbeat failed: {type(e).__name__}: {e}")
             await asyncio.sleep(min(SHORTEST_S, interval))
             try:
@@ -60,7 +60,7 @@ class Heart:
                 pass
 
     async def beat(self, patience_s: float) -> None:
-        """Say that the runner is alive and hear what it may keep; nothing happens when the gateway is away."""
+        """Says that the runner is alive and hears what it may keep; does nothing when the gateway is away."""
         self._nudged.clear()
         works = list(self._held.values())
         asked = await self._request(works, self._settings.lease_s)
@@ -82,16 +82,16 @@ class Heart:
                 work.lose(f"the attempt is {said.status or 'unknown'} at the gateway", wants_events=cancelled)
 
     async def give_back(self, work: Work) -> None:
-        """Let go of an attempt whose agent is dead: its lease ends as soon as one can, or else by itself."""
+        """Returns an attempt whose agent is dead: shortens its lease; if that fails, the lease ends by itself."""
         held = [Held(rollout=work.key[0], attempt=work.key[1])]
         await self._say(HeartbeatRequest(attempts=held, lease_s=RETURNED_LEASE_S, complete=False))
 
     async def say_goodbye(self) -> None:
-        """Nothing is worked on any more: who looks at the workers must not see what was."""
+        """Says that nothing is worked on any more, so that nobody sees old work of this worker."""
         await self._say(HeartbeatRequest())
 
     async def _say(self, asked: HeartbeatRequest) -> None:
-        """Once: if the gateway does not hear it, time will tell it."""
+        """Sends a beat once: if the gateway does not hear it, the leases end by themselves."""
         with suppress(ClientError, TimeoutError):
             async with asyncio.timeout(self._settings.lease_s / 3):
                 _ = await self._client.heartbeat(self._settings.name, asked)

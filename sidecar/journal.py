@@ -1,10 +1,10 @@
 """What happened in one attempt, on its way to the tape: lines of output and other events, in their order.
 
-An agent is never made to wait: what it prints is taken at once and kept within `keep` bytes. The first half of that
-goes to the gateway as it comes, in batches; what is printed after that waits in a ring of the other half, so that the
-end of a long output, where errors are, is kept too. What fell out between the two is said in an event `output_dropped`.
-While the gateway is away everything waits here. A batch whose answer was lost is sent again: `piece` numbers the events
-of a runner, so that a repeated one can be told.
+An agent never waits for this: what it prints is taken at once and kept within `keep` bytes. The first half of that goes
+to the gateway as it comes, in batches. Later output waits in a ring of the other half, so that the end of a long
+output, where errors are, is kept too. An event `output_dropped` says what fell out between the two. While the gateway
+is away everything waits here. A batch whose answer was lost is sent again: `piece` numbers the events of a runner, so
+that a repeated one can be recognised.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Text:
 
 
 class Journal:
-    """The events of one attempt. `send` comes back when they are kept, or says False: they are not wanted any more."""
+    """The events of one attempt. `send` returns when they are kept, or False when they are not wanted any more."""
 
     def __init__(self, send: Send, keep: int) -> None:
         self._send = send
@@ -73,7 +73,7 @@ class Journal:
         self._news.set()
 
     def release(self) -> None:
-        """The agent has ended: what was held back as the end of its output goes too."""
+        """Also sends the held back end of the output, because the agent has ended."""
         if self._dropped:
             self.event("output_dropped", {"characters": self._dropped})
         self._waiting.extend(self._tail)
@@ -82,7 +82,7 @@ class Journal:
         self._news.set()
 
     async def run(self) -> None:
-        """Send until everything is sent after `close`, or nothing is wanted any more."""
+        """Sends until everything is sent after `close`, or nothing is wanted any more."""
         try:
             while not self._closed or self._waiting:
                 _ = await self._news.wait()
@@ -97,7 +97,7 @@ class Journal:
             self._empty.set()
 
     async def _gather(self) -> None:
-        """Let a batch grow, unless somebody waits for it."""
+        """Lets a batch grow, unless somebody waits for it."""
         try:
             async with asyncio.timeout(BATCH_S):
                 _ = await self._hurry.wait()
@@ -106,7 +106,7 @@ class Journal:
         self._hurry.clear()
 
     async def flush(self) -> None:
-        """Come back when all that has been said so far is kept, and with it every call that ended before."""
+        """Returns when all events so far are kept, and with them every call that ended before."""
         if not self._refused:
             self._empty.clear()
             self._news.set()
@@ -114,7 +114,7 @@ class Journal:
             _ = await self._empty.wait()
 
     def close(self) -> None:
-        """Nothing more is said: `run` ends when all is sent."""
+        """Takes no more events: `run` ends when all are sent."""
         self.release()
         self._closed = True
         self._hurry.set()

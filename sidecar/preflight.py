@@ -1,8 +1,8 @@
-"""What can be known of agents before the first of them is claimed: a wrong command would use up the queue.
+"""Checks agents before the first attempt is claimed, because a wrong command would use up the queue.
 
-Only what is certain is refused. A function's module is imported once, in a process of its own and with variables as an
-attempt has them; that it cannot be found, lacks something to import or has no such function is certain. Whatever else
-goes wrong there may be right in an attempt, and is left to it.
+Only certain errors are refused. A function's module is imported once, in a process of its own and with variables as an
+attempt has them. It is certain when it cannot be found, lacks something to import or has no such function. Any other
+error there may not happen in an attempt, and is left to it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ STAND_IN = Claim(
 
 
 async def check(settings: Settings, tool: str | None) -> None:
-    """Raises `UsageError` with what cannot work on this machine. `tool`: what runs the containers of an image."""
+    """Raises `UsageError` for what cannot work on this machine. `tool`: the command that runs the containers of an
+    image.
+    """
     agents = settings.agents
     if tool is not None:
         await _image(tool, agents)
@@ -41,7 +43,7 @@ async def check(settings: Settings, tool: str | None) -> None:
 
 
 def bare(agents: Agents) -> Agents:
-    """The agents without what is made of a task: templates stay as they are written."""
+    """The agents without the parts that are made of a task: templates stay as they are written."""
     env = tuple((name, value.replace("{", "{{").replace("}", "}}")) for name, value in agents.env)
     return replace(agents, args=(), env=env)
 
@@ -74,7 +76,7 @@ async def _function(name: str, settings: Settings) -> None:
 
 
 async def _image(tool: str, agents: Agents) -> None:
-    """The engine answers, and has the image or gets it: else each attempt would try, all at once."""
+    """Checks that the engine answers and has the image or can get it: otherwise each attempt would try, all at once."""
     image = agents.image or ""
     code, said = await _ask((tool, "version"), ANSWER_S)
     if code != 0:

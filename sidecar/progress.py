@@ -1,4 +1,4 @@
-"""How a run is going: a bar on a terminal, plain lines elsewhere, both on stderr, and the tally of the whole."""
+"""The progress of a run: a bar on a terminal, plain lines elsewhere, both on stderr, and the tally at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.sidecar.result import Result
 
 FIRST = "asking for work"
-"""What is said before the first attempt has begun."""
+"""Shown before the first attempt has begun."""
 SAID = {"timeout": "timed out", "returned": "given back", "environment": "handed back"}
 ORDER = ("succeeded", "failed", "timeout", "lost", "returned", "environment")
 
@@ -66,7 +66,7 @@ class Tally:
 
 
 class Progress(Protocol):
-    """Is told what happens."""
+    """Gets told what happens."""
 
     def begun(self, claim: Claim, waiting: int) -> None:
         """An attempt was claimed; so many rollouts are left in the queue."""
@@ -103,7 +103,7 @@ class Lines:
         """Nothing is left to be cleared away."""
 
     def begun(self, claim: Claim, waiting: int) -> None:
-        """Nothing is said of a beginning."""
+        """Prints nothing."""
         self._away = False
 
     def ended(self, result: Result, tally: Tally) -> None:
@@ -114,12 +114,12 @@ class Lines:
         self.say(f"{result.name} {SAID.get(result.end, result.end)} after {result.seconds:.1f} s{reward}{reason}")
 
     def line(self, claim: Claim, stream: Stream, text: str) -> None:
-        """Echoed where it was printed to, with the attempt in front."""
+        """Echoes a line to the stream that it came from, with the attempt in front."""
         if self._echo:
             self._show(f"{claim.rollout.id}/{claim.attempt.id} | {text}", stream)
 
     def away(self, reason: str) -> None:
-        """Said once for each time that it is away."""
+        """Prints this once for each time that the gateway is away."""
         if not self._away:
             self._away = True
             self.say(f"waiting for the gateway: {reason}")
@@ -178,7 +178,7 @@ class Terminal(Lines):
 
 
 def _bar(clock: Callable[[], float] | None) -> Bar:
-    """A bar, with what is said of it below: beside it a tally would not fit into 80 columns."""
+    """A bar with the tally below it, because beside it the tally would not fit into 80 columns."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
     from rich.text import Text
@@ -196,5 +196,5 @@ def _bar(clock: Callable[[], float] | None) -> Bar:
 
 
 def progress(kind: Literal["bar", "lines"], echo: bool, most: int | None) -> Lines:
-    """What tells a person."""
+    """The kind of progress that fits stderr."""
     return Terminal(echo, most) if kind == "bar" else Lines(echo)

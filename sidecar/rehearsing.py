@@ -1,7 +1,7 @@
 """The command `penstock release rehearse`: runs an agent for a release, as `penstock run` does for the queue.
 
-The runs come from the release (`Settings.release`), which hands them out when its recorded calls were replayed, and
-plays the agent's tools itself. Several of these commands share the work. The command ends when the release has left the
+The runs come from the release (`Settings.release`). It hands them out after its recorded calls were replayed, and plays
+the agent's tools itself. Several of these commands share the work. The command ends when the release has left the
 stage, and says how.
 
 Exit codes: 0 when the release went on; 1 when it did not, or the gateway cannot be reached; 2 wrongly called; 130
@@ -14,10 +14,11 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from cyclopts import Parameter
+from penstock.gateway.client.console import FLAT, LOCAL, Failure, Url
+from penstock.sidecar.commands import check, here
+from penstock.sidecar.options import Command, RehearseOptions
 
-from penstock.gateway.client.console import LOCAL, Failure, Url, admin_key
-from penstock.sidecar.commands import Command, Words, check, here, worker_name
+DEFAULT = RehearseOptions()
 
 
 def rehearse(
@@ -25,13 +26,7 @@ def rehearse(
     /,
     *command: Command,
     gateway: Url = LOCAL,
-    workers: int = 1,
-    arg: Words = None,
-    stdin: bool = True,
-    timeout: str | None = None,
-    env: Words = None,
-    echo: Annotated[bool, Parameter(negative="")] = False,
-    lease: str = "30s",
+    options: Annotated[RehearseOptions, FLAT] = DEFAULT,
 ) -> None:
     """Run an agent on recorded tasks for a release that rehearses, until it has seen enough.
 
@@ -44,57 +39,22 @@ def rehearse(
         A release, or a resource: its newest release.
     command
         The agent and its arguments, after `--`.
-    workers
-        Agents at a time.
-    arg
-        An argument made of the task and put after the command, such as '{question}'; may be repeated.
-    stdin
-        Give agents the task on stdin.
-    timeout
-        Longest run of an agent, such as 90s, 10m or 1.5h.
-    env
-        NAME=VALUE, one more variable of agents; may be repeated.
-    echo
-        Show what agents print.
-    lease
-        How long a run stays this command's when nothing is heard of it.
     """
     import asyncio
 
     from penstock.gateway.client.client import ClientError
     from penstock.sidecar.engines.local import Here
-    from penstock.sidecar.settings import Agents, RunnerError, Settings, seconds, variable
+    from penstock.sidecar.settings import RunnerError
 
     try:
-        lease_s = seconds("--lease", lease)
-        agents = Agents(
-            command=command,
-            args=tuple(arg or ()),
-            stdin=stdin,
-            env=tuple(map(variable, env or ())),
-            timeout_s=None if timeout is None else seconds("--timeout", timeout),
-            grace_s=min(5.0, lease_s / 2),
-        )
-        url, key = gateway.rstrip("/"), admin_key()
-        settings = Settings(
-            gateway=url,
-            name=worker_name(None),
-            key=key,
-            agents=agents,
-            workers=workers,
-            watch=True,
-            release=release,
-            lease_s=lease_s,
-            echo=echo,
-            keep_going=True,  # the release itself counts runs that fail, and ends
-        )
+        settings = options.settings(gateway, command, release)
         check(settings, "here")
-        name = asyncio.run(_named(url, key, release))
+        name = asyncio.run(_named(settings.gateway, settings.key, release))
         tally = asyncio.run(here(replace(settings, release=name), Here(settings)))
         print(tally)
         if tally.ends["returned"]:
             sys.exit(130)
-        asyncio.run(_report(url, key, name))
+        asyncio.run(_report(settings.gateway, settings.key, name))
     except (RunnerError, ClientError) as e:
         raise Failure(str(e), e.code if isinstance(e, RunnerError) else 1) from None
 

@@ -8,12 +8,12 @@ from typing import Literal
 from penstock.gateway.model.rollout import Outcome
 
 AT_ONCE_S = 10.0
-"""A failure that took longer is one of the work. Imports on a busy machine may take some seconds."""
+"""A failure that took longer comes from the work. Imports on a busy machine may take some seconds; s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of an attempt, for the tally."""
+    """The result of an attempt, for the tally."""
 
     rollout: str
     """The rollout."""

@@ -1,4 +1,6 @@
-"""Waiting: for a gateway that may be away (a restart must not cost an agent's work), and for what comes first."""
+"""Waiting: for a gateway that may be away, because a restart must not cost an agent's work, and for the first of
+several.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,15 @@ from penstock.gateway.client.client import ClientError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 MOST_FAILURES = 8
-"""How often a gateway that is there may say that it has failed (500)."""
+"""How often a gateway that answers may say that it has failed (500)."""
 AWAY = frozenset({None, 502, 503, 504})
 T = TypeVar("T")
 
 
 async def patiently(ask: Callable[[], Awaitable[T]], away: Callable[[str], None] = lambda _: None) -> T:
-    """What the gateway answers, however long it is away; raises the `ClientError` of what it refuses. What is asked
-    must be safe to send twice. `away` is told of every failure."""
+    """The gateway's answer, however long it is away; raises the `ClientError` of a refusal. The request must be safe to
+    send twice. `away` is told of every failure.
+    """
     pause, failures = FIRST_PAUSE_S, 0
     while True:
         try:
@@ -32,7 +35,7 @@ async def patiently(ask: Callable[[], Awaitable[T]], away: Callable[[str], None]
 
 
 async def unless(event: asyncio.Event, step: Coroutine[Any, Any, T]) -> T | None:
-    """The step's result; None, and the step is given up or not even begun, when the event comes first."""
+    """The step's result. None when the event comes first: the step is then given up or not even begun."""
     if event.is_set():
         step.close()
         return None

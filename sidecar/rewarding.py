@@ -1,11 +1,11 @@
-"""Rewards that the runner knows: what the agent printed, and what a function or a command of the user says.
+"""Rewards that the runner knows: what the agent printed, and what a function or a command of the user returns.
 
-All go into the finish of the attempt, in one transaction with its end: a finished attempt has its reward. The judge is
-asked before that, when every call of the agent is on the tape, and only of agents that succeeded. A judge that fails
-costs the reward, not the attempt: the event `reward_error` says why.
+All are part of the request that finishes the attempt, in one transaction with its end: a finished attempt has its
+reward. The judge is asked before that, when every call of the agent is on the tape, and only about agents that
+succeeded. When a judge fails, the attempt still counts and the event `reward_error` says why its reward is missing.
 
-The agent's own line counts as the runner's word (source `runner`), because the user's program printed it. Where a judge
-is named it has the word, and the agent's line is kept as what an agent says of itself (source `agent`, not trained on).
+The agent's own line counts as the runner's (source `runner`), because the user's program printed it. When a judge is
+named, the judge decides, and the agent's line is kept as what an agent says of itself (source `agent`, not trained on).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ GRACE_S = 1.0
 
 
 class RewardError(Exception):
-    """What a judge said is no reward, or it said nothing."""
+    """A judge's answer is no reward, or there is none."""
 
 
 class Judge:
-    """What the user has named to judge attempts, if anything."""
+    """The function or command that the user has named to judge attempts, if any."""
 
     def __init__(self, judging: Judging) -> None:
         """Raises `UsageError` when there is no such function or command."""
@@ -51,7 +51,7 @@ class Judge:
         return self._function is not None or self._judging.command is not None
 
     async def judge(self, output: Any, transcript: Transcript) -> list[Judgement]:
-        """What the judge says; raises `RewardError`, and whatever the function raises."""
+        """The judge's reward; raises `RewardError`, and whatever the function raises."""
         said: list[Judgement] = []
         try:
             async with asyncio.timeout(self._judging.timeout_s):
@@ -67,7 +67,7 @@ class Judge:
 
 
 def printed(output: Any, judged: bool) -> list[Judgement]:
-    """The reward in an agent's output; raises `RewardError` when it has one that is none."""
+    """The reward in an agent's output; raises `RewardError` for one that is invalid."""
     if not isinstance(output, dict):
         return []
     found = {name: part for name, part in cast(dict[str, Any], output).items() if name in ("reward", "rewards")}
@@ -134,8 +134,9 @@ def _load(name: str) -> Callable[..., Any]:
 
 
 def _look_up(command: str) -> None:
-    """Asks the shell whether it understands the command and knows what it begins with; nothing is run. Raises
-    `UsageError`."""
+    """Asks the shell whether it understands the command and knows its first word, without running it. Raises
+    `UsageError`.
+    """
     tried = subprocess.run(("/bin/sh", "-n", "-c", command), stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if tried.returncode != 0:
         said = tried.stderr.decode(errors="replace").strip().splitlines()
@@ -157,7 +158,7 @@ async def _call(function: Callable[..., Any], *given: Any) -> Any:
 
 
 async def _ask(command: str, output: Any, transcript: Transcript) -> Any:
-    """The last JSON line that the command prints when it is given what a function is."""
+    """The last JSON line that the command prints when it gets a function's arguments."""
     given = {"task": transcript.rollout.input, "output": output, "transcript": transcript.model_dump(mode="json")}
     outputs = Outputs(_unheard)
     asked = Command(("/bin/sh", "-c", command), dict(os.environ), to_json(given).encode())
@@ -172,4 +173,4 @@ async def _ask(command: str, output: Any, transcript: Transcript) -> Any:
 
 
 def _unheard(stream: Stream, line: str) -> None:
-    """What a judge prints is its own business."""
+    """Ignores what a judge prints."""

@@ -1,10 +1,10 @@
 """The loop of a runner: claim as many attempts as there are free workers, run them, and leave when there is no more.
 
 One claim is under way at a time, for all free workers. Without `watch` the runner leaves when the queue is open and
-empty and nobody, here or elsewhere, holds an attempt that could come back to it. It leaves also when the queue is
+empty and nobody, here or elsewhere, holds an attempt that could come back to it. It also leaves when the queue is
 draining, after `most` attempts, and when it is told to: `stop` lets the agents finish, `abandon` kills them and gives
-their attempts back. And it leaves when its agents cannot work where they are run (`breaker`): their attempts are handed
-back then.
+their attempts back. And it leaves when its agents cannot work on this machine (`breaker`); then it hands their attempts
+back.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Runner:
         return self.tally
 
     async def _leave(self) -> None:
-        """However the loop has ended, no agent stays behind."""
+        """Makes sure that no agent stays behind, however the loop has ended."""
         self.abandon()
         if self._works:
             _ = await asyncio.wait(self._works)
@@ -86,7 +86,7 @@ class Runner:
                 return
 
     async def _room(self) -> int:
-        """How many attempts may be claimed, once it is more than none; 0 when it is time to leave."""
+        """How many attempts may be claimed; waits until it is at least one. 0 when it is time to leave."""
         while not self._stopping.is_set():
             left = MOST_CLAIMS if self._settings.most is None else self._settings.most - self._claimed
             count = min(self._settings.workers - len(self._works), left, MOST_CLAIMS)
@@ -110,7 +110,7 @@ class Runner:
         return await patiently(lambda: ask(asked), self._progress.away)
 
     async def _exhausted(self, client: Client) -> bool:
-        """Whether nothing can be in the queue again by itself."""
+        """Whether no rollout can come back to the queue by itself."""
         if self._works:
             return False
         queue = await patiently(client.queue, self._progress.away)
@@ -149,7 +149,7 @@ class Runner:
         await self._mind(result, client)
 
     async def _mind(self, result: Result, client: Client) -> None:
-        """Stop when agents cannot work, and hand back what was no try."""
+        """Stops when agents cannot work, and hands back attempts that were no tries."""
         found = self._breaker.note(result)
         if self._breaker.tripped is result:
             self.stop()

@@ -1,4 +1,4 @@
-"""What a runner is told: which gateway, which agents, how many at a time, and what becomes of their output.
+"""The settings of a runner: which gateway, which agents, how many at a time, and what happens to their output.
 
 Plain values only: the same settings go to a runner on another machine.
 """

@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from fakes.pages import prose
 
 from penstock.gateway.__main__ import SECTIONS
 from penstock.gateway.api.filter import FIELDS
@@ -72,6 +73,17 @@ def test_every_command_is_documented_and_exists() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_prose_is_wrapped_at_120_columns(page: Path) -> None:
+    """Fenced blocks and rows of tables may be wider."""
+    lines = [line for line in prose(page).splitlines() if not line.lstrip().startswith("|")]
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def test_the_architecture_is_a_short_page() -> None:
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def test_the_layers_of_the_architecture_are_those_of_the_contract() -> None:

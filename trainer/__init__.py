@@ -1,1 +1,5 @@
-"""The learner: from samples to new weights. `config` is free of torch; `engine` is torch on one machine."""
+"""The trainer: makes new weights of samples.
+
+It may import `adapters`, and of the gateway `model`, `client`, `dialects`, `display` and `diagnosis`. `config` and the
+modules for credit and batches import no torch. Begin with `runs.grpo`.
+"""

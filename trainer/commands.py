@@ -1,4 +1,4 @@
-"""The commands `penstock train`. Torch is imported when one of them runs, and not before its configuration is right."""
+"""The commands `penstock train`. Torch is imported when one of them runs, after its configuration was found right."""
 
 from __future__ import annotations
 

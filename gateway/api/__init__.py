@@ -1,1 +1,4 @@
-"""The control API: one module for each resource, and what they share. Begin with `routes`, the table."""
+"""The control API: a module for each resource, and what they share.
+
+It may import every layer from `releases`, `otlp` and `diagnosis` down, but not `proxy`. Begin with `routes`, the table.
+"""

@@ -1,8 +1,8 @@
 """The change feed over HTTP: server-sent events that resume exactly, or a finite page.
 
-Every event carries the feed's cursor as its id, so that a follower that comes back with `Last-Event-ID` (browsers do so
-by themselves) misses nothing and gets nothing twice. A follower that reads slowly slows only itself: the next changes
-are read from the tape when the last ones are on their way. Followers end when the application shuts down.
+Every event carries the feed's cursor as its id. A follower that comes back with `Last-Event-ID` (browsers do so by
+themselves) misses nothing and gets nothing twice. A slow follower slows only itself: the next changes are read from the
+tape when the last ones are on their way. Followers end when the application shuts down.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ A filter is a list of terms, all of which must hold. A term is `field operator v
 or quotes. `:` compares text as a pattern (`*` any run, `?` any character, case ignored), `=` compares exactly, `~` asks
 for a part of the text. A field that a span does not have matches nothing, so its negation matches.
 
-The same text is parsed for one of two targets. For `spans` a term speaks of the span, its attempt or its rollout. For
-`rollouts` the terms that can speak of the rollout (status, mode, group, reward, worker ...) speak of it and its
+The same text is parsed for one of two targets. For `spans` a term is about the span, its attempt or its rollout. For
+`rollouts` the terms that can be about the rollout (status, mode, group, reward, worker ...) are about it and its
 attempts, and one span of it must satisfy all the others together. `parse` refuses what it does not understand with a
 `QueryError` that says what is allowed. `gateway.api.filter_fields` is the table of the fields.
 
-Pure: a parsed `Query` is a predicate, and says what it needs: a rollout alone, one with its attempts, bodies. Bodies,
-the most expensive part, come from a callable, and are asked for last.
+Pure: a parsed `Query` is a predicate, and says what it needs: a rollout alone, one with its attempts, or bodies. Bodies
+are the most expensive part; they come from a callable, which is called last.
 """
 
 from __future__ import annotations

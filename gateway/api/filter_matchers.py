@@ -1,6 +1,7 @@
-"""What a value in a filter stands for: (operator, value as written, now in ns) -> a predicate over a field's values.
+"""Makes predicates of the values in a filter: (operator, value as written, now in ns) -> a predicate over a field's
+values.
 
-A matcher raises `Refused` for a value that it does not understand, and says what it would.
+A matcher raises `Refused` for a value that it does not understand, and says what it would understand.
 """
 
 from __future__ import annotations

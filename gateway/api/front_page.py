@@ -1,8 +1,8 @@
 """What the gateway answers to `GET /` and `HEAD /`: a page that says what it is.
 
-A person opens the gateway's address, or an agent's base URL, in a browser; the browser asks for an icon too. Claude
-Code sends `HEAD /` before its first call. None of these is for a provider, and none makes a rollout. The page tells
-nothing that needs a key.
+A person opens the gateway's address, or an agent's base URL, in a browser, which also asks for an icon. Claude Code
+sends `HEAD /` before its first call. None of these requests goes to a provider, and none makes a rollout. The page
+shows nothing that needs a key.
 """
 
 from __future__ import annotations

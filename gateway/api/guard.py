@@ -1,8 +1,8 @@
 """What every request to the control API passes before and after its handler.
 
 Before: without an admin key the gateway trusts whoever reaches its loopback port, so the Host header must name the
-loopback (a web page that rebinds its own name to 127.0.0.1 is thereby refused); then the key; agent tokens never pass.
-After: whatever went wrong becomes one shape of JSON, and every answer carries the headers that keep browsers from
+loopback. That refuses a web page that rebinds its own name to 127.0.0.1. Then the key is checked; agent tokens never
+pass. After: every error becomes one shape of JSON, and every answer carries the headers that keep browsers from
 guessing, framing or caching it. Also here: reading parameters and bodies through pydantic, for the same errors.
 """
 
@@ -134,7 +134,7 @@ def body_of(content_type: str, body: bytes, model: type[M]) -> M:
 
 
 SPOKEN: Final = {"rid": "rollout", "aid": "attempt"}
-"""What people call the ids of a path."""
+"""Names of the ids of a path in messages."""
 
 
 def id_of(request: web.Request, name: str) -> str:
@@ -175,7 +175,7 @@ def _check_key(presented: Sequence[str], path: str, auth: Auth, public: bool) ->
 
 
 def classify(error: Exception, method: str, path: str) -> ApiError:
-    """Every error by its kind; what is not known is ours, and logged."""
+    """The kind of every error; an unknown error is the gateway's own, and is logged."""
     match error:
         case ApiError():
             return error

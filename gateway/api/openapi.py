@@ -1,9 +1,9 @@
 """The control API's description of itself as OpenAPI 3.1, made from the table that serves it.
 
-A `Route` says everything about an endpoint, its handler included; `gateway.api.routes` registers handlers from the same
-rows that are described here, so that no endpoint can exist undescribed. Query parameters are the fields of a pydantic
-model, which also checks them. Descriptions are the docstrings that stand below the fields in the source: they are read
-from there when the document is asked for, so that importing the nouns stays cheap.
+A `Route` says everything about an endpoint, its handler included. `gateway.api.routes` registers handlers from the same
+rows that are described here, so no endpoint can exist undescribed. Query parameters are the fields of a pydantic model,
+which also checks them. Descriptions are the docstrings below the fields in the source. They are read from there when
+somebody asks for the document, so importing the nouns stays cheap.
 """
 
 from __future__ import annotations

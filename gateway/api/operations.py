@@ -1,8 +1,9 @@
-"""What changes something, answered where its request was parsed.
+"""Requests that change something: answered where they were parsed.
 
-An operation is a plain function: the ids of its path and its body, both checked, to the model of its answer. Workers
-claim, finish and beat all the time; a second server between them and the desk would cost more than the work itself, so
-these requests do not pass aiohttp, as those that read do (`gateway.server.bridge`). The table is the same (`Route`).
+An operation is a plain function from the checked ids of its path and its checked body to the model of its answer.
+Workers claim, finish and beat all the time, and a second server between them and the dispatcher would cost more than
+the work itself. So these requests do not pass aiohttp, as reading ones do (`gateway.server.bridge`). The table is the
+same (`Route`).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Operations:
         running.add_done_callback(self._running.discard)
 
     async def finish(self, seconds: float) -> None:
-        """Waits for those that run, but not for long."""
+        """Waits for running operations, but not for long."""
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
 

@@ -1,11 +1,10 @@
 """Reading the tape page by page, off the event loop, with a bound on the work that one page may cost.
 
-A list is a *walk*: a generator that looks at one span or rollout after another and yields for each a *mark*, from which
-a later walk goes on, and the row it gives, or None when the filter does not want it. `page` drives a walk in slices,
-each in a worker thread and each a fresh generator, so that no generator (nor a read transaction in it) lives longer
-than a slice. A page ends when it is full, when the walk ends, or when enough has been looked at: then its cursor lets
-the caller go on. The cursor is the mark and the name of the list it belongs to, opaque to clients and checked when it
-comes back.
+A list is a *walk*: a generator that looks at one span or rollout after another and yields two values for each: a
+*mark*, from which a later walk goes on, and a row, or None when the filter does not want it. `page` runs a walk in
+slices, each in a worker thread and each a fresh generator, so no generator (nor a read transaction in it) lives longer
+than a slice. A page ends when it is full, when the walk ends, or when it has looked at enough; its cursor lets the
+caller go on. The cursor is the mark and the name of its list. It is opaque to clients and checked when it comes back.
 """
 
 from __future__ import annotations
@@ -154,7 +153,7 @@ def rollouts_walk(tape: Tape, query: Query) -> Walk[RolloutSummary]:
 
 
 def _resume(mark: Mark | None) -> tuple[int | None, tuple[str, int] | None]:
-    """Where to go on: below which rollout, and after which of the first one's spans."""
+    """Where to go on: below which rollout, and after which of its spans."""
     if mark is None:
         return None, None
     position = int(mark[0])
@@ -185,7 +184,7 @@ def span_filter(tape: Tape, query: Query) -> Callable[[Span], bool]:
 
 
 def searchable(tape: Tape, span: Span) -> str:
-    """The text of both bodies. What was streamed comes in pieces, so it is added as it reads."""
+    """The text of both bodies. A streamed answer comes in pieces, so the text as it reads is added."""
     exchange = tape.exchange(span)
     if exchange is None:
         return ""
@@ -203,7 +202,7 @@ def _text(body: bytes, headers: list[tuple[str, str]]) -> str:
 
 
 def spoken(turn: Turn) -> Iterator[str]:
-    """Everything said in a turn."""
+    """All text in a turn."""
     messages: Iterable[Message] = [*turn.messages, *(choice.message for choice in turn.choices)]
     for part in (part for message in messages for part in message.parts):
         yield from filter(None, (part.text, part.name, part.arguments))

@@ -1,9 +1,9 @@
-"""The half of the control API that changes things: giving work, doing it, judging it.
+"""The part of the control API that changes the queue: enqueuing, claiming, finishing, rewarding.
 
-Each is an operation (`gateway.api.operations`): it gets the ids of its path and its body, both checked, hands them to
-the desk (`gateway.queue.dispatcher`) and answers when it is durable. What the tape refuses becomes an `ApiError` in the
-guard. An agent's own requests come through the data plane, which has checked whose they are
-(`gateway.server.dispatch`); they arrive below `/agent` with their scope in the path.
+Each function is an operation (`gateway.api.operations`): it gets the checked ids of its path and its checked body,
+hands them to the dispatcher (`gateway.queue.dispatcher`) and answers when the change is durable. When the tape refuses
+something, the guard makes an `ApiError` of it. An agent's own requests come through `gateway.server.dispatch`, which
+has checked the rollout; they arrive below `/agent` with their scope in the path.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def claim(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnswer:
 
 
 def handed(control: Control, claimed: Claimed) -> Claim:
-    """What a worker is told of an attempt that was handed out."""
+    """What a worker is told about an attempt that it gets."""
     rollout, attempt = claimed.rollout, claimed.attempt
     return Claim(
         rollout=rollout,

@@ -44,7 +44,7 @@ from penstock.gateway.queue.reader import QueueReader
 BLOCK: Final = 1 << 20
 """Bytes of calls that are read before they are sent."""
 SHOWN_NS: Final = 15 * 60 * 10**9
-"""How long a worker that is not heard of is still listed."""
+"""How long a worker is still listed after its last sign of life."""
 
 
 class PageQuery(Noun):
@@ -112,7 +112,7 @@ class DiagnosisQuery(Noun):
 
 
 async def get_diagnosis(request: web.Request) -> web.Response:
-    """Whether a rollout can be trained on, call by call, and if not why, with what mends it. Reads the bytes of its
+    """Whether a rollout can be trained on, call by call, and if not why, with the way out. Reads the bytes of its
     calls, of 2,000 at most."""
     tape, asked, rollout = request.app[CONTROL].tape, query_of(request, DiagnosisQuery), _rollout(request)
 
@@ -189,7 +189,7 @@ async def get_workers(request: web.Request) -> web.Response:
 
 
 def recent_workers(reader: QueueReader, now_ns: int) -> list[Worker]:
-    """Those who were heard of lately, by name."""
+    """Workers with a recent sign of life, by name."""
     return [worker for worker in reader.workers() if worker.last_seen_ns >= now_ns - SHOWN_NS]
 
 
@@ -229,7 +229,7 @@ def _exchange(request: web.Request) -> Exchange:
 
 
 def _said(request: web.Request) -> Exchange | Side:
-    """The exchange, or the side of it that is asked for."""
+    """The exchange, or the requested side of it."""
     wanted, exchange = query_of(request, BodyQuery).side, _exchange(request)
     if wanted is None:
         return exchange
@@ -237,7 +237,7 @@ def _said(request: web.Request) -> Exchange | Side:
     if found is None:
         there = [side.who for side in exchange.sides]
         hint = "leave it out for the exchange itself"
-        raise ApiError(404, f"the {wanted} was spoken with in the exchange's own format; {hint}", "side", wanted, there)
+        raise ApiError(404, f"the {wanted} spoke the exchange's own format; {hint}", "side", wanted, there)
     return found
 
 

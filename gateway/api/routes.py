@@ -1,9 +1,9 @@
 """The control API: what tools and people read of the tape, the queue, and the tokens they hand to agents.
 
-`ROUTES` is the API: handlers are registered from it and `gateway.api.openapi` describes it, so that no endpoint can be
+`ROUTES` is the API: handlers are registered from it and `gateway.api.openapi` describes it, so no endpoint can be
 served undescribed. Handlers are thin: they check parameters (`gateway.api.guard`), read the tape page by page off the
 event loop (`gateway.api.reading`, `gateway.api.pages`), change it (`gateway.api.queue`) or follow the change feed
-(`gateway.api.changes`); answers are `gateway.model.answers` and `gateway.model.queue`.
+(`gateway.api.changes`). Answers are `gateway.model.answers` and `gateway.model.queue`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ async def get_metrics(request: web.Request) -> web.Response:
 
 
 def _look_at_tape(control: Control) -> None:
-    """Sets what is counted when it is asked for."""
+    """Sets those figures that are only counted when somebody asks."""
     figures, queue, now = control.metrics, control.desk.reader.queue(), time.time_ns()
     figures.tape_bytes = control.tape.figures()["used_bytes"]
     figures.queue_rollouts = {(mode,): queue.waiting.get(mode, 0) for mode in get_args(Mode)}
@@ -243,16 +243,17 @@ AGENT_ROUTES: tuple[Route, ...] = (
     Route("POST", f"{_AGENT}/rewards", "", "", RewardAnswer, writes.agent_reward, body=Judgement),
     Route("POST", f"{_AGENT}/events", "", "", EventsAnswer, writes.agent_events, body=EventsRequest),
 )
-"""What an agent may say below its own address, on the data plane: no part of the API."""
+"""What an agent may send below its own address; no part of the API."""
 
 
 OPERATIONS = [*(route for route in ROUTES if route.body is not None), *AGENT_ROUTES]
-"""What changes something."""
+"""The routes that change something."""
 
 
 def make_control(control: Control) -> web.Application:
-    """The application that serves what reads, and says of what changes something which methods it knows. Its `shutdown`
-    must be called when the gateway stops: it ends the followers."""
+    """The application that serves reading requests. For a path that changes something it answers which methods exist.
+    Its `shutdown` must be called when the gateway stops: it ends the followers.
+    """
     public = frozenset(route.path for route in ROUTES if route.public)
     # How large a body may be is decided where it comes in.
     app = web.Application(middlewares=[guard.middleware(control.auth, public)], client_max_size=0)
@@ -267,7 +268,9 @@ def make_control(control: Control) -> web.Application:
 
 
 def _operated(route: Route) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """An operation as a handler, for paths that are written in escapes: the data plane does not find those."""
+    """An operation as an aiohttp handler, for paths that are written with escapes, which `Operations.find` does not
+    know.
+    """
 
     async def handle(request: web.Request) -> web.Response:
         body = await request.read()

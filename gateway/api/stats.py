@@ -1,6 +1,6 @@
 """Sums over the newest spans: what `/api/stats` answers. Counting runs in slices in a worker thread.
 
-What was asked for to try a release is counted as spans and in no sum: neither agents nor their rewards are in it.
+Calls that were made to try a release are counted as spans, but are in no sum.
 """
 
 from __future__ import annotations

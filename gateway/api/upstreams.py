@@ -1,7 +1,8 @@
-"""Holding an upstream: while its weights are changed in place, calls wait at the socket and are then served.
+"""Holding an upstream: while its weights are changed in place, calls wait at the socket and then go on.
 
-Whoever changes them holds it, waits until nothing runs there any more, changes them, and opens it. A hold is a lease in
-this process: it is renewed by holding again, and a gateway that restarts has forgotten it (`gateway.upstreams.gate`).
+A person or a trainer holds the upstream, waits until nothing runs there any more, changes the weights, and opens it. A
+hold is a lease in this process: holding again renews it, and a gateway that restarts has forgotten it
+(`gateway.upstreams.gate`).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     baggage: penstock.rollout_id=...,penstock.attempt_id=...,penstock.agent_id=...
     session headers that coding agents send by themselves
 
-The first that names a rollout wins. None of them: `gateway.calls.conversations` follows the conversation.
-Agent Lightning 0.3 writes the first form too.
+The first that names a rollout wins. Without any, `gateway.calls.conversations` follows the conversation. Agent
+Lightning 0.3 writes the first form too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AddressError(ValueError):
 
 @dataclass(slots=True, frozen=True)
 class Address:
-    """Whose call it is."""
+    """The rollout, attempt and agent that a call belongs to."""
 
     rollout: str
     attempt: str = FIRST_ATTEMPT
@@ -129,7 +129,7 @@ def from_headers(headers: Mapping[bytes, bytes]) -> Address | None:
 
 
 def _unkeyed(session: str) -> str:
-    """A session as it may be shown: one that looks like a key is told by its hash."""
+    """A session as it may be shown: one that looks like a key becomes its hash."""
     return hashlib.sha256(session.encode()).hexdigest()[:32] if looks_secret(session) else session
 
 

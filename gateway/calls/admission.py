@@ -1,9 +1,8 @@
-"""Whose call is it, and may it pass? The first two steps in the life of a call; nothing here touches a socket.
+"""Which rollout does a call belong to, and may it pass? The first steps in the life of a call; nothing here does I/O.
 
 An address in the path, the headers or the baggage comes first, then an agent token, then the conversation that the
-request continues, or the connection it comes on. What would hold others up is done by a thread of its own, and only the
-call that needs it waits: a large conversation is read there, and so are answers, where there are equal conversations
-that only their answers tell apart.
+request continues, or the connection it comes on. A thread does the work that would hold other calls up, and only the
+call that needs it waits: it reads large conversations, and answers where only these tell equal conversations apart.
 """
 
 from __future__ import annotations
@@ -34,10 +33,12 @@ from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.http.request import Request
 
 UNPACKED: Final = 32 << 20
-"""Bytes of a request without its content encoding, beyond which it is not read: the loop waits for it."""
+"""A request that is longer than this without its content encoding is not read, because the event loop would wait;
+bytes.
+"""
 _log = logging.getLogger("penstock.proxy")
 _UNREAD: Final = "\0"
-"""No model is called that."""
+"""Stands for a model name that was not read yet; no model is called that."""
 
 
 @dataclass(slots=True)
@@ -55,24 +56,24 @@ class Admitted:
     packed: bytes | None = None
     """The request's as it came, where that had a content encoding."""
     waits: bool = field(default=False, init=False)
-    """Whether it must be followed (`Admission.follow`) before it is known whose it is."""
+    """Whether it must be followed (`Admission.follow`) before its rollout is known."""
     story: Story | None = field(default=None, init=False)
-    """Its conversation, where that tells whose it is; None where something else does, or while it has not been read."""
+    """Its conversation, if that decides the rollout; None if something else does, or while it was not read."""
     previous: str | None = field(default=None, init=False)
-    """The response that it says it goes on from."""
+    """The `previous_response_id` that it names."""
     found: Found = field(default_factory=Found, init=False)
-    """What that told."""
+    """What the conversation told."""
     asked: Peek | None = field(default=None, init=False)
-    """What was read of its body on the way: nobody has to read that again."""
+    """What was already read of its body, so that nobody reads it again."""
     _model: str | None = field(default=_UNREAD, init=False)
 
     def is_read(self, read: Read) -> None:
-        """Its conversation was."""
+        """Takes what was read of its conversation."""
         self.asked, self.story, self.previous = read.items.asked, read.story, read.items.previous
 
     @property
     def model(self) -> str | None:
-        """The model that it asks for. Read once, by whoever asks first: routes, releases, or the recorder."""
+        """The model that it asks for. Read once, by the first who needs it: routes, releases, or the recorder."""
         if self._model is _UNREAD:
             self.asked = self.asked or self.dialect.peek(self.body)
             self._model = self.dialect.model(self.body, self.path, self.asked)
@@ -133,7 +134,7 @@ class Admission:
         return None
 
     def _implicit(self, call: Admitted, way: Way) -> Address:
-        """The implicit rollout of a call that names none; a new one for now where it takes longer to tell."""
+        """The implicit rollout of a call that names none. A new one for now, if finding it takes longer."""
         read = self._fingerprints.follow(call.dialect, call.body)
         if read is None:
             if len(call.body) > LARGE:
@@ -145,7 +146,7 @@ class Admission:
         return self._given(call, way)
 
     def follow(self, call: Admitted, way: Way, then: Callable[[], None]) -> None:
-        """Has done what a call waits for, and goes on when it is known whose it is."""
+        """Does what a call waits for, on the thread, and calls `then` when its rollout is known."""
         done = asyncio.get_running_loop().run_in_executor(self._thread, self._catch_up, call)
         done.add_done_callback(lambda done: self._caught_up(call, done.result(), way, then))
 
@@ -160,7 +161,7 @@ class Admission:
             then()
 
     def _catch_up(self, call: Admitted) -> Read | None:
-        """On the thread."""
+        """Reads the conversation and unread answers; on the thread."""
         read = None
         try:
             if call.story is None:
@@ -171,10 +172,12 @@ class Admission:
         return read
 
     def _given(self, call: Admitted, way: Way) -> Address:
-        """The rollout that the conversation continues, that of the connection where there is none, else a new one."""
+        """The rollout that the conversation continues, else that of the connection if there is no conversation, else a
+        new one.
+        """
         story = call.story or EMPTY
         if call.previous is not None:
-            # What it sends is only what is new.
+            # It sends only the new items.
             call.story = story = EMPTY
             rollout = self._conversations.find_response(call.previous)
         else:
@@ -187,7 +190,7 @@ class Admission:
         return Address(rollout, origin="implicit", ambiguous=call.found.ambiguous)
 
     def remember_soon(self, call: Admitted, way: Way, answer: Answer | None) -> None:
-        """The same, when what was written in this turn of the loop has gone out, before anything can answer it."""
+        """As `remember`, when the bytes of this turn of the loop have gone out, but before a client can react."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._remember_all)
         self._ended.append((call, way, answer))
@@ -201,7 +204,7 @@ class Admission:
                 _log.exception("the end of a call of %s could not be remembered", call.address.rollout)
 
     def remember(self, call: Admitted, way: Way, answer: Answer | None) -> None:
-        """What a later request would continue. `answer`: None when the call came to nothing."""
+        """Remembers a call that a later request may continue. `answer`: None when the call failed."""
         story, dialect = call.story, call.dialect
         if story is None or call.waits or not dialect.answers:
             return
@@ -218,7 +221,7 @@ class Admission:
 
 
 def _settle(some: Iterable[Ended]) -> None:
-    """On the thread: reads answers."""
+    """Reads answers; on the thread."""
     for ended in some:
         try:
             ended.settle()
@@ -253,7 +256,7 @@ _OPERATION = re.compile(
     r"collective_rpc|init_weight_transfer_engine|start_weight_update|update_weights|finish_weight_update|"
     r"update_weight_version|weight_checker|release_kv_cache_memory|reset_[a-z]+_cache|scale_elastic_ep)(/.*)?"
 )
-"""What operates a vLLM server: some of it asks for no key, and for the rest the gateway would give its own."""
+"""Paths that operate a vLLM server: some of them ask for no key, and for the others the gateway would give its own."""
 
 
 def _check_path(path: str) -> None:

@@ -1,9 +1,9 @@
-"""The gateway's own keys are taken out of error answers on their way to the agent. Sans-I/O.
+"""Takes the gateway's own keys out of error answers on their way to the agent. Sans-I/O.
 
-Providers repeat a key that they refuse. The agent must not learn the gateway's: in the head and the body of an answer
-of 300 and above it becomes as many asterisks, and lengths, chunks and their boundaries stay. What a read ends with is
+Providers repeat a key that they refuse, and the agent must not learn the gateway's. In the head and the body of an
+answer of 300 and above a key becomes as many asterisks; lengths, chunks and their boundaries stay. The end of a read is
 held back only where it may be the beginning of a key. An encoded answer is held until it is whole, and goes without its
-encoding where a key was found in it; one that cannot be decoded, or is too large, passes as it came.
+encoding if a key was found in it; one that cannot be decoded, or is too large, passes as it came.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from penstock.gateway.http.upstream_connection import Link
 from penstock.gateway.model.known_secrets import Secrets
 
 HELD: Final = 256 << 10
-"""Bytes of an encoded answer that are held at most."""
+"""The most bytes of an encoded answer that are held."""
 _DECODED: Final = 4 << 20
-"""Bytes that are looked at of what it decodes to."""
+"""The most bytes of its decoded form that are searched."""
 _ENCODING: Final = frozenset({b"content-encoding"})
 _IDENTITY: Final = (None, b"identity")
 
@@ -117,7 +117,7 @@ class Encoded:
         return self.broken() + b"".join(self._raw) if sum(map(len, self._raw)) > HELD else b""
 
     def broken(self) -> bytes:
-        """The head, of which the client sees that something is missing."""
+        """The head; the client sees that the rest is missing."""
         held, self._held = self._held, False
         return self._head if held else b""
 
@@ -156,7 +156,7 @@ class Chunks:
         return places
 
     def _size(self, part: bytes) -> None:
-        """Of the line that says how long a chunk is; an empty one ends the chunk before."""
+        """The size in a chunk's head line; an empty line ends the chunk before."""
         self._line += part
         if self._line.endswith(b"\n"):
             line, self._line = self._line.partition(b";")[0].strip(), b""
@@ -171,10 +171,10 @@ def _passed(link: Link, raw: bytes, chunked: bool) -> bytes:
 
 
 class Kept(NamedTuple):
-    """A body without the secrets that were in it."""
+    """A body without the secrets in it."""
 
     body: bytes
-    """The same object where none was."""
+    """The same object if there was none."""
     plain: bytes
     """Without its content encoding, as far as it could be undone."""
     bare: bool
@@ -184,7 +184,7 @@ class Kept(NamedTuple):
 
 
 def keep(secrets: Secrets, body: bytes, encoding: str | None, limit: int | None = None) -> Kept:
-    """What may be kept of a body. `limit`: bytes that are looked at of what it decodes to."""
+    """The body as it may be kept. `limit`: the most bytes of its decoded form that are searched."""
     if not encoding or encoding == "identity":
         hidden = secrets.hide(body)
         return Kept(hidden, hidden, False)
@@ -199,7 +199,7 @@ def unencoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 
 
 def rescaled(marks: list[int], size: int) -> list[int]:
-    """The arrivals of a body (time, size, in turn) whose size is another now."""
+    """The arrivals of a body (time, size, in turn), fitted to its new size."""
     made, before = marks.copy(), sum(marks[1::2])
     ended = done = 0
     for at in range(1, len(marks), 2):

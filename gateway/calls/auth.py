@@ -1,9 +1,9 @@
 """Who may do what: one admin key for the control API, and agent tokens that open the data plane for one rollout.
 
 A token is stateless: `pst_` and the base64 of expiry, rollout and their HMAC-SHA256 under the gateway's secret. It
-needs no storage and cannot be revoked singly; a new secret ends them all. Without an admin key everybody who reaches
-the port is admin (the gateway then listens on loopback only), except a request that carries an agent token: an agent's
-token opens nothing but its rollout, whatever else the gateway allows. Pure: the caller brings headers and the clock.
+needs no storage and cannot be revoked alone; a new secret ends them all. Without an admin key everybody who reaches the
+port is admin (the gateway then listens on loopback only), except a request with an agent token: that opens only its
+rollout, whatever else the gateway allows. Pure: the caller brings headers and the clock.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Auth:
 def credentials(headers: Mapping[str, str]) -> Iterator[str]:
     """Every key that a request presents, where the SDKs put them: `Authorization: Bearer` and `x-api-key`."""
     for name, value in headers.items():
-        # Most headers are told by their length.
+        # Their length rules out most headers.
         if len(name) in _KEY_LENGTHS and (low := name.lower()) in _KEY_HEADERS:
             scheme, _, rest = value.strip().partition(" ")
             if low == "x-api-key":

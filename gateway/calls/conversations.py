@@ -1,17 +1,16 @@
-"""Rollouts of clients that say nothing: a request that continues a conversation belongs where the conversation began.
+"""Finds the rollout of a call without an address: a request that continues a conversation belongs to its rollout.
 
-Agents resend the whole conversation with every call. A request whose first items are all of an earlier request,
-followed by the answer to it, continues that one. What counts is what an item says, not how its JSON is written. What
-comes before every item is known by a number (`fingerprints.Story`), so that the longest known beginning is found at
-once.
+Agents resend the whole conversation with every call. A request whose first items are all items of an earlier request,
+followed by the answer to it, continues that one. Items are compared by their content, not by how their JSON is written.
+Every beginning of a conversation has a number (`fingerprints.Story`), so the longest known one is found at once.
 
-Equal beginnings are told apart by the answers they got. An answer is read when there are two to tell apart, never
-before, and not on the loop. Where the answers are equal too, the connection decides, then whose last answer has not
-been continued yet, then the client's address, then who waits longest. That is certain where the connection, or the
-address, has never had to do with anybody else's conversation; otherwise the rollout is marked: its calls may be
-somebody else's, who has done exactly the same.
+Answers tell equal beginnings apart. An answer is read only when there are two to tell apart, and not on the event loop.
+If the answers are equal too, the connection decides, then whose last answer has not been continued yet, then the
+client's address, then who has waited longest. That is certain if the connection, or the address, has never carried
+another of these conversations. Otherwise the rollout is marked: its calls may belong to another agent that has done
+exactly the same.
 
-State lives in memory, as digests, bounded: the longest untouched conversations are forgotten first, and of equal
+State is kept in memory as digests, within bounds: the longest untouched conversations are dropped first, and of equal
 openings the oldest. After a restart a conversation goes on as a new rollout.
 """
 
@@ -32,19 +31,20 @@ from penstock.gateway.http.client_connection import Way
 _REMEMBERED: Final = 20_000
 _EQUAL: Final = 64
 _NEAR: Final = 16
-"""Items at the end among which the new ones most often begin."""
+"""Items at the end; the new ones most often begin among these."""
 _UNREAD_BYTES: Final = 32 << 20
-"""Of answers that nobody had to read yet."""
+"""Bytes of answers that are kept unread."""
 
 
 def new_rollout() -> str:
-    """A fresh name that sorts by time. It is no secret: asking the system for random bytes would cost more than all
-    else that is done to open a rollout."""
+    """A fresh name that sorts by time. It is no secret: random bytes of the system would cost more than everything else
+    that opening a rollout takes.
+    """
     return f"i-{time.time_ns() // 1_000_000:011x}-{random.getrandbits(32):08x}"
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """The answer to a call, not looked at yet."""
+    """The unread answer to a call."""
 
     body: Callable[[], bytes]
     """Puts it together, without content encoding."""
@@ -56,21 +56,21 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ended(msgspec.Struct, eq=False, gc=False):
-    """A call that was answered: the end of a conversation, as far as one rollout has brought it."""
+    """The end of a conversation: a call that was answered, in one rollout."""
 
     rollout: str
     way: Way
     alone: bool
-    """Whether all calls of its rollout so far came this way."""
+    """Whether all calls of its rollout so far came on this connection."""
     answer: Answer | None
-    """Its answer, as long as that was not read; None too when it was so long ago that nobody can read it."""
+    """Its answer until it is read; None also when it is so old that it was dropped."""
     said: array[int] | None = None
-    """The items of its answer; None where it was not read."""
+    """The items of its answer; None until it is read."""
     continued: tuple[int, ...] = ()
     """The conversations that have continued it."""
 
     def settle(self) -> None:
-        """Reads the answer, where that is still to be done."""
+        """Reads the answer, unless that was done."""
         answer = self.answer
         if answer is not None:
             self.said = array("q", map(number_of, answer.replies(answer.body(), answer.stream)))
@@ -78,22 +78,21 @@ class Ended(msgspec.Struct, eq=False, gc=False):
 
 
 class Found(msgspec.Struct, gc=False):
-    """Whose call it is."""
+    """The rollout of a call."""
 
     rollout: str | None = None
-    """None: it opens a new one."""
+    """None: the call opens a new one."""
     ambiguous: bool = False
-    """Whether it could be another's as well."""
+    """Whether the call could belong to another rollout as well."""
     after: Ended | None = None
-    """What it continues."""
+    """The end of the conversation that it continues."""
     unread: tuple[Ended, ...] = ()
-    """What must be read before this can be told; then ask again."""
+    """What must be read before this can be decided; then ask again."""
 
 
 class Conversations:
-    """Which rollout the conversations of late belong to. On the loop only.
-
-    Not kept over a restart: the first call after it of a client that says nothing opens a new rollout.
+    """Which rollout recent conversations belong to. On the loop only. Not kept over a restart: after it, the first call
+    of a client without an address opens a new rollout.
     """
 
     def __init__(self, remembered: int = _REMEMBERED, unread_bytes: int = _UNREAD_BYTES) -> None:
@@ -111,7 +110,7 @@ class Conversations:
         for length in range(len(beginnings) - 1, near - 1, -1):
             if beginnings[length - 1] in self._open:
                 return _choose(self._open[beginnings[length - 1]], story, length, way)
-        # Of tens of thousands of items this holds nobody up.
+        # With tens of thousands of items this holds no other call up.
         before = beginnings[: near - 1]
         longest = next(filter(self._open.__contains__, reversed(before)), None)
         if longest is None:
@@ -119,14 +118,16 @@ class Conversations:
         return _choose(self._open[longest], story, before.index(longest) + 1, way)
 
     def follow(self, found: Found, story: Story, way: Way, rollout: str) -> None:
-        """The call has been given this rollout."""
+        """Notes that the call was given this rollout."""
         if found.after is not None:
             found.after.continued += (story.key,)
             way.mixed = way.mixed or way.last not in (None, rollout)
         way.last = rollout
 
     def remember(self, story: Story, found: Found, way: Way, rollout: str, answer: Answer) -> list[Ended]:
-        """This conversation of the rollout was answered. Returns what must be settled now: the same of others."""
+        """Notes that this conversation of the rollout was answered. Returns other ends of the same conversation, whose
+        answers must be read now.
+        """
         alone = found.after is None or (found.after.alone and found.after.way is way)
         ended = Ended(rollout, way, alone, answer)
         self._keep(ended, answer.weight)
@@ -144,7 +145,7 @@ class Conversations:
         return self._take([it for it in candidates if it in self._unread])
 
     def undo(self, found: Found, story: Story) -> None:
-        """The call came to nothing: what it would have continued has not been continued."""
+        """Takes back a call that failed: it has not continued its conversation."""
         if found.after is not None and story.key in found.after.continued:
             at = found.after.continued.index(story.key)
             found.after.continued = found.after.continued[:at] + found.after.continued[at + 1 :]
@@ -173,14 +174,14 @@ class Conversations:
 
 
 def _choose(candidates: list[Ended], story: Story, length: int, way: Way) -> Found:
-    """Which of those whose conversation this begins with it continues."""
+    """Chooses which of these equal conversations the call continues."""
     if len(candidates) == 1 or len({it.rollout for it in candidates}) == 1:
         return Found(candidates[-1].rollout, after=candidates[-1])
     if unread := tuple(it for it in candidates if it.answer is not None):
         return Found(unread=unread)
     possible = _possible(candidates, story.items[length:])
     if not possible:
-        # It was edited, or is no answer of ours at all.
+        # The answer was edited, or did not come through this gateway.
         own = [it for it in candidates if _owns(way, it)]
         return Found(own[0].rollout, after=own[0]) if len(own) == 1 else Found(ambiguous=True)
     chosen = min(possible, key=lambda it: _rank(it, story.key, way))
@@ -189,14 +190,17 @@ def _choose(candidates: list[Ended], story: Story, length: int, way: Way) -> Fou
 
 
 def _possible(candidates: list[Ended], rest: array[int]) -> list[Ended]:
-    """Those whose answer is what comes next. Whose answer nobody knows any more counts while it was not continued."""
+    """Ends whose answer is the next item. One whose answer was dropped counts too, unless another matches and it was
+    continued.
+    """
     same = [it for it in candidates if it.said and rest[: len(it.said)] == it.said]
     return same + [it for it in candidates if it.said is None and not (same and it.continued)]
 
 
 def _rank(one: Ended, key: int, way: Way) -> tuple[bool, ...]:
-    """The smallest is chosen, of equals the first. What this very conversation has continued already comes last: the
-    same twice is more likely of two agents than of one."""
+    """The end with the smallest rank is chosen, of equal ones the first. An end that this very conversation has
+    continued already comes last: two agents say the same more often than one agent says it twice.
+    """
     return (
         key in one.continued,
         one.way is not way,
@@ -207,12 +211,12 @@ def _rank(one: Ended, key: int, way: Way) -> tuple[bool, ...]:
 
 
 def _owns(way: Way, one: Ended) -> bool:
-    """Whether the connection and the rollout have had to do with each other only."""
+    """Whether the connection and the rollout have been used only with each other."""
     return one.way is way and one.alone and way.last == one.rollout and not way.mixed
 
 
 def _certain(chosen: Ended, others: list[Ended], way: Way) -> bool:
-    """Whether it cannot be any of the others."""
+    """Whether it can be none of the others."""
     if chosen.continued or any(it.way is way for it in others):
         return False
     return _owns(way, chosen) or (chosen.way.peer == way.peer and all(it.way.peer != way.peer for it in others))

@@ -1,12 +1,12 @@
 """Conversations as numbers: what each item says, and each beginning of the conversation. Pure.
 
-Agents resend the whole conversation with every call, and of most calls everything but the end was here before, byte for
-byte. Such a beginning is a stem: the request is compared with it, which costs a hundredth of reading it. What stands
-after the conversation (the model, tools) is compared too; where it is the same, only the new items are read. A new item
-is known by its raw bytes when it comes again, and read for what it says, not for how its JSON is written.
+Agents resend the whole conversation with every call, and most requests begin with bytes that were seen before. Such a
+beginning is a *stem*: the request is compared with it, which costs a hundredth of reading it. The bytes after the
+conversation (the model, tools) are compared too; if they are the same, only the new items are read. An item that comes
+again is known by its raw bytes. A new item is read for its content, however its JSON is written.
 
-A stem ends twice: with its last item, and some items before that, because clients move cache markers about there. It is
-looked for by the bytes before the last of some places that it reaches, each an eighth further than the one before.
+A stem ends in two places: with its last item, and some items before that, because clients move cache markers there. It
+is looked up by the bytes before the last of some places that it reaches, each an eighth further than the one before.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from penstock.gateway.dialects.items import LARGE, Items
 from penstock.gateway.dialects.loose_json import UNREADABLE, Peek
 
 LONGEST: Final = 4 << 20
-"""Bytes of a request above which it has no stem: comparing it would hold others up."""
+"""A longer request has no stem, because comparing it would hold other calls up; bytes."""
 _STEMS_BYTES: Final = 32 << 20
 _ITEMS: Final = 1 << 14
-"""Items that are known by their raw bytes; twice as many at most. So many are forgotten in well below a millisecond."""
+"""Items that are known by their raw bytes; at most twice as many. Dropping them takes well below a millisecond."""
 _LARGE_ITEM: Final = 256 << 10
-"""Bytes of an item above which it is not read: it must come again as it was."""
+"""A larger item is not read: it must come again byte for byte; bytes."""
 _HEAD: Final = 2
 """Items that are always read: an agent's task, and instructions that are no item of the request's list."""
 _MOVING: Final = 3
-"""Items at the end of a stem that may come again otherwise."""
+"""Items at the end of a stem that clients may write otherwise the next time."""
 _NEW: Final = 8
-"""Items after a stem above which it is made longer."""
+"""With more items after a stem than this, the stem is extended."""
 _LONG: Final = _HEAD + 2 * _MOVING
-"""Items from which a stem is worth it."""
+"""A conversation gets a stem from so many items on."""
 _SHORTEST: Final = 8 << 10
-"""Bytes of a request below which reading it costs no more than following it."""
+"""Reading a shorter request costs no more than following it; bytes."""
 _PLACES: Final = [int(_SHORTEST * 1.125**step) for step in range(60)]
 _BEFORE: Final = 128
 """Bytes by which a stem is found."""
 _TRIES: Final = 8
-"""Places that are looked at: a request may be two and a half times as long as its stem."""
+"""Places that are tried: a request may be two and a half times as long as its stem."""
 
 
 class Reads(Protocol):
@@ -64,7 +64,7 @@ class Story(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> int:
-        """What stands for it as a whole."""
+        """Stands for the whole conversation."""
         return self.beginnings[-1]
 
 
@@ -75,11 +75,11 @@ class Read(msgspec.Struct, frozen=True, gc=False):
     """What was read of a request."""
 
     items: Items
-    """Those that had to be read, and what else a head needs."""
+    """The items that had to be read, and what else a head needs."""
     story: Story
-    """Of all of them."""
+    """Of all items."""
     numbers: list[int]
-    """Of the items that were read; 0 of one that does not count."""
+    """Numbers of the items that were read; 0 for one that does not count."""
 
 
 class _End(msgspec.Struct, frozen=True, gc=False):
@@ -125,7 +125,7 @@ class Fingerprints:
         self._held = 0
 
     def follow(self, dialect: Reads, body: bytes) -> Read | None:
-        """The conversation of a request that goes on from a stem; None of any other. On the loop only."""
+        """The conversation of a request that continues a stem; None for any other. On the loop only."""
         found = self._find(dialect.name, body)
         if found is None:
             return None
@@ -154,7 +154,7 @@ class Fingerprints:
         return self._read(EMPTY, dialect, dialect.items(body), len(body))
 
     def keep(self, dialect: Reads, body: bytes, read: Read) -> None:
-        """What comes later may go on from this request, which was read. On the loop only."""
+        """Makes a stem of this request, which was read, for later ones. On the loop only."""
         raw = read.items.raw
         if len(raw) < _LONG or not _SHORTEST <= len(body) <= LONGEST or body.rfind(bytes(raw[-_MOVING])) < _SHORTEST:
             return
@@ -166,7 +166,7 @@ class Fingerprints:
             stem = _Stem(dialect.name, before.length, raw[:_HEAD], (before, before), mark, b"", None, None, b"", 0)
             made = _longer(stem, before, body, Read(items, read.story, read.numbers[_HEAD:]))
             if made is not None:
-                # What is to be left out must be these items, and not the same bytes in another place.
+                # The bytes to leave out must be these items, and not the same bytes in another place.
                 left = body[: before.length] + made.rest
                 if len(left) <= LARGE and dialect.items(left).raw == raw[:_HEAD]:
                     self._keep(made)
@@ -185,7 +185,7 @@ class Fingerprints:
         return None
 
     def _lengthen(self, stem: _Stem, end: _End, body: bytes, read: Read) -> None:
-        """The stem reaches as far as this request does, which goes on from an end of it."""
+        """Extends the stem by this request, which continues it."""
         longer = _longer(stem, end, body, read) if len(read.items.raw) > _MOVING else None
         if longer is not None:
             self._drop(stem)
@@ -211,7 +211,7 @@ class Fingerprints:
         for number in numbers:
             if number:
                 new.append(number)
-                # Whoever cannot foresee the numbers, which are salted hashes, cannot foresee these.
+                # The numbers are salted hashes, so nobody can foresee these.
                 total = hash((total, number))
                 sums.append(total)
         return Read(items, Story(story.items + new, story.beginnings + sums), numbers)
@@ -246,15 +246,18 @@ class Fingerprints:
 
 
 def number_of(source: bytes | memoryview) -> int:
-    """What an item says as a number, never 0. A large one is hashed by what lets other threads run meanwhile."""
+    """The content of an item as a number, never 0. A large item is hashed by a function that lets other threads run
+    meanwhile.
+    """
     if len(source) > _LARGE_ITEM:
         return int.from_bytes(blake2b(source, digest_size=8).digest(), signed=True) or 1
     return hash(source) or 1
 
 
 def _longer(stem: _Stem, end: _End, body: bytes, read: Read) -> _Stem | None:
-    """A stem to the last of the items that were read after an end of one; None where they do not stand right after it,
-    written as they were before."""
+    """A stem to the last item that was read after an end of this one; None if the items do not follow directly, written
+    as before.
+    """
     raw, mark = read.items.raw, stem.mark
     text = mark.join([b"", *raw])
     last = end.length + len(text)

@@ -1,4 +1,4 @@
-"""A request + what must change in it -> the request to send. Pure; every byte that need not change stays as it was."""
+"""Changes the model name in a request. Pure; every other byte stays as it was."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _model = msgspec.json.Decoder(_Model)
 def replace_model(body: bytes, name: str) -> bytes:
     """The body with its top-level model name replaced; unchanged when it names none.
 
-    The key is searched for and each find tried: only where it is the top-level one does the parser see the new name.
+    Each place that looks like the key is tried: only at the top-level key does the parser then see the new name.
     """
     wanted = msgspec.json.encode(name)
     if _named(body) in (None, name):

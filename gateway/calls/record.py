@@ -1,7 +1,8 @@
-"""What is known of one call. The loop fills it in while the call runs; it becomes the call's entry on the tape.
+"""What is known of one call. The event loop fills it in while the call runs; then it becomes the call's entry on the
+tape.
 
-`entry` runs on the recorder's thread: it draws the head's facts out of the bodies and masks secrets. A parser that
-fails there costs the facts, never the bytes.
+`entry` runs on the recorder's thread: it reads the head's facts out of the bodies and masks secrets. If a parser fails
+there, the facts are missing, but never the bytes.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Record:
 
     @property
     def changed(self) -> bool:
-        """Whether it goes upstream as another request than its client's."""
+        """Whether it goes upstream as another request than the client's."""
         return self.body is not self.call.body and self.body is not self.call.packed
 
     @property
@@ -127,12 +128,12 @@ class Record:
 
     @property
     def weight(self) -> int:
-        """Bytes that it holds in memory: the bodies, and once more the request's, which is a base for the next."""
+        """Bytes that it holds in memory: the bodies, and the request's once more, which is the base of the next one."""
         sides = sum(2 * len(side.request_body) + len(side.response_body) for side in self.sides)
         return _OVERHEAD + 2 * len(self.body) + self._size + sides
 
     def arrived(self, pieces: list[bytes], now: float) -> None:
-        """Notes what one read brought, by reference."""
+        """Notes the bytes of one read, by reference."""
         elapsed = int((now - self.request.started) * 1e9)
         if self.first_byte_ns is None:
             self.first_byte_ns = elapsed
@@ -195,7 +196,7 @@ class Record:
         return keep(self._secrets, self.body, b",".join(asked).decode("latin-1")), keep(self._secrets, response, told)
 
     def _hide(self, entry: Entry) -> None:
-        """Texts of the head that come from the bodies, or from the request."""
+        """Hides secrets in those texts of the head that come from the bodies or the request."""
         path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish = self._secrets.texts(
             (entry.path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish)
         )
@@ -229,7 +230,7 @@ class Record:
         entry.http_status, entry.stream = self.http_status, self.stream
         entry.upstream = None if self.pool is None else self.pool.name
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
-        # What the gateway itself has answered used up nothing here.
+        # An answer of the gateway's own has used no tokens.
         entry.usage = None if self.pool is None else facts.usage
         if uncounted(entry):
             self._count(entry, request, response.plain)
@@ -238,7 +239,7 @@ class Record:
         entry.response_bytes, entry.truncated = self.response_bytes, self.truncated
 
     def _count(self, entry: Entry, request: bytes, response: bytes) -> None:
-        """What the provider did not."""
+        """Counts what the provider did not."""
         entry.usage = counted(entry.usage, response, self.stream, entry.status == "ok" and not self.truncated)
         if uncounted(entry):
             deltas = self.stream and entry.dialect == "responses"
@@ -250,7 +251,7 @@ class Record:
             asked = None if self.changed else self.call.asked
             facts = self.call.dialect.facts(request, response.plain, self.stream, asked)
             if self.truncated or (response.problem is not None and not response.problem.endswith(CUT)):
-                # How it ended cannot be seen.
+                # Its end is not among the kept bytes.
                 facts.failed = None
             return facts
         except Exception:

@@ -1,7 +1,7 @@
-"""From the tape to a Turn: bodies are decoded, then read by their dialect. Interpretation never raises.
+"""Makes a Turn of what is on the tape: decodes the bodies and lets their dialect read them. It never raises.
 
-Decoding is bounded, because a few bytes can stand for gigabytes, and gives what it could decode together with what
-was wrong: a body may have been cut off with its connection.
+Decoding is bounded, because a few bytes can stand for gigabytes. It returns what it could decode together with what was
+wrong, because a body may have been cut off with its connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ZSTD_WINDOW = 8 << 20
 BLOCK = 1 << 16
 """About how many bytes brotli gives at a time: it knows no bound of its own, and 512 bytes can stand for gigabytes."""
 CUT = "ends early"
-"""What is wrong with a body that is good as far as it goes."""
+"""The problem of a body that is good as far as it goes."""
 EXCERPT = 300
 
 
@@ -40,10 +40,10 @@ class _Inflater(Protocol):
 
 
 class _Brotli:
-    """A decoder of brotli that has the face of the others. It stops making more once it has made more than `limit`."""
+    """A decoder of brotli with the interface of the others. It stops once it has made more than `limit`."""
 
     unused_data = b""
-    """Brotli is one stream: what follows it is an error, and is told as one."""
+    """Brotli is one stream: bytes after it are an error, and reported as one."""
 
     def __init__(self, limit: int) -> None:
         self._decoder = brotli.Decompressor()

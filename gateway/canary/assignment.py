@@ -1,8 +1,8 @@
 """Which arm a rollout gets, and which calls a release speaks to. Pure.
 
-A rollout's *share* is a number in [0, 1) that follows from the release's salt and the rollout's name alone. It is on
-the candidate's arm when that number is below the split. So nobody has to be asked, two releases are independent of each
-other, and a split that rises takes nobody from the candidate.
+A rollout's *share* is a number in [0, 1) that follows from the release's salt and the rollout's name alone. The rollout
+is on the candidate's arm when the number is below the split. So no state is needed, two releases are independent of
+each other, and a rising split takes no rollout from the candidate.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def share(salt: str, rollout: str) -> float:
 
 
 def speaks_to(only: Audience, asker: Asker) -> bool:
-    """Whether a call is of the audience."""
+    """Whether a call belongs to the audience."""
     return (
         _among(asker.agent, only.agents)
         and _among(asker.model, only.models)
@@ -55,7 +55,7 @@ def _among(name: str, patterns: Sequence[str]) -> bool:
 
 
 def apart(one: Audience, other: Audience) -> bool:
-    """True when no call can be of both: they name different agents, models, modes or values. Wildcards may overlap."""
+    """True when no call belongs to both: they name different agents, models, modes or values. Wildcards may overlap."""
     return (
         _differ(one.agents, other.agents)
         or _differ(one.models, other.models)
@@ -75,5 +75,5 @@ def _wild(pattern: str) -> bool:
 
 
 def stable_version(stable: Stable, asker: Asker) -> str:
-    """The version that a call gets while no release speaks to it."""
+    """The version that a call gets when no release is live for it."""
     return next((rule.version for rule in stable.rules if speaks_to(rule.only, asker)), stable.version)

@@ -1,13 +1,13 @@
-"""What is to be done after each rollout: pure, looked at after every one, in assignment order.
+"""Decides what to do after each rollout, in assignment order. Pure.
 
-The first that applies: hard violations and harm (reward, then guards) roll back; a split or outcomes that cannot be
-trusted hold; a stage that is complete is left, the last one by promotion once a loss of `d` or more is excluded; the
-horizon holds. There is one path: the live driver, `penstock release verify` and the simulations all step a `Canary`, so
-the same observations give the same verdict at the same rollout with the same figures, bit for bit.
+The first rule that applies counts. Hard violations and harm (reward, then guards) roll back. A split or outcomes that
+cannot be trusted hold. A complete stage is left, the last one by promotion once a loss of `d` or more is excluded. The
+horizon holds. The live driver, `penstock release verify` and the simulations all step the same `Canary`, so the same
+observations give the same verdict at the same rollout with the same figures, bit for bit.
 
-A verdict other than `continue` and `advance` ends the stepping. People move it on: `approve` where a stage asks for it,
-and `resume` after a hold, which sets that cause of holding aside for good (the e-values need no correction: they allow
-any looking, stopping and going on). Both take effect at the rollout that was looked at last.
+A verdict other than `continue` and `advance` ends the stepping until a person acts: `approve` where a stage asks for
+it, or `resume` after a hold, which sets that cause of holding aside for good (the e-values need no correction: they
+allow any looking, stopping and going on). Both take effect at the rollout that was looked at last.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from penstock.gateway.model.policy import MISSING, Policy, Stage
 
 Action = Literal["continue", "advance", "promote", "roll_back", "hold"]
 FEW = 50
-"""Rollouts before which a lack of rewards is no reason to hold."""
+"""With fewer rollouts a lack of rewards is no reason to hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is to be done, and why."""
+    """What to do, and why."""
 
     action: Action
     cause: str = ""
-    """Which rule said so: `violations`, `harm`, `guard:NAME`, `srm:STAGE`, `missing`, `stage`, `approval`,
-    `non-inferiority`, `horizon`; empty while nothing is decided."""
+    """The rule that decided: `violations`, `harm`, `guard:NAME`, `srm:STAGE`, `missing`, `stage`, `approval`,
+    `non-inferiority`, `horizon`; empty while nothing is decided.
+    """
     reason: str = "the evidence does not decide yet"
     """One sentence with figures."""
     number: int = -1
-    """The rollout after which it was said."""
+    """The rollout after which it was decided."""
     figures: dict[str, float] = field(default_factory=dict[str, float])
     """All evidence at that moment, by name; the same bits wherever it is recomputed. Empty while nothing is decided."""
 
@@ -63,9 +64,8 @@ def decide(
 
 
 def hard_stop(policy: Policy, violations: int) -> str | None:
-    """Why a release ends at once with so many hard violations on the candidate; None if it does not.
-
-    For a driver that sees one before the rollouts assigned earlier are known; `decide` says the same in its turn.
+    """Why a release ends at once with so many hard violations on the candidate; None if it does not. For a driver that
+    sees one before the outcomes of earlier rollouts are known; `decide` says the same when its turn comes.
     """
     return _violated(policy, violations) if violations > policy.hard_violations else None
 
@@ -102,7 +102,7 @@ class Canary:
         return self._decide()
 
     def resume(self) -> Verdict:
-        """A person sets aside what held it. Raises `ValueError` when it is not held."""
+        """A person sets aside the cause of holding. Raises `ValueError` when it is not held."""
         if self.verdict.action != "hold":
             raise ValueError(f"only a release that is held can be resumed; this one: {self.verdict.action}")
         self._waived.add(self.verdict.cause)
@@ -182,7 +182,7 @@ def _complete(stage: Stage, evidence: Evidence) -> bool:
 
 
 def _move(policy: Policy, index: int, evidence: Evidence, approved: bool) -> Verdict | None:
-    """Out of a stage that is complete; None when the evidence is not there yet."""
+    """The move out of a complete stage; None while the evidence is not there yet."""
     stage, last = policy.stages[index], index == len(policy.stages) - 1
     if last and policy.hold_split:
         return None

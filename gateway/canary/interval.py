@@ -1,14 +1,14 @@
 """An interval for the difference between the arms: for display only, no decision reads it.
 
-An asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy & Ramdas, "Time-uniform central limit theory
-and asymptotic confidence sequences", 2021) over the scores psi of `gateway.canary.evidence`; one side each:
+An asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy & Ramdas, "Time-uniform central limit theory and
+asymptotic confidence sequences", 2021) over the scores psi of `gateway.canary.evidence`; one side each:
 
     [S +- sqrt(2 (V r2 + 1) / r2 * ln(1 + sqrt(V r2 + 1) / (2 a)))] / W       S = sum psi, V = sum psi^2, W = sum w
     r2 = (-2 ln(2 a) + ln(-2 ln(2 a) + 1)) / V*                                a: error of one side
 
-It may be looked at at any time, but it leans on a central limit: where successes or failures are rare it is too narrow.
-The betting tests have no such gap, so they decide. It uses `math.log`, whose last place differs between machines, so
-it never enters an audit.
+It may be looked at at any time, but it relies on a central limit: if successes or failures are rare, it is too narrow.
+The betting tests do not have this weakness, so they decide. The interval uses `math.log`, whose last place differs
+between machines, so it never enters an audit.
 """
 
 from __future__ import annotations

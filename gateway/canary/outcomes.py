@@ -1,9 +1,9 @@
-"""What became of a rollout that takes part in a release: read from the tape, once, when it is its turn.
+"""The outcome of a rollout that takes part in a release: read from the tape once, when its turn has come.
 
-It is its turn when its reward is there (and, if it came from the queue, its end), when it failed, or when its deadline
+Its turn comes when its reward is there (and, if it came from the queue, its end), when it failed, or when its deadline
 has passed. A rollout that failed without a reward counts as `policy.failed`; one that was cancelled, or that has seen
-both versions, is left out. What was read is written down (`Seen`) and never read again: a reward that comes later still
-changes no decision.
+both versions, is left out. The outcome is written down (`Seen`) and never read again: a reward that comes later changes
+no decision.
 
 A *violation* is an event of that name, `hard` when its attribute of that name is true. A rollout's *cost* is the
 dimension `cost` of its newest reward that has one, else the tokens it has used.
@@ -38,7 +38,7 @@ PinsOf: TypeAlias = Callable[[str], Sequence[Pin]]
 
 
 def look(tape: Tape, pins: Iterable[Pin], release: Release, assignment: Assignment, now: int) -> Seen | None:
-    """What is seen of it now; None while its outcome is awaited. `pins`: what its rollout was given."""
+    """What is known of it now; None while its outcome is awaited. `pins`: the versions that its rollout was given."""
     seen = Seen(number=assignment.number, rollout=assignment.rollout, seen_ns=now)
     if any(pin.mixed and pin.release == release.id for pin in pins):
         return seen.model_copy(update={"left_out": "it fell back to the stable version"})
@@ -62,7 +62,7 @@ def is_hard(kind: str, name: str | None, attributes: Mapping[str, Any] | None) -
 
 
 def deadline(release: Release, assignment: Assignment) -> int:
-    """When an assignment counts as it is; ns since the epoch."""
+    """When an assignment counts with what is known then; ns since the epoch."""
     return assignment.assigned_ns + int(release.policy.outcome_deadline_s * 1e9)
 
 
@@ -103,8 +103,9 @@ def _judge(policy: Policy, rewards: Iterable[tuple[Span, Reward]], seen: Seen) -
 def baseline(
     tape: Tape, pins_of: PinsOf, rollouts: Iterable[Rollout], policy: Policy, resource: str, version: str
 ) -> float | None:
-    """Mean goodness of the rewards of rollouts that were given this version, or, where none was given any, of all: the
-    resource is new. Runs of rehearsals are no rollouts of anybody's. None without rewards."""
+    """Mean goodness of the rewards of rollouts that were given this version, or of all rollouts if none was (the
+    resource is new). Runs of rehearsals do not count. None without rewards.
+    """
     given, others = list[float](), list[float]()
     for rollout in rollouts:
         value = _goodness(tape, policy, rollout)
@@ -130,7 +131,7 @@ def _seconds(attempt: Attempt) -> float:
 
 
 def _cost(attempt: Attempt, rewards: list[Reward]) -> float | None:
-    """None where tokens were not counted: a lower bound would speak well of it."""
+    """None if tokens were not counted: a lower bound would make it look cheaper than it was."""
     given = [reward.dimensions["cost"] for reward in rewards if reward.trusted and "cost" in reward.dimensions]
     if given or attempt.totals.uncounted:
         return given[-1] if given else None

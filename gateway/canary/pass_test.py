@@ -1,4 +1,4 @@
-"""What follows from many answers that were compared: does a candidate pass? Pure.
+"""Does a candidate pass, given many compared answers? Pure.
 
 A replayed call is asked again of the candidate and of the incumbent, and both answers are scored against the recorded
 one. Models seldom say the same twice, so only what the candidate loses *against the incumbent* counts. The scores go
@@ -27,14 +27,14 @@ Verdict = Literal["pass", "fail", "undecided"]
 
 
 class InOrder(Generic[T]):
-    """Results in the order in which they were begun: what fails at once must not be seen first."""
+    """Results in the order in which they were begun, so that quick failures are not seen first."""
 
     def __init__(self) -> None:
         self._next = 0
         self._held: dict[int, T] = {}
 
     def put(self, number: int, result: T) -> Iterator[T]:
-        """Takes the result of this number, from 0; gives those whose turn has come."""
+        """Takes the result of this number, from 0; gives the results whose turn has come."""
         self._held[number] = result
         while self._next in self._held:
             self._next += 1
@@ -74,7 +74,7 @@ class Trial:
         return self.incumbent <= self._margin
 
     def verdict(self, used_up: bool = False) -> Verdict | None:
-        """What it has come to; None while it goes on. `used_up`: whether no call is left."""
+        """Its result; None while it goes on. `used_up`: whether no call is left."""
         if self._test.non_inferiority >= self._limit and not self.blind:
             return "pass"
         lower = self.candidate - self.incumbent < -self._margin

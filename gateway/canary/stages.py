@@ -1,7 +1,7 @@
-"""Where a release may go from where it is: one table, from which the documentation's diagram is drawn. Pure.
+"""Which stage of a release may follow which: one table, from which the documentation's diagram is drawn. Pure.
 
-`checked`, `replayed` and `shadowed` say what has been passed; what comes next is under way, unless the release waits. A
-stage that the policy skips is passed without being done, and the audit says so. Nothing leaves `promoted`,
+`checked`, `replayed` and `shadowed` name the stage that was passed; the next one is under way, unless the release
+waits. A stage that the policy skips is passed without being done, and the audit says so. Nothing leaves `promoted`,
 `rolled_back` and `aborted`.
 """
 

@@ -1,8 +1,8 @@
-"""The way of a canary, walked again from what the tape holds: for a gateway that starts, and to verify one that ran.
+"""Walks through a canary again with what the tape holds: when a gateway starts, and to verify a canary that ran.
 
-Both feed the same observations in the same order to the same `Canary`, with what people did in between, so a decision
-that was made once is made again, with the same figures, bit for bit. `verify` says of everything that does not agree:
-the chain of hashes, the assignment by hash, the observations, the decisions, and the evidence that people had.
+Both feed the same observations in the same order to the same `Canary`, together with the decisions of people. So each
+decision is made again with the same figures, bit for bit. `verify` reports everything that does not agree: the chain of
+hashes, the assignment by hash, the observations, the decisions, and the evidence that people had.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def walk(
 
 
 def acted(canary: Canary, action: str) -> Verdict | None:
-    """What a person's action makes of a canary; None when it is nothing to it."""
+    """Applies a person's action to a canary; None when it has no effect on it."""
     if action == "approve" and not canary.ended:
         return canary.approve()
     if action == "resume" and canary.verdict.action == "hold":
@@ -74,7 +74,7 @@ def acted(canary: Canary, action: str) -> Verdict | None:
 
 
 def weigh(evidence: Evidence, counted: Iterable[tuple[Assignment, Seen]]) -> Evidence:
-    """The same evidence with what was counted since."""
+    """The same evidence with the rollouts that were counted since."""
     for assignment, one in counted:
         if one.left_out is None and one.number > evidence.number:
             evidence.add(observation(assignment, one))
@@ -87,7 +87,7 @@ def no_evidence(release: Release) -> Evidence:
 
 
 def circumstances(evidence: Evidence, split: float) -> dict[str, Any]:
-    """What a person's entry says of the moment in which it was decided."""
+    """The figures of the moment in which a person decided, for the entry."""
     return figures(evidence) | {SPLIT: split}
 
 

@@ -1,7 +1,7 @@
-"""`penstock check`: reads every record and says of each that is not as it should be. It repairs nothing.
+"""`penstock check`: reads every record and reports each that is wrong. It repairs nothing.
 
-It may run beside a gateway: what belongs together is read in one transaction, one attempt at a time, so that a commit
-in between is not taken for damage.
+It may run beside a gateway: records that belong together are read in one transaction, one attempt at a time, so a
+commit in between does not look like damage.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def problems(tape: Reader) -> Iterator[str]:
 
 
 def _guarded(where: str, check: Callable[..., Iterator[str]], *args: Any) -> Iterator[str]:
-    """What a check finds; that it could not be done is a finding."""
+    """The findings of a check; if the check fails, that is a finding too."""
     try:
         for problem in check(*args):
             yield f"{where}: {problem}"

@@ -1,7 +1,7 @@
-"""What `penstock prompts` works with: the system texts of recorded calls, and what the gateway recognises of them.
+"""The work of `penstock prompts`: the system texts of recorded calls, and what the gateway recognises in them.
 
-Only what agents *send* is mined. What the tape has of a call is what went upstream: where a release has written another
-version into it, and where the gateway asked by itself, it says nothing of an agent's prompt.
+Only texts that agents *send* are used. The tape has what went upstream. Where a release has written another version
+into a call, or the gateway has made the call itself, that text tells nothing about an agent's prompt.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Found(BaseModel):
     template: str
     """As `penstock resource add` takes it."""
     messages: int
-    """How many messages are this prompt."""
+    """How many messages match it."""
     coverage: float
-    """Their share of the messages of the call-site that are this prompt or none."""
+    """Their share of those messages of the call-site that match it or no prompt."""
     agent: str | None
     """Name of the agent."""
     call_site: str
-    """Stands for agent, tools and template."""
+    """A hash of agent, tools and template."""
     slots: dict[str, list[str]]
     """A few values of each slot."""
     registered: str | None
@@ -87,7 +87,7 @@ async def _request(client: Client, head: Span) -> bytes:
 
 
 def _as_sent(head: Span, there: set[str]) -> bool:
-    """Whether the texts that the gateway recognised went upstream as they came: their hashes are in its span."""
+    """Whether the recognised texts went upstream as they came: the call's span has their hashes."""
     return there.issuperset((head.attributes or {}).get(PROMPTS, {}).values())
 
 
@@ -103,7 +103,7 @@ def recogniser(resources: list[ResourceView]) -> Recogniser:
 
 
 def registered(known: Recogniser, one: Proposal) -> str | None:
-    """The resource whose texts these are: an example of them is told as it."""
+    """The resource that has these texts; an example of them counts as this resource."""
     values = {slot: examples[0] for slot, examples in one.slots.items()}
     found = known.recognise(one.template.render(values))
     return found.known.resource if isinstance(found, Recognised) else None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from penstock.gateway.cli.terminal import show
-from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, pairs, seconds, with_client
+from penstock.gateway.client.console import FLAT, LOCAL, Failure, Json, Url, made, pairs, seconds, with_client
 
 if TYPE_CHECKING:
     from penstock.gateway.cli.task_file import Task
@@ -24,6 +25,42 @@ PLACE = re.compile(r"^rollouts\[(?P<place>\d+)\]\.(?P<field>[\w.]+): ")
 Ends = Literal["failed", "timeout", "unresponsive", "none"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutOptions:
+    """What all rollouts have in common."""
+
+    priority: Annotated[int, Parameter(allow_leading_hyphen=True)] = 0
+    """The highest is handed out first; -1000 to 1000."""
+    timeout: str | None = None
+    """Longest run of an attempt, such as 90s, 10m or 1.5h, from its claim; a runner's own `--timeout` counts too."""
+    unresponsive: str | None = None
+    """How long an attempt may be silent, such as 90s, 2m or 1.5h."""
+    max_attempts: int = 3
+    """How many attempts may be made."""
+    retry_on: str = "unresponsive"
+    """Ends after which another attempt is made, such as failed,timeout,unresponsive; or none."""
+    reward_on_failure: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None
+    """Reward of the attempt after which a rollout has failed and that has none, such as 0; none if not given."""
+    metadata: Annotated[list[str] | None, Parameter(negative="")] = None
+    """Anything to find the rollouts again by, as NAME=VALUE; may be given several times."""
+
+    def spec(self, mode: str) -> RolloutSpec:
+        """A rollout that has no task yet."""
+        from penstock.gateway.model.queue import RolloutSpec
+        from penstock.gateway.model.rollout import RolloutConfig
+
+        config: dict[str, Any] = {"max_attempts": self.max_attempts}
+        config |= {} if self.reward_on_failure is None else {"reward_on_failure": self.reward_on_failure}
+        config["retry_on"] = [] if self.retry_on == "none" else [end.strip() for end in self.retry_on.split(",")]
+        config |= {} if self.timeout is None else {"timeout_s": seconds("--timeout", self.timeout)}
+        config |= {} if self.unresponsive is None else {"unresponsive_s": seconds("--unresponsive", self.unresponsive)}
+        about = {"metadata": pairs(self.metadata, "--metadata")} if self.metadata else {}
+        return made(RolloutSpec, mode=mode, priority=self.priority, config=made(RolloutConfig, **config), **about)
+
+
+DEFAULT = RolloutOptions()
+
+
 def enqueue(
     file: Annotated[str, Parameter(allow_leading_hyphen=True)],
     /,
@@ -32,13 +69,7 @@ def enqueue(
     repeat: int = 1,
     group_by: str | None = None,
     id_field: str | None = None,
-    priority: Annotated[int, Parameter(allow_leading_hyphen=True)] = 0,
-    timeout: str | None = None,
-    unresponsive: str | None = None,
-    max_attempts: int = 3,
-    retry_on: str = "unresponsive",
-    reward_on_failure: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None,
-    metadata: Annotated[list[str] | None, Parameter(negative="")] = None,
+    rollouts: Annotated[RolloutOptions, FLAT] = DEFAULT,
     json: Json = False,
     gateway: Url = LOCAL,
 ) -> None:
@@ -56,24 +87,10 @@ def enqueue(
         Field whose value is the group; each task is a group of its own if not given.
     id_field
         Field whose value is the task's id; `id` if not given, and a hash of the content where there is none.
-    priority
-        The highest is handed out first; -1000 to 1000.
-    timeout
-        Longest run of an attempt, such as 90s, 10m or 1.5h, from its claim; a runner's own `--timeout` counts too.
-    unresponsive
-        How long an attempt may be silent, such as 90s, 2m or 1.5h.
-    max_attempts
-        How many attempts may be made.
-    retry_on
-        Ends after which another attempt is made, such as failed,timeout,unresponsive; or none.
-    reward_on_failure
-        Reward of the attempt after which a rollout has failed and that has none, such as 0; none if not given.
-    metadata
-        Anything to find the rollouts again by, as NAME=VALUE; may be given several times.
     """
     from penstock.gateway.display import queue
 
-    like = _like(mode, priority, timeout, unresponsive, max_attempts, retry_on, reward_on_failure, metadata or [])
+    like = rollouts.spec(mode)
     if repeat < 1:
         raise Failure(f"--repeat: {repeat} is not 1 or more", 2)
     tasks = _tasks(file, id_field, group_by)
@@ -83,29 +100,6 @@ def enqueue(
         show(answers, json, lambda: queue.enqueued(answers))
 
     with_client(gateway, ask)
-
-
-def _like(
-    mode: str,
-    priority: int,
-    timeout: str | None,
-    unresponsive: str | None,
-    max_attempts: int,
-    retry_on: str,
-    reward_on_failure: float | None,
-    metadata: list[str],
-) -> RolloutSpec:
-    """What all rollouts have in common."""
-    from penstock.gateway.model.queue import RolloutSpec
-    from penstock.gateway.model.rollout import RolloutConfig
-
-    config: dict[str, Any] = {"max_attempts": max_attempts}
-    config |= {} if reward_on_failure is None else {"reward_on_failure": reward_on_failure}
-    config["retry_on"] = [] if retry_on == "none" else [end.strip() for end in retry_on.split(",")]
-    config |= {} if timeout is None else {"timeout_s": seconds("--timeout", timeout)}
-    config |= {} if unresponsive is None else {"unresponsive_s": seconds("--unresponsive", unresponsive)}
-    about = {"metadata": pairs(metadata, "--metadata")} if metadata else {}
-    return made(RolloutSpec, mode=mode, priority=priority, config=made(RolloutConfig, **config), **about)
 
 
 def _tasks(file: str, id_field: str | None, group_by: str | None) -> list[Task]:

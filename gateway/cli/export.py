@@ -1,4 +1,4 @@
-"""`penstock export`: whatever a filter finds, as a table for other tools."""
+"""`penstock export`: everything that a filter finds, as a table for other tools."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ async def tensorboard(points: AsyncIterable[Point], folder: Path) -> int:
 
 def _database(folder: Path) -> tuple[Any, str]:
     """(a client of the database in a folder, the experiment in it that runs belong to)."""
-    # Nobody shall be told that a run was exported.
+    # MLflow must not report anywhere that a run was exported.
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     module = extra("mlflow.tracking", "MLflow's database", "mlflow")
     for name in ("mlflow", "alembic"):
@@ -137,7 +137,7 @@ async def mlflow(run: Run, points: AsyncIterable[Point], folder: Path) -> int:
     try:
         count = await _filled(client, entities, made, run.config, points)
     except BaseException:
-        # What is not whole shall not be shown, nor be in the way of the next try.
+        # An incomplete run must not be shown, nor block the next try.
         client.delete_run(made)
         raise
     client.set_terminated(made, STATES.get(run.status, "RUNNING"), run.ended_ns and run.ended_ns // 10**6)

@@ -1,4 +1,4 @@
-"""`penstock prompts`: finds the prompts that unmodified agents send, and tells which one a text is."""
+"""`penstock prompts`: finds the prompts that unmodified agents send, and says which prompt a text is."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _register(url: str, name: str, one: Proposal, author: str, json: bool) -> No
 
 
 def _offer(url: str, found: list[tuple[Proposal, str | None]], author: str) -> None:
-    """Asks what to do with each that is not registered."""
+    """Asks what to do with each unregistered prompt."""
     for number, (one, known) in enumerate(found, 1):
         if known is None:
             name = console().input(f"Register prompt {number}? A name, or nothing to leave it: ").strip()

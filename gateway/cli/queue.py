@@ -1,4 +1,4 @@
-"""Commands about the queue as a whole and about those who work on it."""
+"""Commands about the queue as a whole and about its workers."""
 
 from __future__ import annotations
 

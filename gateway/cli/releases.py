@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +12,12 @@ from cyclopts import Parameter
 
 from penstock.gateway.cli.resources import Flag, person
 from penstock.gateway.cli.terminal import show
-from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, with_client
+from penstock.gateway.client.console import FLAT, LOCAL, Failure, Json, Url, made, with_client
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.policy import Policy
-    from penstock.gateway.model.release import Release
+    from penstock.gateway.model.release import NewRelease, Release
     from penstock.gateway.model.resource import Audience
 
 Agent = Annotated[str, Parameter(allow_leading_hyphen=True)]
@@ -28,20 +29,52 @@ Name = Annotated[str, Parameter(help="A release, or a resource: its newest relea
 LISTS = {"agent": "agents", "model": "models", "mode": "modes"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseOptions:
+    """What is tried, on whom, and by which rules."""
+
+    candidate: str
+    """The version to try."""
+    policy: Path | None = None
+    """What the release may do by itself: a TOML file. Without it the defaults hold."""
+    only: Only = None
+    """Whom it speaks to: agent=planner, model=m, mode=val or metadata.team=a; may be given several times."""
+    who: Who = None
+    why: Why = ""
+    hold_split: Flag = False
+    """A plain experiment: it is never promoted."""
+
+    def new(self) -> NewRelease:
+        """The release that is asked for."""
+        from penstock.gateway.model.release import NewRelease
+
+        rules, only, author = _policy(self.policy, self.hold_split), _audience(self.only or []), person(self.who)
+        return made(NewRelease, candidate=self.candidate, only=only, policy=rules, author=author, why=self.why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """How the agent of the rehearsal is run."""
+
+    workers: int = 1
+    """Agents at a time, where a command is given."""
+    arg: Words = None
+    """An argument made of the task and put after the command, such as '{question}'; may be repeated."""
+    env: Words = None
+    """NAME=VALUE, one more variable of agents; may be repeated."""
+    timeout: str | None = None
+    """Longest run of an agent, such as 90s, 10m or 1.5h."""
+
+
+AGENTS = AgentOptions()
+
+
 def start(
     name: str,
     /,
     *command: Agent,
-    candidate: str,
-    policy: Path | None = None,
-    only: Only = None,
-    who: Who = None,
-    why: Why = "",
-    hold_split: Flag = False,
-    workers: int = 1,
-    arg: Words = None,
-    env: Words = None,
-    timeout: str | None = None,
+    release: Annotated[ReleaseOptions, FLAT],
+    agents: Annotated[AgentOptions, FLAT] = AGENTS,
     json: Json = False,
     gateway: Url = LOCAL,
 ) -> None:
@@ -53,41 +86,24 @@ def start(
         Name of the resource.
     command
         An agent and its arguments, after `--`: run for the rehearsal that the policy asks for.
-    candidate
-        The version to try.
-    policy
-        What the release may do by itself: a TOML file. Without it the defaults hold.
-    only
-        Whom it speaks to: agent=planner, model=m, mode=val or metadata.team=a; may be given several times.
-    hold_split
-        A plain experiment: it is never promoted.
-    workers
-        Agents at a time, where a command is given.
-    arg
-        An argument made of the task and put after the command, such as '{question}'; may be repeated.
-    env
-        NAME=VALUE, one more variable of agents; may be repeated.
-    timeout
-        Longest run of an agent, such as 90s, 10m or 1.5h.
     """
     from penstock.gateway.display import releases
-    from penstock.gateway.model.release import NewRelease
 
-    rules = _policy(policy, hold_split)
-    if command and not rules.replay.closed_loop:
+    new = release.new()
+    if command and not new.policy.replay.closed_loop:
         raise Failure("the policy rehearses nothing, so no agent is run: give one with [replay] closed_loop = 20", 2)
-    new = made(NewRelease, candidate=candidate, only=_audience(only or []), policy=rules, author=person(who), why=why)
 
     async def ask(client: Client) -> None:
-        release = await client.start_release(name, new)
-        show([release], json, lambda: releases.started(release))
+        started = await client.start_release(name, new)
+        show([started], json, lambda: releases.started(started))
 
     with_client(gateway, ask)
     if command:
         # The runner is another package, and loaded only where agents are run.
+        from penstock.sidecar.options import RehearseOptions
         from penstock.sidecar.rehearsing import rehearse
 
-        rehearse(name, *command, gateway=gateway, workers=workers, arg=arg, env=env, timeout=timeout)
+        rehearse(name, *command, gateway=gateway, options=RehearseOptions(**asdict(agents)))
 
 
 def list_releases(*, live: Flag = False, json: Json = False, gateway: Url = LOCAL) -> None:

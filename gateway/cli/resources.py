@@ -1,16 +1,17 @@
-"""`penstock resource`: versions of prompts, of weights and of what tools are said to do."""
+"""`penstock resource`: versions of prompts, of weights and of descriptions of tools."""
 
 from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from penstock.gateway.cli.terminal import show
-from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, with_client
+from penstock.gateway.client.console import FLAT, LOCAL, Failure, Json, Url, made, with_client
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -20,21 +21,61 @@ Flag = Annotated[bool, Parameter(negative="")]
 File = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """The text of a prompt or of a tool's description."""
+
+    file: File = None
+    """The text, byte for byte, with {slots}; literal braces are doubled. - is stdin."""
+    sent: Flag = False
+    """Agents send this text by themselves: it is to be recognised in their requests."""
+    tool: str | None = None
+    """The tool whose description the text is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsOptions:
+    """Weights, and who serves them."""
+
+    upstream: str | None = None
+    """The upstream that serves the model."""
+    base: str | None = None
+    """Name under which it serves the base model, or the whole model."""
+    adapter: str | None = None
+    """Directory of the LoRA adapter, as an absolute path on the server."""
+    served: str | None = None
+    """Name to send as model; NAME@VERSION for an adapter if not given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionOptions:
+    """What is kept of any version."""
+
+    version: str | None = None
+    """Name of the version; the next free v1, v2 ... if not given."""
+    parent: str | None = None
+    """The version that it was made from."""
+    author: str | None = None
+    """Who or what made it; the name you are logged in with if not given."""
+    note: str = ""
+    """Why, in a sentence."""
+
+    def new(self, kind: str, content: dict[str, Any]) -> NewVersion:
+        """A version with this content."""
+        about = {"version": self.version, "parent": self.parent, "author": person(self.author), "note": self.note}
+        return new_version(kind=kind, content=content, **{key: value for key, value in about.items() if value})
+
+
+TEXT, WEIGHTS, VERSION = TextOptions(), WeightsOptions(), VersionOptions()
+
+
 def add(
     name: str,
     /,
     *,
-    file: File = None,
-    sent: Flag = False,
-    tool: str | None = None,
-    upstream: str | None = None,
-    base: str | None = None,
-    adapter: str | None = None,
-    served: str | None = None,
-    version: str | None = None,
-    parent: str | None = None,
-    author: str | None = None,
-    note: str = "",
+    text: Annotated[TextOptions, FLAT] = TEXT,
+    weights: Annotated[WeightsOptions, FLAT] = WEIGHTS,
+    version: Annotated[VersionOptions, FLAT] = VERSION,
     json: Json = False,
     gateway: Url = LOCAL,
 ) -> None:
@@ -44,35 +85,10 @@ def add(
     ----------
     name
         Name of the resource; for a model the name that agents ask for.
-    file
-        The text, byte for byte, with {slots}; literal braces are doubled. - is stdin.
-    sent
-        Agents send this text by themselves: it is to be recognised in their requests.
-    tool
-        The tool whose description the text is.
-    upstream
-        The upstream that serves the model.
-    base
-        Name under which it serves the base model, or the whole model.
-    adapter
-        Directory of the LoRA adapter, as an absolute path on the server.
-    served
-        Name to send as model; NAME@VERSION for an adapter if not given.
-    version
-        Name of the version; the next free v1, v2 ... if not given.
-    parent
-        The version that it was made from.
-    author
-        Who or what made it; the name you are logged in with if not given.
-    note
-        Why, in a sentence.
     """
     from penstock.gateway.display import resources
 
-    weights = {"upstream": upstream, "base": base, "adapter": adapter, "served": served}
-    kind, content = _content(file, sent, tool, {key: value for key, value in weights.items() if value is not None})
-    about = {"version": version, "parent": parent, "author": person(author), "note": note}
-    new = new_version(kind=kind, content=content, **{key: value for key, value in about.items() if value})
+    new = version.new(*_content(text, weights))
 
     async def ask(client: Client) -> None:
         before = {one.name: one for one in await client.resources()}.get(name)
@@ -150,13 +166,13 @@ def text_of(file: str) -> str:
 
 
 def person(given: str | None) -> str:
-    """Who does it; whoever is logged in unless a name was given."""
+    """The name that was given, else that of the user who is logged in."""
     import getpass
 
     try:
         return getpass.getuser() if given is None else given
     except (KeyError, OSError):
-        # Nobody is: a container without users.
+        # A container may have no users: then nobody is logged in.
         return ""
 
 
@@ -167,19 +183,20 @@ def new_version(**fields: Any) -> NewVersion:
     return made(NewVersion, **fields)
 
 
-def _content(file: str | None, sent: bool, tool: str | None, weights: dict[str, str]) -> tuple[str, dict[str, Any]]:
+def _content(text: TextOptions, served: WeightsOptions) -> tuple[str, dict[str, Any]]:
     """(kind, content): what was given says what it is."""
-    if weights and (file is not None or sent or tool is not None):
+    weights = {key: value for key, value in asdict(served).items() if value is not None}
+    if weights and text != TEXT:
         raise Failure(f"--{next(iter(weights))} is for a model, which has neither --file nor --tool nor --sent", 2)
     if weights:
         missing = next((name for name in ("upstream", "base") if name not in weights), None)
         if missing is not None:
             raise Failure(f"a model needs --{missing}", 2)
         return "model", weights
-    if file is None:
+    if text.file is None:
         raise Failure("say what it is: --file TEXT for a prompt or, with --tool, a tool; --upstream and --base", 2)
-    content = {"text": text_of(file)} | ({"sent": True} if sent else {})
-    return ("prompt", content) if tool is None else ("tool-text", content | {"tool": tool})
+    content = {"text": text_of(text.file)} | ({"sent": True} if text.sent else {})
+    return ("prompt", content) if text.tool is None else ("tool-text", content | {"tool": text.tool})
 
 
 def _version(found: ResourceView, wanted: str) -> Resource:

@@ -1,4 +1,4 @@
-"""Commands about single rollouts: stopping and repeating them, judging them, and asking what they are good for."""
+"""Commands about single rollouts: cancel, requeue, reward, and diagnose them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def _diagnosed(client: Client, rids: Sequence[str], model: str | None) -> 
 async def _move(
     rids: Sequence[str], act: Callable[[str], Awaitable[Rollout]], done: str, json: bool, none: str
 ) -> None:
-    """Do the same to all of them, as far as they can be; says at the end if some could not."""
+    """Does the same to all of them, as far as possible; says at the end if some could not."""
     from penstock.gateway.display import queue
 
     moved, refused = await _each(rids, act)

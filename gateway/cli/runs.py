@@ -1,4 +1,4 @@
-"""`penstock runs`: training runs, listed, shown, followed, plotted and taken elsewhere."""
+"""`penstock runs`: lists, shows, follows, plots and exports training runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.run import Curve, Run, RunEvent
 
+Name = Annotated[str, Parameter(help="Name of a run.")]
 Metrics = Annotated[str | None, Parameter(help="Which metrics, with commas between; * and ? are wildcards.")]
 Format = Literal["tensorboard", "mlflow", "csv", "jsonl"]
 FOLDERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow"}
-"""What reads no single file."""
+"""Export formats that are folders."""
 EVENTS = 10
 """Events that are shown of a run."""
 PLOTTED = 1000
@@ -56,7 +57,7 @@ def list_runs(
     with_client(gateway, ask)
 
 
-def show_run(run: str, /, *, metrics: Metrics = None, json: Json = False, gateway: Url = LOCAL) -> None:
+def show_run(run: Name, /, *, metrics: Metrics = None, json: Json = False, gateway: Url = LOCAL) -> None:
     """Show a run: its configuration, its metrics as a table, what happened last."""
     from penstock.gateway.display import runs
 
@@ -69,7 +70,7 @@ def show_run(run: str, /, *, metrics: Metrics = None, json: Json = False, gatewa
     with_client(gateway, ask)
 
 
-def watch(run: str, /, *, metrics: Metrics = None, json: Json = False, gateway: Url = LOCAL) -> None:
+def watch(run: Name, /, *, metrics: Metrics = None, json: Json = False, gateway: Url = LOCAL) -> None:
     """Follow a run until it ends: how far it is, its curves, what happens."""
     from penstock.gateway.cli import watch_run
 
@@ -80,7 +81,7 @@ def watch(run: str, /, *, metrics: Metrics = None, json: Json = False, gateway: 
 
 
 def plot(
-    run: str,
+    run: Name,
     /,
     *,
     out: Path | None = None,
@@ -128,12 +129,12 @@ def _drawn(suffix: str, run: Run, curves: dict[str, list[Curve]], events: list[R
 
 
 def _buckets(run: Run) -> int:
-    """As many as can be seen, and no more than the gateway gives at once."""
+    """As many buckets as can be seen, and no more than the gateway gives at once."""
     return min(PLOTTED, MOST_READ // max(1, len(run.metrics)))
 
 
 def export(
-    run: str,
+    run: Name,
     /,
     *,
     to: Format,

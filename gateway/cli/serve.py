@@ -1,4 +1,4 @@
-"""Commands that need no running gateway: to be one, and to look at a tape directly."""
+"""Commands that need no running gateway: `serve`, which is one, and those that read a tape directly."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Tasks from JSON lines. Pure: a file's lines in, tasks out, and everything that is wrong with them.
+"""Tasks from JSON lines. Pure: the lines of a file in, tasks and all errors in them out.
 
-Each line is a task's input, any JSON. Its id comes from the id field of an object, or is the hash of its content; each
-repetition is a rollout of its own, ID.0, ID.1 ..., so that queuing the same file again queues nothing twice, and with
-more repetitions only the new ones. Lines are parsed as the gateway parses them, which is what it will accept.
+Each line is a task's input, any JSON. Its id comes from the id field of an object, or is the hash of its content. Each
+repetition is a rollout of its own, ID.0, ID.1 ..., so queuing the same file again queues nothing twice, and with more
+repetitions only the new ones. Lines are parsed as the gateway parses them.
 """
 
 from __future__ import annotations

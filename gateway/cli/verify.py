@@ -1,7 +1,7 @@
 """`penstock release verify`: every decision of a release made again from the tape, far from the gateway that made it.
 
-`gateway.canary.verify.verify` goes through the chain, the assignments and the decisions. What it takes for granted,
-the observations, is compared here with the rewards on the tape that they name.
+`gateway.canary.verify.verify` checks the chain, the assignments and the decisions, but takes the observations as given.
+This module compares these with the rewards on the tape that they name.
 """
 
 from __future__ import annotations

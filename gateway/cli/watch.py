@@ -1,7 +1,8 @@
-"""Looking at something whenever it may have changed, until it is over: what `release watch` and `runs watch` share.
+"""Looks at something whenever it may have changed, until it is over: the common part of `release watch` and
+`runs watch`.
 
-What has changed is heard from the change feed, and a moment is waited so that many changes are one look. A gateway that
-is restarted is waited for: whoever watches wants to know how it ends.
+The change feed says when something has changed. The watcher then waits for a moment, so that many changes need one
+look. It waits for a gateway that restarts, because whoever watches wants to know how it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 SETTLE_S: Final = 0.3
 """Between a change and the look at what came of it."""
 AWAY_S: Final = 1.0
-"""Between two looks while the gateway is away."""
+"""Between two looks while the gateway is away; s."""
 T = TypeVar("T")
 
 
@@ -29,8 +30,9 @@ async def whenever(
     look: Callable[[], Awaitable[T]],
     patience: Callable[[T], float | None],
 ) -> AsyncGenerator[T]:
-    """What a look finds, at once and after each change that concerns it. `patience`: seconds until the next look,
-    whatever happens; None when it is over. Raises `ClientError` when the first look fails, or one is refused."""
+    """The result of a look, at once and after each relevant change. `patience`: seconds until the next look without a
+    change; None when it is over. Raises `ClientError` when the first look fails, or one is refused.
+    """
     cursor, changed, seen = (await client.stats(spans=0)).cursor, asyncio.Event(), False
 
     async def listen() -> None:
@@ -60,7 +62,7 @@ async def whenever(
 
 
 async def _until(listening: asyncio.Task[None], changed: asyncio.Event, seconds: float) -> None:
-    """Waits for a change and what comes with it, or so long; raises what has ended the listening."""
+    """Waits for a change and those that come with it, at most so long; raises what has ended the listening."""
     waiting = asyncio.ensure_future(changed.wait())
     try:
         await asyncio.wait([listening, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

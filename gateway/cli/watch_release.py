@@ -1,8 +1,8 @@
 """`penstock release watch`: a release as it goes on, in a terminal, as lines, or as a page that is kept up to date.
 
-Rollouts are counted a moment after what they are counted by was committed; a change is given that moment
-(`following`). Nothing is said of how far a stage before the canary has come, nor when a deadline passes: then it looks
-by itself.
+Rollouts are counted a moment after the commit that lets them count, so the watcher waits for that moment (`following`).
+The change feed tells neither the progress of a stage before the canary nor a deadline that passes: for these the
+watcher looks by itself.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ NOTHING = History([], [], [])
 
 
 async def look(client: Client, name: str, known: History = NOTHING, whole: bool = False) -> Look:
-    """A release now. `whole`: with all that was assigned and seen, of which `known` need not be read again; else only
-    with what is awaited."""
+    """A release now. `whole`: with all assignments and outcomes, of which `known` need not be read again; else only
+    with those that are awaited.
+    """
     view = await client.release(name)
     release, before = view.release, len(known.seen)
     found = await history(client, release, before if whole else release.counted)
@@ -76,7 +77,7 @@ def looks(client: Client, name: str, whole: bool) -> AsyncGenerator[Look]:
 
 
 def _patience(view: ReleaseView) -> float | None:
-    """Seconds until something may have changed of which the feed says nothing; None when it has ended."""
+    """Seconds until something may have changed that the feed does not tell; None when it has ended."""
     if not view.release.live:
         return None
     if view.doing is not None:
@@ -120,7 +121,7 @@ def _picture(shown: Sequence[Look]) -> RenderableType:
 
 
 def _tell(found: Look, told: int, tell: Callable[..., None]) -> None:
-    """Where nothing can be drawn over: each new entry, once."""
+    """Prints each new entry once, where nothing can be drawn over."""
     for entry in found.history.audit[told:]:
         tell(releases.entry(entry), soft_wrap=True)
 

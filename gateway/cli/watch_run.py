@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 LONGEST_S = 10.0
-"""Between two looks, whatever happens: nothing is said when a run falls silent."""
+"""Between two looks without a change, because the feed does not tell when a run falls silent; s."""
 EVENTS, MOST_EVENTS = 8, 1000
 """Events that are shown on a screen, and between two looks as lines."""
 METRICS = 16

@@ -68,6 +68,8 @@ Url = Annotated[
     ),
 ]
 Limit = Annotated[int, Parameter(validator=Number(gte=1), help="How many at most.")]
+FLAT = Parameter(name="*")
+"""For a dataclass of options: each of its fields is an option of the command, and its docstring the help."""
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON, one object a line.")]
 
 

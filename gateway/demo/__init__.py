@@ -1,1 +1,4 @@
-"""`make demo`: agents, a local model and a gateway. `python -m penstock.gateway.demo`. Begin with `demo`."""
+"""`make demo`: agents, a local model and a gateway, by `python -m penstock.gateway.demo`.
+
+It stands outside the layers and nothing imports it. Begin with `demo`.
+"""

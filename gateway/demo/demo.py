@@ -1,8 +1,8 @@
 """The demo: two unmodified agents, a small local model, and a gateway between them. No network, no key.
 
 `python -m penstock.gateway.demo.demo` (or `make demo`) starts the model in this process and a gateway in another, runs
-`examples/openai_agent.py` and `examples/anthropic_agent.py` with nothing but their base URL changed, and shows what is
-on the tape. Everything it makes is in a temporary directory; everything it starts is stopped.
+`examples/openai_agent.py` and `examples/anthropic_agent.py` with only their base URL changed, and shows what is on the
+tape. Everything it makes is in a temporary directory; everything it starts is stopped.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A model that needs no model: deterministic answers in the wire formats of OpenAI chat completions and Anthropic
 messages, plain and streamed.
 
-It behaves as agents expect of a model: offered tools, it calls the first one with arguments read out of the question;
-given a tool's result, or no tools, it answers in words. Everything follows from the request, ids and token counts too,
-so two equal requests get equal bytes. The formats are pure functions of a request and an `Answer`: `gateway.demo.demo`
-puts a small server around them, the tests' scripted provider a larger one.
+It behaves as agents expect of a model. When it is offered tools, it calls the first one with arguments from the
+question; when it is given a tool's result, or no tools, it answers in words. Everything follows from the request, ids
+and token counts too, so two equal requests get equal bytes. The formats are pure functions of a request and an
+`Answer`: `gateway.demo.demo` puts a small server around them, the tests' scripted provider a larger one.
 """
 
 from __future__ import annotations

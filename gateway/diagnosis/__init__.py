@@ -1,1 +1,5 @@
-"""What can be trained on, and why not. Pure. Begin with `findings`, one rule at a time."""
+"""Says what can be trained on, and why not. Pure.
+
+It may import every layer from `calls` and `runs` down, but does no I/O; adapters use the same rules. Begin with
+`findings`, which has one function for each rule.
+"""

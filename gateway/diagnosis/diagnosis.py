@@ -1,13 +1,13 @@
-"""Can this be trained on, and if not why: a rollout's calls, judged one by one. Pure; nothing here raises on odd bytes.
+"""Judges the calls of a rollout one by one: can they be trained on, and if not why? Pure; odd bytes never raise.
 
 A call can be trained on when its answer is whole, comes from the model that is trained, and brings the engine's own
-token ids and log-probabilities, and when its attempt has ended, has a trusted reward and no gap. Whatever else there is
-to say is a `Finding` (`gateway.diagnosis.findings`); some block, others only say that the sample is not what one might
-think.
+token ids and log-probabilities, and when its attempt has ended, has a trusted reward and no gap. Everything else to say
+is a `Finding` (`gateway.diagnosis.findings`); some findings block, others only say that the sample is not what one
+might think.
 
 Calls of an attempt are merged into one training sequence where a prompt begins with the exact tokens of an earlier call
-and its answer. Where the messages go on but the tokens do not, the text was tokenised anew (`retokenised`): both calls
-are still good, as two sequences. What was seen is remembered by hash, so that memory does not grow with the tokens.
+and its answer. If the messages go on but the tokens do not, the text was tokenised anew (`retokenised`): both calls are
+still good, as two sequences. The diagnosis remembers hashes, so its memory does not grow with the tokens.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is judged, and by what."""
+    """What is judged, and by which rules."""
 
     rollout: RolloutSummary
     model: str | None
@@ -139,8 +139,9 @@ def _call(case: Case, attempt: Attempt, span: Span, past: Past, blocked: bool) -
 
 
 def _place(past: Past, span: Span, exchange: Exchange, tokens: Tokens) -> tuple[int | None, Span | None]:
-    """The earlier call whose tokens this one goes on from; else the one from whose messages it does. From now on it is
-    an earlier call itself."""
+    """The earlier call whose tokens this one continues, else the one whose messages it continues. From then on it is an
+    earlier call itself.
+    """
     dialect, (request, response) = by_name(span.dialect), plain_bodies(exchange)
     cuts = [size for size in sorted(past.lengths) if size <= len(tokens.prompt)]
     goes_on = _newest(past.tokens, _hashes(tokens.prompt[a:b] for a, b in pairwise([0, *cuts])))
@@ -164,7 +165,7 @@ def _retokenised(case: Case, span: Span, before: Span, tokens: Tokens) -> Findin
     made = finding("retokenised", reason, case.rollout, span.attempt, model=span.model or "its model")
     if (began := (span.attributes or {}).get(BEGAN)) is None:
         return made
-    # Its route is exact already, and knows why it could not go on.
+    # Its route is exact already, and says why the session could not go on.
     look = f"penstock show {case.rollout.id}/{span.attempt}#{span.sequence} --raw request"
     return made.model_copy(update={"reason": f"{reason}; its session began anew ({began})", "fix": look})
 
@@ -203,7 +204,7 @@ def _verdict(rollout: RolloutSummary, about: Sequence[Finding], attempts: Sequen
 
 
 def _reason(about: Sequence[Finding], attempts: Sequence[AttemptDiagnosis]) -> str:
-    """The gravest thing about the newest attempt."""
+    """The gravest finding of the newest attempt."""
     if not attempts:
         return about[0].reason if about else "it has no attempts"
     newest = attempts[-1]
@@ -212,6 +213,6 @@ def _reason(about: Sequence[Finding], attempts: Sequence[AttemptDiagnosis]) -> s
 
 
 def _counted(calls: Sequence[CallDiagnosis]) -> list[str]:
-    """What blocks how many calls, the most common first."""
+    """Blocking findings with their numbers of calls, the most common first."""
     codes = Counter(finding.code for call in calls for finding in call.findings[:1] if finding.blocks)
     return [", ".join(f"{code} in {n:,} of {len(calls):,} calls" for code, n in codes.most_common())] if codes else []

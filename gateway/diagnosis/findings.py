@@ -1,4 +1,6 @@
-"""What training cares about in a rollout, an attempt and a call, one rule at a time, and what mends each. Pure."""
+"""The rules of the diagnosis for a rollout, an attempt and a call, one function each, and what repairs each finding.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ GIVE_TOKENS: Final = frozenset({"chat", "completions"})
 CUT: Final = frozenset({"length", "max_tokens", "max_output_tokens"})
 """Finish reasons of an answer that was not finished."""
 GIVEN_UP: Final = "abort"
-"""vLLM's finish reason where it was stopped in the middle of an answer, which then looks like a good one."""
+"""vLLM's finish reason when it was stopped in the middle of an answer, which otherwise looks like a good one."""
 HARMLESS: Final[frozenset[Trouble]] = frozenset({"ambiguous", "cut_off", "retokenised", "forced", "sampling"})
-"""What does not keep a call out of training."""
+"""Findings that do not keep a call out of training."""
 ENDED_BADLY: Final[dict[SpanStatus, tuple[Trouble, str]]] = {
     SpanStatus.ERROR: ("error", "it failed"),
     SpanStatus.INTERRUPTED: ("interrupted", "the gateway died while it ran"),
@@ -67,16 +69,16 @@ def finding(code: Trouble, reason: str, rollout: RolloutSummary, attempt: str = 
 
 
 def of_rollout(rollout: RolloutSummary) -> Iterator[Finding]:
-    """What concerns no attempt: there may be none yet."""
+    """Findings of the rollout, which may have no attempt yet."""
     if rollout.status in WAITING:
         waits = finding("unfinished", "it waits in the queue", rollout)
         yield waits.model_copy(update={"fix": "penstock run -- COMMAND"})
 
 
 def of_attempt(rollout: RolloutSummary, attempt: Attempt, spans: Sequence[Span]) -> Iterator[Finding]:
-    """What concerns an attempt as a whole. `spans`: its calls and rewards."""
+    """Findings of an attempt as a whole. `spans`: its calls and rewards."""
     if any(map(own, spans)):
-        reason = "it is no agent's work: the gateway asked for it to try a release (replay, shadow or rehearsal)"
+        reason = "no agent made it: the gateway made it to try a release (replay, shadow or rehearsal)"
         yield finding("for_release", reason, rollout, attempt.id)
         return
     if rollout.origin == "queued" and attempt.status in LIVE:
@@ -101,7 +103,7 @@ def of_attempt(rollout: RolloutSummary, attempt: Attempt, spans: Sequence[Span])
 
 
 def of_head(rollout: RolloutSummary, attempt: Attempt, span: Span, model: str | None) -> Iterator[Finding]:
-    """What a call's head tells."""
+    """Findings from a call's head."""
     say = partial(finding, rollout=rollout, attempt=attempt.id, sequence=span.sequence)
     if span.dialect not in GENERATE:
         yield say("no_generation", f"{span.dialect}: no model answered")
@@ -122,7 +124,7 @@ def of_head(rollout: RolloutSummary, attempt: Attempt, span: Span, model: str | 
 
 
 def of_tokens(rollout: RolloutSummary, span: Span, tokens: Tokens | None) -> Iterator[Finding]:
-    """What the bytes of a good call tell; None when they are not on the tape."""
+    """Findings from the bytes of a good call; None when they are not on the tape."""
     say = partial(finding, rollout=rollout, attempt=span.attempt, sequence=span.sequence)
     if span.status != SpanStatus.OK:
         return
@@ -138,7 +140,7 @@ def of_tokens(rollout: RolloutSummary, span: Span, tokens: Tokens | None) -> Ite
 
 
 def of_request(rollout: RolloutSummary, span: Span, asked: Json) -> Iterator[Finding]:
-    """What the request of a good call tells of the log-probabilities of its answer."""
+    """Findings from the request of a good call about the log-probabilities of its answer."""
     say = partial(finding, rollout=rollout, attempt=span.attempt)
     if (what := forced(asked)) is not None:
         yield say("forced", f"a grammar forced tokens ({what}); their log-probabilities are those under it")

@@ -1,1 +1,4 @@
-"""Nouns as people see them: text, tables for terminals, pages, charts. Pure. Begin with `table`."""
+"""Shows nouns to people: text, tables for terminals, pages, charts. Pure.
+
+It may import every layer from `store`, `http` and `prompts` down, but does no I/O. Begin with `table`.
+"""

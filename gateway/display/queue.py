@@ -23,7 +23,7 @@ DIAGNOSES = (
     Column("rollout"), Column("status", 2), figure("reward", 3), figure("train"), figure("sequences", 1),
     Column("why", narrows="fold", least=24),
 )  # fmt: skip
-MENDING = (Column("why"), figure("rollouts"), Column("what mends it (of the first)", narrows="words", least=30))
+MENDING = (Column("why"), figure("rollouts"), Column("way out (of the first)", narrows="words", least=30))
 CALLS = (
     figure("#"), Column("train"), Column("model", 4, narrows="cut", least=12), figure("prompt", 2),
     figure("answer", 3), Column("goes on", 1), Column("why", narrows="fold", least=30),
@@ -57,7 +57,7 @@ def _bytes(value: int | None) -> str:
 
 
 def enqueued(answers: Sequence[Enqueued]) -> Text:
-    """What became of tasks, in a sentence."""
+    """The result of queuing tasks, in a sentence."""
     there = Counter(str(answer.status) for answer in answers if not answer.created)
     new = len(answers) - sum(there.values())
     by_status = ", ".join(f"{count:,} {name}" for name, count in there.most_common())
@@ -84,7 +84,7 @@ def rewarded(target: str, answer: RewardAnswer) -> Text:
 
 
 def diagnoses(found: Sequence[Diagnosis]) -> Group:
-    """One whole; several in a line each, with what was found and how often, and what mends it."""
+    """One rollout whole; several in a line each, with what was found and how often, and what repairs it."""
     if len(found) == 1:
         return diagnosis(found[0])
     made = Listing(*DIAGNOSES)
@@ -119,7 +119,7 @@ def _mending(every: Sequence[Sequence[Finding]]) -> Listing:
 
 
 def diagnosis(found: Diagnosis) -> Group:
-    """A table for each attempt, what mends what was found, and the verdict."""
+    """A table for each attempt, what repairs the findings, and the verdict."""
     model = f" for the model {clean(found.model)}" if found.model else ""
     pieces: list[RenderableType] = [Text(f"{clean(found.rollout)}  {found.status}{model}", style="bold")]
     for attempt in found.attempts:
@@ -165,7 +165,7 @@ def _why(findings: Iterable[Finding]) -> Text:
 
 def _fixes(findings: Iterable[Finding]) -> Listing:
     """Each fix once, the first of its kind when they differ by the call only."""
-    made = Listing(Column("why"), Column("what mends it", narrows="words", least=30))
+    made = Listing(Column("why"), Column("way out", narrows="words", least=30))
     first = {finding.code: finding.fix for finding in reversed(list(findings)) if finding.fix}
     for code, fix in reversed(first.items()):
         made.add_row(code, plain(fix))

@@ -1,4 +1,4 @@
-"""What is drawn of a release: traffic over time; reward, difference and evidence over the counted rollouts. Pure."""
+"""The charts of a release: traffic over time; reward, difference and evidence over the counted rollouts. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.gateway.model.release import ReleaseView
 
 
 def charts(view: ReleaseView, history: History, points: Sequence[Point], now_ns: int) -> Iterator[Chart]:
-    """All that can be drawn so far."""
+    """All charts that can be drawn so far."""
     yield _traffic(view, history, now_ns)
     if points:
         yield _rewards(points)
@@ -80,7 +80,7 @@ def _e_values(view: ReleaseView, points: Sequence[Point]) -> Chart:
 
 
 def _guards(view: ReleaseView, points: Sequence[Point]) -> Chart:
-    """The stages' splits are one line, of the one that strays most: no more lines than can be told apart."""
+    """One line for the splits of all stages, that of the worst: no more lines than can be told apart."""
     found = measures(view.release, view.figures)[2:]
     guards = list(view.release.policy.guard_alphas)
     lines = [Line(f"guard {name}", _values(points, f"guard.{name}"), style) for style, name in enumerate(guards)]

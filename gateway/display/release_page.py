@@ -1,8 +1,8 @@
 """A release as one page of HTML: what it does, what it was decided from, and why it is where it is. Pure.
 
-The page stands by itself: no script, nothing is loaded from elsewhere, and its own policy forbids that. It follows
-light and dark, in the colours of Okabe and Ito, is read without seeing it (titles, descriptions, and a table for each
-chart), and every text of a stranger is escaped. Its series are worked out again from the observations
+The page is self-contained: it has no script and loads nothing, and its own policy forbids both. It follows light and
+dark, in the colours of Okabe and Ito. It can be read without seeing it (titles, descriptions, and a table for each
+chart), and every foreign text is escaped. Its series are computed again from the observations
 (`gateway.display.release_series`).
 """
 

@@ -1,7 +1,7 @@
-"""How the evidence of a release grew: worked out again from what the tape holds, as decisions are. Pure.
+"""How the evidence of a release grew: computed again from what the tape holds, as decisions are. Pure.
 
-The same observations step the same `Canary` as in `gateway.canary.verify.walk`, and its figures are taken on the way,
-so that what is drawn is what was decided from, and nothing has to be kept to draw it.
+The same observations step the same `Canary` as in `gateway.canary.verify.walk`, and its figures are taken on the way.
+So the charts show what was decided from, and nothing has to be kept to draw them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class History(NamedTuple):
         seen: Sequence[Seen],
         after: int = 0,
     ) -> History:
-        """What belongs to this state of the release, where more has been read: all of it only ever grows. `after`: the
-        assignment behind which `assigned` and `seen` begin."""
+        """The part that belongs to this state of the release, if more has been read: all of it only ever grows.
+        `after`: the assignment behind which `assigned` and `seen` begin.
+        """
         until, counted = max(0, release.assigned - after), max(0, release.counted - after)
         return cls(audit[: release.revision], assigned[:until], seen[:counted])
 

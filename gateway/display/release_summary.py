@@ -1,7 +1,7 @@
 """What a person reads of a release, as words and numbers: its path, its arms, its evidence against the limits. Pure.
 
-The terminal (`gateway.display.releases`) and the page (`gateway.display.release_page`) show the same things, so what
-they show is worked out here, once.
+The terminal (`gateway.display.releases`) and the page (`gateway.display.release_page`) show the same things, so these
+are computed here, once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GOOD = {
     "latency": "in time",
     "cost": "cheapness",
 }
-"""What a guard's goodness says of the rollouts of an arm. Of rewards that are missing there is a number."""
+"""What a guard's goodness means for the rollouts of an arm; missing rewards are a number."""
 
 
 class Step(NamedTuple):
@@ -45,7 +45,7 @@ class ArmRow(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """An e-value and the limit at which something follows from it."""
+    """An e-value and the limit at which the gateway acts."""
 
     name: str
     value: float
@@ -189,7 +189,7 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
         then = (
             ""
             if not last
-            else "; nothing ends it but harm or a person"
+            else "; only harm or a person ends it"
             if policy.hold_split
             else "; then no loss beyond the margin"
         )
@@ -207,7 +207,7 @@ def difference(view: ReleaseView) -> str | None:
 
 
 def left_out(release: Release, figures: Figures) -> int:
-    """Rollouts whose turn has come and that are in no statistic: they have seen both versions, or were cancelled."""
+    """Rollouts whose turn has come and that no statistic counts: they have seen both versions, or were cancelled."""
     return release.counted - int(figures.get("seen", 0))
 
 

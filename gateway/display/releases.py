@@ -152,5 +152,5 @@ def started(release: Release) -> Text:
 
 
 def decided(release: Release) -> Text:
-    """What a person's word has made of a release."""
+    """A release after a person's decision."""
     return joined(clean(release.id), _stage(release), clean(release.reason))

@@ -41,7 +41,7 @@ def resources(rows: Iterable[ResourceView], now_ns: int) -> Listing:
 
 
 def _stable(one: ResourceView) -> str:
-    """Everybody's, and the number of exceptions."""
+    """The version of everybody, and the number of exceptions."""
     rules = counted(len(one.stable.rules), "exception")
     return one.stable.version + (f" ({rules})" if one.stable.rules else "")
 
@@ -88,7 +88,7 @@ def _slots(template: Template) -> str:
 
 
 def text(template: Template) -> Text:
-    """A template, as it is written down, with its slots set off."""
+    """A template as it is written, with its slots highlighted."""
     made = Text()
     for anchor, slot in zip(template.anchors, [*template.slots, None], strict=True):
         made.append(clean(anchor.replace("{", "{{").replace("}", "}}")))
@@ -98,7 +98,7 @@ def text(template: Template) -> Text:
 
 
 def difference(one: Resource, other: Resource) -> Text:
-    """What of one version is another in the other: a unified diff of texts, fields of models."""
+    """What two versions say differently: a unified diff of texts, fields of models."""
     lines = difflib.unified_diff(_lines(one), _lines(other), one.place, other.place, lineterm="")
     made = Text("\n").join(plain(line, SIGNS.get(line[0], "")) for line in lines)
     return made or Text(f"{one.place} and {other.place} say the same.")
@@ -115,7 +115,7 @@ def proposals(found: Sequence[tuple[Proposal, str | None]], calls: int, left_out
     """Prompts that were found in so many calls of so many rollouts, each with the resource that it is registered as."""
     pieces: list[RenderableType] = [Text(f"{counted(len(found), 'prompt')} in {counted(calls, 'call')}.")]
     if left_out:
-        pieces.append(Text(f"{counted(left_out, 'call')} left out: the gateway wrote their text, or asked by itself."))
+        pieces.append(Text(f"{counted(left_out, 'call')} left out: the gateway wrote their text, or made them itself."))
     if not found:
         shared = f"A prompt is what {FEWEST} rollouts share; these calls with a system text are of"
         pieces.append(Text(f"{shared} {counted(rollouts, 'rollout')}."))
@@ -135,7 +135,7 @@ def _proposal(number: int, one: Proposal, known: str | None) -> Iterator[Rendera
 
 
 def values(slots: Mapping[str, Sequence[str]]) -> RenderableType:
-    """What stands in slots, a few examples each."""
+    """Values of slots, a few examples each."""
     made = Listing(Column("slot"), Column("examples", narrows="fold", least=30))
     for name, examples in slots.items():
         made.add_row(Text(name, style=SLOT), plain(" | ".join(abbreviate(it, BRIEF) for it in examples)))

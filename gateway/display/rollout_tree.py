@@ -1,8 +1,8 @@
 """A rollout as a tree for a terminal: attempts, calls, and what was said. Pure, as `gateway.display.rollouts` is.
 
-A conversation is told once: agents send it whole with every call, so of each call only the messages are shown that no
-earlier call of the attempt began with or was answered by. Spans of an instrumented agent stand in their parents,
-calls in the span that they were made in (`gateway.model.nesting`).
+A conversation is shown once. Agents send it whole with every call, so for each call only those messages are shown that
+no earlier call of the attempt began with or was answered by. Spans of an instrumented agent are shown inside their
+parents, calls inside the span that they were made in (`gateway.model.nesting`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 
 DEEPEST = 20
-"""Spans within each other that are shown as such."""
+"""The deepest nesting of spans that is shown."""
 
 Key = tuple[str, tuple[tuple[str | None, ...], ...]]
 
@@ -78,7 +78,7 @@ def in_place(details: Sequence[SpanDetail]) -> Iterator[tuple[SpanDetail, int | 
     while waiting:
         span, parent, depth = waiting.pop()
         yield by_sequence[span.sequence], parent
-        # What stands deeper than a terminal is wide stands side by side.
+        # Spans that are nested deeper than a terminal is wide are shown side by side.
         under = span.sequence if depth < DEEPEST else parent
         waiting += [(inner, under, depth + 1) for inner in reversed(inside.get(span.sequence, []))]
 
@@ -94,7 +94,9 @@ def _shared(a: Sequence[Key], b: Sequence[Key]) -> int:
 
 
 def key(message: Message) -> Key:
-    """What makes two messages the same, however they were sent. Reasoning is often not sent back."""
+    """Equal for equal messages, however they were sent. Reasoning does not count, because agents often do not send it
+    back.
+    """
     parts = (p for p in message.parts if p.type != "reasoning")
     return message.role, tuple((p.type, p.text, p.id, p.name, p.arguments, compact(p.data)) for p in parts)
 
@@ -173,7 +175,7 @@ def _facts(detail: SpanDetail) -> Iterator[Text]:
 
 
 def _attempt_line(attempt: Attempt, only: bool) -> Text:
-    """An attempt; of the only one the rollout's own line has the figures already."""
+    """A line for an attempt; the rollout's own line has the figures of an only one."""
     t, outcome = attempt.totals, attempt.outcome or Outcome()
     reason = clean(abbreviate(outcome.reason or "", BRIEF))
     code = f"exit code {outcome.exit_code}" if outcome.exit_code is not None else ""

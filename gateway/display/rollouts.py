@@ -1,7 +1,7 @@
 """The tape for a terminal: nouns in, rich renderables out. Pure: no console, no clock, no network.
 
-Whatever stands on the tape was written by strangers (models, web pages, tools): control characters in it are made
-visible, so that none of it can speak to the terminal.
+Strangers (models, web pages, tools) wrote what is on the tape. Control characters in it are made visible, so that none
+of it can control the terminal.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def span_line(span: Span) -> Text:
 
 
 def content(span: Span) -> str:
-    """What a span that is no call says: a reward its value and reason, an agent's span a few of its attributes."""
+    """The content of a span that is no call: of a reward its value and reason, of an agent's span a few attributes."""
     if span.kind == "reward":
         return "  ".join(filter(None, _reward(Reward.of(span))))
     if span.kind == "otel":
@@ -188,7 +188,7 @@ def _reward(given: Reward) -> Iterator[str]:
 
 
 def _length(span: Span) -> str:
-    """Nothing for what took no time, as rewards and events do."""
+    """Empty for a span that took no time, such as a reward or an event."""
     return duration(span.duration_ns) if span.kind in CALLS or span.duration_ns else ""
 
 
@@ -197,7 +197,7 @@ def _what(span: Span) -> str:
 
 
 def _tokens(span: Span) -> str:
-    """As counted; ~80 is an estimate, ? what nobody knows. Empty for what uses none."""
+    """As counted; ~80 is an estimate, ? is unknown. Empty for a span that uses no tokens."""
     if span.estimate is None:
         known = span.usage or (Usage() if uncounted(span) else None)
         return "" if known is None else " → ".join(map(tally, (known.input_tokens, known.output_tokens)))

@@ -1,4 +1,4 @@
-"""What is drawn of training runs: a chart for each metric, with a line for each run. Pure."""
+"""The charts of training runs: one for each metric, with a line for each run. Pure."""
 
 from __future__ import annotations
 

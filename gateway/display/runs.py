@@ -98,7 +98,7 @@ def _json(run: Run) -> Text:
 
 
 def metrics(curves: Iterable[Curve]) -> Listing:
-    """A line for each metric: the last value, how it went, and what it lay between."""
+    """A line for each metric: the last value, its trend, and its range."""
     made = Listing(*METRICS)
     for curve in curves:
         low = min((value for value in curve.low if value is not None), default=None)

@@ -1,7 +1,8 @@
 """The few attributes of an agent's span that tell the most, as short texts. Pure.
 
-Instrumentations write dozens: ids of threads, versions, whole requests as JSON. A line has room for four. Those of the
-tables come first, then what the agent's author has set himself; JSON never, and nothing that the span's name says.
+Instrumentations write dozens: ids of threads, versions, whole requests as JSON. A line has room for four. The
+attributes of the tables come first, then those that the agent's author has set; never JSON, and nothing that the span's
+name says.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NAMED = {
     "input.value": "input",
     "output.value": "output",
 }
-"""What to call those that are shown first, in this order; of several with one name the first."""
+"""Labels of the attributes that are shown first, in this order; of several with one label the first."""
 TOKENS = (
     ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"),
     ("llm.token_count.prompt", "llm.token_count.completion"),
@@ -45,7 +46,7 @@ FURNITURE = (
 
 
 def facts(span: Span) -> list[str]:
-    """Such as `model gpt-5`, `120 → 7 tokens`, `city Bern`; why it failed stands last."""
+    """Such as `model gpt-5`, `120 → 7 tokens`, `city Bern`; the reason of a failure comes last."""
     attributes = span.attributes or {}
     found = dict.fromkeys((*_named(attributes, span.name or ""), *_tokens(attributes), *_others(attributes)))
     why = _short(attributes.get("otel.status_description"))

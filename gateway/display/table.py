@@ -1,11 +1,11 @@
 """Tables for a terminal of any width, and for a pipe. Pure.
 
-Each column says what becomes of it where there is little room: it stays (ids, which are copied), it is narrowed, or it
-is left out when its turn comes; columns that are empty in every row go before all others. What was left out is said
-below the table. If even that does not fit, lines are longer than the terminal is wide: an id is never cut.
+Each column says what happens to it when there is little room. It stays (ids, which people copy), is narrowed, or is
+left out in its turn; columns that are empty in every row are left out first. A line below the table names them. If even
+that does not fit, lines are longer than the terminal is wide: an id is never cut.
 
-Room without end (`ENDLESS`) is that of a pipe or a file: there is every column, a row is one line, columns are at least
-two spaces apart, and an empty cell is a `-`. So `grep` finds whole rows and `awk -F '  +'` the same columns every time.
+A pipe or a file has endless room (`ENDLESS`): there is every column, a row is one line, columns are at least two spaces
+apart, and an empty cell is a `-`. So `grep` finds whole rows and `awk -F ' +'` the same columns every time.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ EMPTY: Final = "-"
 _ONE_LINE = {9: "␉", 10: "␊"}
 
 Narrowing = Literal["never", "cut", "fold", "words"]
-"""How a column gives way: not at all; its cells end in `…`; they go on in the next line; so, but between words only."""
+"""How a column gets narrower: not at all; its cells end in `…`; its cells are folded; or folded between words only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, and what becomes of it where there is little room."""
+    """A column, and what happens to it when there is little room."""
 
     name: str
     goes: int | None = None
@@ -45,7 +45,7 @@ class Column:
     right: bool = False
     """Aligned right, as figures are."""
     optional: bool = False
-    """Not there, and not missed, where it is empty in every row."""
+    """Left out, without a note, when it is empty in every row."""
 
 
 def figure(name: str, goes: int | None = None) -> Column:
@@ -128,7 +128,7 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[Text]], room: int) ->
 
 
 def _gone(turns: Sequence[int], least: Mapping[int, int], room: int) -> set[int]:
-    """Columns that are left out: in their turn, until the rest fits; then those come back for which there is room."""
+    """Columns that are left out: in their turn, until the rest fits; then those for which there is room come back."""
     kept, gone = dict(least), set[int]()
     for place in turns:
         if _total(list(kept.values())) <= room:

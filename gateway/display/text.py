@@ -17,7 +17,7 @@ _VISIBLE = (
 
 
 def clean(value: object) -> str:
-    """Text without anything that a terminal obeys."""
+    """Text without characters that a terminal obeys."""
     return str(value).translate(_VISIBLE)
 
 
@@ -94,5 +94,5 @@ def compact(value: Any) -> str:
 
 
 def tally(number: int | None) -> str:
-    """A number, and `?` where nobody knows it."""
+    """A number, or `?` if it is unknown."""
     return "?" if number is None else f"{number:,}"

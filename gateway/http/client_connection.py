@@ -1,8 +1,8 @@
 """The client-facing side of a connection: one request at a time, in order.
 
 Requests that arrive while one is being served wait their turn, and so does the refusal of bytes that are no request: an
-answer is never written into another. Reading never stops, because only reading tells that a client is gone: one that
-pipelines without end is refused (`gateway.http.request_parser`). A half-closed client counts as gone, for the same
+answer is never written into another. Reading never stops, because only reading shows that a client is gone; a client
+that pipelines without end is refused (`gateway.http.request_parser`). A half-closed client counts as gone, for the same
 reason.
 """
 
@@ -23,7 +23,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Served(Protocol):
-    """What is being served, as its connection sees it."""
+    """The connection's view of what is being served."""
 
     def on_client_gone(self) -> None:
         """The client went away."""
@@ -162,7 +162,7 @@ class Front(asyncio.Protocol):
         self.transport.close()
 
     def linger(self) -> None:
-        """Ends the answering side and reads on: closing at once would reset an answer that is still on its way."""
+        """Stops writing but still reads: closing at once would reset an answer that is still on its way."""
         self.served = None
         self.closing = True
         self.transport.write_eof()
@@ -174,8 +174,9 @@ class Front(asyncio.Protocol):
             self.close()
 
     def break_off(self, framed: bool) -> None:
-        """Ends an answer that is not complete, so that the client sees it: one that is `framed` lacks its end, any
-        other is reset, because closing is how it would end."""
+        """Ends an incomplete answer so that the client notices: a `framed` one lacks its end, any other is reset,
+        because a normal close would look like its end.
+        """
         self.served = None
         if framed:
             self.close()
@@ -194,11 +195,11 @@ class Front(asyncio.Protocol):
 
 @dataclass(slots=True, eq=False)
 class Way:
-    """A connection, as far as it tells whose calls come on it."""
+    """What a connection tells about the rollouts of its calls."""
 
     peer: str = ""
     """The client's address."""
     last: str | None = None
     """The implicit rollout of its last call."""
     mixed: bool = False
-    """Whether conversations were seen to take turns on it: it belongs to a pool."""
+    """Whether conversations took turns on it: it belongs to a pool."""

@@ -1,8 +1,8 @@
 """HTTP heads, composed: a request's on its way upstream, an answer's on its way back, and the gateway's own refusals.
 
-Everything passes in its order, spelling and number, less what concerns one connection only (hop-by-hop headers, RFC
-9110 §7.6.1), the client's `Host`, and the gateway's own keys, which no upstream may see. What to do with a header is
-decided once per name and upstream. Optional whitespace around a request's header value is the one thing that is
+Every header passes in its order, spelling and number, except those that concern one connection only (hop-by-hop
+headers, RFC 9110 §7.6.1), the client's `Host`, and the gateway's own keys, which no upstream may see. What to do with a
+header is decided once per name and upstream. Only the optional whitespace around a request's header value is
 normalised; an answer's lines pass byte for byte. Pure.
 """
 
@@ -157,8 +157,9 @@ def refusal_body(family: str, refusal: Refusal) -> bytes:
 
 
 def family_of(headers: Headers) -> str:
-    """Whose API a call to an unknown path speaks: Anthropic clients name their version, or at least themselves, and
-    Google's send headers of their own."""
+    """The API family of a call to an unknown path: Anthropic clients name their version, or at least themselves, and
+    Google's send headers of their own.
+    """
     for low, _, value in headers:
         if low.startswith(b"x-goog-api-"):
             return "gemini"
@@ -172,5 +173,5 @@ def family_of(headers: Headers) -> str:
 
 
 def family(dialect: str, family: str, request: Request) -> str:
-    """The API that a call speaks; of one to an unknown path its headers tell."""
+    """The API family of a call; for an unknown path its headers decide."""
     return family_of(request.headers) if dialect in ("opaque", "models") else family

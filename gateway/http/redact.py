@@ -1,13 +1,13 @@
-"""Keeps secrets off the tape: in headers, URLs and attributes what carries a credential becomes `***`.
+"""Keeps secrets off the tape: in headers, URLs and attributes a value that carries a credential becomes `***`.
 
-By name, because a key's value looks like anything. A name is secret when one of its words is, however the words are
-put together (`x-api-key`, `access_token`, `clientSecret`, `auth[key]`); words that only count tokens
+By name, because a key's value looks like anything. A name is secret when one of its words is, however the words are put
+together (`x-api-key`, `access_token`, `clientSecret`, `auth[key]`); words that only count tokens
 (`x-ratelimit-remaining-tokens`) or identify a request or a session (`idempotency-key`, `x-session-id`) are not. And by
-shape, because a key may stand under any name: `sk-...`, `Bearer ...`, a JWT, an agent token. Wherever something looks
-like a URL, a list of pairs (`baggage`) or JSON, its members are looked at one by one, also those of a URL inside
-another, which may be percent-encoded.
+shape, because a key may have any name: `sk-...`, `Bearer ...`, a JWT, an agent token. In a URL, a list of pairs
+(`baggage`) or JSON, the members are looked at one by one, also those of a URL inside another, which may be
+percent-encoded.
 
-Lines of headers are remembered: a call has forty and most are always the same.
+Results for header lines are cached: a call has forty and most are always the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HARMLESS: Final = frozenset(
     {"idempotency-key", "x-idempotency-key", "sec-websocket-key", "prompt-cache-key", "www-authenticate"}
 )
 _PARAMETERS: Final = frozenset({"code", "authcode", "ticket", "pin", "sign"})
-"""Names that are secret in a query only: what an OAuth or a CAS server gives, and signatures."""
+"""Names that are secret only in a query: results of OAuth or CAS servers, and signatures."""
 
 _ENDS: Final = r"%(?:25)*(?:3[fF]|26|23|3[bB])"
 """`?`, `&`, `#` and `;`, percent-encoded any number of times."""
@@ -51,7 +51,7 @@ _PAIRS: Final = re.compile(rf"(?:[?&;#]|{_ENDS})")
 _MEMBER: Final = re.compile(r'(\\{0,3}"([^"\\]+)\\{0,3}"\s{0,9}:\s{0,9}\\{0,3}")((?:[^"\\]|\\[^"])+)')
 _STATED: Final = re.compile(r"(?<![A-Za-z0-9_.-])(?P<name>[A-Za-z0-9_.-]+)[\"']?\s{0,9}[=:]\s{0,9}(?P<quote>[\"']?)")
 _STATED_ENDS: Final = {"": re.compile(r"[^\s,;&]*"), '"': re.compile(r'[^"]*'), "'": re.compile(r"[^']*")}
-"""What is stated of a name (`password='a b'`), and where it ends, by its quotes."""
+"""Ends of a value that follows a name (`password='a b'`), by its quotes."""
 _USER: Final = re.compile(
     r"(?i)(\b[a-z][a-z0-9+.-]{0,20}(?::|%(?:25)*3a)(?:/|%(?:25)*2f){2})(?:(?!%(?:25)*2f)[^/?#\s])*(?:@|%(?:25)*40)"
 )
@@ -64,7 +64,7 @@ _PREFIXES: Final = (
     "xapp-", "whsec_", "tvly-", "fw_", "tgp_v1_", "lsv2_", "hvs.", "shpat_", "shpss_", "sntrys_", "sntryu_",
     "esecret_", "figd_",
 )  # fmt: skip
-"""What keys of providers begin with."""
+"""Prefixes of providers' keys."""
 _PLAIN_PREFIXES: Final = ("jina_", "rpa_", "ntn_", "sbp_", "lin_api_", "dapi")
 """The same of those that are longer, and of letters and digits only: the prefix alone may begin other names."""
 _SHAPES: Final = re.compile(
@@ -84,7 +84,7 @@ _HINT: Final = re.compile(
     "|".join(re.escape(prefix.lower()) for prefix in (*_PREFIXES, *_PLAIN_PREFIXES))
     + '|pst_|xox|aiza|akia|asia|ya29|eyj|sg[.]|aq[.]|absk|private key|bearer|basic|token|api-?key|"|@|%|[?]|#|&'
 )
-"""Found in the lower case of whatever the patterns above are to look at. It is all but literal, which is fast."""
+"""Cheap test on the lower case of a text before the patterns above are tried. It is all but literal, which is fast."""
 _HINT_BYTES: Final = re.compile(_HINT.pattern.encode())
 # Headers are written by strangers: nothing above may take more than a time that grows with their length.
 _LONGEST: Final = 512
@@ -137,7 +137,7 @@ class Redactor:
 
 @lru_cache(512)
 def _together(own: Secrets, headers: tuple[tuple[bytes, bytes], ...], path: str) -> Secrets:
-    """An agent presents the same keys with all of its calls."""
+    """Cached, because an agent presents the same keys with all of its calls."""
     found = {key for name, value in headers for key in presented(name, value)}
     found |= {key for value in parameters(path) if is_telling(key := value.encode())}
     return own if found <= own.values else Secrets(own.values | found)
@@ -193,7 +193,7 @@ def _attribute(name: str, value: Any, by_name: bool) -> Any:
 
 
 def _said(value: str) -> str:
-    """What is no URL was said by somebody, and only what has the shape of a secret is masked in it."""
+    """A text that is no URL: only what has the shape of a secret is masked in it."""
     if _HINT.search(value.lower()) is None:
         return value
     return _mask_url(value) if "://" in value and not _SPACE.search(value) else _SHAPES.sub(_MASK, value)

@@ -1,8 +1,8 @@
 """Bytes from a client -> whole requests. Sans-I/O: HTTP/1.1 by llhttp, as strict as it is, and within limits.
 
-A request is taken in whole (its model decides where it goes); its chunks are remembered, so that a chunked body leaves
-as it came. What is no request, or is too large, becomes a request with a `refusal`, in its turn behind those before it;
-nothing is read after it.
+A request is read whole, because its model decides where it goes; its chunks are remembered, so that a chunked body
+leaves as it came. Bytes that are no request, or are too large, become a request with a `refusal`, in its turn behind
+those before it; nothing is read after it.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ class RequestReader:
             self._refuse(400, f"the request is not valid HTTP/1.1: {error}", "request")
 
     def _bound(self, request: Request, shared: bool) -> None:
-        """Of a head, and of what a body has beside its payload, no more is taken than a head may have. `shared`: this
-        read held the end of another request too, and is only an upper bound of what belongs to this one."""
+        """Limits the head, and everything in a body besides its payload, to the size of a head. `shared`: this read
+        also held the end of another request, and is only an upper bound of what belongs to this one.
+        """
         if shared:
             self._began = self._read
         elif self._in_head or request.size + len(request.trailers) == self._payload:
@@ -187,7 +188,7 @@ class RequestReader:
         self.requests.append(request)
 
     def _is_crowded(self, request: Request) -> bool:
-        """Refuses a request that too much waits before, on this connection."""
+        """Refuses a request when too much waits before it on this connection."""
         if len(self.requests) == _PIPELINED:
             self._refuse(400, f"{_PIPELINED} requests wait on this connection: await their answers first", "request")
         elif request.size + sum(waiting.size for waiting in self.requests) > self._request_bytes:

@@ -1,7 +1,7 @@
 """One connection to an upstream: an asyncio protocol over httptools that carries one call at a time.
 
-Its caller (`gateway.proxy.relay`) is told what arrives, read by read, as raw wire bytes that can be passed on
-unchanged, while the parser runs beside them only to find the head, the end and the payload.
+It passes on to its caller (`gateway.proxy.relay`) what arrives, read by read, as raw wire bytes that can be sent
+unchanged. The parser runs beside them only to find the head, the end and the payload.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class Link(asyncio.Protocol):
             caller.on_broken(self, "upstream_closed")
 
     def pause_writing(self) -> None:
-        """The request does not drain; it is already in memory as a whole, so there is nothing to hold back."""
+        """Does nothing: the request does not drain, but all of it is in memory, so there is nothing to hold back."""
 
     def resume_writing(self) -> None:
         """See `pause_writing`."""
@@ -259,7 +259,7 @@ class Link(asyncio.Protocol):
     def send(self, caller: Caller, head: bytes, body: bytes) -> None:
         """Writes a request; small ones in one packet."""
         if self.transport.is_closing():
-            # Ended before it was used, which only its caller does not know yet.
+            # It ended before it was used; only its caller does not know yet.
             asyncio.get_running_loop().call_soon(caller.on_broken, self, "upstream_closed")
             return
         self.caller = caller

@@ -1,1 +1,4 @@
-"""The nouns: what is on the tape and what the API says. They see nothing else of ours. Begin with `rollout`, `span`."""
+"""The nouns: what is on the tape and what the control API says. Pure; they import nothing else of ours.
+
+Begin with `rollout` and `span`.
+"""

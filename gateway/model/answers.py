@@ -1,7 +1,8 @@
-"""What the control API answers with and asks for, where a noun alone will not do. Shared by `control` and `client`.
+"""What the control API answers and accepts, where a noun alone is not enough. `api` and `client` share it.
 
-A page of a list names its `next` cursor: hand it back to go on, None is the end. A page may be short, even empty, and
-still have a `next`: a selective filter stops after a bounded number of spans looked at, so that no page takes long.
+A page of a list names its `next` cursor: send it back to go on; None is the end. A page may be short, even empty, and
+still have a `next`: a selective filter stops after it has looked at a bounded number of spans, so that no page takes
+long.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ class Finding(Noun):
     reason: str
     """What was found, for a person."""
     fix: str
-    """The command that mends it, or what to change before the next attempt."""
+    """The command that repairs it, or what to change before the next attempt."""
 
 
 class CallDiagnosis(Noun):

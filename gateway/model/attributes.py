@@ -1,7 +1,7 @@
 """Names of the attributes that the gateway itself gives to spans of calls.
 
-Those of replays, shadows and rehearsals mark calls that were made for a release and for nobody else: such a call is on
-the tape like every other, and out of whatever speaks of agents (`gateway.model.release_calls`).
+The attributes of replays, shadows and rehearsals mark calls that were made for a release. Such a call is on the tape
+like every other, but excluded from everything about agents (`gateway.model.release_calls`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final
 REPLAY_OF: Final = "penstock.replay_of"
 """The call that this one repeats."""
 SHADOW_OF: Final = "penstock.shadow_of"
-"""The call that this one goes beside."""
+"""The live call that this one mirrors."""
 LEG: Final = "penstock.leg"
-"""For which arm it repeats it."""
+"""The arm for which it repeats that call."""
 BEGAN: Final = "penstock.session.began"
 """Why a session of exact tokens begins with this call."""
 AMBIGUOUS: Final = "penstock.ambiguous"

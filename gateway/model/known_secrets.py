@@ -1,12 +1,12 @@
-"""Values that are known to be secret become as many asterisks wherever they stand. Pure.
+"""Replaces values that are known to be secret by as many asterisks, wherever they stand. Pure.
 
-The gateway knows its own keys, and of every call the keys that it presents. A provider may repeat them, and an agent
-may print them; where they stand cannot be known before, so bodies are searched for the values themselves, each as it
-is and as JSON and URLs write it. Lengths stay, and with them offsets, framing and the deltas of the tape; the same
-body always becomes the same bytes.
+The gateway knows its own keys, and the keys that each call presents. A provider may repeat them, an agent may print
+them, and nobody knows where. So bodies are searched for the values themselves, each as it is and as JSON and URLs write
+it. Lengths stay, and with them offsets, framing and the deltas of the tape; the same body always becomes the same
+bytes.
 
-A value that is short or only words (`EMPTY`, `sk-test`, `not-needed`) is what clients send where no key is needed:
-hiding it would take pieces out of what was said.
+Clients send a short value or plain words (`EMPTY`, `sk-test`, `not-needed`) where no key is needed. Hiding these would
+take pieces out of what was said.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MASKED: Final = b"*"
 SLICE: Final = 1 << 20
 """Bytes searched at a time: the interpreter serves no other thread meanwhile."""
 _BEGUN: Final = 8
-"""Bytes of a secret that is cut off from which on they are hidden too."""
+"""From so many bytes on, the beginning of a secret that is cut off is hidden too."""
 _PREFIX: Final = b"pst_"
 _TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9._~-]+")
 _MARKUP: Final = re.compile(r"[/+&<>'=]")
-"""What some JSON writers escape that need not be."""
+"""Characters that some JSON writers escape without need."""
 _ESCAPE: Final = re.compile(r"%[0-9A-F]{2}")
 _LETTER, _DIGIT = re.compile(rb"[A-Za-z]"), re.compile(rb"[0-9]")
 
@@ -105,7 +105,7 @@ NONE: Final = Secrets(())
 
 
 def own_secrets(values: Iterable[str | None]) -> Secrets:
-    """The gateway's own keys. Whoever configures `dummy` for a server that needs no key has no secret."""
+    """The gateway's own keys. A `dummy`, configured for a server that needs no key, is no secret."""
     return Secrets(value.encode() for value in values if value is not None and _is_own(value.encode()))
 
 
@@ -114,7 +114,7 @@ def _is_own(value: bytes) -> bool:
 
 
 def is_telling(value: bytes) -> bool:
-    """Whether what an agent presents as a key can be one: it is long, and not made of words or of one letter."""
+    """Whether an agent's value can be a key: it is long, and not made of words or of one letter."""
     if len(value) < 16 or len(set(value)) < 8:
         return False
     return len(value) >= 32 or (_DIGIT.search(value) is not None and _LETTER.search(value) is not None)

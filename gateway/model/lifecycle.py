@@ -10,13 +10,13 @@ clock and writes what is decided.
                               task was made: the agent could not work where it was run
 
 An attempt that is `unresponsive` while its rollout waits for another one is revived by a sign of life: the rollout
-leaves the queue again and nothing runs twice. Once another worker has claimed the rollout it is superseded for good.
-The final state of a rollout that was queued is left by `requeue`, which somebody must ask for, and by what is handed
+leaves the queue again and nothing runs twice. Once another worker has claimed the rollout the old attempt is superseded
+for good. A queued rollout leaves its final state only by `requeue`, which somebody must ask for, or when it is handed
 back.
 
-Nobody says when an attempt ends that no worker has claimed: an agent that was given an address by hand, a client that
-says nothing. It has succeeded when nothing was heard of it for a *quiet time*, and its rollout with the last of its
-attempts. The next call or event makes both run again. An end that somebody has told stays.
+An attempt that no worker has claimed (an agent that was given an address by hand, a client without an address) has
+nobody who says when it ends. It has succeeded when nothing was heard of it for a *quiet time*, and its rollout with the
+last of its attempts. The next call or event makes both run again. An end that somebody has told stays.
 """
 
 from __future__ import annotations
@@ -129,9 +129,8 @@ def after_attempt(end: AttemptStatus, tries: int, config: RolloutConfig) -> Roll
 def deadline(
     config: RolloutConfig, created_ns: int, seen_ns: int, lease_ns: int | None
 ) -> tuple[int, AttemptStatus] | None:
-    """When a live attempt ends by itself unless it is heard of before, and how; None is never.
-
-    `created_ns`: when it was claimed. `seen_ns`: its newest sign of life. `lease_ns`: when its worker loses it.
+    """When a live attempt ends by itself without a further sign of life, and how; None is never. `created_ns`: when it
+    was claimed. `seen_ns`: its newest sign of life. `lease_ns`: when its worker loses it.
     """
     ends: list[tuple[int, AttemptStatus]] = []
     if config.timeout_s is not None:
@@ -149,7 +148,7 @@ def claimed(origin: Origin, status: RolloutStatus) -> bool:
 
 
 def quiet_deadline(seen_ns: int, quiet_s: float) -> tuple[int, AttemptStatus]:
-    """When an attempt that nobody has claimed ends by itself unless it is heard of before, and how."""
+    """When an attempt that nobody has claimed ends by itself without a further sign of life, and how."""
     return seen_ns + _ns(quiet_s), AttemptStatus.SUCCEEDED
 
 

@@ -1,14 +1,15 @@
 """Which span of an instrumented agent a call was made in. Pure.
 
-An agent that reports its own spans says what stands in what, but not of its calls, unless its HTTP client sends a
-`traceparent`. For the others it is inferred, when the spans are read, from what the tape holds of the same attempt:
+An agent that reports its own spans says which span is inside which. It does not say this of its calls, unless its HTTP
+client sends a `traceparent`. For those calls the parent is inferred, when the spans are read, from what the tape holds
+of the same attempt:
 
-1. A span that carries the id of the call's response is the one that made the call: as `gen_ai.response.id`, or at the
-   beginning of the answer that OpenInference keeps as `output.value`.
-2. Else a call stands in the innermost span that was open when the call began. A call may outlive it: a span may end
+1. The span with the id of the call's response made the call: as `gen_ai.response.id`, or at the beginning of the answer
+   that OpenInference keeps as `output.value`.
+2. Otherwise the parent is the innermost span that was open when the call began. A call may outlive it: a span may end
    with the head of a stream.
-3. Where several branches were open side by side, those are left out that carry the id of another response. If there are
-   still several, the call stands in the innermost span that all of them stand in; their ends are its candidates.
+3. If several branches were open side by side, those with the id of another response are left out. If several remain,
+   the parent is the innermost span that contains them all; their ends are its candidates.
 
 Agent and gateway may have different clocks; then only the first rule is sure.
 """
@@ -29,7 +30,7 @@ _ANSWER = re.compile(r'\s*\{\s*"id"\s*:\s*"([^"\\]+)"')
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What is needed of an agent's span; the whole span may be large."""
+    """The needed parts of an agent's span; the whole span may be large."""
 
     span_id: str
     parent_id: str | None
@@ -110,7 +111,7 @@ def _innermost(call: Span, open_now: Sequence[Node], by_id: Mapping[str, Node]) 
 
 
 def _above(node: Node, by_id: Mapping[str, Node]) -> Iterator[Node]:
-    """The spans it stands in, innermost first. Strangers wrote the ids: they may go in a circle."""
+    """The spans that contain it, innermost first. Strangers wrote the ids, so they may form a circle."""
     seen = {node.span_id}
     above = by_id.get(node.parent_id or "")
     while above is not None and above.span_id not in seen:

@@ -1,6 +1,6 @@
 """What a release may do by itself: a strict TOML file, everything with a default, frozen with the release.
 
-The error probabilities of the reward and of all guards that are on add up to 0.05 at most (Bonferroni): a candidate
+The error probabilities of the reward and of all guards that are on add up to 0.05 at most (Bonferroni). So a candidate
 that is no worse in anything is rolled back with at most that probability.
 """
 

@@ -1,8 +1,8 @@
-"""What those who give work, those who do it and those who judge it say to the gateway, and its answers.
+"""The messages of those who give work, those who do it and those who judge it, and the gateway's answers.
 
-A worker *claims* attempts, keeps them by *heartbeats*, and *finishes* them. The lease of a claim is its fence: whoever
-has lost it is told so by the next heartbeat and can no longer finish the attempt. Everything may be sent again after a
-lost answer: enqueuing by the caller's ids, finishing by the attempt, rewards by their key.
+A worker *claims* attempts, keeps them by *heartbeats*, and *finishes* them. A worker that has lost the lease of a claim
+hears so with its next heartbeat and can no longer finish the attempt. Every request may be sent again after a lost
+answer: rollouts are known by the caller's ids, ends by the attempt, rewards by their key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The nouns of releases: resources and their versions, releases, pins, and the chain of what was decided and why.
+"""The nouns of releases: resources and their versions, releases, pins, and the chain of decisions and their reasons.
 
-A *resource* is what agents run on and a release can change: a prompt, a model's weights, the description of a tool. Its
-*versions* never change. One of them is the *stable* one, which every new rollout gets; a *release* moves rollouts from
-it to a *candidate*. A *pin* is what one rollout was given: decided once, before its first affected call, and kept.
+A *resource* is something that agents run on and a release can change: a prompt, a model's weights, the description of a
+tool. Its *versions* never change. One of them is *stable*: every new rollout gets it. A *release* moves rollouts from
+it to a *candidate*. A *pin* is the version that one rollout was given: decided once, before its first affected call,
+and kept.
 """
 
 from __future__ import annotations

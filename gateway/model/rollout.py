@@ -1,4 +1,4 @@
-"""Rollouts, their attempts, and what is said of them: outcomes, rewards, sums. Workers, who run them."""
+"""Rollouts and their attempts, with outcomes, rewards and sums; and workers, who run them."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""The nouns of training runs, and what trainers say and readers ask.
+"""The nouns of training runs, for trainers that report and readers that ask.
 
 A trainer is another process. It starts a *run*, reports *points* (the values of its metrics at a step) and *events*
-(lines for a person), and finishes it. Everything may be sent again after a lost answer: a run by its name, points by
-their step, events by their time.
+(lines for a person), and finishes it. Every request may be sent again after a lost answer: runs are known by their
+name, points by their step, events by their time.
 
 A value that is no finite number is kept as null, because a run that diverges must show it: JSON has no NaN, and
-refusing the batch would lose what else is in it. At one step a metric has one value, the one that was reported last.
+refusing the batch would lose its other values. At one step a metric has one value, the one that was reported last.
 
 A trainer that is started again says from which step it goes on (`since_step`): points of that step and later are
-superseded. Which resume it is (`resumed`) makes that safe to send again, and refuses a trainer that was replaced.
+superseded. The number of the resume (`resumed`) makes that request safe to send again, and a trainer that was replaced
+is refused.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The nouns: what is on the tape and what the control API speaks.
 
-A *rollout* is one task given to one agent, an *attempt* one try at it, a *span* one thing that happened in an
-attempt. A model call is a span of kind `llm` and owns an *exchange*: the exact bytes that were sent and received.
-A *turn* is an interpretation of an exchange (messages, tool calls, usage), made when it is read and never stored,
-so that a mended parser mends the past.
+A *rollout* is one task given to one agent, an *attempt* one try at it, a *span* one thing that happened in an attempt.
+A model call is a span of kind `llm` and owns an *exchange*: the exact bytes that were sent and received. A *turn* is an
+interpretation of an exchange (messages, tool calls, usage). It is made when it is read and never stored, so a fixed
+parser also fixes how old calls are read.
 
-Times are integers in nanoseconds since the epoch, durations in nanoseconds, sizes in bytes.
-How heads are laid out on the tape is `gateway.store.records`, which a test holds against `Span`.
+Times are integers in nanoseconds since the epoch, durations in nanoseconds, sizes in bytes. How heads are laid out on
+the tape is `gateway.store.records`, which a test holds against `Span`.
 """
 
 from __future__ import annotations

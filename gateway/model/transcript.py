@@ -1,4 +1,4 @@
-"""What a reward is decided on: the task, what became of it, and every call of the attempt, read.
+"""What a reward is decided on: the task, its outcome, and every call of the attempt in readable form.
 
 Reward functions get it, and `Client.transcript` makes it.
 """

@@ -1,4 +1,4 @@
-"""What a call says, whatever its wire format: messages, tools, choices."""
+"""The content of a call in any wire format: messages, tools, choices."""
 
 from __future__ import annotations
 

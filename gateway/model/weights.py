@@ -1,13 +1,13 @@
 """Versions of weights: where one is served, under which name, and which of them a server must hold. Pure.
 
-A version is served in one of two ways. As a LoRA *adapter* beside its base model: it is loaded under a name of its own
-(`policy@v12`) before it gets traffic and unloaded when nothing needs it. Or by a server that was started with it, a
-*replica*: nothing is loaded, the name must be there.
+A version is served in one of two ways. A LoRA *adapter* is loaded beside its base model under a name of its own
+(`policy@v12`) before it gets traffic, and unloaded when nothing needs it. A *replica* is a server that was started with
+the version: nothing is loaded, the name must be there.
 
-What must be resident is what a call may still ask for: the stable version, the candidate, and every version that an
-unfinished rollout is pinned to. `Residency.plan` compares that with what a server lists. A name belongs to one version
-for good: engines cache by name and would answer with a mixture of old and new weights. So a name that stands for
-other weights is a problem to report, never something to replace. What Penstock did not publish is left alone.
+Resident must be every version that a call may still ask for: the stable version, the candidate, and every version that
+an unfinished rollout is pinned to. `Residency.plan` compares that with what a server lists. A name belongs to one
+version for good: engines cache by name and would answer with a mixture of old and new weights. So a name that stands
+for other weights is reported and never replaced. Adapters that Penstock did not publish are left alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ModelVersion(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done on a server, in this order, and what only a person can mend."""
+    """What to do on a server, in this order, and what a person must repair."""
 
     unload: list[str] = field(default_factory=list[str])
     """Names."""

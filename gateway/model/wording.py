@@ -1,6 +1,6 @@
-"""What is wrong with a value, as a person would say it: pydantic's findings in plain words. Pure.
+"""Errors in values, as a person would say them: pydantic's findings in plain words. Pure.
 
-Each sentence is about a field that stands in front of it: it names the value and what would be right.
+Each sentence follows the name of its field: it names the value and what would be right.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Which attempt a span belongs to.
+"""Which attempt does a span belong to?
 
 The first of these that names a rollout counts: the scope of the request (its address or its agent token), the
 attributes of the span's resource, its own attributes, its trace. A trace is known when an attempt's calls carried its
-`traceparent`, when it is the one that the gateway derives for an attempt (`gateway.model.trace`), or when other spans
-of it have been joined by name. A trace that several attempts have used says nothing: a guess would mix their data.
+`traceparent`, when the gateway derives it for an attempt (`gateway.model.trace`), or when other spans of it have named
+the rollout. A trace that several attempts have used names none: a guess would mix their data.
 
-What is known of traces is read from the change feed when a span asks for it, from where the last question ended. It is
-a bounded memory of what happened lately, and needs no task and no place on the tape.
+What is known of traces is read from the change feed when a span needs it, from where the last reading ended. It is a
+bounded memory of recent calls, and needs no task and no place on the tape.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from penstock.gateway.otlp import semconv
 REMEMBERED = 20_000
 """Traces that are known."""
 LOOKED_BACK = 20_000
-"""Changes that are read when the feed has gone further than that since the last question."""
+"""If the feed has gone further than this since the last question, only so many changes are read."""
 _PAGE = 1_000
 
 Name = tuple[str, str]
 """Rollout and attempt."""
 Said = tuple[str, str | None]
-"""The same, where the attempt need not be said."""
+"""The same, but the attempt may be missing."""
 
 
 class Tape(Protocol):
@@ -45,7 +45,7 @@ class Tape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose request it is, as the data plane has found it."""
+    """Whose request it is, as the dispatch has found out."""
 
     rollout: str
     attempt: str
@@ -82,7 +82,7 @@ def _checked(part: str, value: Any) -> str:
 
 
 def within(scope: Scope, said: Said | None) -> Name:
-    """Where a span of a scope belongs that says this of itself. Raises `Rejected` for what a token does not open."""
+    """Where a span of a scope belongs if it names this itself. Raises `Rejected` for what a token does not open."""
     if said is None or said[0] != scope.rollout:
         if said is not None and scope.agent_token:
             raise Rejected("foreign", f"the agent token is for another rollout than {said[0]!r}")
@@ -91,7 +91,7 @@ def within(scope: Scope, said: Said | None) -> Name:
 
 
 class Traces:
-    """What is known of traces: the attempt that each belongs to, or None for several."""
+    """Known traces: the attempt of each, or None for several."""
 
     def __init__(self, tape: Tape, settled: Callable[[], Awaitable[object]]) -> None:
         """`settled` returns once everything that happened so far is on the tape."""

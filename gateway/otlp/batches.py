@@ -1,7 +1,6 @@
-"""Pieces of the change feed as export requests: how much at once. What is sent of a change is said by `selection`.
+"""Cuts the change feed into export requests of a bounded size. `selection` says what of a change is sent.
 
-A request ends at a number of spans or at a size, whichever comes first, so that what is held in memory is bounded
-whatever the tape holds.
+A request ends at a number of spans or at a size, whichever comes first, so memory is bounded whatever the tape holds.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Reader:
         """Whether more follows that."""
 
     def read(self, since: int, patient: bool = True) -> Piece:
-        """What follows a cursor, as one request. `patient`: whether calls may wait for their agents."""
+        """The changes after a cursor, as one request. `patient`: whether calls may wait for their agents."""
         if since != self._at:
             self._forget()
         try:
@@ -123,7 +122,7 @@ class Reader:
 
     @contextmanager
     def _isolated(self, change: Change) -> Generator[None]:
-        """One span that cannot be sent must not keep back all that follow."""
+        """Leaves out one span that cannot be sent, so that it does not keep back all that follow."""
         try:
             yield
         except TapeError:

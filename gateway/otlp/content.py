@@ -1,7 +1,7 @@
-"""What was said in a call, in the shape of the GenAI conventions: messages, instructions, tools, sampling. Pure.
+"""The content of a call in the shape of the GenAI conventions: messages, instructions, tools, sampling. Pure.
 
-Only read and sent when `otlp.capture_content` is set. The shapes are the JSON schemas beside the conventions:
-`gen-ai-input-messages.json` and its like.
+It is only read and sent when `otlp.capture_content` is set. The shapes are the JSON schemas beside the conventions:
+`gen-ai-input-messages.json` and others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Requests to a collector: sent until they are taken or refused for good.
 
-What to do with an answer is said by the OTLP specification ("Retryable Response Codes", "OTLP/HTTP Throttling"): 429,
-502, 503, 504 and no answer at all are tried again, after `Retry-After` or after pauses that grow and vary; anything
-else that is no success drops the request, and is counted. One request is under way at a time: the tape is the buffer.
+The OTLP specification says what to do with an answer ("Retryable Response Codes", "OTLP/HTTP Throttling"). After 429,
+502, 503, 504 or no answer at all the request is sent again, after `Retry-After` or after pauses that grow and vary.
+After any other answer that is no success it is dropped and counted. One request is under way at a time: the tape is the
+buffer.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Delivery:
         pause = FIRST_PAUSE_S
         while (wait := await self._try(body, spans)) is not None:
             before_pause()
-            # Collectors that come back are not to meet all their clients at once.
+            # A collector that comes back must not get all its clients at once.
             await asyncio.sleep(wait or pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, LONGEST_PAUSE_S)
             self._figures.otlp_retries += 1

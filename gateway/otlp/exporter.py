@@ -1,11 +1,11 @@
-"""Every finished span of the tape, sent to a collector: a follower of the change feed like any other.
+"""Sends every finished span of the tape to a collector: a follower of the change feed like any other.
 
-It reads the feed from its cursor in pieces, makes one request of each (`pieces`) and goes on when that was taken or
+It reads the feed from its cursor in pieces, makes one request of each (`batches`) and goes on when that was taken or
 dropped (`delivery`); `selection` says what is sent when. The cursor is kept on the tape, at most once a second and at
-the end, so that a gateway that comes back goes on where it was: nothing is lost, and after a crash the spans of the
-last second may be sent twice, with the same ids. A gateway that exports for the first time begins with what comes then.
-While the collector is away the tape is the buffer: what is held in memory is one request. Calls never wait for any of
-this; conversion and compression happen in a thread.
+the end, so a gateway that comes back goes on where it was. Nothing is lost; after a crash the spans of the last second
+may be sent twice, with the same ids. A gateway that exports for the first time begins with the present. While the
+collector is away the tape is the buffer: only one request is in memory. Calls never wait for any of this; conversion
+and compression happen in a thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.gateway.otlp.delivery import Delivery, Figures
 from penstock.gateway.store.directory import TapeError
 
 NOTE = "otlp.cursor"
-"""Under which the cursor is kept on the tape."""
+"""The name of the cursor on the tape."""
 GATHER_S, NOTE_S, RETRY_S = 0.5, 1.0, 1.0
 """How long to wait for a fuller request; how often the cursor is kept; when to look again at a tape that failed."""
 _log = logging.getLogger("penstock.otlp")
@@ -106,7 +106,7 @@ class Exporter:
             await self._pause(RETRY_S)
 
     async def _follow(self) -> None:
-        """Until the gateway stops, and then to the end of the tape."""
+        """Exports until the gateway stops, and then to the end of the tape."""
         while not self._stopping.is_set() or self._cursor < self._tape.cursor():
             if not self._stopping.is_set():
                 await self._wait()
@@ -139,8 +139,9 @@ class Exporter:
             pass
 
     async def _note(self, every_s: float) -> None:
-        """Keeps the cursor, when it has moved and the last time is long enough ago. A tape that does not take it is
-        asked again later: until then a crash would send more twice."""
+        """Keeps the cursor when it has moved and was not kept for a while. If the tape does not take it, it is tried
+        again later: until then a crash would send more spans twice.
+        """
         if self._cursor == self._noted or monotonic() - self._noted_at < every_s:
             return
         self._noted_at, cursor = monotonic(), self._cursor
@@ -148,4 +149,4 @@ class Exporter:
             await self._desk.note(NOTE, str(cursor).encode())
             self._noted = cursor
         except TapeError as error:
-            _log.warning("the exporter's place cannot be kept: %s", error)
+            _log.warning("the exporter's position cannot be kept: %s", error)

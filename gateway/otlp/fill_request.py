@@ -1,6 +1,6 @@
-"""What is sent of a span, put into a request: with what it judges, and without content unless it is wanted.
+"""Puts a span into a request: with the span that it judges, and without content unless that is wanted.
 
-That holds for spans that came from elsewhere too.
+This also holds for spans that came from elsewhere.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`POST /v1/traces`: spans of any instrumented agent, kept in the attempt that they belong to.
 
-What is answered is durable. Spans that belong nowhere, or to another rollout than the token's, are rejected one by one:
-the answer is then a partial success that says how many and why, and the metric counts them. A reward that a span
-carries is kept after the spans; an agent's own is `agent`, everybody else's `user`. An exporter that did not hear the
-answer sends its batch again: its spans are then there twice, with the same span ids, its rewards once.
+When the request is answered, its spans are durable. Spans that belong nowhere, or to another rollout than the token's,
+are rejected one by one: the answer is then a partial success that says how many and why, and the metric counts them. A
+reward that a span carries is kept after the spans; an agent's own is `agent`, everybody else's `user`. An exporter that
+did not hear the answer sends its batch again: its spans are then there twice, with the same span ids, its rewards once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def post_traces(request: web.Request) -> web.StreamResponse:
 
 
 def _scope(request: web.Request) -> Scope | None:
-    """What the data plane has put into the path: see `gateway.server.bridge`."""
+    """The scope that the dispatch has put into the path: see `gateway.server.bridge`."""
     found = request.match_info
     return Scope(found["rid"], found["aid"], found["kind"] == "token") if "rid" in found else None
 
@@ -147,7 +147,7 @@ class _Batch:
                 self._entries.append(entry)
 
     async def keep(self) -> None:
-        """Hands in what was found, and counts; raises `TapeError`."""
+        """Hands in the spans and rewards, and counts; raises `TapeError`."""
         if self._entries:
             await self._ingest.desk.add(self._entries)
         self._count("accepted", len(self._entries))

@@ -1,8 +1,8 @@
 """OTLP in its JSON encoding: the messages of `opentelemetry.proto.trace.v1`, as far as they are read.
 
-The rules that differ from plain protobuf JSON: ids are hex and not base64, enums are numbers, unknown fields are
-ignored. 64-bit numbers come as text or as numbers, `null` is a field that is not there. The objects have the names and
-as much of the behaviour of the protobuf messages as is read, so that everything after decoding exists only once.
+These rules differ from plain protobuf JSON: ids are hex and not base64, enums are numbers, unknown fields are ignored.
+64-bit numbers come as text or as numbers; `null` is an absent field. The objects have the names of the protobuf
+messages and as much of their behaviour as the reading code uses, so everything after decoding exists only once.
 """
 
 from __future__ import annotations

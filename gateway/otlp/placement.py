@@ -1,12 +1,12 @@
-"""Where spans stand in what is exported: their trace, their parent and their links. Pure.
+"""The place of an exported span: its trace, its parent and its links. Pure.
 
-An attempt that a worker ran is exported as one trace, its own, whose root is the attempt. SDKs that do not read
-`TRACEPARENT` begin a trace for each of their outermost spans; those spans, and calls that were made in them, move into
+An attempt that a worker ran is exported as one trace of its own, whose root is the attempt. SDKs that do not read
+`TRACEPARENT` begin a trace for each of their outermost spans. Those spans, and calls that were made in them, move into
 the trace of the attempt: trace ids change, span ids do not. A call whose `traceparent` names a trace that the agent
-reports elsewhere stays there. A span whose parent has never come stands under the root and is linked to that parent.
+reports elsewhere stays there. A span whose parent has never come is placed under the root and linked to that parent.
 
-Other attempts have no root and may be part of somebody's larger trace: spans stay in the traces they came in. A call
-that named no caller joins the trace of the span that it was made in.
+Other attempts have no root and may be part of somebody's larger trace: their spans stay in the traces they came in. A
+call that named no caller joins the trace of the span that it was made in.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ MOST_LINKS = 8
 
 
 class Place(NamedTuple):
-    """Where a span stands."""
+    """The place of a span in a trace."""
 
     trace: str
     parent: str | None
     inferred: bool = False
-    """True when nobody has said so."""
+    """True when nobody has named the parent."""
     links: tuple[tuple[str, str], ...] = ()
     """(trace id, span id) of spans it may belong to."""
     moved: frozenset[str] = frozenset()
-    """Traces that became part of `trace`: what points to them points to it."""
+    """Traces that became part of `trace`: links to them become links to it."""
 
 
 def root_id(rollout: str, attempt: str) -> str:

@@ -1,9 +1,9 @@
-"""What is sent of a change of the tape, when, and where it stands.
+"""Says what of a change of the tape is sent, when, and in which place.
 
 Spans of an attempt that a worker runs wait for its end, which comes after the last span of its agent: then the whole
-attempt is read from the tape and sent as one trace (`placing.OneTrace`). What comes later is sent as it comes. Calls of
-other attempts wait for `otlp.wait` seconds, since SDKs send spans some seconds late; the feed waits with them. What is
-sent follows from the tape, so a gateway that comes back goes on from the cursor alone.
+attempt is read from the tape and sent as one trace (`placement.OneTrace`). Later spans are sent as they come. Calls of
+other attempts wait for `otlp.wait` seconds, because SDKs send spans some seconds late; the feed waits with them. What
+is sent follows from the tape, so a gateway that comes back needs only the cursor.
 """
 
 from __future__ import annotations
@@ -61,14 +61,16 @@ class Selection:
         self._handed_out = lru_cache(maxsize=4096)(self._find_handed_out)
 
     def look_again(self, piece: Iterable[Change], attempt_goes_on: bool) -> None:
-        """The tape may have grown. `piece`: the changes that come next; `attempt_goes_on`: the first was begun."""
+        """Notes that the tape may have grown. `piece`: the changes that come next; `attempt_goes_on`: the first was
+        begun.
+        """
         self._piece = piece
         self._beside.forget()
         if not attempt_goes_on:
             self._traces.clear()
 
     def waits(self, change: Change) -> bool:
-        """Whether spans of a call's agent may still come, from which its place would be known."""
+        """Whether spans of a call's agent may still come, which would give its place."""
         span = change.span
         if span is None or span.kind not in CALLS or span.parent_id is not None or span.end_ns is None:
             return False
@@ -79,7 +81,7 @@ class Selection:
     def to_send(self, change: Change) -> Iterator[Sending]:
         attempt, span = change.attempt, change.span
         if attempt is not None and attempt.ended_ns is not None:
-            # Nobody has said that it is over: an attempt that no worker had was quiet, and its calls have no root.
+            # It only fell quiet: an attempt that no worker had has no told end, and its calls have no root.
             if attempt.worker is None and attempt.outcome is None:
                 return
             yield from self._ended(attempt, attempt.ended_ns, change.cursor)
@@ -96,7 +98,9 @@ class Selection:
         return any(one.id == attempt and one.worker is not None for one in self._tape.attempts(rollout))
 
     def _ended(self, attempt: Attempt, ended_ns: int, cursor: int) -> Iterator[Sending]:
-        """The feed gives an attempt as it is now, each time it has changed: it is sent once, its root for each end."""
+        """An attempt that has ended. The feed gives it each time it has changed: it is sent once, its root for each
+        end.
+        """
         name = attempt.rollout, attempt.id
         sent = self._sent.get(name)
         if sent is None and self._waits_for_end(*name):

@@ -78,7 +78,7 @@ def _usage(field: str) -> Callable[[Span], int | None]:
 
 
 def _total(field: str) -> Callable[[Attempt], int | None]:
-    """A sum over an attempt; None where it is a lower bound, which nobody could tell from a sum there."""
+    """A sum over an attempt; None if it is a lower bound, which a reader could not tell from a sum."""
     return lambda attempt: None if attempt.totals.uncounted else getattr(attempt.totals, field)
 
 

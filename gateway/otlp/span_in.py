@@ -1,7 +1,8 @@
 """A span of OpenTelemetry as an entry of the tape, and the reward that it may carry. Pure.
 
-The span's attributes are kept as they are, in the bounds of `values`; what else it has goes beside them under `otel.`
-names (`semconv`). A reward is an attribute: `penstock.reward`, or Agent Lightning's `agentlightning.reward.0.value`.
+The span's attributes are kept as they are, in the bounds of `values`; its other parts are kept beside them under
+`otel.` names (`semconv`). A reward is an attribute: `penstock.reward`, or Agent Lightning's
+`agentlightning.reward.0.value`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def entry_of(span: Span, resource: dict[str, Any], scope: dict[str, Any]) -> Ent
     if resource:
         attributes[semconv.RESOURCE] = resource
     entry = Entry("", "", kind="otel", name=name or None, method="", status="error" if failed else "ok")
-    # A clock that was set during the span makes it look as if it ended before it began.
+    # If the clock was set during the span, it may seem to end before it began.
     entry.start_ns, entry.end_ns = start, max(start, end)
     entry.trace_id, entry.span_id, entry.parent_id = trace, own, parent if _names_span(parent) else None
     entry.agent = _agent(attributes, resource)

@@ -1,4 +1,4 @@
-"""Nouns of the tape as spans of OpenTelemetry. Pure; names are said by `semconv`, traces and parents by `placing`.
+"""Nouns of the tape as spans of OpenTelemetry. Pure; `semconv` has the names, `placement` the traces and parents.
 
 | on the tape | span | kind | parent |
 |---|---|---|---|
@@ -10,8 +10,8 @@
 | `otel` | as it came, resource and scope too | its own | its own; the root when it has none |
 
 The root of an attempt is span 0 of its derived trace, the one that a runner gives its agent as `TRACEPARENT`. It can
-only be sent when the attempt has ended, so spans of attempts that nobody has handed out, which may never end, have no
-parent instead of one that never comes.
+only be sent when the attempt has ended. An attempt that nobody has handed out may never end, so its spans have no
+parent, instead of one that never comes.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def of_otel(span: Span, place: Place) -> tuple[Outgoing, dict[str, Any], Instrum
 
 
 def _begun(span: Span, place: Place) -> Outgoing:
-    """What all spans have."""
+    """The common parts of all spans."""
     trace = span.trace_id or trace_id(span.rollout, span.attempt)
     own = span.span_id or span_id(trace, span.rollout, span.attempt, span.sequence)
     found = _span(place.trace, own, place.parent)
@@ -172,7 +172,7 @@ def _span(trace: str, own: str, parent: str | None) -> Outgoing:
 
 
 def fill(pairs: Pairs, attributes: Mapping[str, Any]) -> None:
-    """Adds attributes. Filled in place: making each message by itself costs four times as much."""
+    """Adds attributes in place: making each message by itself costs four times as much."""
     for key, value in attributes.items():
         pair = pairs.add()
         pair.key = key

@@ -1,7 +1,7 @@
-"""Calls of attempts that have no root, beside the spans of their agents.
+"""Finds the agents' spans around calls of attempts that have no root.
 
-An agent's spans come after the calls that were made in them. So only what follows a call in its attempt is looked at,
-once for all calls of a piece of the feed, and of an attempt not again from its beginning.
+An agent's spans come after the calls that were made in them. So only spans that follow a call in its attempt are read,
+once for all calls of a piece of the feed, and an attempt is not read from its beginning again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.otlp.placement import Place, as_it_came, with_guess
 
 LOOKED_AHEAD = 5_000
-"""Spans of an attempt that are looked through after a call."""
+"""Spans of an attempt that are read after a call."""
 REMEMBERED = 256
 """Attempts whose agents' spans are kept in mind."""
 Name = tuple[str, str]
@@ -31,14 +31,14 @@ class Tape(Protocol):
 
 
 class Agent:
-    """Spans of one attempt's agent, as far as they were looked for."""
+    """Spans of one attempt's agent, as far as they were read."""
 
     def __init__(self) -> None:
         self._nodes: deque[tuple[int, Node]] = deque()
         self._seen = 0
 
     def look(self, tape: Tape, name: Name, first: int) -> list[Node]:
-        """Those that follow this sequence."""
+        """The spans that follow this sequence."""
         while self._nodes and self._nodes[0][0] < first:
             self._nodes.popleft()
         since = max(self._seen, first)
@@ -58,7 +58,7 @@ class Beside:
         self._guesses: dict[Name, dict[int, Guess]] = {}
 
     def forget(self) -> None:
-        """More may have come since."""
+        """Forgets what was read, because more may have come since."""
         self._guesses.clear()
 
     def place(self, span: Span, piece: Iterable[Span]) -> Place:

@@ -1,9 +1,9 @@
 """OpenTelemetry attribute values as plain values: text, bools, ints, floats, None, and lists and dicts of them.
 
-The heads of spans are read in lists, so what a foreign span may put into one is limited: too long a text is cut, what
-goes beyond the limits is left out, and the span says that this happened. Bytes become base64 text.
+The heads of spans are read in lists, so the content of a foreign span is limited: too long a text is cut, everything
+beyond the limits is left out, and the span says so. Bytes become base64 text.
 
-What is read are the messages of protobuf or those of `gateway.otlp.json_encoding`, which have the same fields.
+The input is messages of protobuf or those of `gateway.otlp.json_encoding`, which have the same fields.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEEPEST = 6
 
 
 class Bounds:
-    """What one span may still bring along; it is asked for everything that the span holds."""
+    """What one span may still add; everything that the span holds is counted."""
 
     __slots__ = ("clipped", "dropped", "left")
 
@@ -73,7 +73,7 @@ class Bounds:
         if kind == "bytes_value":
             raw = value.bytes_value or b""
             return self.text(raw if isinstance(raw, str) else b64encode(raw).decode())
-        # An index into a table of strings exists in profiles only; here it stands for nothing.
+        # An index into a table of strings exists in profiles only; here it has no meaning.
         return None if kind is None or kind == "string_value_strindex" else getattr(value, kind)
 
     def text(self, text: str, longest: int = LONGEST_TEXT) -> str:

@@ -1,8 +1,9 @@
-"""OTLP over HTTP: what comes in and what is answered, in protobuf or JSON, whichever the request came in.
+"""OTLP over HTTP: requests and answers in protobuf or JSON; an answer has the encoding of its request.
 
 Source: the OTLP specification, "OTLP/HTTP Request" and "OTLP/HTTP Response". Failures are a `google.rpc.Status`; bad
-data names the field as a `google.rpc.BadRequest`. Protobuf is imported where it is needed (see the package). The
-server must leave compressed bodies alone (`auto_decompress=False`): it does not tell one that was cut off from a whole.
+data names the field as a `google.rpc.BadRequest`. Protobuf is imported where it is needed (see the package). The server
+must leave compressed bodies alone (`auto_decompress=False`), because it cannot tell one that was cut off from a whole
+one.
 """
 
 from __future__ import annotations

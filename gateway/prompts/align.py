@@ -1,6 +1,6 @@
 """What two texts have in common, in order: tokens are matched where runs of them are unique in both (patience diff).
 
-Runs of several tokens come first, which keeps words that happen to stand in two places apart; between two matches the
+Runs of several tokens come first, so words that happen to stand in two places are kept apart. Between two matches the
 same is done again, down to single tokens. Time is near to linear: no region is looked at more than `DEEPEST` times.
 """
 

@@ -1,13 +1,15 @@
-"""Many templates in a text: those that share anchors share the search for them, however many they are.
+"""Searches a text for many templates at once: templates with common anchors share the search for them.
 
 The anchors of the templates are the branches of a tree: the first, the last, then the others from left to right, until
-one template is left. What leads to a node is searched for once. Of the anchors that may come next, those that begin
-alike are searched for together: where their common beginning stands, halving tells which of them stand there. What is
-not there is looked for only as far as what must follow leaves room. So fifty versions of one prompt cost little more
-than one: a search for each anchor, not for each template. On hostile text each anchor costs a few searches of its own.
+one template is left. The anchors on the way to a node are searched for once. Among the anchors that may come next,
+those that begin alike are searched for together: at each place of their common beginning, halving finds which of them
+stand there. An anchor is looked for only as far as the anchors after it leave room. So fifty versions of one prompt
+cost little more than one: a search for each anchor, not for each template. On hostile text each anchor costs a few
+searches of its own.
 
-What comes out still has to be matched by itself (`gateway.prompts.match`): only those templates are left out that
-cannot match, because an anchor does not stand behind the one before it, or has no room behind it for the others.
+Each template that is found must still be matched by itself (`gateway.prompts.match`): this search only removes
+templates that cannot match, because an anchor does not stand behind the one before it, or leaves no room for the
+others.
 """
 
 from __future__ import annotations
@@ -53,18 +55,18 @@ class Tree:
 
 @dataclass(slots=True)
 class _Node:
-    """Where the same anchors lead."""
+    """The templates that begin with the same anchors."""
 
     depth: int
-    """How many anchors from the left they are."""
+    """How many anchors from the left these are."""
     done: int
-    """How long they are together; characters."""
+    """Their length together; characters."""
     templates: list[Template] = field(default_factory=list[Template])
-    """Those that begin with them; once grown, those that are not further down."""
+    """The templates that begin with them; once grown, those that end here."""
     alike: list[_Alike] = field(default_factory=list["_Alike"])
-    """What may come next."""
+    """The anchors that may come next."""
     rest: int = 0
-    """How much literal text has to come yet, at least; characters."""
+    """The least literal text that must still come; characters."""
 
     def grown(self) -> Iterable[_Node]:
         """Moves the templates down, unless there is but one; gives the nodes that have to be grown yet."""
@@ -98,7 +100,9 @@ class _Alike:
         self._begin = _beginning(min(nodes)[:LONG], max(nodes)[:LONG])
 
     def stand(self, text: str, at: int) -> Iterator[tuple[_Node, int]]:
-        """What those lead to that stand in a text from a place on, and where each of them ends at the leftmost."""
+        """The nodes of those anchors that stand in a text from a place on, each with the end of its leftmost
+        occurrence.
+        """
         missing = dict(self._nodes)
         stop = max(len(text) - self._room + len(self._begin), 0)
         for _ in range(TRIES * len(missing)):

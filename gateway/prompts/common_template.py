@@ -1,7 +1,7 @@
-"""The template of texts that are one prompt: what each of them keeps of the shortest when it is aligned with it.
+"""The template of texts that are one prompt: the shortest text, reduced to what every other text has in common with it.
 
-Pieces too short to be told from other text become part of the slots beside them, and so does the rest of a number or
-date that a slot cuts: the days of one month do not make the month a part of the prompt. Where the values of the texts
+Pieces too short to be told from other text become part of the slots beside them. So does the rest of a number or date
+that a slot cuts: the days of one month do not make the month a part of the prompt. If the values of the texts
 themselves make a split ambiguous, the anchor that causes it is given up.
 """
 
@@ -93,7 +93,7 @@ def _tells(anchor: str) -> bool:
 
 
 def _mended(anchors: list[str], texts: Counter[str]) -> list[str]:
-    """The anchors without those (of the shortest ones) whose absence lets more texts match."""
+    """The anchors without those (of the shortest ones) whose removal lets more texts match."""
     best = matched(anchors, texts)
     while best < texts.total():
         inner = sorted(range(1, len(anchors) - 1), key=lambda at: len(anchors[at]))[:GIVEN_UP]

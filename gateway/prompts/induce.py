@@ -1,11 +1,12 @@
-"""Prompts out of messages: system texts are grouped by call-site and prompt, and each group gives a template.
+"""Finds the prompts in messages: system texts are grouped by call-site and prompt, and each group gives a template.
 
-Of one call-site (agent and tools on offer), runs of four tokens that stand in many texts are prompt; what only one text
-has is in a slot and does not count, however long it is. Texts that share much of what counts are of one group. What a
-group has in common (`gateway.prompts.common_template`) is its template. Where a slot holds prompts itself, a few long
-texts again and again, the group is split by them. What a template does not match is tried again by itself.
+Within one call-site (agent and tools on offer), runs of four tokens that stand in many texts belong to a prompt. Text
+that only one message has is in a slot and does not count, however long it is. Texts that share much of what counts are
+one group, and what a group has in common (`gateway.prompts.common_template`) is its template. If a slot holds prompts
+itself, a few long texts again and again, the group is split by them. Texts that a template does not match are tried
+again by themselves.
 
-What comes out is measured with the very scan that recognises prompts later. It is a proposal: a person registers it.
+The result is measured with the same scan that recognises prompts later. It is a proposal: a person registers it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ TRIES = 4
 
 
 def match(template: Template, text: str) -> Mapping[str, str] | Reason:
-    """What stands in a template's slots in this text."""
+    """The values of a template's slots in this text."""
     anchors = template.anchors
     if len(anchors) == 1:
         return {} if text == anchors[0] else "miss"
@@ -63,7 +63,9 @@ def _again(text: str, spans: list[Span]) -> bool:
 
 
 def find(text: str, anchor: str, at: int, stop: int) -> int:
-    """`text.find`, for which preparing takes longer than searching when the anchor is long: its beginning is tried."""
+    """As `text.find`, which takes longer to prepare than to search when the anchor is long: this tries its beginning
+    first.
+    """
     size = len(anchor)
     if size <= LONG or stop - at < size:
         return text.find(anchor, at, stop) if stop - at >= size else -1

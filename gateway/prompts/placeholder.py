@@ -1,7 +1,7 @@
 """A prompt that an agent asks for by name: `{{penstock:NAME}}`, or `{{penstock:NAME customer="Ann"}}`.
 
-The values of its slots are JSON strings. Placeholders count in system and developer text only: there speaks
-whoever made the agent.
+The values of its slots are JSON strings. Placeholders count in system and developer text only, because the maker of the
+agent writes those.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Which registered prompt is this text, and what stands in its slots?
+"""Which registered prompt is this text, and what are the values of its slots?
 
-All templates are looked for together (`gateway.prompts.anchors`), which leaves the few that it may be; each of them is
+All templates are searched for together (`gateway.prompts.anchors`), which leaves a few candidates; each of these is
 matched by itself (`gateway.prompts.match`). Both take time linear in the text, whatever is in the slots.
 
-A text that no template matches, or those of several resources, or one that can be split in two ways, is left alone. Of
-several versions of one resource the one with most literal text counts. What is recognised is rendered again and must
+A text is left alone if no template matches it, if those of several resources do, or if it can be split in two ways. Of
+several versions of one resource the one with most literal text counts. A recognised text is rendered again and must
 give the very same text.
 
-Texts are looked at as the bytes of their UTF-8 (`Template.utf8`): one character beyond Latin-1 would make each of
-the others take two or four bytes, and everything twice as slow.
+Texts are compared as the bytes of their UTF-8 (`Template.utf8`): in a Python string one character beyond Latin-1 would
+make each of the others take two or four bytes, and everything twice as slow.
 
-Agents send the same system text with every call: the newest answers are kept, by the literal in the request, so that
-one that was seen before is not even decoded.
+Agents send the same system text with every call. The newest results are cached by the literal in the request, so a text
+that was seen before is not even decoded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEPT_BYTES = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A registered text: what an agent sends when it means this resource."""
+    """A registered text: what an agent sends for this resource."""
 
     resource: str
     """Name of the resource."""
@@ -57,16 +57,16 @@ class Recognised:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is known of a literal."""
+    """The cached result for a literal."""
 
     what: Recognised | Reason
-    """The registered prompt that it is, or why there is none."""
+    """The registered prompt, or why there is none."""
     marked: bool
     """Whether a placeholder may stand in it."""
 
 
 class Recogniser:
-    """Tells registered texts. Immutable; made anew when something is registered."""
+    """Recognises registered texts. Immutable; made anew when something is registered."""
 
     def __init__(self, known: Iterable[Known]) -> None:
         """Templates that have a `weakness` are not used."""
@@ -88,11 +88,11 @@ class Recogniser:
         return Recogniser(it for it in self.known if it.resource == resource)
 
     def forget(self) -> None:
-        """Forgets the texts that it has seen, to measure what the first time takes."""
+        """Empties the cache, to measure the first time."""
         self._remembered.cache_clear()
 
     def tell(self, literal: bytes, tool: str | None = None) -> Told:
-        """What a JSON string says: a system text, or the description of a tool."""
+        """The resource that a JSON string is: a system text, or the description of a tool."""
         return (self._remembered if len(literal) <= KEPT_BYTES else self._tell)(literal, tool)
 
     def _tell(self, literal: bytes, tool: str | None) -> Told:

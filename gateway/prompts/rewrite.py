@@ -1,11 +1,11 @@
-"""A request + the pinned versions of its prompts -> the request to send. Pure.
+"""Writes the pinned versions of prompts into a request. Pure.
 
 `find` says which resources a request uses, so that their versions can be resolved; `write` puts those versions in.
 Every byte outside the texts that change stays as it was, and when none changes the body is the very same object.
 
-What a text is comes from, in this order: the resource that the caller's header or path names, placeholders, the
-recogniser. A placeholder inside a slot's value is data and is not expanded. What is not recognised, or cannot take the
-pinned version, passes untouched and is a `Miss`.
+A text is identified, in this order, by the resource that the caller's header or path names, by placeholders, or by the
+recogniser. A placeholder inside a slot's value is data and is not expanded. A text that is not recognised, or cannot
+take the pinned version, passes untouched and is a `Miss`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Way: TypeAlias = Literal["explicit", "placeholder", "fingerprint"]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A resource that a text of the request is, or asks for."""
+    """A resource in a request: a text that is it, or asks for it."""
 
     resource: str
     """Its name."""
@@ -60,12 +60,12 @@ class Miss:
 
 @dataclass(slots=True)
 class Findings:
-    """What a request's texts are."""
+    """The resources in a request's texts."""
 
     uses: list[Use] = field(default_factory=list[Use])
     misses: list[Miss] = field(default_factory=list[Miss])
     asked: Peek | None = None
-    """What else was read of the request on the way."""
+    """What else was read of the request meanwhile."""
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ def _fingerprint(place: Place, told: Told, way: Way = "fingerprint") -> list[Use
 
 
 def _explicit(place: Place, recogniser: Recogniser, resource: str) -> list[Use] | Miss:
-    """Where the text is not recognised the whole of it is taken to be the resource, without slots."""
+    """A named resource: if its text is not recognised, the whole text is taken to be the resource, without slots."""
     known = _fingerprint(place, recogniser.only(resource).tell(place.literal), "explicit")
     if isinstance(known, Miss):
         return [Use(resource, {}, sha256(place.text), "explicit", place)]
@@ -150,7 +150,7 @@ def _path(use: Use) -> Path:
 
 
 def _changed(uses: list[Use], versions: Mapping[str, Template], done: Rewritten) -> Iterator[tuple[Place, bytes]]:
-    """The new literal of one place, if it says something else."""
+    """The new literal of one place, if it differs."""
     place = uses[0].place
     taken = [(use, version) for use in uses if (version := _taken(use, versions, done)) is not None]
     for use, version in taken[:1]:
@@ -160,7 +160,7 @@ def _changed(uses: list[Use], versions: Mapping[str, Template], done: Rewritten)
 
 
 def _taken(use: Use, versions: Mapping[str, Template], done: Rewritten) -> Template | None:
-    """The version that can be written; None, and a miss, where there is none."""
+    """The version that can be written; None, and a miss, if there is none."""
     version = versions.get(use.resource)
     if version is None:
         done.misses.append(Miss(use.place, "unknown", f"there is no version of {use.resource!r}"))

@@ -1,1 +1,5 @@
-"""The data plane: the life of one call. Begin with `call`."""
+"""The life of one call, from its address to its record.
+
+It may import every layer from `releases`, `otlp` and `diagnosis` down, but not `api`. Begin with `call`; `plan` decides
+where a call goes.
+"""

@@ -1,9 +1,10 @@
 """The way of an answer from a link to a client: the base of calls (`gateway.proxy.call`) and of control requests
 (`gateway.server.bridge`).
 
-A read is passed on in the callback that brought it, as it came. Only a client of HTTP/1.0 gets a chunked answer without
-its chunks, and the gateway's own keys are taken out of errors (`gateway.calls.answer_masking`); a call has further
-reasons to change its answer (`framing`). When the client is slow, its upstream is read no further.
+The callback that reads from the upstream writes to the client, as the bytes came, with two exceptions. A client of
+HTTP/1.0 gets a chunked answer without its chunks. The gateway's own keys are taken out of errors
+(`gateway.calls.answer_masking`). A call has further reasons to change its answer (`framing`). While the client is slow,
+nothing more is read from the upstream.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Relay(ABC):
 
     @property
     def token_ids(self) -> bool:
-        """Whether the answer had token ids that were asked for in the client's name."""
+        """Whether the answer had token ids that the gateway had asked for."""
         return self._passing is not None and self._passing.ids
 
     def _changed(self, link: Link, raw: bytes) -> bytes:
@@ -137,7 +138,7 @@ class Relay(ABC):
             link.cancel()
 
     def break_off(self) -> None:
-        """The answer cannot be completed, and the client must see it."""
+        """Ends an answer that cannot be completed, so that the client notices."""
         if self._passing is not None and (held := self._passing.broken()):
             self.front.transport.write(held)
         self.front.break_off(framed=not (self._until_close or self._unchunk))

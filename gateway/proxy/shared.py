@@ -1,6 +1,4 @@
-"""What all calls share: the upstreams and the way to them, the recorder, what some calls need besides, and the calls
-that run.
-"""
+"""What all calls share: the upstreams and the way to them, the recorder, optional parts, and the calls that run."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ class Running(Protocol):
     """A call that has not ended yet."""
 
     def check(self, now: float, announce: float) -> None:
-        """Looks after it: what began before `announce` is announced; seconds of the monotonic clock."""
+        """Announces the call if it began before `announce`; seconds of the monotonic clock."""
         ...
 
     def give_up(self) -> None:
@@ -62,7 +60,7 @@ class Shared:
 
     @property
     def strict(self) -> bool:
-        """Whether nothing is answered that is not on the tape."""
+        """Whether the tape must have a call before it is sent and answered."""
         return self.config.tape.record == "strict"
 
     def refuses_gaps(self, mode: Mode) -> bool:
@@ -83,7 +81,7 @@ class Shared:
         return *self.routes.along(route, family(call.dialect.name, call.dialect.family, request)), route
 
     def routed(self, model: str | None) -> Route | None:
-        """The route of a model; one that goes where its version says may have one too."""
+        """The route of a model; also of one whose version names the upstream."""
         return self.routes.find(model)
 
     def pool(self, name: str, model: str | None) -> Pool:
@@ -103,7 +101,7 @@ class Shared:
             try:
                 call.check(now, announce)
             except Exception:
-                _log.exception("a running call could not be looked after")
+                _log.exception("a running call could not be checked")
         for pool in self.pools.values():
             pool.expire(now)
             self.metrics.upstream_waiting[(pool.name,)] = pool.gate.waiting

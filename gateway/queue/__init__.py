@@ -1,1 +1,4 @@
-"""Giving out work: operations on rollouts and attempts, and the dispatcher that runs them. Begin with `operations`."""
+"""The queue: operations on rollouts and attempts, and the dispatcher that runs them.
+
+It may import every layer from `store`, `http` and `prompts` down. Begin with `operations`.
+"""

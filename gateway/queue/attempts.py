@@ -1,5 +1,5 @@
-"""What every operation on the queue works with: records of rollouts and attempts, and their changes of state, which are
-the moves of `gateway.model.lifecycle` and no others.
+"""The records of rollouts and attempts for every operation on the queue, and their changes of state, which are only the
+moves of `gateway.model.lifecycle`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from penstock.gateway.store import keys, records
 from penstock.gateway.store.cache import Live
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.tables import DORMANT
 from penstock.gateway.store.transaction import Transaction
-from penstock.gateway.store.writer import DORMANT
 
 GRACE_NS = 30 * 10**9
-"""How long an attempt that was given up and shows a sign of life is its worker's again."""
+"""A given-up attempt that shows a sign of life is its worker's again for so long."""
 
 
 class Attempts:
@@ -32,8 +32,9 @@ class Attempts:
     # -- moves ------------------------------------------------------------------------------------------------
 
     def sign_of_life(self, live: Live, now: int, lease_ns: int = GRACE_NS) -> None:
-        """`preparing` becomes `running`; `unresponsive` too, with a lease, while nobody else has its rollout; and what
-        had ended by being quiet."""
+        """Makes a `preparing` attempt `running`; an `unresponsive` one too, with a lease, while nobody else has its
+        rollout; and one that had ended by being quiet.
+        """
         status = status_of(live)
         if ended_quietly(live):
             put(live, status=lifecycle.move_attempt(status, AttemptStatus.RUNNING), ended_ns=None)
@@ -65,7 +66,7 @@ class Attempts:
             self._move(rollout, RolloutStatus.RUNNING, now)
 
     def _end_quietly(self, live: Live, rollout: Rollout) -> None:
-        """It has ended when it was last heard of; without an outcome, because nobody has said anything."""
+        """Ends an attempt as of its last sign of life; without an outcome, because nobody has told one."""
         seen = get(live, "last_seen_ns")
         put(live, status=lifecycle.move_attempt(status_of(live), AttemptStatus.SUCCEEDED), ended_ns=seen)
         self._forget(live)
@@ -78,8 +79,9 @@ class Attempts:
         return [self._tape.attempt(Entry(rollout, attempt)) for attempt in self._attempts(rollout)]
 
     def _may_revive(self, rollout: Rollout, live: Live, now: int, lease: int) -> bool:
-        """Not when it would be given up again at once: the agent itself has been silent too long. The lease that its
-        worker relies on is never cut short."""
+        """Not when it would be given up again at once, because the agent itself has been silent too long. The lease
+        that its worker relies on is never cut short.
+        """
         lease = max(get(live, "lease_ns") or 0, lease)
         due = lifecycle.deadline(rollout.config, get(live, "created_ns"), get(live, "last_seen_ns"), lease)
         if due is not None and due[0] <= now:
@@ -88,8 +90,9 @@ class Attempts:
         return True
 
     def _follow(self, rollout: Rollout, live: Live, end: AttemptStatus, now: int) -> None:
-        """The rollout goes where the end of its attempt sends it. The end of an attempt that is not its own, because
-        another was handed out or it has ended, changes nothing."""
+        """Moves the rollout to where the end of its attempt sends it. The end of an older attempt, or of one whose
+        rollout has ended, changes nothing.
+        """
         if decides(rollout, live):
             self._move(rollout, lifecycle.after_attempt(end, rollout.tries, rollout.config), now)
             self._queue_again(rollout, live, now)
@@ -130,7 +133,7 @@ class Attempts:
             self._waiting.remove(key)
 
     def _release(self, live: Live) -> None:
-        """Its worker has nothing to do with it any more: the next attempt may be handed out."""
+        """Its worker has let go of it: the next attempt may be handed out."""
         self._forget(live)
         put(live, lease_ns=None)
         self._tape.touch(live)
@@ -203,7 +206,7 @@ def decides(rollout: Rollout, live: Live) -> bool:
 
 
 def ended_quietly(live: Live) -> bool:
-    """Whether it has ended because nothing was heard of it: every other end has an outcome."""
+    """Whether it has ended because it was quiet: every other end has an outcome."""
     return status_of(live) == AttemptStatus.SUCCEEDED and get(live, "outcome") is None
 
 
@@ -212,7 +215,7 @@ def attempt_of(live: Live) -> Attempt:
 
 
 def woken(transaction: Transaction, live: Live, now: int) -> None:
-    """An attempt was heard of that was dormant, or that nobody has claimed and that nothing was heard of before."""
+    """Notes a sign of life of a dormant attempt, or the first one of an attempt that nobody has claimed."""
     attempts = Attempts(transaction)
     if status_of(live) in DORMANT and now:
         attempts.sign_of_life(live, now)

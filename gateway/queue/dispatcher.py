@@ -1,18 +1,19 @@
-"""The desk where work is handed out: what the control API does to the queue, and what the clock does to it.
+"""Hands out work: what the control API and the clock do to the queue.
 
-Everything that changes is an operation on the tape (`gateway.queue.operations`), done by the recorder's thread in the
-order in which it came, together with the calls: when the end of an attempt is answered, all its calls are durable. Here
-is what needs an event loop. Claims that find nothing wait in a line, without touching the tape, and as many are woken
-as there is work. Live attempts are in a heap of deadlines; when one is due the tape is asked whether it really is (it
-may have been heard of since), so that a sign of life costs nothing here. An attempt that the clock or somebody has
-ended stays there until its worker has let go of it: no other attempt at its rollout is handed out before.
+Every change is an operation on the tape (`gateway.queue.operations`). The recorder's thread does the operations in the
+order in which they came, together with the calls: when the end of an attempt is answered, all its calls are durable.
+This module does what needs an event loop. Claims that find nothing wait in a line, without touching the tape, and as
+many are woken as there is work. Live attempts are in a heap of deadlines. When one is due the tape decides whether it
+still holds, because the attempt may have been heard of since; so a sign of life costs nothing here. An attempt that the
+clock or somebody has ended stays in the heap until its worker has let go of it: before that no other attempt at its
+rollout is handed out.
 
 Attempts that nobody has claimed are in the heap too: they end when nothing was heard of them for the quiet time. The
 writer notes those that begin, and they are fetched now and then. A hundred thousand of them cost a look each in a quiet
 time, some at a time, between the other work of the recorder.
 
-The clock is the tape's: it starts with the machine's and then runs evenly, so that a clock that is set cannot end
-anything. Times that an earlier life of the gateway has written are taken as they are, but workers have `GRACE_S`
+The clock is the tape's: it starts with the machine's and then runs evenly, so setting the machine's clock cannot end
+anything. Times that an earlier process of the gateway has written are taken as they are, but workers have `GRACE_S`
 after a start to be heard of.
 """
 
@@ -41,9 +42,11 @@ from penstock.gateway.model.queue import (
     RolloutSpec,
 )
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, RewardSource, Rollout
+from penstock.gateway.queue.deadline_operations import DeadlineOperations
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.queue.reader import QueueReader
 from penstock.gateway.queue.results import MODES, Claimed, Finished, Looked
+from penstock.gateway.queue.span_operations import SpanOperations
 from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
@@ -53,7 +56,7 @@ from penstock.gateway.store.transaction import Transaction
 GRACE_S = 15.0
 NEVER_NS = 1 << 63
 AT_ONCE = 20
-"""Attempts that are looked at in one transaction: calls wait for it no longer than for a batch of others."""
+"""Attempts that one transaction looks at, so that calls wait for it no longer than for a batch of others."""
 _RETRY_S, _SWEEP_S = 1.0, 5.0
 _log = logging.getLogger("penstock.queue")
 T = TypeVar("T")
@@ -89,10 +92,10 @@ class Desk:
         self._stopped = False
 
     async def start(self) -> None:
-        """Takes up what was handed out in an earlier life."""
+        """Takes up the attempts that an earlier process has handed out."""
         now = self.now_ns()
         for rollout, attempt, due in await self._do(
-            lambda transaction: QueueOperations(transaction).take_up(now, int(GRACE_S * 1e9))
+            lambda transaction: DeadlineOperations(transaction).take_up(now, int(GRACE_S * 1e9))
         ):
             self._watch(rollout, attempt, due)
         for rollout, attempt in await asyncio.to_thread(self.reader.unclaimed):
@@ -153,7 +156,7 @@ class Desk:
     # -- doing it ----------------------------------------------------------------------------------------------------
 
     async def claim(self, asked: ClaimRequest) -> list[Claimed]:
-        """Work for a worker, waiting for it if need be; nothing when there is none in time or it is not handed out."""
+        """Work for a worker, waiting for it if need be; nothing when there is none in time or the queue is not open."""
         modes = frozenset(asked.modes or MODES)
         loop = asyncio.get_running_loop()
         until = loop.time() + asked.wait_s
@@ -198,7 +201,7 @@ class Desk:
         self._watch(attempt.rollout, attempt.id, None if due is None else due[0])
 
     def _give_back(self, taking: asyncio.Future[list[Claimed]]) -> None:
-        """The client has gone: what was claimed for it goes to somebody else."""
+        """Gives work back when the client that claimed it has gone: another worker gets it."""
         if taking.cancelled() or taking.exception() is not None:
             return
         names = [(one.rollout.id, one.attempt.id) for one in taking.result()]
@@ -209,7 +212,7 @@ class Desk:
 
     def _gave_back(self, giving: asyncio.Future[None]) -> None:
         if not giving.cancelled() and (error := giving.exception()) is not None:
-            _log.error("what a client left behind waits for its lease to end: %s", error)
+            _log.error("the claim of a client that has gone waits for its lease to end: %s", error)
         self._pass_on()
 
     async def _wait(self, modes: frozenset[Mode], until: float) -> bool:
@@ -234,7 +237,7 @@ class Desk:
         return True
 
     def _pass_on(self) -> None:
-        """Whoever was woken for some work may have left: as long as there is any, somebody who takes it looks."""
+        """Wakes another waiting claim as long as there is work for it, because the one that was woken may have left."""
         if self._line:
             state, waiting = self.waiting.state, self.waiting.counts()
             if state == "open":
@@ -273,7 +276,7 @@ class Desk:
             # A shorter lease than the last one, or one that was revived.
             if answer.held:
                 self._watch(answer.rollout, answer.attempt, now + lease)
-        # It may have let go of what another worker waits for.
+        # It may have released an attempt that another worker waits for.
         self._pass_on()
         return answers
 
@@ -301,7 +304,7 @@ class Desk:
         """Keeps a reward; raises `Refused`."""
         name, trusted, now = (rollout, attempt), self._trusts(judgement), self.now_ns()
         kept, new = await self._do(
-            lambda transaction: QueueOperations(transaction).reward(name, judgement, trusted, now)
+            lambda transaction: SpanOperations(transaction).reward(name, judgement, trusted, now)
         )
         self._count(None, [judgement.source] if new else [])
         return kept
@@ -318,7 +321,7 @@ class Desk:
     async def add(self, entries: Sequence[Entry], known: bool = False) -> list[int]:
         """Adds spans that are no calls; their sequences. `known`: refuses those of attempts that are not there."""
         now = self.now_ns()
-        return await self._do(lambda transaction: QueueOperations(transaction).add(entries, now, known))
+        return await self._do(lambda transaction: SpanOperations(transaction).add(entries, now, known))
 
     # -- the clock ---------------------------------------------------------------------------------------------------
 
@@ -357,7 +360,7 @@ class Desk:
             self._set_timer()
             return
         try:
-            looked = await self._do(lambda transaction: QueueOperations(transaction).expire(due, now, self._quiet_s))
+            looked = await self._do(lambda transaction: DeadlineOperations(transaction).expire(due, now, self._quiet_s))
         except TapeError as error:
             _log.error("%d attempts could not be looked at: %s", len(due), error)
             looked = [Looked(*name, now + int(_RETRY_S * 1e9)) for name in due]
@@ -369,8 +372,9 @@ class Desk:
         self._set_timer()
 
     def _sweep(self) -> None:
-        """Finds attempts that were given up and revived by a call, and those that nobody has claimed: nobody here was
-        told of them."""
+        """Finds attempts of which this module was not told: those that were given up and revived by a call, and those
+        that nobody has claimed.
+        """
         self._sweeper = asyncio.get_running_loop().call_later(min(_SWEEP_S, self._quiet_s), self._sweep)
         now = self.now_ns()
         for name in self.waiting.newly_unclaimed():

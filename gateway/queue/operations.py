@@ -1,14 +1,17 @@
 """The queue and what becomes of its rollouts, as operations inside a write transaction.
 
-Each is one method of `QueueOperations` and decides by the tables of `gateway.model.lifecycle`. Everything that can be
-refused is looked at before anything is written, so that a refusal changes nothing and the other operations of the
-transaction stand.
+Each is one method of `QueueOperations` and decides by the tables of `gateway.model.lifecycle`. It checks everything
+that can be refused before it writes anything, so a refusal changes nothing and the other operations of the transaction
+stand.
 
-What is handed back was no try: it is not counted, and its rollout is in the queue again.
+An attempt that is handed back was no try: it is not counted, and its rollout is in the queue again.
 
 An attempt that the clock or a person has ended may still run at its worker. Its rollout is `requeuing` then, but joins
-the queue only when the worker has let go of the attempt (it says so by `finish`) or its lease is over, which is when
-the worker must have killed the agent: nothing runs twice at the same time.
+the queue only when the worker has let go of the attempt (it says so by `finish`) or its lease is over. By then the
+worker must have killed the agent, so nothing runs twice at the same time.
+
+Beside them stand `deadline_operations`, what the clock does to attempts, and `span_operations`, rewards and what else
+is said of attempts.
 
 Operations and calls go through one queue in order: when one has been committed, so has every call that ended before it.
 """
@@ -16,36 +19,34 @@ Operations and calls go through one queue in order: when one has been committed,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
-from penstock.gateway.http import redact
 from penstock.gateway.model.base import Mode
-from penstock.gateway.model.lifecycle import FINAL, LIVE, WAITING, after_attempt, quiet_deadline
+from penstock.gateway.model.lifecycle import FINAL, LIVE, WAITING
 from penstock.gateway.model.queue import (
     Enqueued,
     HeartbeatRequest,
     Held,
     HeldAnswer,
     QueueState,
-    RewardAnswer,
     RolloutSpec,
 )
 from penstock.gateway.model.rollout import (
     AttemptStatus,
     Judgement,
     Outcome,
-    Reward,
     RewardSource,
     Rollout,
     RolloutStatus,
     Worker,
 )
-from penstock.gateway.queue.attempts import Attempts, attempt_of, deadline, decides, ended_quietly, get, put, status_of
-from penstock.gateway.queue.results import MODES, Claimed, Finished, Looked
+from penstock.gateway.queue.attempts import Attempts, attempt_of, ended_quietly, get, put, status_of
+from penstock.gateway.queue.results import MODES, Claimed, Finished
+from penstock.gateway.queue.span_operations import SpanOperations, check_span
 from penstock.gateway.store import keys, records
 from penstock.gateway.store.cache import Known, Live
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
 
 FORGOTTEN_NS = 24 * 3600 * 10**9
 """After how long a worker that is not heard of is forgotten."""
@@ -54,10 +55,14 @@ FORGOTTEN_NS = 24 * 3600 * 10**9
 class QueueOperations(Attempts):
     """What can be done in one transaction."""
 
+    def __init__(self, transaction: Transaction) -> None:
+        super().__init__(transaction)
+        self._spans = SpanOperations(transaction)
+
     # -- giving work -------------------------------------------------------------------------------------------------
 
     def enqueue(self, specs: Sequence[tuple[str, RolloutSpec]], now: int) -> list[Enqueued]:
-        """Queues tasks by name; those that are there already, just as they are given, are left alone."""
+        """Queues tasks by name; one that is there already, with the same content, is left alone."""
         seen: dict[str, RolloutSpec] = {}
         present: dict[str, Rollout] = {}
         for place, (name, spec) in enumerate(specs):
@@ -147,7 +152,7 @@ class QueueOperations(Attempts):
         now: int,
         reward_on_failure: float | None = None,
     ) -> list[Claimed]:
-        """Hands out what is next; nothing while the queue is not open."""
+        """Hands out the next rollouts; none while the queue is not open."""
         wanted = [MODES.index(mode) for mode in modes or MODES]
         claimed: list[Claimed] = []
         while self._waiting.state == "open" and len(claimed) < limit:
@@ -182,7 +187,7 @@ class QueueOperations(Attempts):
         return Claimed(rollout.model_copy(), attempt_of(live))
 
     def _free_name(self, rollout: Rollout) -> str:
-        """`a1`, `a2` ...: an agent may have used such a name by itself."""
+        """`a1`, `a2` ... that is not taken: an agent may have used such a name by itself."""
         taken, number = self._attempts(rollout.id), rollout.tries
         while f"a{number}" in taken:
             number += 1
@@ -216,10 +221,19 @@ class QueueOperations(Attempts):
         return HeldAnswer(rollout=held.rollout, attempt=held.attempt, held=False, status=status)
 
     def _let_go(self, worker: str, name: str) -> None:
-        """What a worker no longer names is over there; if it had been ended before, another attempt may begin."""
+        """Releases attempts that a worker no longer names; if one had ended before, another attempt may begin."""
         live = self._live(*name.split("/"))
         if live is not None and get(live, "worker") == worker and status_of(live) not in LIVE:
             self._release(live)
+
+    def _worker(self, name: str, now: int) -> Worker:
+        stored = self._tape.get("workers", name.encode())
+        if stored is not None:
+            return Worker.model_validate_json(stored)
+        for key, record in list(self._tape.scan("workers")):
+            if Worker.model_validate_json(record).last_seen_ns < now - FORGOTTEN_NS:
+                self._tape.delete("workers", key)
+        return Worker(id=name, first_seen_ns=now)
 
     def finish(
         self,
@@ -230,13 +244,13 @@ class QueueOperations(Attempts):
         rewards: Sequence[tuple[Judgement, bool]],
         now: int,
     ) -> Finished:
-        """Ends an attempt with its rewards (and whether each is trusted). The same end may be said again."""
+        """Ends an attempt with its rewards (and whether each is trusted). The same end may be sent again."""
         live, outcome = self._attempt(name), self._outcome(outcome)
         holder = get(live, "worker")
         if worker is not None and holder is not None and worker != holder:
             raise Refused("conflict", f"attempt {'/'.join(name)} is held by worker {holder!r}", "worker", worker)
         for judgement, _ in rewards:
-            _check_span(live, judgement)
+            check_span(live, judgement)
         if end == AttemptStatus.ENVIRONMENT and holder is None:
             message = f"attempt {'/'.join(name)} was not claimed, so it cannot be handed back; finish it as failed"
             raise Refused("conflict", message, "status", end)
@@ -251,15 +265,15 @@ class QueueOperations(Attempts):
             raise Refused("conflict", f"attempt {'/'.join(name)} has ended as {status_of(live)}", "status", end)
         rewarded: list[RewardSource] = []
         for place, (judgement, trusted) in enumerate(rewards):
-            # What is said again with the same end is not kept again.
+            # Rewards that come again with the same end are not kept again.
             made = judgement.key is None
             keyed = judgement.model_copy(update={"key": f"finish.{place}"}) if made else judgement
-            if self._judge(live, keyed, trusted, now, known_new=made and not ended)[2]:
+            if self._spans.judge(live, keyed, trusted, now, known_new=made and not ended)[2]:
                 rewarded.append(judgement.source)
         rollout = self._rollout(name[0])
         if not ended:
             put(live, lease_ns=None)
-            if self._reward_failure(rollout, live, end, now):
+            if self._spans.reward_failure(rollout, live, end, now):
                 rewarded.append("rule")
             self._end_attempt(live, end, now, outcome)
             rollout.tries -= end == AttemptStatus.ENVIRONMENT
@@ -273,14 +287,15 @@ class QueueOperations(Attempts):
         return Finished(rollout.model_copy(), attempt_of(live), None if ended else end, rewarded)
 
     def _outcome(self, said: Outcome) -> Outcome:
-        """What is known of an end, as it may be kept: agents print their keys."""
+        """The outcome as it may be kept: without keys, which agents print."""
         secrets = self._tape.secrets
         told = {"reason": secrets.texts([said.reason])[0], "output": secrets.json(said.output)}
         return said.model_copy(update=told)
 
     def _hand_back(self, live: Live, outcome: Outcome, now: int) -> Finished:
-        """It had failed, and its worker has found out that it was no try. What was said of it does not count, and its
-        rollout waits again if this was its end."""
+        """Takes back a failed attempt that was no try, as its worker has found out. Its rewards do not count, and its
+        rollout waits again if this attempt had ended it.
+        """
         rollout = self._rollout(live.name[0])
         self._end_attempt(live, AttemptStatus.ENVIRONMENT, get(live, "ended_ns"), outcome)
         put(live, reward=None)
@@ -304,162 +319,12 @@ class QueueOperations(Attempts):
             self._move(rollout, RolloutStatus.REQUEUING, now)
             self._join_queue(rollout)
 
-    def expire(self, names: Iterable[tuple[str, str]], now: int, quiet_s: float) -> list[Looked]:
-        """Ends the attempts whose time has really come. `quiet_s`: how long those may be silent that nobody has
-        claimed."""
-        return [self._expire(name, now, quiet_s) for name in names]
 
-    def _expire(self, name: tuple[str, str], now: int, quiet_s: float) -> Looked:
-        if (again := self._not_quiet_yet(name, now, quiet_s)) is not None:
-            return Looked(*name, again)
-        live = self._live(*name)
-        if live is None:
-            return Looked(*name, None)
-        rollout = self._rollout(name[0])
-        if status_of(live) not in LIVE:
-            return self._look_at_ended(live, rollout, now)
-        if self._calling(live):
-            # An agent that waits for an answer is not silent.
-            put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
-        unclaimed = get(live, "worker") is None
-        due = quiet_deadline(get(live, "last_seen_ns"), quiet_s) if unclaimed else deadline(rollout, live)
-        if due is None or due[0] > now:
-            return Looked(*name, None if due is None else due[0])
-        if unclaimed:
-            self._end_quietly(live, rollout)
-            return Looked(*name, None, ended=due[1])
-        rewarded = self._reward_failure(rollout, live, due[1], now)
-        self._end_attempt(live, due[1], now, Outcome(reason=_REASONS[due[1]]))
-        self._follow(rollout, live, due[1], now)
-        looked = self._look_at_ended(live, rollout, now)
-        return looked._replace(ended=due[1], rewarded="rule" if rewarded else None)
-
-    def _not_quiet_yet(self, name: tuple[str, str], now: int, quiet_s: float) -> int | None:
-        """When to look again at an attempt that nobody has claimed and that was heard of lately: most of them are so
-        when they are looked at, and they may be very many."""
-        values = self._tape.peek(name)
-        if values is None or values[_WORKER] is not None or values[_STATUS] not in LIVE:
-            return None
-        due, _ = quiet_deadline(values[_SEEN], quiet_s)
-        return due if due > now else None
-
-    def _calling(self, live: Live) -> bool:
-        """True while a call of it runs."""
-        return next(self._tape.scan("open", live.key), None) is not None
-
-    def _look_at_ended(self, live: Live, rollout: Rollout, now: int) -> Looked:
-        """Its worker may still have to kill the agent: the next attempt waits for as long as the lease lasts."""
-        lease = get(live, "lease_ns")
-        if rollout.status != RolloutStatus.REQUEUING or rollout.attempt != live.name[1]:
-            self._forget(live)
-            return Looked(*live.name, None)
-        if lease is not None and lease > now:
-            return Looked(*live.name, lease)
-        self._release(live)
-        return Looked(*live.name, None, requeued=rollout.mode)
-
-    def take_up(self, now: int, grace_ns: int) -> list[tuple[str, str, int | None]]:
-        """What was handed out in an earlier life, with when to look at it; workers have time to come back."""
-        found: list[tuple[str, str, int | None]] = []
-        for key, _ in list(self._tape.scan("live")):
-            name = keys.split_attempt_key(key)
-            live = self._attempt(name)
-            lease = get(live, "lease_ns")
-            if lease is not None and lease < now + grace_ns:
-                put(live, lease_ns=now + grace_ns)
-            # Nobody could be heard of while there was no gateway.
-            put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
-            self._tape.touch(live)
-            due = deadline(self._rollout(name[0]), live)
-            found.append((*name, now if status_of(live) not in LIVE else None if due is None else due[0]))
-        return found
-
-    # -- judging it --------------------------------------------------------------------------------------------------
-
-    def reward(self, name: tuple[str, str], judgement: Judgement, trusted: bool, now: int) -> tuple[RewardAnswer, bool]:
-        """Keeps a reward, and whether it is new: one with a key that the attempt has already seen was kept then."""
-        live = self._attempt(name)
-        _check_span(live, judgement)
-        sequence, reward, new = self._judge(live, judgement, trusted, now)
-        answer = RewardAnswer(sequence=sequence, trusted=reward.trusted, late=reward.late, reward=get(live, "reward"))
-        return answer, new
-
-    def _judge(
-        self, live: Live, judgement: Judgement, trusted: bool, now: int, known_new: bool = False
-    ) -> tuple[int, Reward, bool]:
-        """(its span, the reward, whether it is new); `known_new` spares looking for its key."""
-        late = status_of(live) not in LIVE
-        reward = Reward(**dict(judgement), trusted=trusted, late=late)
-        # What an agent says must not stand in the way of what is trusted.
-        key = None if reward.key is None else live.key + (b"t" if trusted else b"u") + reward.key.encode()
-        earlier = None if key is None or known_new else self._tape.get("rewards", key)
-        if earlier is not None:
-            return int.from_bytes(earlier), reward, False
-        entry = Entry(*live.name, kind="reward", name="reward", method="", status="ok", start_ns=now, end_ns=now)
-        entry.attributes = self._tape.secrets.json(reward.attributes())
-        self._tape.record(entry, seen_ns=0)
-        if key is not None:
-            self._tape.put("rewards", key, keys.u32(entry.sequence))
-        if reward.trusted and reward.value is not None:
-            put(live, reward=reward.value)
-            self._tell(live)
-        return entry.sequence, reward, True
-
-    def _reward_failure(self, rollout: Rollout, live: Live, end: AttemptStatus, now: int) -> bool:
-        """The attempt with which the rollout is about to fail gets the reward that is configured for that, unless it
-        has one already. An attempt ends once, so this is done once."""
-        own = rollout.config.reward_on_failure
-        value = get(live, "reward_on_failure") if own is None else own
-        fails = after_attempt(end, rollout.tries, rollout.config) == RolloutStatus.FAILED
-        if value is None or not (fails and decides(rollout, live)) or get(live, "reward") is not None:
-            return False
-        reason = f"reward_on_failure: it ended as {end}"
-        self._judge(live, Judgement(value=value, source="rule", reason=reason), True, now)
-        return True
-
-    def add(self, entries: Sequence[Entry], now: int, known: bool = False) -> list[int]:
-        """Adds spans that are no calls; their sequences. `known`: their attempts must be there already."""
-        for name in {(entry.rollout, entry.attempt) for entry in entries} if known else ():
-            self._attempt(name)
-        made = [self._without_secrets(entry) for entry in entries]
-        for entry in made:
-            self._tape.record(entry, seen_ns=now)
-        return [entry.sequence for entry in made]
-
-    def _without_secrets(self, entry: Entry) -> Entry:
-        """A span as it may be kept; the one that was handed in may still be read."""
-        secrets, said = self._tape.secrets, entry.attributes
-        kept = None if said is None else secrets.json(redact.attributes(said, by_name=entry.kind == "otel"))
-        name, error = secrets.texts((entry.name, entry.error))
-        return replace(entry, sequence=0, name=name, error=error, attributes=kept)
-
-    def _worker(self, name: str, now: int) -> Worker:
-        stored = self._tape.get("workers", name.encode())
-        if stored is not None:
-            return Worker.model_validate_json(stored)
-        for key, record in list(self._tape.scan("workers")):
-            if Worker.model_validate_json(record).last_seen_ns < now - FORGOTTEN_NS:
-                self._tape.delete("workers", key)
-        return Worker(id=name, first_seen_ns=now)
-
-
-_STATUS, _SEEN, _WORKER = map(records.ATTEMPT.index, ("status", "last_seen_ns", "worker"))
 _GIVEN = ("input", "mode", "group", "metadata", "priority", "config")
-_REASONS = {
-    AttemptStatus.TIMEOUT: "it took longer than config.timeout_s",
-    AttemptStatus.UNRESPONSIVE: "nothing was heard of it in time",
-}
-
-
-def _check_span(live: Live, judgement: Judgement) -> None:
-    spans = get(live, "spans")
-    if judgement.span is not None and judgement.span > spans:
-        message = f"attempt {'/'.join(live.name)} has no span {judgement.span}: the last is {spans}"
-        raise Refused("invalid", message, "span", str(judgement.span))
 
 
 def _same(place: int, name: str, spec: RolloutSpec, present: Rollout) -> None:
-    """Refuses a name that means something else."""
+    """Refuses a name that another task has."""
     if present.origin != "queued":
         raise _taken(place, name, "a rollout that did not come from the queue")
     for field in _GIVEN:

@@ -1,4 +1,4 @@
-"""What operations on the queue bring back."""
+"""What operations on the queue return."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Finished:
 
 
 class Looked(NamedTuple):
-    """What was found when an attempt's time had come."""
+    """What was found when an attempt's deadline had come."""
 
     rollout: str
     attempt: str

@@ -1,5 +1,5 @@
-"""The queue in memory, just as the database `queue` has it (a `store.follower`): a claim must not read the tape, which
-would let go of the interpreter and wait for it again, once for every read.
+"""The queue in memory, exactly as the database `queue` has it (a `store.follower`): a claim must not read the tape,
+because every read would release the interpreter and wait for it again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Waiting:
         return {MODES[mode]: count for mode, count in self._counts.copy().items() if count}
 
     def newly_unclaimed(self) -> list[tuple[str, str]]:
-        """Attempts that nobody has claimed and that run since this was asked last, some of them perhaps twice."""
+        """Attempts that nobody has claimed and that began since the last call; some may come twice."""
         return [self.unclaimed.popleft() for _ in range(len(self.unclaimed))]
 
     def recall(self, view: View) -> None:

@@ -1,1 +1,5 @@
-"""Releases: moving traffic from one version to another as an experiment that can be taken back."""
+"""Releases: experiments that move traffic from one version to another, and can be taken back.
+
+It owns the stages before a canary, the canary itself, and the adapters on servers. It may import every layer from
+`calls` and `runs` down. Begin with `driver`; `catalog` is what a call asks.
+"""

@@ -1,9 +1,9 @@
-"""Keeps servers holding the adapters that calls may ask for: loads what is missing, unloads what nobody needs.
+"""Makes servers hold the adapters that calls may ask for: loads missing ones, unloads those that nobody needs.
 
-Wanted are the stable versions, the candidates of live releases, and every version that an unfinished rollout is pinned
-to: the tape is read for that only when there is something to load or unload. What a check has loaded stays while its
-release is checked. It looks after every change of a release, and every half minute, because a server that was restarted
-has lost its adapters.
+Needed are the stable versions, the candidates of live releases, and every version that an unfinished rollout is pinned
+to; the tape is read for the last only when there is something to load or unload. An adapter that a check has loaded
+stays while its release is checked. The keeper compares after every change of a release, and every half minute, because
+a server that was restarted has lost its adapters.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Residents:
         self._changed.set()
 
     def mended(self) -> asyncio.Future[None]:
-        """A server does not know a version that it should hold: done when all have been looked at once more."""
+        """A server does not know a version that it should hold: done when all servers have been looked at once more."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(done)
         self._changed.set()
@@ -88,7 +88,9 @@ class Residents:
                     await self._changed.wait()
 
     async def settle(self, lost: bool = False) -> None:
-        """Looks at every server once. `lost`: a call was refused; what rollouts are pinned to may be missing."""
+        """Looks at every server once. `lost`: a call was refused, so versions that rollouts are pinned to may be
+        missing.
+        """
         known = await asyncio.to_thread(lambda: _known(self._reader.resources()))
         for name, versions in known.items():
             if name in self._upstreams and any(one.adapter is not None for one, _ in versions.values()):
@@ -127,7 +129,7 @@ class Residents:
         self._say(upstream.name, _trouble(done))
 
     def _say(self, upstream: str, trouble: str) -> None:
-        """Into the log, once each time that it changes."""
+        """Logs a message, once each time that it changes."""
         if trouble != self._said.get(upstream, ""):
             self._said[upstream] = trouble
             if trouble:

@@ -1,12 +1,12 @@
-"""Adapters on a vLLM server: loading, checking, warming, unloading, each with a clear answer when it does not work.
+"""Adapters on a vLLM server: loads, checks, warms and unloads them, and says clearly when one of these does not work.
 
-`Engine` speaks to one server. Everything it does can be done again: `load` of what is there succeeds, `unload` of what
-is not there too, so a server that was restarted, and has lost its adapters, is mended by the same call. Two processes
-that load the same version at once both succeed. After a `timeout` the server may still finish what it was told; the
-next `load` finds out.
+`Engine` speaks to one server. Everything it does can be done again: `load` of an adapter that is there succeeds, and
+`unload` of one that is not there too. So the same call repairs a server that was restarted and has lost its adapters.
+Two processes that load the same version at once both succeed. After a `timeout` the server may still finish its work;
+the next `load` finds out.
 
-`settle` brings a server to what `gateway.model.weights` plans; one version that will not load does not stop the
-others. What is special to vLLM, and was measured, is in docs/weights.md.
+`settle` brings a server to what `gateway.model.weights` plans; one version that does not load does not stop the others.
+docs/weights.md has what is special to vLLM, as measured.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ServingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a version made of a canned prompt."""
+    """How a version answered a canned prompt."""
 
     ok: bool
     text: str

@@ -1,8 +1,8 @@
 """Counts the outcomes of a canary, in the order of assignment, and writes down what follows from them.
 
-What was counted and what was decided from it are one operation on the tape. A change by somebody else, a person or an
-earlier life, is noticed by the release's revision: the canary is then walked again from the tape (`trail`), and a
-decision that follows from it and was not made yet is made.
+A count and the decision that follows from it are one operation on the tape. The release's revision shows when somebody
+else has changed it, a person or an earlier process. The counter then walks the canary again from the tape (`walked`)
+and makes a decision that follows and was not made yet.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Counting:
         return weigh(no_evidence(release), zip(*self._read(release), strict=False))
 
     def _read(self, release: Release) -> tuple[list[Assignment], list[Seen]]:
-        """What was assigned and counted, as far as this release knows."""
+        """What was assigned and counted, up to this state of the release."""
         assigned, seen = list[Assignment](), list[Seen]()
         while len(seen) < release.counted:
             page = self._reader.assignments(release.id, len(seen))
@@ -108,7 +108,7 @@ class Counting:
         return seen, None, None
 
     async def _act(self, release: Release, seen: Sequence[Seen], found: Decided | None) -> Release:
-        """Writes down what was seen and what follows from it, in one transaction."""
+        """Writes down the outcomes and the decision that follows, in one transaction."""
         now = self._now_ns()
         if found is None:
             return await self._recorder.submit(

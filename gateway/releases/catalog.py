@@ -1,8 +1,8 @@
-"""Where traffic is switched: which resources a call uses, what its rollout is given of them, and the request to send.
+"""Switches traffic: which resources does a call use, which versions has its rollout, and what is the request to send?
 
-`look` is asked for every call and must cost nothing while nothing is registered. `pinned` answers from memory; the
-first call of a rollout that uses a resource waits until its pin is on the tape (`pin`), so that no crash can put a
-rollout on two arms. What is known of resources and releases is a `Catalog`, made anew when one changes.
+`look` runs for every call and must cost nothing while nothing is registered. `pinned` answers from memory. The first
+call of a rollout that uses a resource waits until its pin is on the tape (`pin`), so that no crash can put a rollout on
+two arms. A `Catalog` holds what is known of resources and releases, and is made anew when one changes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Weights:
 
 
 class Catalog:
-    """Resources and releases as the data plane needs them; immutable."""
+    """Resources and releases as calls need them; immutable."""
 
     def __init__(self, resources: Mapping[str, tuple[Stable, list[Resource]]], releases: Iterable[Release]) -> None:
         self.stable = {name: stable for name, (stable, _) in resources.items()}
@@ -91,13 +91,13 @@ class Catalog:
         return made, weights
 
     def taken_back(self, pin: Pin) -> bool:
-        """Whether a rollout must fall back: its release was rolled back since."""
+        """Whether a rollout must get the stable version, because its release was rolled back since."""
         release = None if pin.release is None else self.releases.get(pin.release)
         return pin.arm == "candidate" and not pin.mixed and release is not None and release.stage == "rolled_back"
 
     @property
     def empty(self) -> bool:
-        """True while there is nothing to switch."""
+        """True while nothing is registered."""
         return not (self.models or self.templates)
 
 
@@ -131,13 +131,14 @@ class Switched:
 
 
 class Switch:
-    """Holds the catalog and the pins of late."""
+    """Holds the catalog and recent pins."""
 
     def __init__(
         self, tape: Tape, recorder: Recorder, metrics: Metrics, mended: Callable[[], asyncio.Future[None]]
     ) -> None:
-        """`mended` is asked when a server does not know the version that it was sent; done when that was looked
-        after."""
+        """`mended` is called when a server does not know the version that it was sent; done when servers were looked
+        after.
+        """
         self._tape = tape
         self._recorder = recorder
         self._metrics = metrics
@@ -193,7 +194,7 @@ class Switch:
         return mine
 
     def taken_back(self, found: Found, pins: Mapping[str, Pin]) -> bool:
-        """Whether a call that was given these must be given others by now."""
+        """Whether a call with these versions must get others by now."""
         return any(self.catalog.taken_back(pins[name]) for name in found.resources)
 
     def pin(self, call: Admitted, found: Found, now: int) -> asyncio.Future[list[Pin]]:
@@ -221,7 +222,8 @@ class Switch:
 
     def unpinned(self, call: Admitted, found: Found, error: BaseException) -> dict[str, Pin]:
         """The stable versions, for a call that goes on although the tape takes no pin, unless its rollout is on an arm
-        already. They are kept in memory."""
+        already. They are kept in memory.
+        """
         if not isinstance(error, TapeError):
             _log.error("rollout %s could not be pinned", call.address.rollout, exc_info=error)
         asker = _asker(call, found)
@@ -273,6 +275,6 @@ class Switch:
 
 
 def _asker(call: Admitted, found: Found) -> Asker:
-    """Who asks; what only the tape knows of its rollout is filled in there."""
+    """Who asks; facts of its rollout that only the tape has are filled in here."""
     model = found.model or call.model or ""
     return Asker(call.address.agent or "", model, call.address.mode, {})

@@ -1,7 +1,8 @@
-"""The first stage of a release: can the candidate be sent at all? Nothing of an agent's is touched.
+"""The first stage of a release: can the candidate be sent at all? It touches no agent.
 
-A text must keep every slot of the stable version, render, and say something. Weights must load on their upstream, and
-answer a canned prompt with numbers that are numbers; they stay loaded, so that the canary's first call does not wait.
+A text must keep every slot of the stable version, render, and not be empty. Weights must load on their upstream, and
+answer a canned prompt with log-probabilities that are numbers. They stay loaded, so that the canary's first call does
+not wait.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Drives releases: does what a stage asks for, and what people want.
+"""Drives releases: does the work of a stage, and carries out people's decisions.
 
-Each release that is live has one task. Before the canary it runs the stage's job (`jobs`) and moves on, or rolls back;
-in the canary it counts and decides (`counting`). Whoever else changes the release is noticed by its revision, and the
-task looks again.
+Each live release has one task. Before the canary the task runs the stage's job (`jobs`) and moves on, or rolls back; in
+the canary it counts and decides (`canary_counter`). The release's revision shows when somebody else has changed it, and
+the task looks again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,16 @@ from penstock.gateway.model.release import Assignment, Decision, NewRelease, Rel
 from penstock.gateway.model.resource import GATEWAY, Need, NewVersion, Resource
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.releases.canary_counter import Counting
-from penstock.gateway.releases.catalog import Switch
 from penstock.gateway.releases.jobs import Job, Jobs, Progress, Report
 from penstock.gateway.releases.needs import needs
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.live import Rehearsals
+from penstock.gateway.releases.replay.sender import Means
 from penstock.gateway.releases.transitions import ROLLED_BACK, WANTED, entry
-from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.operation import Refused
-from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.transaction import Transaction
 
 T = TypeVar("T")
@@ -62,25 +60,22 @@ class Driver:
 
     def __init__(
         self,
-        tape: Store,
-        recorder: Recorder,
-        switch: Switch,
+        means: Means,
         feed: Feed,
-        now_ns: Callable[[], int],
         jobs: Jobs,
         rehearsals: Rehearsals,
         upstreams: Collection[str],
         changed: Callable[[], None],
     ) -> None:
         """`upstreams`: names of those that are configured; `changed` is told of every change."""
-        self.tape = tape
-        self.reader = ReleaseReader(tape)
+        self.tape = means.tape
+        self.reader = ReleaseReader(means.tape)
         self.rehearsals = rehearsals
-        self._recorder = recorder
-        self._switch = switch
+        self._recorder = means.recorder
+        self._switch = means.switch
         self._news = asyncio.Event()
         """Set, and replaced, when a release has changed."""
-        self._now_ns = now_ns
+        self._now_ns = means.now_ns
         self._jobs: Mapping[Stage, tuple[str, Job]] = {
             "draft": ("check", jobs.check),
             "checked": ("replay", jobs.replay),
@@ -88,11 +83,11 @@ class Driver:
         }
         self._upstreams = upstreams
         self._tell = changed
-        self._counting = Counting(tape, recorder, feed, now_ns, self._changed_now)
+        self._counting = Counting(means.tape, means.recorder, feed, means.now_ns, self._changed_now)
         self._driven: dict[str, _Driven] = {}
 
     async def start(self) -> None:
-        """Goes on with what an earlier life has begun."""
+        """Takes up releases that an earlier process has begun."""
         await self._switch.reload()
         for release in self.reader.releases():
             if release.live:
@@ -108,7 +103,7 @@ class Driver:
                 await task
 
     async def _do(self, operation: Callable[[Transaction], T]) -> T:
-        """An operation; what calls are given follows it at once."""
+        """Does an operation; the next calls follow its result."""
         done = await self._recorder.submit(operation)
         await self._changed_now()
         return done
@@ -184,7 +179,7 @@ class Driver:
         return made
 
     async def violated(self, rollout: str) -> None:
-        """A hard violation was seen in a rollout: if it is on a candidate, its release does not wait for its turn."""
+        """Reacts to a hard violation in a rollout: if it is on a candidate, its release does not wait for its turn."""
         for pin in self.reader.pins(rollout):
             release = None if pin.release is None else self.reader.release(pin.release)
             if release is not None and release.live and pin.arm == "candidate":
@@ -303,7 +298,7 @@ class Driver:
             )
 
     async def _unless_changed(self, release: Release, job: Awaitable[Report]) -> Report | None:
-        """What the job found; None when the release was changed by somebody before."""
+        """The job's result; None when somebody has changed the release before."""
         working, changed = asyncio.ensure_future(job), asyncio.ensure_future(self._changed(release))
         try:
             await asyncio.wait([working, changed], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What the stages before the canary ask for: jobs that say whether the candidate passes."""
+"""The jobs of the stages before the canary, each of which says whether the candidate passes."""
 
 from __future__ import annotations
 

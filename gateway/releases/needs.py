@@ -1,8 +1,8 @@
-"""Who needs a version: what may not be taken from a server or a disk, because a call may still ask for it.
+"""Who needs a version? Nobody may take it from a server or a disk while a call may still ask for it.
 
-New rollouts need the stable versions and those of live releases, and a rollout that is under way needs what it was
-given. Whoever keeps weights asks before something goes: the gateway itself for adapters (`residing`), a trainer for the
-servers and directories that are its own.
+New rollouts need the stable versions and those of live releases; a rollout that is under way needs what it was given.
+Whoever keeps weights asks before removing any: the gateway itself for adapters (`adapter_keeper`), a trainer for its
+own servers and directories.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store import Store
 
 QUIET_NS: Final = 3600 * 10**9
-"""How long a rollout that did not come from the queue may be silent and still be at work: its end is only a guess."""
+"""A rollout that did not come from the queue may be silent for so long and still work: its end is only a guess."""
 NAMED: Final = 10
 """Rollouts that are named."""
 

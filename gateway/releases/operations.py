@@ -1,8 +1,9 @@
 """Resources, releases and pins, as operations inside a write transaction.
 
-Every change of a release is one operation: it names the revision it was made from, writes the release, the next link of
-its audit chain and, at a promotion, the stable version. A rollout is pinned here too, by the release as it is in this
-very transaction: that decides its arm, once, and is durable before its first affected call goes out.
+Every change of a release is one operation. It names the revision that it was made from, and writes the release, the
+next link of its audit chain and, at a promotion, the stable version. Rollouts are pinned here too. The pin is decided
+by the release as this transaction sees it; that decides the arm, once, and is durable before the rollout's first
+affected call goes out.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Wanted(NamedTuple):
     asker: Asker
     resources: Sequence[str]
     given: Sequence[Pin] = ()
-    """What is remembered of it: more than the tape has where the tape took no pin for a while."""
+    """Its pins in memory: more than the tape has, if the tape took no pin for a while."""
 
 
 class LiveReleases:
@@ -162,8 +163,9 @@ class ReleaseOperations:
         return self._write(made, entry.model_copy(update={"before": None, "config": made.config()}), now)
 
     def change(self, name: str, revision: int | None, update: Mapping[str, Any], entry: Entry, now: int) -> Release:
-        """Moves a release on, with the next link of its chain. `revision`: the one that this was decided from, None for
-        a person, who has decided whatever happened in between. Promotion makes the candidate stable."""
+        """Moves a release on, with the next link of its chain. `revision`: the one that this was decided from; None for
+        a person, whose decision holds whatever happened in between. Promotion makes the candidate stable.
+        """
         release = self.stored(name)
         if revision is not None and release.revision != revision:
             raise _outdated(release, revision)
@@ -229,8 +231,9 @@ class ReleaseOperations:
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
     def pin(self, wanted: Wanted, now: int) -> list[Pin]:
-        """Gives a rollout the versions that a call of it needs; all its pins. What it has it keeps, unless its release
-        was rolled back."""
+        """Gives a rollout the versions that a call of it needs; returns all its pins. A pin stays, unless its release
+        was rolled back.
+        """
         known = self._tape.rollout(wanted.rollout)
         if known is not None:
             wanted = wanted._replace(
@@ -264,7 +267,7 @@ class ReleaseOperations:
         made = Pin(resource=resource, agent=asker.agent, version=stable_version(self.stable(resource), asker))
         live = next((one for one in self._live_releases(resource) if speaks_to(one.only, asker)), None)
         for other in others:
-            # Another agent of the rollout is on an arm of a release that speaks to this one too: so is this one.
+            # Another agent of the rollout is on an arm of a release that also speaks to this one: it gets the same arm.
             if self._covers(other, asker):
                 return self._fall_back(other.model_copy(update={"agent": asker.agent}))
         if live is None or live.stage != "canary":

@@ -1,4 +1,4 @@
-"""What changes of a release by a decision of the rules, or by a person's word, and the entry that says so. Pure."""
+"""The changes of a release by a rule or by a person, and the audit entry of each. Pure."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ WANTED: Final[Mapping[str, Update]] = {
     "resume": _resume,
     "approve": _approve,
 }
-"""What changes of it when a person says so."""
+"""What changes of it by a person's decision."""
 ACTIONS: Final = tuple(WANTED)

@@ -8,8 +8,8 @@ In a packed block the bytes of the doubles are sorted by significance (all first
 then compressed with zstd: neighbouring values share sign, exponent and often the low bytes, which are zero where a
 trainer computes in float32.
 
-What is posted becomes a small block as it is; many small ones are folded into one that is packed. Where blocks speak of
-the same metric at the same step, the later one holds.
+Each post becomes a small block; many small blocks are folded into a packed one. If blocks have the same metric at the
+same step, the later one counts.
 """
 
 from __future__ import annotations

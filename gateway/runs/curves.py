@@ -1,7 +1,7 @@
 """A metric over the steps, exactly or in buckets. Pure.
 
-Buckets are of equal width in steps, not in points, so that gaps stay gaps. Each says the lowest, the highest and the
-mean of its finite values: what is drawn of them hides no spike (M. Jugel et al., M4, VLDB 2014, keep extremes for the
+Buckets are of equal width in steps, not in points, so that gaps stay gaps. Each has the lowest, the highest and the
+mean of its finite values, so a drawing of them hides no spike (M. Jugel et al., M4, VLDB 2014, keep extremes for the
 same reason).
 """
 

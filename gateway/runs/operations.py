@@ -1,9 +1,9 @@
 """Training runs, as operations inside a write transaction.
 
-Points come as they are posted: each post is a small block (`gateway.runs.blocks`), so that a step of training is one
-record of a few hundred bytes. When the small blocks of a run have `FOLD` rows they are folded into one packed block, in
-the transaction of the post that was one too many. A resume cuts off what is superseded: blocks beyond the step go, the
-one that the step is in is written anew.
+Each post of points is a small block (`gateway.runs.blocks`), so a step of training is one record of a few hundred
+bytes. When the small blocks of a run have `FOLD` rows they are folded into one packed block, in the transaction of the
+post that reached `FOLD`. A resume cuts off superseded points: blocks beyond the step go, and the block with the step is
+rewritten.
 """
 
 from __future__ import annotations

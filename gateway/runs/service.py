@@ -1,4 +1,4 @@
-"""The desk where trainers report: operations on the tape, and what reading them takes."""
+"""Takes trainers' reports: operations on the tape, and the parts that reading them needs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""The port: is it a call or a control request? Only this package sees both planes. Begin with `dispatch`."""
+"""The port: is a request a call or a control request? Only this package and those above it import both `proxy` and
+`api`.
+
+Begin with `dispatch`.
+"""

@@ -1,8 +1,8 @@
-"""The control plane behind the port of the data plane: an aiohttp server at the other end of a socket pair.
+"""Reaches the control API from the port of the calls: an aiohttp server at the other end of a socket pair.
 
-A request for it passes the same parser and the same queue as a call, so that either plane can follow the other on a
-keep-alive connection. What changes something is an operation and answered at once (`gateway.api.operations`); anything
-else goes to aiohttp unchanged, on a connection that nobody else uses until it is answered. Neither is recorded.
+A control request passes the same parser and the same queue as a call, so both kinds can follow each other on a
+keep-alive connection. A request that changes something is an operation and answered at once (`gateway.api.operations`).
+Every other goes to aiohttp unchanged, on a connection that nobody else uses until it is answered. Neither is recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATHS = (b"/api", b"/metrics", b"/healthz", b"/readyz")
 
 
 def is_control(target: bytes) -> bool:
-    """True when a request target is the control plane's."""
+    """True when a request target belongs to the control API."""
     if not target.startswith(_PATHS):
         return False
     path = target.partition(b"?")[0]
@@ -34,9 +34,8 @@ def is_control(target: bytes) -> bool:
 
 
 def agent_target(method: str, call: Admitted) -> bytes | None:
-    """Where the control plane serves what an agent says of itself; None for a call.
-
-    Its scope is in the path: it was checked by whoever admitted it, and nobody else can ask for these paths.
+    """The control API's path for what an agent says of itself; None for a call. The path contains the checked scope,
+    and no client can ask for such paths itself.
     """
     path = call.path.partition("?")[0]
     if method != "POST" or path not in _AGENT_PATHS:
@@ -58,7 +57,7 @@ class ControlPlane(Connector):
         self._idle: list[Link] = []
 
     def serve(self, front: Front, request: Request, target: bytes | None = None) -> None:
-        """Begins a request; `target` is where it goes instead of where it says, if the data plane has checked it."""
+        """Begins a request; `target` replaces its own target if the dispatch has checked it."""
         found = self._operations.find(request.method, request.target if target is None else target)
         if found is not None:
             self._operations.serve(front, request, *found, trusted=target is not None)

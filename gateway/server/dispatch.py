@@ -1,7 +1,7 @@
 """The port: every request that a client has sent comes here and becomes a call, or is answered at once.
 
-The control plane's are handed on, and so is what an agent says of itself below its address (rewards, events, traces);
-what is no request or may not pass is refused; the rest is a `gateway.proxy.call`.
+Control requests are handed on, and so is what an agent says of itself below its address (rewards, events, traces).
+Bytes that are no request, and requests that may not pass, are refused. Every other request is a `gateway.proxy.call`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger("penstock.proxy")
 
 
 class Dispatch:
-    """Both planes, as the connections of clients see them."""
+    """Calls and control requests, as the connections of clients see them."""
 
     def __init__(self, proxy: Shared, control: ControlPlane) -> None:
         self.fronts: set[Front] = set()
@@ -63,7 +63,7 @@ class Dispatch:
             call.run(began)
 
     def _refuse(self, front: Front, request: Request, refusal: Refusal) -> None:
-        """Answers what does not become a call: it belongs to no rollout, or is no request at all."""
+        """Answers a request that does not become a call: it belongs to no rollout, or is no request at all."""
         body = refusal_body(_spoken(request), refusal)
         head = refusal_head(refusal, len(body), request.keep_alive)
         front.transport.write(head if request.method == "HEAD" else head + body)

@@ -1,5 +1,6 @@
-"""The tape: the only package that opens LMDB (`gateway.store.keys` has the layout, `gateway.store.codec` the record
-formats).
+"""The tape: the only package that opens LMDB. It may import `dialects`, `canary`, `client` and the layers below.
+
+`keys` has the layout, `codec` the record formats. Begin with `writer` and `reader`.
 
 *Writing.* `Store.write` takes a batch of entries and commits them in one transaction with one fsync. It is called from
 one thread, the recorder's; a write transaction never leaves it (`writer`).
@@ -82,7 +83,7 @@ class Store(Reader):
         return self._writer.write(items)
 
     def follower(self, kind: type[F]) -> F:
-        """What is remembered of the tape; it may be a moment ahead of it. Raises `KeyError` when there is no such."""
+        """The follower of this type; it may be a moment ahead of the tape. Raises `KeyError` when there is none."""
         return self._writer.follower(kind)
 
     def secret(self) -> bytes:

@@ -11,7 +11,7 @@ from penstock.gateway.store.view import View
 
 @dataclass(slots=True)
 class Batch:
-    """What is gathered until it is written."""
+    """The changes of a transaction until they are written."""
 
     view: View
     txn: Txn

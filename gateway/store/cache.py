@@ -1,6 +1,7 @@
-"""What the writer remembers between transactions: attempts with their sums, and bodies that the next ones lean on.
+"""What the writer remembers between transactions: attempts with their sums, and bodies that later ones are stored
+against.
 
-All of it is on the tape too and is read back when it is needed again, so it may be forgotten at any time.
+All of it is on the tape too and is read back when it is needed again, so it may be dropped at any time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Live:
     key: bytes
     """What the keys of its heads start with."""
     origins: Origins
-    """Of its rollout."""
+    """Number and beginning of its rollout."""
     base: Base | None = None
     newest: int = 0
     """Sequence of the call whose body is the base, or of the call that it repeated."""
@@ -59,12 +60,12 @@ class Known:
 
     @property
     def origins(self) -> Origins:
-        """What the records of its attempts are stored beyond."""
+        """The values that the records of its attempts are relative to."""
         return Origins(self.number, self.rollout.created_ns)
 
 
 class Memory:
-    """Attempts, rollouts and keyframes of late."""
+    """Recent attempts, rollouts and keyframes."""
 
     def __init__(self, limit: int) -> None:
         """`limit`: bytes of bodies kept between transactions; keyframes take at most as much again."""
@@ -105,7 +106,7 @@ class Memory:
         self._size += _OVERHEAD + (0 if live.base is None else live.base.size)
 
     def shed(self) -> None:
-        """Drops what was not used for longest; only between transactions, when nothing of it is unwritten."""
+        """Drops what was not used for longest; only between transactions, when everything is written."""
         while self._size > self._limit and self._live:
             _, live = self._live.popitem(last=False)
             self._size -= _OVERHEAD + (0 if live.base is None else live.base.size)
@@ -113,20 +114,20 @@ class Memory:
             self._rollouts.popitem(last=False)
 
     def base(self, live: Live, request: bytes) -> Base | None:
-        """The body that this request of the attempt leans on."""
+        """The body that this request of the attempt is stored against."""
         if live.base is not None and live.base.carries(request):
             return live.base
         return self._keyframe(request)
 
     def keep(self, live: Live, base: Base) -> None:
-        """The next body of the attempt leans on this one."""
+        """Keeps this body as the base of the attempt's next one."""
         self._size += base.size - (0 if live.base is None else live.base.size)
         live.base = base
         if not base.depth and base.size <= self._limit // _KEYFRAMES:
             self._keep_keyframe(base)
 
     def _keyframe(self, request: bytes) -> Base | None:
-        """A keyframe of any attempt that shares enough with the request to lean on it."""
+        """A keyframe of any attempt that shares enough with the request to store it against."""
         for signature in _signatures(request):
             base = self._keyframes.get(signature)
             if base is not None and _alike(base.request, request):

@@ -1,14 +1,14 @@
 """How nouns and bodies become bytes on the tape, and come back.
 
-Nouns are positional msgpack: an order of fields is the format, trailing defaults are cut off, missing ones are filled
-in when read (so a field may be appended). What the key says is not repeated in the value.
+Nouns are positional msgpack: the order of fields is the format. Trailing defaults are cut off, and missing fields are
+filled in when read, so fields may be appended. The value does not repeat what the key says.
 
-Agents resend the whole conversation with every call, so a body is stored as what is new: the request body without the
-longest common prefix and suffix that it shares with its *base* (an earlier body, usually the attempt's previous call),
-and everything else of the exchange, compressed by zstd with the neighbourhood of the cut and the base's own remainder
-as dictionary; under load many bodies are compressed together instead. Byte-exact, nothing is parsed. A body without a
-base is a keyframe; the first call of an attempt may lean on a keyframe of another attempt with the same system prompt.
-`DEPTH` and `_CHAIN` bound the chain that a read has to follow.
+Agents resend the whole conversation with every call, so a body is stored as what is new. The request body is stored
+without the longest common prefix and suffix that it shares with its *base* (an earlier body, usually the attempt's
+previous call). Everything else of the exchange is compressed by zstd, with the neighbourhood of the cut and the base's
+own remainder as dictionary; under load many bodies are compressed together instead. This is byte-exact: nothing is
+parsed. A body without a base is a keyframe; the first call of an attempt may use a keyframe of another attempt with the
+same system prompt. `DEPTH` and `_CHAIN` bound the chain that a read has to follow.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FRAME = 3
 """What msgpack puts before a record."""
 _SEGMENT = 131072
 _SHARED = (b"\1", b"\2")
-"""Stand for the rollout, and for the rollout and the attempt, that the record before names too. No id begins so."""
+"""Bytes that stand for the rollout, and for the rollout and the attempt, of the record before. No id begins so."""
 _OF_ROLLOUTS = (b"r", b"a", b"o", b"s")
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _LEVEL = 6
@@ -52,7 +52,7 @@ _alone = zstandard.ZstdCompressor(level=_LEVEL)
 _some = zstandard.ZstdCompressor(level=6)
 _many = zstandard.ZstdCompressor(level=1)
 _MANY = 64
-"""Records from which the machine is busy enough to be worth more than the disk."""
+"""From so many records on, CPU is scarcer than disk."""
 
 
 def encode(values: list[Any], defaults: list[Any]) -> bytes:
@@ -117,7 +117,7 @@ class Body:
 
 @dataclass(slots=True)
 class Base:
-    """A body that others may lean on."""
+    """A body that others may be stored against."""
 
     number: int
     depth: int
@@ -145,7 +145,7 @@ def pack_body(body: Body, number: int, base: Base | None, alone: bool) -> tuple[
     """
     request, sides = body.request, tuple(side.request_body for side in body.sides)
     prefix, suffix, middle = _cut(None if base is None else base.request, request)
-    # The beginning serves the next body as dictionary: what may be long and repeats least stands last.
+    # The beginning is the next body's dictionary, so parts that may be long and repeat least come last.
     parts = [body.url, body.request_headers, body.response_headers, body.trailers, body.marks, body.response, middle]
     if sides:
         parts.append(_pack_sides(body.sides, () if base is None else base.sides))
@@ -170,7 +170,7 @@ def _joined(base: bytes, prefix: int, suffix: int, middle: bytes) -> bytes:
 
 
 def _pack_sides(sides: list[Side], bases: tuple[bytes, ...]) -> list[Any]:
-    """Requests of sides grow like those of calls: each leans on the base's in its place."""
+    """Requests of sides grow like those of calls: each is stored against the one in its place in the base."""
     under = [*bases[: len(sides)], *[None] * (len(sides) - len(bases))]
     return [
         (side.who, side.dialect, side.path, *_cut(base, side.request_body), side.response_body)
@@ -193,7 +193,7 @@ def _unpack_sides(packed: list[Any], bases: tuple[bytes, ...]) -> list[Side]:
 
 
 def base_of(record: bytes) -> int:
-    """Number of the body that this one leans on; 0 for a keyframe."""
+    """Number of the body that this one is stored against; 0 for a keyframe."""
     return _unpack(record)[0]
 
 
@@ -210,7 +210,7 @@ def unpack_body(record: bytes, base: Base | None, number: int) -> tuple[Body, Ba
 
 
 def _compress(rest: bytes, base: Base | None, prefix: int) -> bytes:
-    """A zstd frame without its magic number: every record has one, and it is always the same."""
+    """A zstd frame without its magic number, which is the same in every record."""
     compressor = _alone
     if base is not None:
         compressor = zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(base, prefix))
@@ -273,10 +273,9 @@ def pack_segments(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
 
 
 def pack_log(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """The same of the records of the log; many are one segment, which costs least.
-
-    A rollout, its attempt and its calls often follow each other: a record names what the one before it names by a byte
-    (`_SHARED`), because names are most of what there is to say of a short rollout.
+    """The same for the records of the log; many are one segment, which costs least. A rollout, its attempt and its
+    calls often follow each other, and names are most of a short rollout. So a byte (`_SHARED`) replaces names that
+    the record before has too.
     """
     shared = _share(records)
     if len(records) >= _MANY:

@@ -1,7 +1,8 @@
-"""The directory of a tape: made for its owner alone, held by one writer. What is in the way is said with the way out.
+"""The directory of a tape: made for its owner alone, held by one writer. An error says what is in the way and the way
+out.
 
-LMDB makes a directory with the mode of its files, and nobody but root can open anything in one of mode 0600: it finds
-its directory here already.
+LMDB makes a directory with the mode of its files, and only root can open anything in a directory of mode 0600. So this
+module makes the directory before LMDB does.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def hold(path: Path) -> int:
 
 
 def refusal(path: Path, error: Exception, readonly: bool = False) -> str:
-    """Why the tape in `path` cannot be opened, where that can be seen, else the error; and the way out."""
+    """Why the tape in `path` cannot be opened, if that can be seen, else the error; and the way out."""
     said = f"cannot open the tape in {path}: "
     for place, wanted in _needed(path.absolute(), readonly):
         if not os.path.exists(place):
@@ -59,7 +60,7 @@ def _needed(path: Path, readonly: bool) -> Iterator[tuple[Path, int]]:
         yield path / "lock", rights
     yield path / "tape", rights | os.X_OK
     yield path / "tape" / "data.mdb", rights
-    # Readers write down in it what they look at.
+    # Readers note in it what they read.
     yield path / "tape" / "lock.mdb", _READ | _WRITE
 
 

@@ -1,8 +1,8 @@
 """The LMDB environment of a tape: opening it, its transactions, its growth. Nothing else imports lmdb.
 
-One process may write, and holds a lock for it; any number may read. A full map grows by doubling, which LMDB allows
-only while no transaction of the process is open: readers and growth meet at a gate. A read must therefore never begin
-inside another read of the same thread. What another process has grown is adopted when a transaction begins.
+One process may write, and holds a lock for it; any number may read. A full map grows by doubling. LMDB allows that only
+while the process has no transaction open, so a lock keeps readers and growth apart. A read must therefore never begin
+inside another read of the same thread. When another process has grown the map, the next transaction adopts it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Gate:
-    """Many readers, or one who resizes the map."""
+    """Lets in many readers, or one who resizes the map."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -112,7 +112,7 @@ class Environment:
             self._env.close()
             raise
         if not readonly:
-            # Readers that were killed hold on to pages that could be used again.
+            # Readers that were killed keep pages from being used again.
             self._env.reader_check()
         return databases
 
@@ -176,10 +176,9 @@ class Environment:
             raise TapeError(f"cannot write the tape in {self.path}: {error}; free or remount the disk") from error
 
     def _grow_ahead(self) -> None:
-        """Spares a nearly full map the transaction that would fail and be done again.
-
-        Mapping anew also gives back the pages that reading has mapped, which would count as the process' memory for as
-        long as it lives: it is done whenever the file has grown by a good deal.
+        """Grows a nearly full map before a transaction fails and must be repeated. A new map also gives back the pages
+        that reading has mapped, which would otherwise count as the process's memory as long as it lives. So the map
+        is also made anew whenever the file has grown by a good deal.
         """
         self._looked += 1
         if self._looked % _LOOK_EVERY:
@@ -193,7 +192,7 @@ class Environment:
             self._resize(info["map_size"])
 
     def _resize(self, size: int) -> None:
-        """To this size; 0 is what another process has made it."""
+        """Changes the map to this size; 0 adopts the size that another process has given it."""
         with self._gate.alone():
             self._env.set_mapsize(size)
 

@@ -1,4 +1,4 @@
-"""An operation on its way to the tape, what comes back from it, and why it may be refused."""
+"""An operation on its way to the tape, its result, and why it may be refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Refused(Exception):
-    """An operation that cannot be done; what was asked for was not written."""
+    """An operation that cannot be done; nothing of it was written."""
 
     def __init__(
         self,

@@ -124,9 +124,8 @@ class Reader:
             newest = last - 1
 
     def changes(self, since: int, limit: int) -> tuple[list[Change], int]:
-        """At most `limit` changes after `since`, oldest first, and the cursor to go on from.
-
-        Of a call that has ended in the meantime only the end is told.
+        """At most `limit` changes after `since`, oldest first, and the cursor to go on from. If a call has ended since
+        it began, only its end is told.
         """
         found: list[Change] = []
         since = max(0, since)
@@ -145,7 +144,7 @@ class Reader:
         return next(exchange for _, exchange in self.exchanges([span]))
 
     def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]:
-        """The bytes of several calls. Where each stands on the one before it, no chain is followed down again."""
+        """The bytes of several calls. If each is stored against the one before, no chain is followed twice."""
         base: codec.Base | None = None
         for span in spans:
             with self.view() as view:
@@ -202,7 +201,7 @@ class Reader:
 
 
 def _possible(*names: str) -> bool:
-    """False when there can be nothing of that name."""
+    """False when no such name can exist."""
     return all(map(_ID.fullmatch, names))
 
 

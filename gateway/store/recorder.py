@@ -1,13 +1,14 @@
-"""Finished calls and tasks -> tape, in batches and in order, on one thread, never delaying a byte.
+"""Writes finished calls and operations to the tape, in batches and in order, on one thread, never delaying a byte.
 
-The loop appends calls to a queue; the thread takes what is there, draws facts out of the bodies, masks secrets and
-commits. Calls that have run for `announce_seconds` are put on the tape as open, so that they are seen, and so that a
-crash leaves an `interrupted` span and not a hole; with `record = "strict"` every call is, before it is sent upstream.
+The loop appends calls to a queue; the thread takes what is there, reads facts out of the bodies, masks secrets and
+commits. A call that has run for `announce_seconds` is put on the tape as open, so that people see it, and so that a
+crash leaves an `interrupted` span and not a hole. With `record = "strict"` every call is put on the tape before it is
+sent upstream.
 
 The queue is bounded in bytes: when it is full, the end of the *call* waits (`full`), because training data is never
-dropped to save latency. When the tape itself fails, what happens is the mode's `on_record_failure`; the heads of
-unrecorded calls are kept, without bodies, until the tape takes them, and count as gaps. A call that cannot be written
-because of a bug is lost alone: it is logged, counted as a gap, and the others go on.
+dropped to save latency. When the tape itself fails, the mode's `on_record_failure` decides; the heads of unrecorded
+calls are kept, without bodies, until the tape takes them, and count as gaps. A call that cannot be written because of a
+bug is lost alone: it is logged, counted as a gap, and the others go on.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Recorder:
 
     @property
     def alive(self) -> bool:
-        """False when nothing is written any more: it is closed, or its thread died of a bug, which was logged."""
+        """False when nothing is written any more: it is closed, or a bug, which was logged, ended its thread."""
         return not self._ended
 
     def put(self, call: Recordable, done: Done | None = None) -> None:
@@ -227,7 +228,7 @@ class Recorder:
         self._loop.call_soon_threadsafe(self._after, batch, cursor, spans, seconds)
 
     def _entries(self, batch: list[_Queued]) -> list[Item | None]:
-        """What each is on the tape, None where there is nothing to write; an item that fails leaves the batch."""
+        """The entries of the items, None where there is nothing to write; an item that fails leaves the batch."""
         entries: list[Item | None] = []
         for item in batch.copy():
             try:
@@ -297,7 +298,7 @@ class Recorder:
     # -- on the loop -------------------------------------------------------------------------------------------------
 
     def _after(self, batch: list[_Queued], cursor: int | None, spans: int, seconds: float) -> None:
-        """Lets go what waited for the batch; without a cursor it is lost."""
+        """Releases whatever waited for the batch; without a cursor the batch is lost."""
         self._metrics.recorder_queue_calls -= len(batch)
         self._metrics.recorder_queue_bytes -= sum(item.weight for item in batch)
         if cursor:

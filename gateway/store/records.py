@@ -1,8 +1,8 @@
 """What is stored of a call, an attempt and a rollout, position by position: append, never reorder.
 
 The calls of an agent resemble each other. What they have in common (`STYLE`: dialect, path, model, how they end) is
-stored once on the tape under a number, from its second appearance on; a head names the number and holds only what is
-its own (`OWN`). A head whose style is not in the table holds it itself. The end is stored as the duration.
+stored once on the tape under a number, from its second appearance on. A head names the number and holds only its own
+values (`OWN`); a head whose style is not in the table holds it itself. The end is stored as the duration.
 """
 
 from __future__ import annotations
@@ -243,8 +243,7 @@ def span_from(key: bytes, head: bytes, style_of: Callable[[int], Style]) -> Span
 
 
 class Origins(NamedTuple):
-    """What is known of a rollout where its attempts are read and written: they are stored as what they add to it,
-    because small numbers are short."""
+    """The values of a rollout that the records of its attempts are relative to, because small numbers are short."""
 
     number: int
     """The cursor of its creation."""
@@ -252,10 +251,8 @@ class Origins(NamedTuple):
 
 
 def attempt_record(values: list[Any], cursors: Sequence[int], rollout: Origins) -> bytes:
-    """The stored attempt: where the heads of its last block are, then the values of `ATTEMPT`.
-
-    Cursors are what they are beyond the rollout's number, the beginning what it is after the rollout's, the last sign
-    of life what it is after the beginning.
+    """The stored attempt: where the heads of its last block are, then the values of `ATTEMPT`. Cursors are relative to
+    the rollout's number, the beginning to the rollout's, the last sign of life to the beginning.
     """
     stored = values.copy()
     stored[_STATUS] = _ENDS.index(stored[_STATUS])
@@ -299,19 +296,21 @@ def attempt_of(rollout: str, attempt: str, values: list[Any]) -> Attempt:
 
 
 def outcome_values(outcome: Outcome) -> list[Any]:
-    """An outcome as it stands in an attempt. What the agent returned may be any JSON: numbers that msgpack has not."""
+    """An outcome as an attempt stores it. What the agent returned may be any JSON, with numbers that msgpack does not
+    have.
+    """
     *known, output = codec.values(outcome, OUTCOME)
     return [*known, None if output is None else _json(output).decode()]
 
 
 def origins_of(record: bytes) -> Origins:
-    """What the attempts of the rollout that a record is of are stored beyond."""
+    """The values of a rollout's record that its attempts are relative to."""
     values = padded(record, _ROLLOUT_DEFAULTS)
     return Origins(values[0], values[1 + _MADE])
 
 
 def rollout_from(rollout: str, record: bytes, task: bytes | None) -> tuple[int, Rollout]:
-    """A rollout record, and what its maker said of it, as the noun, behind its number."""
+    """(number, rollout) of a rollout's record and its task."""
     number, *values = padded(record, _ROLLOUT_DEFAULTS)
     found = dict(zip(ROLLOUT, values, strict=True))
     found |= {name: known[found[name]] for name, known in _LISTS.items()}

@@ -1,22 +1,21 @@
 """A write transaction as the operations in it see it: records, rollouts and attempts, calls, and the log of changes.
 
-An operation is a function of a `Transaction`. It belongs to a package that knows what it means (`gateway.queue`,
-`gateway.releases`, `gateway.runs`); here is only how the tape is read and changed.
+An operation is a function of a `Transaction`. It belongs to the package that knows what it means (`gateway.queue`,
+`gateway.releases`, `gateway.runs`); this module only reads and changes the tape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.store.batch import Batch
 from penstock.gateway.store.cache import Known, Live
+from penstock.gateway.store.follower import Follower
 from penstock.gateway.store.records import Entry
-
-if TYPE_CHECKING:
-    from penstock.gateway.store.writer import Writer
+from penstock.gateway.store.tables import Tables
 
 F = TypeVar("F")
 
@@ -24,18 +23,16 @@ F = TypeVar("F")
 class Transaction:
     """For the thread that writes, and for as long as the transaction is open."""
 
-    def __init__(self, writer: Writer, batch: Batch) -> None:
-        self._writer = writer
+    def __init__(self, batch: Batch, tables: Tables, followers: Mapping[type[Any], Follower], secrets: Secrets) -> None:
+        """`secrets`: what is taken out of all that others say."""
+        self.secrets = secrets
         self._batch = batch
-
-    @property
-    def secrets(self) -> Secrets:
-        """What is taken out of all that others say."""
-        return self._writer.secrets
+        self._tables = tables
+        self._followers = followers
 
     def follower(self, kind: type[F]) -> F:
         """What is remembered of the tape; raises `KeyError` when the tape was opened without it."""
-        return self._writer.follower(kind)
+        return cast(F, self._followers[kind])
 
     # -- records -----------------------------------------------------------------------------------------------------
 
@@ -49,12 +46,12 @@ class Transaction:
 
     def put(self, database: str, key: bytes, value: bytes, append: bool = False) -> None:
         """Writes a record. `append`: its key is the highest of the database."""
-        self._batch.txn.put(key, value, db=self._writer.dbs[database], append=append)
+        self._batch.txn.put(key, value, db=self._tables.dbs[database], append=append)
         self._batch.wrote = True
 
     def delete(self, database: str, key: bytes) -> None:
         """Deletes a record, if there is one."""
-        self._batch.txn.delete(key, db=self._writer.dbs[database])
+        self._batch.txn.delete(key, db=self._tables.dbs[database])
         self._batch.wrote = True
 
     def append(self, change: bytes) -> int:
@@ -65,29 +62,29 @@ class Transaction:
 
     def rollout(self, name: str) -> Known | None:
         """A rollout as it is now. What is changed of it must be written in the same transaction."""
-        return self._writer.rollout(self._batch, name)
+        return self._tables.rollout(self._batch, name)
 
     def add_rollout(self, known: Known) -> int:
         """Makes a rollout; its number, which is the cursor of the change."""
-        return self._writer.add_rollout(self._batch, known)
+        return self._tables.add_rollout(self._batch, known)
 
     def put_rollout(self, rollout: Rollout) -> None:
         """Writes what changes of a rollout."""
-        self._writer.put_rollout(self._batch, rollout)
+        self._tables.put_rollout(self._batch, rollout)
 
     def attempt(self, entry: Entry) -> Live:
         """The attempt that an entry belongs to; it and its rollout are made if need be."""
-        return self._writer.live(self._batch, entry)
+        return self._tables.live(self._batch, entry)
 
     def peek(self, name: tuple[str, str]) -> list[Any] | None:
         """The values of an attempt as they are now, None when there is none. It is not remembered: a tenth of the time
         that it takes to have it at hand."""
-        return self._writer.peek(self._batch, name)
+        return self._tables.peek(self._batch, name)
 
     def touch(self, live: Live) -> None:
         """The attempt's record has changed."""
-        self._writer.touch(self._batch, live)
+        self._tables.touch(self._batch, live)
 
     def record(self, entry: Entry, seen_ns: int) -> None:
         """Writes a span. `seen_ns`: when the agent was heard of by it, 0 when it was not."""
-        self._writer.put(self._batch, entry, seen_ns)
+        self._tables.put(self._batch, entry, seen_ns)

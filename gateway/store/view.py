@@ -1,4 +1,6 @@
-"""What one transaction sees: heads, changes and bodies. Knows the layout; holds no state beyond the transaction's."""
+"""What one transaction sees: heads, changes and bodies. It knows the layout and holds no state beyond the
+transaction's.
+"""
 
 from __future__ import annotations
 

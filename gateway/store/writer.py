@@ -1,9 +1,8 @@
 """The one writer: a batch of entries and tasks becomes one transaction with one fsync.
 
-Sequences, body numbers, styles and change cursors are given out inside the transaction, so they need no other
-coordination. What the writer remembers between transactions is forgotten when one fails or when somebody else has
-written. A batch of few calls is compressed call by call and strongly, a large one together and fast: under load the
-machine is worth more than the disk.
+What is remembered between transactions (`tables`, and what others follow) is forgotten when one fails or when somebody
+else has written. A batch of few calls is compressed call by call and strongly, a large one together and fast: under
+load the machine is worth more than the disk.
 """
 
 from __future__ import annotations
@@ -12,37 +11,28 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 from penstock.gateway.model.known_secrets import NONE, Secrets
-from penstock.gateway.model.rollout import AttemptStatus, Rollout
-from penstock.gateway.model.span import SpanStatus
-from penstock.gateway.store import codec, keys, records
+from penstock.gateway.store import codec
 from penstock.gateway.store.batch import Batch
-from penstock.gateway.store.cache import Known, Live, Memory
-from penstock.gateway.store.codec import Body
-from penstock.gateway.store.environment import ORDER, Environment, TapeError, Txn
+from penstock.gateway.store.cache import Live
+from penstock.gateway.store.environment import Environment, Txn
 from penstock.gateway.store.follower import Follower
 from penstock.gateway.store.operation import Task
-from penstock.gateway.store.records import Entry, Style
+from penstock.gateway.store.records import Entry
+from penstock.gateway.store.tables import Tables
 from penstock.gateway.store.transaction import Transaction
-from penstock.gateway.store.view import BLOCK, View, last_block
+from penstock.gateway.store.view import View
 
 TOGETHER = 32
 """Entries from which a batch is compressed together."""
-
-_STYLES = 4096
 Item: TypeAlias = "Entry | Task[Any]"
 Woken: TypeAlias = Callable[[Transaction, Live, int], None]
 """Is told of the first call of an attempt that nobody has claimed, and of a sign of life of one that is dormant: the
 attempt, and when it was heard of."""
 F = TypeVar("F")
-_SPANS, _SEEN, _SUMS, _STATUS, _WORKER = map(
-    records.ATTEMPT.index, ("spans", "last_seen_ns", "totals", "status", "worker")
-)
-DORMANT = (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.SUCCEEDED)
-"""Attempts that a sign of life may wake."""
 
 
 class Writer:
-    """Owns the numbers that are given out; for one thread."""
+    """Makes transactions; for one thread."""
 
     def __init__(
         self,
@@ -54,16 +44,11 @@ class Writer:
     ) -> None:
         """`secrets`: what is taken out of all that others say. Calls come without theirs."""
         self._env = env
-        self.dbs = env.dbs
-        self.secrets = secrets
-        self._memory = Memory(memory_bytes)
-        self._styles: dict[Style, int] = {}
-        self._last_style = 0
-        self._styles_seen: set[Style] = set()
+        self._secrets = secrets
         self._known = -1
         self._cursor = 0
-        self._body = 0
         self._followers: dict[type[Any], Follower] = {type(follower): follower for follower in followers}
+        self._tables = Tables(env.dbs, memory_bytes, None if woken is None else self._heard)
         self._woken = woken
 
     def follower(self, kind: type[F]) -> F:
@@ -78,10 +63,10 @@ class Writer:
 
         def apply(batch: Batch) -> None:
             _reset(fresh)
-            transaction = Transaction(self, batch)
+            transaction = self._transaction(batch)
             for item in items:
                 if isinstance(item, Entry):
-                    self.put(batch, item)
+                    self._tables.put(batch, item)
                 else:
                     item.run(transaction)
 
@@ -93,265 +78,54 @@ class Writer:
 
     def interrupt_open(self) -> None:
         """Ends the calls that an earlier life of the gateway has left open."""
+        db = self._env.dbs["open"]
 
         def apply(batch: Batch) -> None:
-            for key, value in batch.txn.cursor(db=self.dbs["open"]):
-                self._interrupt(batch, key, *codec.unpack_open(value))
-            batch.txn.drop(self.dbs["open"], delete=False)
+            for key, value in batch.txn.cursor(db=db):
+                self._tables.interrupt(batch, key, *codec.unpack_open(value))
+            batch.txn.drop(db, delete=False)
 
         self._transact(apply)
-
-    def _interrupt(self, batch: Batch, key: bytes, head: bytes, body: bytes | None) -> None:
-        rollout, attempt, sequence = keys.split_head_key(key)
-        number = None if body is None else self._add_body(batch, body)
-        style, own = records.interrupted(head, batch.view.style, number)
-        live = self.live(batch, Entry(rollout, attempt))
-        said = {name: style[records.STYLE.index(name)] for name in ("kind", "dialect", "upstream")}
-        records.count(live.values[_SUMS], Entry(rollout, attempt, status=SpanStatus.INTERRUPTED, **said))
-        self._finish(batch, live, sequence, records.head_of(self._style(batch, tuple(style)), own))
-
-    # -- the transaction ---------------------------------------------------------------------------------------------
 
     def _transact(self, apply: Callable[[Batch], None], alone: bool = True) -> int:
         def attempt(txn: Txn) -> tuple[int, Batch]:
             if txn.id() != self._known + 1:
                 self._recall(txn)
-            # Until it is committed, nothing that is remembered can be relied on.
+            # What is in memory is only valid once this is committed.
             self._known = -1
-            batch = Batch(View(txn, self.dbs, {}), txn, self._cursor, alone)
+            batch = Batch(View(txn, self._env.dbs, {}), txn, self._cursor, alone)
             apply(batch)
-            self._flush(batch)
+            self._tables.flush(batch)
             return txn.id() if batch.changed else txn.id() - 1, batch
 
         try:
             self._known, batch = self._env.write(attempt)
         except BaseException:
-            # The loop looks at what is remembered without asking the tape.
+            # The loop reads this memory without asking the tape.
             with self._env.read() as txn:
                 for follower in self._followers.values():
-                    follower.recall(View(txn, self.dbs, {}))
+                    follower.recall(View(txn, self._env.dbs, {}))
             raise
         self._cursor += len(batch.log)
-        self._body += len(batch.bodies)
-        self._memory.shed()
+        self._tables.committed(batch)
         return self._cursor
 
     def _recall(self, txn: Txn) -> None:
         """Reads back what another process, or an earlier life, has written."""
-        self._memory.clear()
-        view = View(txn, self.dbs, {})
+        view = View(txn, self._env.dbs, {})
         self._cursor = view.last("log")
-        first = view.last("bodies")
-        last = view.get("bodies", keys.number(first))
-        self._body = 0 if last is None else first + len(codec.unpack_segment(last)) - 1
-        stored = view.scan("styles")
-        self._styles = {
-            tuple(records.padded(value, records.STYLE_DEFAULTS)): keys.to_number(key) for key, value in stored
-        }
-        self._last_style = view.last("styles")
-        self._styles_seen.clear()
+        self._tables.recall(view)
         for follower in self._followers.values():
             follower.recall(view)
 
-    def _flush(self, batch: Batch) -> None:
-        txn, dbs = batch.txn, self.dbs
-        for first, _, segment in (codec.pack_small if batch.alone else codec.pack_segments)(batch.bodies):
-            txn.put(keys.number(self._body + 1 + first), segment, db=dbs["bodies"], append=True)
-        for key, block in batch.index.items():
-            txn.put(key, keys.numbers(block), db=dbs["index"])
-        for live in batch.dirty:
-            live.dirty = False
-            txn.put(live.place, records.attempt_record(live.values, live.cursors, live.origins), db=dbs["attempts"])
-        for first, count, segment in codec.pack_log(batch.log):
-            txn.put(keys.number(batch.cursor + first + count), segment, db=dbs["log"], append=True)
+    def _transaction(self, batch: Batch) -> Transaction:
+        return Transaction(batch, self._tables, self._followers, self._secrets)
 
-    # -- calls -------------------------------------------------------------------------------------------------------
-
-    def put(self, batch: Batch, entry: Entry, seen_ns: int | None = None) -> None:
-        """Writes a span, as it is now. `seen_ns`: when the agent was heard of by it, if that is not when it began or
-        ended: the times of what others send are theirs, and 0 is no sign of life."""
-        live = self.live(batch, entry)
-        announced = bool(entry.sequence)
-        if not announced:
-            live.values[_SPANS] += 1
-            entry.sequence = live.values[_SPANS]
-        seen = max(entry.start_ns, entry.end_ns or 0) if seen_ns is None else seen_ns
-        if seen > live.values[_SEEN]:
-            live.values[_SEEN] = seen
-        unclaimed = entry.sequence == 1 and not announced and live.values[_WORKER] is None
-        if self._woken is not None and (unclaimed or (live.values[_STATUS] in DORMANT and seen)):
-            self._woken(Transaction(self, batch), live, seen)
-        if entry.status == SpanStatus.OPEN:
-            self._announce(batch, live, entry)
-            return
-        if entry.retried:
-            _link_retry(live, entry)
-        number = None if entry.body is None else self._put_body(batch, live, entry, entry.body)
-        usage = codec.usage_values(entry.usage)
-        records.count(live.values[_SUMS], entry, usage)
-        head = entry.head(self._style(batch, entry.style()), number, usage)
-        self._finish(batch, live, entry.sequence, head)
-        if announced:
-            batch.txn.delete(live.key + keys.u32(entry.sequence), db=self.dbs["open"])
-
-    def _announce(self, batch: Batch, live: Live, entry: Entry) -> None:
-        key = live.key + keys.u32(entry.sequence)
-        body = None
-        if entry.body is not None:
-            body, _ = codec.pack_body(entry.body, 0, self._memory.base(live, entry.body.request), alone=True)
-        head = entry.head(self._style(batch, entry.style()), None, None)
-        batch.txn.put(key, codec.pack_open(head, body), db=self.dbs["open"])
-        batch.append(b"o" + key)
-        self._index(batch, live, entry.sequence, 0)
-
-    def _put_body(self, batch: Batch, live: Live, entry: Entry, body: Body) -> int:
-        number = self._body + len(batch.bodies) + 1
-        record, base = codec.pack_body(body, number, self._memory.base(live, body.request), batch.alone)
-        self._memory.keep(live, base)
-        live.newest = entry.retry_of or entry.sequence
-        return self._add_body(batch, record)
-
-    def _add_body(self, batch: Batch, record: bytes) -> int:
-        batch.bodies.append(record)
-        return self._body + len(batch.bodies)
-
-    def _finish(self, batch: Batch, live: Live, sequence: int, head: bytes) -> None:
-        self._index(batch, live, sequence, batch.append(b"s" + live.key + keys.u32(sequence) + head))
-
-    def _index(self, batch: Batch, live: Live, sequence: int, cursor: int) -> None:
-        block, at = divmod(sequence - 1, BLOCK)
-        cursors = self._block(batch, live, block)
-        cursors.extend([0] * (at + 1 - len(cursors)))
-        cursors[at] = cursor
-        self.touch(batch, live)
-
-    def touch(self, batch: Batch, live: Live) -> None:
-        """The attempt's record has changed."""
-        if not live.dirty:
-            live.dirty = True
-            batch.dirty.append(live)
-
-    def _block(self, batch: Batch, live: Live, block: int) -> list[int]:
-        """A block of the attempt's index, about to change. The last one is stored with the attempt, which changes with
-        every call anyway; those before it have records of their own."""
-        if block > live.block:
-            batch.index[live.place + keys.u32(live.block)] = live.cursors
-            live.block, live.cursors = block, []
-        if block == live.block:
-            return live.cursors
-        key = live.place + keys.u32(block)
-        if key not in batch.index:
-            batch.index[key] = keys.to_numbers(batch.view.get("index", key) or b"")
-        return batch.index[key]
-
-    def _style(self, batch: Batch, style: Style) -> int | Style:
-        """Its number; itself on its first appearance, and when the table is full: some calls are like no other."""
-        number = self._styles.get(style)
-        if number is not None:
-            return number
-        if style not in self._styles_seen or len(self._styles) >= _STYLES:
-            if len(self._styles_seen) >= _STYLES:
-                self._styles_seen.clear()
-            self._styles_seen.add(style)
-            return style
-        # Never that of another: what has its number would be read as this.
-        self._last_style += 1
-        number = self._styles[style] = self._last_style
-        record = codec.encode(list(style), records.STYLE_DEFAULTS)
-        batch.txn.put(keys.number(number), record, db=self.dbs["styles"])
-        return number
-
-    # -- attempts and rollouts ---------------------------------------------------------------------------------------
-
-    def live(self, batch: Batch, entry: Entry) -> Live:
-        """The attempt that an entry belongs to; it and its rollout are made if need be."""
-        live = self._memory.find((entry.rollout, entry.attempt))
-        if live is None:
-            known = self.rollout(batch, entry.rollout) or self._new_rollout(batch, entry)
-            made = entry.attempt not in known.attempts
-            live = (self._new_attempt if made else self._recall_attempt)(batch, entry, known)
-            live.values[_SUMS] = list(live.values[_SUMS])
-            self._memory.add(live)
-        return live
-
-    def peek(self, batch: Batch, name: tuple[str, str]) -> list[Any] | None:
-        """The values of an attempt as they are now, None when there is none. It is not remembered: a tenth of the time
-        that it takes to have it at hand."""
-        live = self._memory.find(name)
-        if live is not None:
-            return live.values
-        stored = batch.view.attempt_values(*name)
-        return None if stored is None else stored[1]
-
-    def rollout(self, batch: Batch, name: str) -> Known | None:
-        """A rollout as the tape has it. What is changed of it must be written in the same transaction."""
-        known = self._memory.rollout(name)
-        if known is None:
-            stored = batch.view.numbered_rollout(name)
-            if stored is not None:
-                number, rollout = stored
-                known = Known(rollout, [attempt.id for attempt in batch.view.attempts(name)], number)
-                self._memory.add_rollout(known)
-        return known
-
-    def add_rollout(self, batch: Batch, known: Known) -> int:
-        """Makes a rollout; its number, which is the cursor of the change."""
-        key = keys.rollout_key(known.rollout.id)
-        known.number = batch.append(b"r" + key)
-        batch.txn.put(ORDER, keys.number(known.number), db=self.dbs["order"], append=True)
-        self._memory.add_rollout(known)
-        return known.number
-
-    def put_rollout(self, batch: Batch, rollout: Rollout) -> None:
-        """Writes what changes of a rollout."""
-        known = self.rollout(batch, rollout.id)
-        assert known is not None, rollout.id
-        record = records.rollout_record(known.number, rollout)
-        batch.txn.put(keys.rollout_key(rollout.id), record, db=self.dbs["rollouts"])
-
-    def _new_rollout(self, batch: Batch, entry: Entry) -> Known:
-        made = Rollout(id=entry.rollout, origin=entry.origin, mode=entry.mode, created_ns=entry.start_ns)
-        known = Known(made, [])
-        self.add_rollout(batch, known)
-        self.put_rollout(batch, made)
-        return known
-
-    def _new_attempt(self, batch: Batch, entry: Entry, known: Known) -> Live:
-        key = keys.attempt_key(entry.rollout, entry.attempt)
-        known.attempts.append(entry.attempt)
-        batch.append(b"a" + key)
-        values = records.new_attempt(len(known.attempts), entry.start_ns)
-        return Live((entry.rollout, entry.attempt), values, key, known.origins)
-
-    def _recall_attempt(self, batch: Batch, entry: Entry, known: Known) -> Live:
-        name = entry.rollout, entry.attempt
-        live = Live(name, [], keys.attempt_key(*name), known.origins)
-        stored = batch.view.get("attempts", live.place)
-        if stored is None:
-            raise TapeError(f"the record of attempt {'/'.join(name)} is missing; run `penstock check`")
-        live.values, live.cursors = records.attempt_values(stored, known.origins)
-        live.block = last_block(live.values[_SPANS])
-        # Reading the base back costs a fraction of a millisecond: only where there is time for it.
-        if batch.alone:
-            self._recall_base(batch, live)
-        return live
-
-    def _recall_base(self, batch: Batch, live: Live) -> None:
-        try:
-            found = batch.view.newest_body(*live.name, live.values[_SPANS])
-        except (TapeError, *codec.UNREADABLE):
-            # A damaged old body must not stop the recording of new ones; `check` reports it.
-            return
-        if found is not None:
-            live.newest, live.base = found
+    def _heard(self, batch: Batch, live: Live, seen_ns: int) -> None:
+        assert self._woken is not None
+        self._woken(self._transaction(batch), live, seen_ns)
 
 
 def _reset(fresh: list[Entry]) -> None:
     for entry in fresh:
         entry.sequence = 0
-
-
-def _link_retry(live: Live, entry: Entry) -> None:
-    """A client that repeats itself sends the same body; the link goes to the first of them."""
-    if live.base is not None and entry.body is not None and live.base.request == entry.body.request:
-        entry.retry_of = live.newest

@@ -1,13 +1,13 @@
-"""A gate before an upstream: while its weights are changed, calls wait here, at the socket, and are then served.
+"""The gate before an upstream: while its weights change, calls wait here, at the socket, and then go on.
 
-An upstream is *open*, or *held* until a deadline. Whoever holds it changes the weights and opens it; holding again
-moves the deadline, so that a long change is held by small bounds, like a lease. When the deadline passes, the one who
-holds it is taken for dead: what waits is refused, and so is, at once, what comes, until somebody opens it or holds it
+An upstream is *open*, or *held* until a deadline. Whoever holds it changes the weights and opens it. Holding again
+moves the deadline, so a long change uses many short holds, like a lease. When the deadline passes, the holder is taken
+for dead: waiting calls are refused, and new calls are refused at once, until somebody opens the upstream or holds it
 anew. It never opens by itself: an answer from weights that are half changed would be worse than none.
 
-A call that waits is an entry in a dictionary: no task, no timer of its own. When the gate opens they go in the order in
-which they came, a few in each turn of the loop so that others are served in between; a call that comes meanwhile goes
-to the end.
+A call that waits is an entry in a dictionary: no task, no timer of its own. When the gate opens, calls go in the order
+in which they came, a few in each turn of the loop so that others are served in between; a call that comes meanwhile
+goes to the end.
 
     if pool.gate.shut:
         pool.gate.wait(call)  # then one of call.on_open(), call.on_refused(refusal), or gate.leave(call)
@@ -56,7 +56,7 @@ class Figures:
 
 
 class Gate:
-    """Before one upstream, in one process. Opened, held and asked in the event loop's thread."""
+    """The gate of one upstream, in one process. Opened, held and asked in the event loop's thread."""
 
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream
@@ -82,7 +82,7 @@ class Gate:
         return self.held_since is not None
 
     def hold(self, bound_s: float) -> None:
-        """From now on calls wait, for at most `bound_s` seconds from now; raises `ValueError` for a useless bound."""
+        """Lets calls wait from now on, for at most `bound_s` seconds; raises `ValueError` for a useless bound."""
         if not 0 < bound_s <= LONGEST_S:
             raise ValueError(f"bound_s must be above 0 and at most {LONGEST_S:g} seconds (found {bound_s!r})")
         self.shut, self._overdue, self.bound_s = True, False, bound_s
@@ -91,14 +91,14 @@ class Gate:
         self._deadline = asyncio.get_running_loop().call_later(bound_s, self._expire)
 
     def open(self) -> None:
-        """Lets go what waits, and from then on everything. Nothing happens when it is open."""
+        """Lets all waiting and later calls go. Does nothing when it is open."""
         if self.held:
             self.held_since = None
             self._stop_clock()
             self._let_go()
 
     def wait(self, waiter: Waiter) -> None:
-        """Takes a call that came while it is shut; one that comes too late is refused in this very call."""
+        """Takes a call that came while it is shut; after the deadline it refuses the call at once."""
         self.figures.calls += 1
         self._waiting[waiter] = monotonic()
         if self._overdue and self.held:
@@ -114,7 +114,7 @@ class Gate:
             self._deadline = None
 
     def _let_go(self) -> None:
-        """Some of those that wait, then the others in later turns."""
+        """Lets some waiting calls go, then the others in later turns."""
         if self.held:
             return
         for waiter in list(islice(self._waiting, _AT_ONCE)):
@@ -162,5 +162,5 @@ class Gate:
             else:
                 waiter.on_refused(refusal)
         except Exception:
-            # The others wait too: one call's fault is not theirs.
+            # One call that fails must not keep the others waiting.
             _log.exception("a call that waited for upstream %r could not go on", self.upstream)

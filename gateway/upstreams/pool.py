@@ -1,7 +1,7 @@
 """Connections to model endpoints, pooled per upstream, without a cap.
 
-A link that was idle and closes before it answered has lost a race with the server's keep-alive timer: the call is sent
-again on a fresh one. Nothing is ever sent twice once a byte of an answer was seen.
+If an idle link closes before it answers, the server's keep-alive timer was faster: the call is sent again on a fresh
+link. Nothing is ever sent twice once a byte of an answer was seen.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Pool(Connector):
         return len(self._idle)
 
     def url(self, path: str) -> str:
-        """What a call to this path asks for, for the record."""
+        """The URL of a call to this path, for the record."""
         return self.origin + self.target(path)
 
     def target(self, path: str) -> str:

@@ -1,4 +1,6 @@
-"""Which upstream serves a model, and under which name: the first route that matches, else the API's own upstream."""
+"""Which upstream serves a model, and under which name? The first matching route says; without one, the API's own
+upstream.
+"""
 
 from __future__ import annotations
 

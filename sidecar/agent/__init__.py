@@ -1,1 +1,1 @@
-"""The agent's own process: its environment, its output, its end. Begin with `process`."""
+"""The agent's own process: its environment, its output, its end. It sees what `sidecar` sees. Begin with `process`."""

@@ -1,10 +1,10 @@
 """An agent that is a Python function: `python -m penstock.sidecar.agent.callables module:function`.
 
-With `--check` it only says whether there is such a function: exit code 1 and one line when there is certainly none.
+With `--check` it only checks that there is such a function: exit code 1 and one line when there is certainly none.
 
-The function is given the task and is run in a process of its own: its clients read the rollout's variables when they
-are made, its output is its own, and it can be killed. What it returns is the output, as the last line of stdout; an
-exception is a traceback on stderr and exit code 1, as of any script.
+The function gets the task and runs in a process of its own. So its clients read the rollout's variables when they are
+made, its output is its own, and it can be killed. Its return value is the output, as the last line of stdout; an
+exception is a traceback on stderr and exit code 1, as for any script.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def task() -> Any:
 
 
 def call(name: str) -> Any:
-    """What the function returns for the task."""
+    """Calls the function with the task; returns its result."""
     result = load(name)(task())
     return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
 
@@ -38,7 +38,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def check(name: str) -> None:
-    """Ends the process: with the reason when the function cannot be had, wherever it is called."""
+    """Ends the process: with the reason when there is certainly no such function."""
     try:
         _ = load(name)
     except LoadError as e:

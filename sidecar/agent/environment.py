@@ -1,8 +1,8 @@
-"""From a claim to what an agent is started with: arguments, variables, stdin. Pure.
+"""Makes of a claim what an agent is started with: arguments, variables, stdin. Pure.
 
-An unmodified agent is sent to its rollout by the variables that its client reads (docs/running-agents.md has the
-table). API keys become the rollout's own token. What could lead a client past the gateway, or give an agent the
-runner's own key, is taken out of what it inherits; `--env` comes last and may say anything.
+The variables that an agent's client reads lead an unmodified agent to its rollout (docs/running-agents.md has the
+table). API keys become the rollout's own token. Variables that could lead a client past the gateway, or give an agent
+the runner's own key, are removed from what it inherits; `--env` comes last and may set anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY
 CA_FILES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CODEX_CA_CERTIFICATE", "NODE_EXTRA_CA_CERTS")
 """Read by clients that do not read SSL_CERT_FILE."""
 NOWHERE = "http://127.0.0.1:9/made-when-the-module-was-imported"
-"""Base URL of a client that is made before there is an attempt: the discard port, which nobody serves."""
+"""Base URL of a client that is made before there is an attempt: the discard port, which answers nobody."""
 LEADING_NOWHERE = dict.fromkeys((*OPENAI_URLS, *BARE_URLS), NOWHERE)
 REMOVED = frozenset(
     {
@@ -44,7 +44,7 @@ REMOVED = frozenset(
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
     }
 )
-"""Inherited variables that would lead past the gateway or are not the agent's business."""
+"""Inherited variables that would lead past the gateway or that the agent must not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _names(claim: Claim, url: str, task: str) -> dict[str, str]:
 
 
 def variables(claim: Claim, url: str) -> dict[str, str]:
-    """What leads every client to the rollout's own address."""
+    """The variables that lead every client to the rollout's own address."""
     base, rollout, attempt = url + claim.address, claim.rollout.id, claim.attempt.id
     return {
         **dict.fromkeys(OPENAI_URLS, f"{base}/v1"),
@@ -114,7 +114,7 @@ def variables(claim: Claim, url: str) -> dict[str, str]:
 
 
 def _telemetry(base: str, claim: Claim) -> dict[str, str]:
-    """OpenTelemetry's own variables: the agent's spans join the trace that its calls are in."""
+    """OpenTelemetry's own variables, with which the agent's spans join the trace of its calls."""
     rollout, attempt = claim.rollout.id, claim.attempt.id
     trace = trace_id(rollout, attempt)
     ids = f"penstock.rollout_id={rollout},penstock.attempt_id={attempt}"
@@ -142,7 +142,7 @@ def environment(inherited: Mapping[str, str], own: Mapping[str, str], key: str |
 
 
 def imported(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:
-    """All variables that a module is imported with before there is an attempt: no client gets past the gateway."""
+    """All variables for importing a module before there is an attempt: no client gets past the gateway."""
     return _kept(inherited, key) | LEADING_NOWHERE | dict.fromkeys(KEYS, "none")
 
 
@@ -151,7 +151,7 @@ def _kept(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:
 
 
 def _past_proxies(made: Mapping[str, str], host: str) -> dict[str, str]:
-    """A proxy for the world outside is not asked for the gateway."""
+    """Adds the gateway's host to `NO_PROXY`, so that a proxy for the world outside is not asked for it."""
     if not any(made.get(name) for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy")):
         return {}
     listed = ",".join(filter(None, (made.get("NO_PROXY") or made.get("no_proxy"), host)))

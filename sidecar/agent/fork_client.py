@@ -1,6 +1,7 @@
 """The runner's side of `sidecar.agent.fork_server`: attempts of a function that was imported once.
 
-The zygote is started with the first attempt, and again when it has died; attempts that it has started do not need it.
+The fork server is started with the first attempt, and again when it has died; attempts that it has started do not need
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tempfile import TemporaryFile
 from penstock.sidecar.agent.process import Command, Process, Sink
 
 FLOOD = 1 << 20
-"""Bytes of output that may wait to be read."""
+"""The most bytes of output that may wait to be read."""
 
 
 class Preloaded:
@@ -32,7 +33,9 @@ class Preloaded:
         self._turn = asyncio.Lock()
 
     async def start(self, command: Command, grace_s: float, sink: Sink) -> Process:
-        """An attempt; of `command` its variables, directory and stdin count. Raises OSError when it cannot be tried."""
+        """Starts an attempt with the variables, directory and stdin of `command`. Raises OSError when it cannot be
+        tried.
+        """
         told = {"env": dict(command.env), "cwd": None if command.cwd is None else str(command.cwd), "grace_s": grace_s}
         with ExitStack() as theirs:
             stdin = theirs.enter_context(TemporaryFile())
@@ -76,7 +79,7 @@ class Preloaded:
         return ours
 
     async def close(self) -> None:
-        """Lets the zygote go; attempts that run go on."""
+        """Closes the fork server; attempts that run go on."""
         if self._orders is not None:
             self._orders.close()
             self._orders = None
@@ -94,7 +97,7 @@ async def _pipe(theirs: ExitStack) -> tuple[asyncio.StreamReader, int]:
 
 
 def _ask(orders: socket.socket, told: bytes, fds: list[int]) -> int:
-    """One order and its answer. Blocks; raises OSError when the zygote is gone."""
+    """One order and its answer. Blocks; raises OSError when the fork server is gone."""
     _ = socket.send_fds(orders, [len(told).to_bytes(4)], fds)
     orders.sendall(told)
     answer = orders.recv(4, socket.MSG_WAITALL)

@@ -3,14 +3,14 @@
     python -m penstock.sidecar.agent.fork_server FD module:function
 
 The runner (`sidecar.agent.fork_client`) has the other end of the socket FD. For each attempt it sends a length (4
-bytes, big endian) with the descriptors stdin, stdout, stderr, the warden's control socket and one that is only held
-until nothing of the attempt is left; then JSON: `{"env": {...}, "cwd": path or null, "grace_s": 5}`. The answer is the
-pid (4 bytes) of a fork, which becomes a warden (`sidecar.agent.supervisor`); its agent calls the function. So an
-attempt has its own process, variables, output and end, as one that was started by a command has; it has not the time
-that imports take.
+bytes, big endian) with five descriptors: stdin, stdout, stderr, the warden's control socket, and one that is only held
+until nothing of the attempt is left. Then it sends JSON: `{"env": {...}, "cwd": path or null, "grace_s": 5}`. The
+answer is the pid (4 bytes) of a fork, which becomes a warden (`sidecar.agent.supervisor`); its agent calls the
+function. So an attempt has its own process, variables, output and end, like one that was started by a command, but does
+not wait for imports.
 
-What the function's module makes when it is imported is made once, before any attempt has its variables. A client that
-is made there would go past the gateway: its base URL (`environment.imported`) names a port that answers nobody.
+Objects that the function's module makes on import are made once, before any attempt has its variables. A client among
+them would go past the gateway, so its base URL (`environment.imported`) names a port that answers nobody.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FDS = 5
 
 
 class Zygote:
-    """What attempts are forked from. No thread may be started here."""
+    """The process that attempts are forked from. No thread may be started here."""
 
     def __init__(self, orders: socket.socket, function: str) -> None:
         self._orders, self._function = orders, function
 
     def run(self) -> None:
-        """Until the runner is gone."""
+        """Serves orders until the runner is gone."""
         _ = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the runner alone
         _ = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever has ended is not waited for
         while (order := self._order()) is not None:
@@ -50,7 +50,7 @@ class Zygote:
                 os.close(fd)
 
     def _order(self) -> tuple[dict[str, Any], list[int]] | None:
-        """(what is started, its descriptors); None when the runner is gone."""
+        """(what to start, its descriptors); None when the runner is gone."""
         head, fds, _, _ = socket.recv_fds(self._orders, 4, FDS)
         head += self._read(4 - len(head))
         told = self._read(int.from_bytes(head))
@@ -76,7 +76,7 @@ class Zygote:
         os._exit(0)
 
     def _become(self, told: dict[str, Any], life: int, failure: int) -> None:
-        """The agent. It ends as a Python process ends."""
+        """Becomes the agent, and ends as a Python process ends."""
         os.close(life)
         os.environ.clear()
         os.environ.update(told["env"])
@@ -92,7 +92,7 @@ class Zygote:
 
 
 class _Agent(BaseException):
-    """Leaves everything that a fork has inherited of the zygote's stack."""
+    """Raised in a fork to leave everything that it has inherited of the fork server's stack."""
 
 
 def main() -> None:

@@ -1,5 +1,4 @@
-"""For agents that may be touched: how well it went, what happened, and what was done. Needs the standard library alone:
-an image that has nothing of Penstock yet can take it by `pip install --no-deps penstock-gateway`.
+"""For agents that you may change: report how well it went, what happened, and what was done.
 
     import penstock
 
@@ -8,15 +7,16 @@ an image that has nothing of Penstock yet can take it by `pip install --no-deps 
     with penstock.span("search", {"query": "trains"}) as search:
         search.set_attributes(hits=12)
 
-Nothing here waits for the gateway: a thread sends what is said at once (`sidecar.agent.helper_sender`), and Python
-waits for that thread before it ends. So the same calls stand in synchronous and in asynchronous code, and no event loop
-is blocked. `flush` is for those who leave by `os._exit`.
+No function waits for the gateway. A thread sends each report at once (`sidecar.agent.helper_sender`), and Python waits
+for that thread before it ends. So synchronous and asynchronous code use the same functions, and no event loop is
+blocked. An agent that ends by `os._exit` calls `flush` before.
 
-Nothing here raises because of the gateway either: what cannot be sent is said on stderr, once. Outside a rollout
-nothing is sent, so that the same script runs anywhere.
+No function raises because of the gateway. A report that cannot be sent costs one line on stderr for the whole process.
+Outside a rollout nothing is sent, so the same script runs anywhere.
 
-Rewards and events go to the routes of the agent's own address, spans to its `/v1/traces` as OTLP in JSON: they are
-spans of OpenTelemetry like those of any instrumented agent.
+Rewards and events go to the routes of the agent's own address. Spans go to its `/v1/traces`, as OTLP in JSON: on the
+tape they are like those of any agent that uses OpenTelemetry. Only the standard library is imported, and what takes
+long to import only when it is needed. `pip install --no-deps penstock-gateway` is enough for an agent.
 """
 
 from __future__ import annotations

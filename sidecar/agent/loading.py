@@ -14,7 +14,7 @@ class LoadError(Exception):
 
 
 def load(name: str) -> Callable[..., Any]:
-    """The function of a `module:function`; the working directory is looked in first. Raises `LoadError`."""
+    """The function of a `module:function`; the working directory is searched first. Raises `LoadError`."""
     module, colon, path = name.partition(":")
     if not colon or not module or not path:
         raise LoadError(f"{name!r} is not module:function")

@@ -1,7 +1,7 @@
-"""What an agent prints: bytes into lines, the last JSON line, and the last words for a reason. No I/O.
+"""What an agent prints: makes lines of bytes, and finds the last JSON line and the last words for a reason. No I/O.
 
-The last line of stdout that is JSON is the agent's output. An object with a number `reward`, or an object of numbers
-`rewards`, is a reward besides.
+The last line of stdout that is JSON is the agent's output. An object with a number `reward`, or with an object of
+numbers `rewards`, is also a reward.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _text(line: bytes | bytearray) -> str:
 
 
 class Outputs:
-    """Both streams of one agent: passes its lines on and remembers what its end is told by."""
+    """Both streams of one agent: passes its lines on and remembers those that explain its end."""
 
     def __init__(self, line: Callable[[Stream, str], None]) -> None:
         self._line = line
@@ -59,7 +59,7 @@ class Outputs:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines of stderr; of stdout where there are none: not every place tells one from the other."""
+        """The last lines of stderr; of stdout if there are none, because not every place tells one from the other."""
         return tuple(self._ends["stderr"] or self._ends["stdout"])
 
     def feed(self, stream: Stream, data: bytes) -> None:

@@ -110,11 +110,11 @@ class Process:
             _ = self._control.send(order)
 
     def close(self) -> None:
-        """It must end now, if it has not."""
+        """Ends it now, if it has not ended."""
         self._control.close()
 
     async def wait(self) -> Ending:
-        """How it ended, once nothing of it is left and its output is read. So it is too when this is cancelled."""
+        """How it ended, once nothing of it is left and its output is read. This also holds when it is cancelled."""
         readers = [asyncio.ensure_future(self._read(name, pipe)) for name, pipe in self._pipes.items()]
         try:
             messages = await self._follow()

@@ -27,7 +27,7 @@ class Stoppable(Protocol):
 
 @contextmanager
 def heeding(runner: Stoppable, progress: Progress) -> Generator[None]:
-    """While this lasts signals go to the runner."""
+    """Passes signals on to the runner while this lasts."""
     loop, asked = asyncio.get_running_loop(), False
 
     def heed() -> None:

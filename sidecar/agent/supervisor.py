@@ -1,25 +1,24 @@
 """The process between a runner and one agent. Nothing of the agent outlives it, or the runner.
 
-    python -I -S warden.py '{"control": FD, "grace_s": 5, "after": []}' COMMAND ...
+    python -I -S supervisor.py '{"control": FD, "grace_s": 5, "after": []}' COMMAND ...
 
-The warden is the *subreaper* of its agent: whatever the agent starts and leaves behind, also in a session of its own,
-becomes the warden's child. The tree is gone when the kernel says that the warden has no children left, and not before.
-It is killed (TERM, then KILL after the grace) when the agent has ended, when the runner asks for it, and when the
-runner is gone, however it died: the other end of the control socket closes.
+This process, the *warden*, is the *subreaper* of its agent: whatever the agent starts and leaves behind, also in a
+session of its own, becomes the warden's child. The tree is gone when the kernel says that the warden has no children
+left, and not before. The warden kills it (TERM, then KILL after the grace) when the agent has ended, when the runner
+asks for it, and when the runner has died in any way: the other end of the control socket closes.
 
     from the runner   T: TERM, and KILL after the grace     K: KILL at once      end of file: like T
     to the runner     {"started_ns": clock}  {"error": text}  {"status": wait status, "ended_ns": clock}, JSON lines
 
-There are two of them, parent and child, because a warden may be killed too (a cluster cleans up, memory runs out): when
-the inner one dies the outer one inherits what is left and kills it; when the outer one dies a pipe between them closes
-and the inner one ends as if the runner were gone.
+There are two wardens, parent and child, because a warden may be killed too (a cluster cleans up, memory runs out). When
+the inner one dies, the outer one inherits the processes that are left and kills them. When the outer one dies, a pipe
+between them closes and the inner one ends as if the runner were gone.
 
-`after` is a command that is run at the very end, such as one that removes a container. A process of its own and the
-standard library alone: it starts in about 20 ms and no failure of the runner reaches it. Where the kernel has no
-subreapers (anything but Linux) it kills the agent's process group, which a grandchild can leave.
+`after` is a command that is run at the very end, such as one that removes a container. The warden is a process of its
+own and uses the standard library alone: it starts in about 20 ms and no failure of the runner reaches it. Where the
+kernel has no subreapers (anything but Linux) it kills the agent's process group, which a grandchild can leave.
 
-`watch` is the same for an agent that is no command: `sidecar.agent.fork_server` forks wardens whose agents are a
-function.
+`watch` does the same for an agent that is a function: `sidecar.agent.fork_server` forks such wardens.
 """
 
 from __future__ import annotations
@@ -37,7 +36,9 @@ from typing import NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SWEEP_S = 0.02
-"""Between two rounds of signals: a process may have been started while the last one went through the table."""
+"""Between two rounds of signals, because a process may have been started while the last round went through the table;
+s.
+"""
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 """What the warden or Python handles otherwise than a new process does."""
 
@@ -86,8 +87,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 Become = Callable[[int], None]
-"""Makes a process the agent; does not come back. It is given a pipe that must be closed when that has worked, and takes
-the text of why it has not."""
+"""Makes a process the agent; does not return. It gets a pipe, which it closes on success and writes the reason to on
+failure.
+"""
 
 
 class Warden:
@@ -133,7 +135,7 @@ class Warden:
         self._tell(**({"error": error} if error else {"started_ns": time.monotonic_ns()}))
 
     def _reap(self) -> bool:
-        """Take note of those who have ended; False when nobody is left."""
+        """Notes those who have ended; False when nobody is left."""
         try:
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 if found[0] == self.agent:
@@ -146,7 +148,7 @@ class Warden:
         return True
 
     def _turn(self) -> None:
-        """Wait for something to happen and do what follows from it."""
+        """Waits for something to happen and reacts to it."""
         if self.ended:
             self._terminate()
         ready = select.select([self.wake, *self.watched], [], [], None if self.kill_at is None else SWEEP_S)[0]
@@ -177,7 +179,7 @@ class Warden:
             self.kill_at = time.monotonic()
 
     def _wake_up(self, *_: object) -> None:
-        """Python tells the pipe of a signal only when there is a handler."""
+        """A handler that does nothing: without one Python does not tell the pipe of a signal."""
 
     def _asked_to_end(self, *_: object) -> None:
         self._terminate()
@@ -187,7 +189,7 @@ class Warden:
             self.kill_at = time.monotonic() + self.grace_s
 
     def _signal(self, number: int) -> None:
-        """KILL goes to everybody every time, TERM to each process once."""
+        """Sends KILL to everybody every time, TERM to each process once."""
         for pid in below(os.getpid(), table()):
             if number == signal.SIGKILL or pid not in self.asked:
                 self.asked.add(pid)
@@ -228,14 +230,14 @@ def _send(kill: Callable[[int, int], None], pid: int, number: int) -> None:
 
 
 def _let_go() -> None:
-    """Of the agent's pipes, which would never end otherwise."""
+    """Closes the agent's pipes, which would otherwise never end."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         _ = os.dup2(null, fd)
 
 
 def _guard(inner: int) -> None:
-    """The outer warden: wait for the inner one, then kill whatever it has left behind."""
+    """The outer warden: waits for the inner one, then kills whatever it has left behind."""
     _let_go()
     with suppress(ChildProcessError):
         _ = os.waitpid(inner, 0)

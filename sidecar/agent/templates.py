@@ -5,7 +5,7 @@
     {rollout} {attempt} {openai_url} {anthropic_url} {token}
     {{  }}                                a brace
 
-Text goes in as it is, everything else as JSON. A brace that begins none of these stays as it is, so that JSON can be
+Text is put in as it is, everything else as JSON. A brace that begins none of these stays as it is, so JSON can be
 written without escapes. A field that the task does not have is an error: an agent must not be asked half a question.
 """
 

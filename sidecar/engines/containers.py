@@ -1,7 +1,7 @@
 """Agents in containers: the `docker run` (or podman's, which takes the same options) of an attempt. Pure, but `tool`.
 
-Variables go in by name, so that no token is in a list of processes. The container has the attempt's name and is removed
-at the very end by the warden, also when the runner was killed: ending `docker run` alone does not end a container.
+Variables are passed by name, so that no token is in a list of processes. The container has the attempt's name. The
+warden removes it at the very end, also when the runner was killed: ending `docker run` alone does not end a container.
 """
 
 from __future__ import annotations
@@ -51,6 +51,6 @@ def container(worker: str, claim: Claim) -> str:
 
 
 def _network(gateway: str) -> list[str]:
-    """A gateway that listens on this machine alone is reached through the machine's own network only."""
+    """The option for a gateway on a loopback address: only the machine's own network reaches it."""
     host = urlsplit(gateway).hostname or ""
     return ["--network=host"] if host in LOCAL or host.startswith("127.") else []

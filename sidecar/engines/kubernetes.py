@@ -1,9 +1,9 @@
 """Agents as Kubernetes Jobs: the runner stays where it is, and each attempt is a Job in the cluster.
 
-The pod is watched, its log is followed, and the Job is deleted when the attempt ends before it does. A cluster or a
-watch that is away for a while is asked again. The runner moves the Job's deadline on as long as it lives: when it does
-not any more, the cluster ends the Job within the lease. Pods have no stdin here, and their log does not tell stderr
-from stdout: everything is kept as stdout.
+The runner watches the pod, follows its log, and deletes the Job when the attempt ends before it does. When a cluster or
+a watch is away for a while, the runner asks again. As long as it lives it moves the Job's deadline on; when it dies,
+the cluster ends the Job within the lease. Pods have no stdin here, and their log does not tell stderr from stdout:
+everything is kept as stdout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WATCH_S = 240
 LOG_S = 10.0
 """How long the rest of a log is waited for when its container has ended."""
 LEAVE_S = 30.0
-"""How long a pod that was deleted may take on top of its grace."""
+"""How long a deleted pod may take beyond its grace; s."""
 
 
 class Job:
@@ -125,7 +125,7 @@ class Job:
         return ending or (Ending(error="the pod was deleted") if gone else None)
 
     async def _states(self) -> AsyncGenerator[tuple[bool, Json]]:
-        """The pod as it is and as it becomes, until the watch ends; and whether it is gone."""
+        """The states of the pod, until the watch ends; and whether it is gone."""
         selector = {"labelSelector": f"job-name={self._name}"}
         listed = await self._cluster.ask("GET", self._cluster.pods(), query=selector)
         if not listed["items"] and self._deleted is not None:
@@ -153,7 +153,7 @@ class Job:
         self._sink("stdout", b"")
 
     async def leave(self) -> None:
-        """Let the orders that were given reach the cluster."""
+        """Waits until orders that were given have reached the cluster."""
         if self._orders:
             _ = await asyncio.wait(self._orders, timeout=LEAVE_S)
 

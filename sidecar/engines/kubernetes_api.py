@@ -1,5 +1,6 @@
 """A Kubernetes API server, by its REST API. The official client finds and authenticates to it (kubeconfig with all its
-plug-ins, or a pod's service account); what is sent are plain JSON documents, as `kubectl` sends them."""
+plug-ins, or a pod's service account). The requests are plain JSON documents, as `kubectl` sends them.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The Kubernetes Job of an attempt, and what its pod says. Pure: JSON in, JSON out.
 
-A Job is a template with the attempt put into it: its name, labels, image, command and variables. What makes a Job one
-attempt is not the template's business: one pod, never restarted, because trying again is the gateway's decision. The
-Job ends by itself when its runner does not move its deadline on (`activeDeadlineSeconds`), as an attempt's lease does.
+A Job is a template with the attempt put into it: its name, labels, image, command and variables. The template cannot
+change what makes a Job one attempt: one pod, never restarted, because the gateway decides about another try. The Job
+ends by itself when its runner does not move its deadline on (`activeDeadlineSeconds`), like an attempt's lease.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TEMPLATE: Json = {
 }
 """What is used when no template is given."""
 HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff", "CreateContainerConfigError"})
-"""Reasons for which a container waits for ever."""
+"""Reasons for which a container would wait for ever."""
 
 
 def checked(template: Json, agents_image: str | None) -> Json:
@@ -134,7 +134,7 @@ def state(pod: Json, container: str) -> Json:
 
 
 def started(pod: Json, container: str) -> bool:
-    """Whether there is something to read."""
+    """Whether there is a log to read."""
     return bool(state(pod, container).keys() & {"running", "terminated"})
 
 

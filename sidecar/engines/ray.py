@@ -1,9 +1,9 @@
 """Agents on a Ray cluster: one actor for each worker, and in each the very same runner with one agent at a time.
 
 Ray decides where the actors live, spreads them over the nodes and starts one again elsewhere when its node is gone; the
-attempt that was lost with it comes back by its lease. The queue is the gateway's: actors take work from it by
-themselves, and nothing but results comes through the driver, which shows them and passes signals on. It is also the
-driver that sees when agents cannot work (`breaker`): one actor alone would see too little.
+attempt that was lost with it comes back when its lease is over. The queue is the gateway's: actors take work from it by
+themselves. Only results go through the driver, which shows them and passes signals on. The driver also decides when
+agents cannot work (`breaker`), because one actor alone would see too few failures.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OPTIONS: dict[str, Any] = {
 
 
 class Quiet(Lines):
-    """Collects results for the driver; what is said goes to the actor's own log."""
+    """Collects results for the driver; messages go to the actor's own log."""
 
     def __init__(self, echo: bool) -> None:
         super().__init__(echo)
@@ -134,13 +134,13 @@ class Fleet:
         return bool(self.runs)
 
     def results(self) -> list[Result]:
-        """What has ended since the last time. An actor that has no place has nothing to say, and is asked on."""
+        """Results since the last time. An actor without a place has none, and is asked again later."""
         for slot in set(self.slots) - {slot for slot, _ in self._asked.values()}:
             self._asked[slot.results.remote()] = slot, time.monotonic()
         return self._answers(list(self._asked), LOOK_S)
 
     def last_results(self) -> list[Result]:
-        """What those who have come to their end have not said yet."""
+        """The remaining results of actors that have ended."""
         under_way = [asked for asked, (slot, _) in self._asked.items() if slot in self._ended]
         return self._answers([*under_way, *(slot.results.remote() for slot in self._ended)], SILENCE_S)
 
@@ -176,7 +176,9 @@ def run(settings: Settings, address: str | None, options: str | None) -> Tally:
 
 
 def _check_address(address: str | None) -> None:
-    """Ray itself asks for minutes, and says why in a log of its own, when nothing answers at HOST:PORT."""
+    """Fails at once when nothing answers at HOST:PORT; Ray itself would try for minutes, and give the reason in a log
+    of its own.
+    """
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
         return
@@ -219,7 +221,7 @@ def _tell(results: list[Result], tally: Tally, shown: Lines) -> list[Result]:
 def _mind(
     fleet: Fleet, results: list[Result], breaker: Breaker, settings: Settings, tally: Tally, shown: Lines
 ) -> None:
-    """Stop the actors when agents cannot work, and hand back what was no try."""
+    """Stops the actors when agents cannot work, and hands back attempts that were no tries."""
     found = [each for result in results for each in breaker.note(result)]
     if breaker.tripped is not None and tally.stopped is None:
         fleet.tell("stop")
@@ -231,7 +233,7 @@ def _mind(
 
 
 async def _hand_back(settings: Settings, results: list[Result], shown: Lines) -> list[Result]:
-    """Those that were handed back."""
+    """Hands attempts back; returns those that were."""
     async with Client(settings.gateway, settings.key) as client:
         return [result for result in results if await hand_back(client, result, shown.away)]
 

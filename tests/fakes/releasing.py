@@ -31,7 +31,7 @@ from penstock.gateway.model.release import Release
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.queue.operations import QueueOperations
+from penstock.gateway.queue.span_operations import SpanOperations
 from penstock.gateway.releases.catalog import Switch
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.operations import ReleaseOperations
@@ -173,7 +173,7 @@ class Bench:
         given |= {"dialect": dialect.name, "model": asked["model"], "stream": stream, "choices": facts.choices}
         given |= {"status": "ok", "body": Body("", headers, body, b"Content-Type: " + kind + b"\r\n", raw, b"", [])}
         entry = Entry(rollout, "a1", **(given | more))
-        await self.do(lambda transaction: QueueOperations(transaction).add([entry], now))
+        await self.do(lambda transaction: SpanOperations(transaction).add([entry], now))
 
     async def record_many(self, rollouts: int, calls: int = 1, **more: Any) -> None:
         """Calls with the stable prompt."""

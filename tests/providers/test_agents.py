@@ -215,7 +215,7 @@ async def test_refusals_are_errors_of_the_agents_api(
         with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\]\.type: 'web_search_20250305' cannot be said"):
             await message_of(client, stream, messages=[{"role": "user", "content": "hi"}], tools=[search])
     async with gpt(gateway, f"refused-{stream}") as client:
-        with pytest.raises(openai.BadRequestError, match="nobody keeps responses here") as refused:
+        with pytest.raises(openai.BadRequestError, match="the gateway keeps no responses") as refused:
             await response_of(client, stream, input="hi", previous_response_id="resp_1")
     assert (refused.value.param, refused.value.code) == ("previous_response_id", "translation")
     assert engine.log == []

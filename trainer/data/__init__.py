@@ -1,1 +1,1 @@
-"""What is learnt from: rollouts, conversations, tasks. Begin with `collect`."""
+"""What a step learns from: rollouts, conversations, tasks. It sees what `trainer` sees. Begin with `collect`."""

@@ -1,13 +1,14 @@
-"""Conversations -> examples, by the model's own chat template.
+"""Makes examples of conversations, by the model's own chat template.
 
-An answer is trained on in the context in which it would be given: for each marked answer the template renders the
-messages before it with a generation prompt, and the messages up to it; what the second has more than the first is the
-answer. Where the prompt of the next answer goes on from there, both share an example; where it does not (templates that
-drop earlier reasoning), the next answer begins its own. This needs no `{% generation %}` marks, which most templates
-lack, and works with them too. Training ends with the end-of-turn token: what a template puts behind it nobody samples.
+An answer is trained on in the context in which it would be given. For each marked answer the template renders the
+messages before it with a generation prompt, and the messages up to it; the answer is what the second rendering has more
+than the first. If the prompt of the next answer continues this text, both share an example; if it does not (templates
+that drop earlier reasoning), the next answer begins its own. This needs no `{% generation %}` marks, which most
+templates lack, and works with them too. Training ends with the end-of-turn token: nobody samples what a template puts
+behind it.
 
-Text is tokenised piece by piece, prompt and answer apart, as an engine does that is given the prompt only. A
-conversation whose answers cannot be told from its prompts is reported, never guessed.
+Text is tokenised piece by piece, prompt and answer apart, as by an engine that is given the prompt only. A conversation
+whose answers cannot be told from its prompts is reported, never guessed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """A chat that is left out."""
+    """A chat that is left out, and why."""
 
     owner: Owner
     reason: Reason
@@ -157,7 +158,7 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence
 
 
 def _at_end_of_turn(text: str, eos: str | None) -> tuple[str, str]:
-    """What is sampled, and what the template puts behind it."""
+    """Splits the sampled text from what the template puts behind it."""
     place = text.rfind(eos) if eos else -1
     end = len(text) if eos is None or place < 0 else place + len(eos)
     return text[:end], text[end:]

@@ -1,8 +1,8 @@
 """Rollouts for a step: queued as groups, awaited, and read as samples.
 
-Names of rollouts follow from run, step, task and number. So ordering a step again, after a crash or on purpose, queues
+Names of rollouts are made of run, step, task and number. So ordering a step again, after a crash or on purpose, queues
 nothing twice and finds what has ended meanwhile. A step never stalls: the gateway ends an attempt that takes too long,
-and what has not ended when the step's time is over is cancelled; its group goes on with the others.
+and rollouts that have not ended when the step's time is over are cancelled; their groups go on with the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Order:
 
 @dataclass(slots=True)
 class Collected:
-    """What became of an order."""
+    """The result of an order."""
 
     samples: list[Sample] = field(default_factory=list[Sample])
     report: Report = field(default_factory=Report)
@@ -50,7 +50,7 @@ class Collected:
     late: int = 0
     """Rollouts that had not ended in time and were cancelled."""
     figures: dict[str, float] = field(default_factory=dict[str, float])
-    """What else there is to report of it."""
+    """More figures to report of it."""
 
     @property
     def informative(self) -> int:
@@ -58,7 +58,7 @@ class Collected:
         return sum(max(rewards) - min(rewards) > 0 for rewards in self.rewards.values())
 
     def add(self, other: Collected) -> None:
-        """What became of another order."""
+        """Adds the result of another order."""
         self.samples += other.samples
         self.report.add(other.report)
         self.rewards |= other.rewards
@@ -78,7 +78,7 @@ GONE: Final = frozenset({404, 409})
 
 
 class Collector:
-    """Queues rollouts of a run and waits for them. `run` it beside: it follows the gateway's changes."""
+    """Queues rollouts of a run and waits for them. `run` must run beside it: it follows the gateway's changes."""
 
     def __init__(self, client: Client, run: str, options: Options) -> None:
         """`options`: what samples are made of."""
@@ -146,7 +146,7 @@ class Collector:
         return done
 
     async def _wait(self, order: Order, timeout_s: float) -> int:
-        """Until all have ended; how many had to be cancelled because the time was over."""
+        """Waits until all have ended; returns how many had to be cancelled because time was up."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._open(order):

@@ -1,7 +1,7 @@
-"""What `train sft` and `train dpo` learn from: conversations of the tape, or of a file.
+"""The conversations that `train sft` and `train dpo` learn from: of the tape, or of a file.
 
 A run reads them when it begins and keeps them in its directory; when it goes on from a checkpoint it finds them there.
-So late rewards, new rollouts and retention change nothing under it, and what it was trained on can be looked at:
+So late rewards, new rollouts and retention change nothing for it, and people can look at what it was trained on:
 `data/chats.jsonl` has the columns of `penstock samples --form chat`.
 """
 
@@ -33,7 +33,7 @@ from penstock.trainer.engines.checkpoint import CheckpointError, write_directory
 
 Tuning = Literal["sft", "dpo"]
 FILTERS: dict[Tuning, str] = {"sft": "mode:train status:succeeded", "dpo": "mode:train status:ended"}
-"""Rollouts that are read where nothing else is said. A preference needs what went wrong too."""
+"""The filters for rollouts if none is given. A preference needs rollouts that went wrong too."""
 REFUSED = 400
 
 
@@ -46,12 +46,13 @@ class Material:
     read: dict[str, float]
     """How much was read, and what was left out already, as metrics."""
     digest: str
-    """Of the file that holds the chats: whoever goes on must have the same."""
+    """Of the file that holds the chats: a run that goes on must have the same."""
 
 
 async def material(directory: Path, kind: Tuning, data: Data, client: Client, goes_on: bool) -> Material:
-    """That of a run; `goes_on`: as it was read when the run began. Raises `ConfigError` where it cannot be read,
-    `CheckpointError` and `ClientError`."""
+    """The material of a run; `goes_on`: as it was read when the run began. Raises `ConfigError` when it cannot be read,
+    `CheckpointError` and `ClientError`.
+    """
     place = directory / "data"
     if not goes_on:
         made, read = await _of_tape(kind, data, client) if data.file is None else _of_file(kind, data.file)

@@ -1,4 +1,4 @@
-"""Which conversations are learnt from, in the model's own tokens. Pure; whatever is left out is counted.
+"""Chooses the conversations that are learnt from, in the model's own tokens. Pure; everything left out is counted.
 
 A *lesson* is what counts once in an update: for supervised fine-tuning a rollout that was good enough, for preferences
 the better and the worse of a group. Groups, not lessons, are held out: a task that is evaluated was never trained on.
@@ -45,7 +45,7 @@ class Lesson:
 
 @dataclass(slots=True)
 class Lessons:
-    """All that a run learns from, and what it does not."""
+    """Everything that a run learns from, and what was left out."""
 
     taught: list[Lesson] = field(default_factory=list[Lesson])
     """Trained on."""
@@ -54,7 +54,7 @@ class Lessons:
     dropped: Counter[str] = field(default_factory=Counter[str])
     """What was left out, by what it is and why, such as `rollouts_reward`."""
     trouble: str | None = None
-    """Of the first conversation that the model's template could not be used for, why."""
+    """Why the model's template could not be used for the first such conversation."""
 
 
 def told(chats: Iterable[Conversation]) -> list[Told]:
@@ -111,7 +111,7 @@ class Maker:
         return self._divided(made)
 
     def _encoded(self, one: Told) -> tuple[tuple[Example, ...], bool]:
-        """(its examples, whether that is all that it has said)."""
+        """(its examples, whether they are all of it)."""
         made, unusable = tokenise(one.chats, self._tokenizer)
         kept, refused = admit(made, self._config.engine.sample_tokens)
         self.lessons.dropped.update(f"chats_{it.reason}" for it in (*unusable, *refused))

@@ -1,11 +1,11 @@
-"""Production's rollouts for a step: found as their rewards come, looked at when nothing more happens, taken once.
+"""Production's rollouts for a step: found as their rewards come, inspected when they are quiet, taken once.
 
     run      follows the gateway's changes: a reward makes a rollout known, every later call or reward puts it off
     look     inspects those that are quiet for `online.settle` seconds
     take     picks, writes down what is taken, and reads it as samples
 
-What came while nobody followed is found on the tape when the run begins. It is read from the newest back to the oldest
-version that is not too old: what is older cannot have been served by it.
+When the run begins it finds on the tape what came while nobody followed. It reads from the newest back to the oldest
+version that is not too old, because that version cannot have served anything older.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from penstock.trainer.data.taken_log import Seen, Taken
 from penstock.trainer.data.trainable import SILENT, Inspector
 
 LOOKS: Final = 100
-"""Rollouts that are looked at before anything else has its turn."""
+"""Rollouts that are inspected before other work has its turn."""
 
 
 class Traffic:
-    """Of one run. `run` it beside the loop; `begin` once the model is a resource."""
+    """The rollouts of production for one run. `run` must run beside the loop; `begin` once the model is a resource."""
 
     def __init__(self, client: Client, config: Config, taken: Taken) -> None:
         self._client, self._config, self._taken = client, config, taken
@@ -99,7 +99,7 @@ class Traffic:
                 self._touch(name)
 
     def _touch(self, name: str) -> None:
-        """Something is known of a rollout that has a reward: it is looked at when it is quiet."""
+        """Notes a change of a rollout that has a reward: it is inspected when it is quiet."""
         if name in self._taken:
             return
         if not self._due:
@@ -110,7 +110,7 @@ class Traffic:
         self._due[name] = asyncio.get_running_loop().time() + self._config.online.settle
 
     async def news(self) -> bool:
-        """Waits until something may have changed; whether a release has."""
+        """Waits until something may have changed; returns whether a release has."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(min(self._due.values(), default=None)):
                 await self._news.wait()
@@ -119,7 +119,7 @@ class Traffic:
         return released
 
     async def look(self) -> list[str]:
-        """Looks at some of what is quiet; what a person should know of it and was not told."""
+        """Inspects some of the quiet rollouts; returns news for a person."""
         now, told = asyncio.get_running_loop().time(), list[str]()
         for name in [name for name, due in self._due.items() if due <= now][:LOOKS]:
             del self._due[name]
@@ -145,8 +145,9 @@ class Traffic:
     # -- taking ------------------------------------------------------------------------------------------------------
 
     async def take(self, step: int, version: int) -> Collected | None:
-        """What a step learns from; None when there is not enough. `version`: the step of the newest weights. Raises
-        `CheckpointError`."""
+        """The rollouts that a step learns from; None when there are not enough. `version`: the step of the newest
+        weights. Raises `CheckpointError`.
+        """
         names = self._taken.by(step)
         if names is None:
             self._drop_stale(version)

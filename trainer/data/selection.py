@@ -1,8 +1,8 @@
-"""Which of production's rollouts a step learns from. Pure.
+"""Chooses the rollouts of production that a step learns from. Pure.
 
-Production gives what it gives: nobody queues it, most of it repeats no task, and its rewards come late. A rollout can
-be learnt from when its model's calls were all served by weights of this run that are not too old. A step takes the
-oldest of them, and only what it can compare: rewards that are all the same wait for one that differs.
+Nobody queues production's rollouts, most of them repeat no task, and their rewards come late. A rollout can be used
+when weights of this run that are not too old have served all calls of its model. A step takes the oldest of these, and
+only what it can compare: rewards that are all the same wait for one that differs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from penstock.trainer.serving.pruning import step_of
 
 EPS: Final = 1e-6
-"""What differs by less does not differ; as in `trainer.mathematics.advantage`."""
+"""Rewards that differ by less are equal; as in `trainer.mathematics.advantage`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Versions:
 
 
 def pick(ready: Iterable[Candidate], enough: int, least: int | None) -> list[Candidate]:
-    """What a step learns from, oldest first; nothing when there is not enough.
-
-    `least` is None: `enough` rollouts, not all of the same reward, which are compared with each other. Else whole
-    groups of at least `least` rollouts whose rewards differ, as many as it takes to have `enough` rollouts."""
+    """The rollouts that a step learns from, oldest first; none when there are not enough. `least` is None: `enough`
+    rollouts, not all of the same reward, which are compared with each other. Else whole groups of at least `least`
+    rollouts whose rewards differ, as many as it takes to have `enough` rollouts.
+    """
     order = sorted(ready, key=lambda one: (one.created_ns, one.rollout))
     if least is None:
         return _batch(order, enough)

@@ -1,8 +1,8 @@
-"""What each step has taken of production, written down before anything is learnt from it.
+"""Writes down what each step has taken of production, before anything is learnt from it.
 
-A directory for each step, complete or not there. So a rollout is learnt from once, whatever dies when: a step that is
-done again, because the checkpoint is older, takes what it took, as it was then, and comes to the same weights; no
-other step takes any of it.
+Each step has a directory, complete or absent. So a rollout is learnt from once, whatever dies when. A step that is
+repeated, because the checkpoint is older, takes the same rollouts as they were then, and comes to the same weights; no
+other step takes any of them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ class Taken:
         return rollout in self._names
 
     def by(self, step: int) -> dict[str, Seen] | None:
-        """What a step has taken; None when it has not. Raises `CheckpointError` when it cannot be read."""
+        """The rollouts that a step has taken; None when it has taken none. Raises `CheckpointError` when it cannot be
+        read.
+        """
         path = self._path(step)
         return _read(path) if path.exists() else None
 
     def take(self, step: int, chosen: Iterable[Candidate]) -> dict[str, Seen]:
-        """A step takes these; on disk when this returns. Raises `CheckpointError`."""
+        """Notes that a step takes these; on disk when this returns. Raises `CheckpointError`."""
         found = {one.rollout: dict(one.seen) for one in chosen}
         write_directory(self._path(step), lambda beside: _write(beside / "rollouts.json", found))
         self._names |= found.keys()

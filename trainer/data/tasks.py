@@ -1,4 +1,4 @@
-"""Tasks: what rollouts are given, and which of them a step takes. Pure but for reading the file.
+"""Tasks: the inputs of rollouts, and which of them a step takes. Pure but for reading the file.
 
 A file of tasks has one JSON value a line, the input of a rollout. Every epoch goes through all of them in an order of
 its own, which follows from the seed: step 17 takes the same tasks whenever and however often it is asked.

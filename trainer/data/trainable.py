@@ -1,7 +1,7 @@
-"""Can a rollout of production be learnt from, and if not why: asked once, when nothing more happens to it.
+"""Can a rollout of production be learnt from, and if not why? Asked once, when nothing more happens to it.
 
-It is production's, and of the model that is trained; it has a reward and no call under way; its weights are of this
-run; the filter finds it; and `penstock doctor` says that it can be trained on.
+It must be production's, and of the model that is trained; have a reward and no call under way; have weights of this
+run; be found by the filter; and `penstock doctor` must say that it can be trained on.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from penstock.trainer.data.selection import Candidate, Versions
 NOT_FOUND: Final = 404
 REFUSED: Final = 400
 SILENT: Final = frozenset({"mode", "model", "filter"})
-"""Why a rollout is left out that was never meant to be learnt from: nobody must be told."""
+"""Reasons that need no message, because such a rollout was never meant to be used."""
 WHY: Final = {
     "other_version": "it was served by weights that this run has neither made nor begun from",
     "no_group": "it is of no group, and online.grouped is set",
     "gone": "it is not on the tape any more",
 }
-"""Reasons that `penstock doctor` does not know."""
+"""Sentences for reasons that `penstock doctor` does not know."""
 
 
 class Inspector:
-    """Of one run. `begin` once the model is a resource."""
+    """Inspects rollouts for one run. `begin` once the model is a resource."""
 
     def __init__(self, client: Client, config: Config) -> None:
         self._client, self._config = client, config
@@ -68,7 +68,7 @@ class Inspector:
         return f"not learnt from: rollout {name}, and others like it: {why}"
 
     async def look(self, name: str) -> Candidate | str | None:
-        """What can be learnt from, or the reason why it cannot; None when that is not known yet."""
+        """The candidate, or the reason why it is none; None when that is not known yet."""
         try:
             rollout = await self._client.rollout(name)
             return "mode" if rollout.mode != "online" else await self._look(rollout)
@@ -103,8 +103,9 @@ class Inspector:
 
 
 def settled(rollout: RolloutSummary) -> bool:
-    """Whether a rollout has a reward and nothing more is to come. What does not come from the queue only falls quiet:
-    that is not waited for."""
+    """Whether a rollout has a reward and nothing more is to come. A rollout that does not come from the queue only
+    falls quiet, which is not waited for.
+    """
     judged = rollout.reward is not None and math.isfinite(rollout.reward)
     return judged and rollout.status in (ENDED if rollout.origin == "queued" else {*RolloutStatus})
 

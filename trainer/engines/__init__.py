@@ -1,1 +1,4 @@
-"""What computes: the engine of one process, and verl's on several machines. Begin with `local`."""
+"""What computes an update: the engine of one process, and verl's on several machines.
+
+It speaks to no gateway and no network; only `verl_backend` imports verl and Ray. Begin with `local`.
+"""

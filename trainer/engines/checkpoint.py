@@ -1,7 +1,7 @@
-"""Directories that are complete or not there, and the checkpoints of a run made of them.
+"""Directories that are complete or absent, and a run's checkpoints, which are such directories.
 
-A directory is written beside its place under a name that begins with a dot, every file is brought to disk, and one
-rename makes it visible. A process that dies or a disk that is full leaves what was there before; what was begun is
+A directory is written beside its place under a name that begins with a dot, every file is synced to disk, and one
+rename makes it visible. A process that dies or a full disk leaves the earlier directories; the unfinished one is
 removed, at once or by whoever writes next.
 """
 

@@ -1,4 +1,4 @@
-"""Which engine a configuration asks for. What only one of them needs is imported when it is asked for."""
+"""Chooses the engine that a configuration asks for, and imports only what that one needs."""
 
 from __future__ import annotations
 

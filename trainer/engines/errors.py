@@ -1,4 +1,4 @@
-"""What an engine says when it cannot go on."""
+"""The error of an engine that cannot go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine can do for a run, in one line: nobody shall wait for a day to find out that it takes a month."""
+"""What a machine can do for a run, in one line, so that nobody waits for a day to find out that it takes a month."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The policy: a causal language model of transformers, its reference, and the log-probabilities of tokens under both.
 
-What is trained is in float32 whatever the format of the computation is: a LoRA adapter over a frozen model in
+Trained weights are in float32 whatever the format of the computation is: a LoRA adapter over a frozen model in
 `engine.dtype`, or all weights under autocast. The reference is the model with its adapter switched off, or a frozen
 copy of all weights.
 

@@ -4,11 +4,11 @@
     tally = part.accumulate(dealt, policy)        # its own micro-batches
     norm = update()                               # clips and steps, all ranks together
 
-Whatever goes through the network is done by all ranks at the same time, with the same number of micro-batches. Losses
-and gradients are the local engine's, by its very code: the ranks' losses add up to that of the step, and because the
-network takes the mean of their gradients, each is multiplied by the number of ranks.
+All ranks go through the network at the same time, with the same number of micro-batches. Losses and gradients come from
+the local engine's own code: the ranks' losses add up to that of the step, and because the network takes the mean of
+their gradients, each is multiplied by the number of ranks.
 
-A state is that of the local engine, gathered: a run may go on with other ranks, or with the local engine.
+A state is the local engine's, gathered: a run may go on with other ranks, or with the local engine.
 """
 
 from __future__ import annotations
@@ -117,18 +117,18 @@ def _part(logprobs: Tensor, tokens: Tokens, objective: Objective, ranks: int) ->
 
 
 def _at_hand(tally: Tally) -> Tally:
-    """Where a process without a GPU can read it."""
+    """A copy that a process without a GPU can read."""
     sums, maxima = ({name: one.cpu() for name, one in part.items()} for part in (tally.sums, tally.maxima))
     return Tally(sums, maxima, {name: [one.cpu() for one in parts] for name, parts in tally.values.items()})
 
 
 def _whole(value: Tensor) -> Tensor:
-    """All of it, on this machine; every rank must ask for it at the same time."""
+    """The whole tensor, on this machine; every rank must call this at the same time."""
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu()
 
 
 def _like(value: Tensor, one: Tensor) -> Tensor:
-    """This rank's piece of what is of one's shape; a copy of what is not, as the number of steps."""
+    """This rank's piece of a value with the shape of the weights; a copy of any other, such as the number of steps."""
     if value.shape != one.shape:
         return value.clone()
     if not isinstance(one, DTensor):

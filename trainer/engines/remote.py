@@ -1,10 +1,10 @@
-"""An engine whose ranks are other processes, as the loop sees it: it holds no weights, and asks.
+"""An engine whose ranks are other processes. To the loop it is an engine like the local one, but it holds no weights.
 
     engine = RemoteEngine(config, ranks)    # as trainer.engines.local.Engine
     engine.close()
 
 Micro-batches are dealt to the ranks (`trainer.mathematics.shares`), each of which holds a part
-(`trainer.engines.rank`); their tallies are added up here. A state is the local engine's, and so is what is written.
+(`trainer.engines.rank`); their tallies are added up here. States, adapters and models are the local engine's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Ranks(Protocol):
 
 
 class RemoteEngine(Engine):
-    """As `Engine`, and stands for it. `ranks` have begun with this very configuration."""
+    """As `Engine`, and used in its place. `ranks` have begun with this very configuration."""
 
     def __init__(self, config: Config, ranks: Ranks, updates: int | None = None) -> None:
         seeds.seed(config.run.seed)
@@ -112,7 +112,7 @@ class RemoteEngine(Engine):
 
 
 class Afar(Policy):
-    """The policy as the driver sees it: what it computes, the ranks do."""
+    """The policy as the driver sees it: the ranks compute it."""
 
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self.config, self._ranks = config, ranks

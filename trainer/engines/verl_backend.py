@@ -3,12 +3,12 @@
     ranks = Ranks(config)       # processes on a Ray cluster, for trainer.engines.remote.RemoteEngine
     ranks.close()
 
-verl places the ranks (`RayResourcePool`, `RayWorkerGroup`) and in each builds the network, its adapter and its
-optimiser, spread over all of them by FSDP2 (`FSDPEngineWithLMHead`); it clips and steps too. What goes through the
-network and what is minimised are ours (`trainer.engines.rank`): verl's own trainer, its batches and its losses are not
-used, so a step is the local engine's up to the order of sums.
+verl places the ranks (`RayResourcePool`, `RayWorkerGroup`). In each it builds the network, its adapter and its
+optimiser, spread over all ranks by FSDP2 (`FSDPEngineWithLMHead`); it also clips and steps. The batches and the losses
+are ours (`trainer.engines.rank`). verl's own trainer, batches and losses are not used, so a step equals the local
+engine's up to the order of sums.
 
-verl knows GPUs and NPUs; `Cpu` is what it has to know of a machine without.
+verl knows GPUs and NPUs; `Cpu` describes a machine without them to verl.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ normalising over rows instead would let long rollouts decide the mean.
 With `credit = "turn"` the unit is the call and r its return (`adapters.rewards.returns`); the baseline is taken over
 all calls of the group (for rloo: of the other rollouts), as in the process supervision of DeepSeekMath, §4.1.3.
 
-A group in which nobody differs teaches nothing, and a group of one has nothing to compare with: both are left out and
-reported, else they would only thin out the mean over rollouts. `reinforce++` knows no groups, only the batch.
+A group whose rewards are all the same teaches nothing, and a group of one has nothing to compare with. Both are left
+out and reported; otherwise they would only dilute the mean over rollouts. `reinforce++` knows no groups, only the
+batch.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     before = reference(engine, pairs)                       # the policy as it is when training begins
     for report in train(engine, pairs, before): ...         # one optimiser update each
 
-The reference is the policy as the run finds it, an adapter that it begins with included; its log-probabilities are
-taken once, so that no second model is kept. The loss joins the log-probabilities of two whole rollouts, which together
+The reference is the policy as the run finds it, with the adapter that it begins with. Its log-probabilities are
+computed once, so no second model is kept. The loss joins the log-probabilities of two whole rollouts, which together
 may be longer than a forward pass can hold. So a step goes twice over its micro-batches: first for the log-probabilities
 alone, then, once the derivative of the loss by each side's is known, for the gradients. That is exact as long as
 nothing is dropped at random (`model.dropout` 0), and no pair has to fit into one micro-batch.

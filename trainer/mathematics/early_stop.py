@@ -1,4 +1,4 @@
-"""When a run that nobody watches stops itself: its evaluation falls, and stays low. Pure.
+"""Decides when a run that nobody watches stops itself: when its evaluation falls, and stays low. Pure.
 
 An evaluation is *low* when it is more than `fall` below the best one so far, the one before any training included. One
 may be bad luck; `patience` of them in a row are not.

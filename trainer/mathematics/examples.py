@@ -1,6 +1,7 @@
-"""What the engine trains on: a sequence of tokens, which of them count, and what each is worth.
+"""The engine's input: a sequence of tokens, which of them count, and what each is worth.
 
-An `Example` is a sample after credit was given. Samples of the tape become examples in `advantage`, chats in `chats`.
+An `Example` is a sample after credit was given. Samples of the tape become examples in `advantage`, chats in
+`trainer.data.chat_template`.
 """
 
 from __future__ import annotations

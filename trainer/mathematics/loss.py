@@ -1,6 +1,6 @@
-"""Losses, as pure functions of the N trained tokens of a micro-batch. What is not trained never comes here.
+"""Losses, as pure functions of the N trained tokens of a micro-batch. Other tokens never come here.
 
-Three policies have an opinion of a token: the one that sampled it in the engine (mu, `behaviour`), the trainer's when
+Three policies give a token a probability: the one that sampled it in the engine (mu, `behaviour`), the trainer's when
 the step began (`old`), and the trainer's now (pi). With r = pi / old, advantage A, and u = old / mu:
 
     pg      -u' A log pi                                         Williams 1992 (REINFORCE)
@@ -25,7 +25,9 @@ sum up to 1 and so do the metrics' means, whatever the micro-batches are.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +35,7 @@ from torch.nn.functional import logsigmoid
 
 from penstock.trainer.config import Loss
 
+T = TypeVar("T")
 FAR = 20.0
 """Differences of log-probabilities are cut to this before `exp`, which would overflow: 2 is a lot already."""
 
@@ -96,6 +99,7 @@ def quantile(values: Tensor, percent: int) -> float:
 
 def policy_loss(logprobs: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
     """The loss of a policy gradient step, a scalar, and its metrics. `logprobs`: [N] log pi, with gradients."""
+    surrogate = _named("kind", config.kind, SURROGATES)
     old = logprobs.detach() if tokens.old is None else tokens.old
     correction, tally = correct(old, tokens, config)
     value, ratio, clipped = surrogate(logprobs, old, tokens, config)
@@ -112,22 +116,62 @@ def policy_loss(logprobs: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor,
     return loss, tally
 
 
-def surrogate(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each token: its loss with gradients, its ratio, and whether a clip took its gradient or cut its weight."""
+# -- surrogates --------------------------------------------------------------------------------------------------------
+
+
+class Surrogates(NamedTuple):
+    """Of each token, each field is [N]."""
+
+    value: Tensor
+    """Its loss, with gradients."""
+    ratio: Tensor
+    """pi / old, as the surrogate sees it; without gradients."""
+    clipped: Tensor
+    """1 where a clip took its gradient or cut its weight."""
+
+
+def _policy_gradient(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> Surrogates:
+    ratio = _apart(logprobs.detach() - old).exp()
+    return Surrogates(-tokens.advantages * logprobs, ratio, torch.zeros_like(ratio))
+
+
+def _ppo(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> Surrogates:
+    return _clipped(_apart(logprobs - old).exp(), tokens.advantages, config)
+
+
+def _gspo(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> Surrogates:
+    # The value is the sequence's, the gradient the token's own.
+    whole = _per_sequence(logprobs.detach() - old, tokens.sequences, mean=True)
+    return _clipped(_apart(whole + logprobs - logprobs.detach()).exp(), tokens.advantages, config)
+
+
+def _cispo(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> Surrogates:
+    ratio = _apart(logprobs.detach() - old).exp()
+    bounded = _bounded(ratio, config)
+    return Surrogates(-bounded * tokens.advantages * logprobs, ratio, (bounded != ratio).float())
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, config: Loss) -> Surrogates:
+    """The smaller of what the ratio and what the bounded ratio would gain."""
+    plain, cut = ratio * advantages, _bounded(ratio, config) * advantages
+    return Surrogates(-torch.minimum(plain, cut), ratio.detach(), (cut < plain).float())
+
+
+def _bounded(ratio: Tensor, config: Loss) -> Tensor:
     low, high = config.clip
-    advantages = tokens.advantages
-    gap = logprobs - old
-    if config.kind == "gspo":
-        # The value is the sequence's, the gradient the token's own.
-        gap = _per_sequence(gap.detach(), tokens.sequences, mean=True) + logprobs - logprobs.detach()
-    ratio = _apart(gap).exp()
-    if config.kind == "pg":
-        return -advantages * logprobs, ratio.detach(), torch.zeros_like(ratio)
-    bounded = ratio.clamp(1 - low, 1 + high)
-    if config.kind == "cispo":
-        return -bounded.detach() * advantages * logprobs, ratio.detach(), (bounded != ratio).float()
-    plain, cut = ratio * advantages, bounded * advantages
-    return -torch.minimum(plain, cut), ratio.detach(), (cut < plain).float()
+    return ratio.clamp(1 - low, 1 + high)
+
+
+SURROGATES: dict[str, Callable[[Tensor, Tensor, Tokens, Loss], Surrogates]] = {
+    "ppo": _ppo,
+    "gspo": _gspo,
+    "cispo": _cispo,
+    "pg": _policy_gradient,
+}
+"""By `loss.kind`: of log pi, log old, what is known of the tokens, and the configuration."""
+
+
+# -- the engine's probabilities, and the reference's -------------------------------------------------------------------
 
 
 def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
@@ -137,10 +181,11 @@ def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
     divergence"); `mismatch_p50`, `mismatch_p99` and `mismatch_max` tell how the absolute differences of
     log-probabilities are distributed.
     """
+    weigh = _named("correction", config.correction, CORRECTIONS)
     known = torch.isfinite(tokens.behaviour)
     gap = torch.where(known, old.detach() - tokens.behaviour, 0.0)
     u = _apart(_per_sequence(gap, tokens.sequences) if config.correction == "sequence" else gap).exp()
-    made = _bounded(u, config)
+    made = weigh(u, config)
     weights = tokens.weights
     sums = {
         "tokens": torch.full((), float(len(u)), dtype=torch.float64),
@@ -155,12 +200,25 @@ def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
     return made, Tally(sums, {"mismatch_max": gap.abs().max()}, {"mismatch": [gap[known].abs()]})
 
 
-def _bounded(u: Tensor, config: Loss) -> Tensor:
-    if config.correction == "none":
-        return torch.ones_like(u)
-    if config.correction == "icepop":
-        return torch.where((u >= config.correction_low) & (u <= config.correction_high), u, 0.0)
+def _uncorrected(u: Tensor, config: Loss) -> Tensor:
+    return torch.ones_like(u)
+
+
+def _truncated(u: Tensor, config: Loss) -> Tensor:
     return u.clamp(max=config.correction_high)
+
+
+def _masked(u: Tensor, config: Loss) -> Tensor:
+    return torch.where((u >= config.correction_low) & (u <= config.correction_high), u, 0.0)
+
+
+CORRECTIONS: dict[str, Callable[[Tensor, Loss], Tensor]] = {
+    "token": _truncated,
+    "sequence": _truncated,
+    "icepop": _masked,
+    "none": _uncorrected,
+}
+"""By `loss.correction`: u' of u. With `sequence` u is the product over a call."""
 
 
 def kl_to_reference(logprobs: Tensor, reference: Tensor, config: Loss) -> Tensor:
@@ -170,11 +228,25 @@ def kl_to_reference(logprobs: Tensor, reference: Tensor, config: Loss) -> Tensor
     gradient of its value is 0 on average: it gets that of k2, half its square, which is the gradient of the divergence
     (Liu et al. 2025, arXiv:2510.01555).
     """
-    gap = _apart(reference - logprobs)
-    if config.kl_estimator == "k3":
-        return _k3(gap)
+    return _named("kl_estimator", config.kl_estimator, ESTIMATORS)(_apart(reference - logprobs))
+
+
+def _k1(gap: Tensor) -> Tensor:
     half = 0.5 * gap.square()
     return -gap.detach() + half - half.detach()
+
+
+def _k3(gap: Tensor) -> Tensor:
+    """exp(x) - 1 - x, exact for small x too."""
+    cut = _apart(gap)
+    return torch.expm1(cut) - cut
+
+
+ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": _k1, "k3": _k3}
+"""By `loss.kl_estimator`: of log(reference / pi)."""
+
+
+# -- without rewards ---------------------------------------------------------------------------------------------------
 
 
 def cross_entropy(logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tally]:
@@ -208,12 +280,6 @@ def _apart(gap: Tensor) -> Tensor:
     return gap.clamp(-FAR, FAR)
 
 
-def _k3(gap: Tensor) -> Tensor:
-    """exp(x) - 1 - x, exact for small x too."""
-    cut = _apart(gap)
-    return torch.expm1(cut) - cut
-
-
 def _per_sequence(values: Tensor, sequences: Tensor, mean: bool = False) -> Tensor:
     """[N] for each token the sum, or mean, over its sequence."""
     size = int(sequences.max()) + 1
@@ -221,3 +287,10 @@ def _per_sequence(values: Tensor, sequences: Tensor, mean: bool = False) -> Tens
     if mean:
         sums = sums / torch.bincount(sequences, minlength=size).clamp(min=1)
     return sums[sequences]
+
+
+def _named(field: str, name: str, table: Mapping[str, T]) -> T:
+    """What a table has under this name. The configuration knows no other names, but it is not the only way here."""
+    if name not in table:
+        raise ValueError(f"loss.{field}: {name!r} is not one of {', '.join(table)}")
+    return table[name]

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the policy learns to say what stands in the examples, made of samples or of chats.
+"""Supervised fine-tuning: the policy learns the answers in the examples, made of samples or of chats.
 
     engine = Engine(config, updates=updates(examples, config))
     for report in train(engine, examples): ...              # one optimiser update each

@@ -1,10 +1,10 @@
-"""Micro-batches of a step, dealt to ranks that go through the model together, and what comes back.
+"""Deals the micro-batches of a step to ranks that go through the model together, and collects the results.
 
 Ranks take turns in rounds: in each, every rank has one micro-batch. Whole micro-batches are dealt as long as there is
-one for every rank; the rest are split by their rows, so that nobody is idle where there are rows enough. A rank that
-has nothing in a round gets a filler, which weighs nothing: ranks hold the model together and all must go through it.
+one for every rank; the rest are split by their rows, so that no rank is idle if there are rows enough. A rank that has
+nothing in a round gets a filler, which weighs nothing: ranks hold the model together and all must go through it.
 
-Every token keeps its weight, so the sum over all ranks is the loss of the step, whoever has which.
+Every token keeps its weight, so the sum over all ranks is the loss of the step, whichever rank has which token.
 """
 
 from __future__ import annotations

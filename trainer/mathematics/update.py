@@ -1,4 +1,4 @@
-"""One step's samples -> new weights, and what there is to say of it. No I/O; runs on a thread."""
+"""Makes new weights of one step's samples, and a report. No I/O; runs on a thread."""
 
 from __future__ import annotations
 

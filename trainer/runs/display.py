@@ -26,7 +26,7 @@ SHOWN: Final = (
     "staleness/mean",
     "tokens_per_second",
 )
-"""Metrics that are worth a place in one line."""
+"""Metrics that the one line shows."""
 
 
 def figures(values: Mapping[str, float]) -> str:
@@ -41,7 +41,7 @@ class Lines:
         self._steps = steps
 
     def phase(self, step: int, text: str) -> None:
-        """Nothing: a log is for what is done."""
+        """Prints nothing: a log is for finished work."""
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
         """The metrics of a step."""
@@ -75,7 +75,7 @@ class Live:
 
 @contextmanager
 def display(steps: int) -> Generator[Lines | Live]:
-    """What fits where stderr goes."""
+    """The display that fits stderr."""
     if not sys.stderr.isatty():
         yield Lines(steps)
         return

@@ -1,6 +1,6 @@
-"""How a run ends, whatever it does: said on the tape, and to whoever has started it.
+"""Ends a run in every case: reports the end on the tape, and to whoever has started the run.
 
-It has `succeeded`, was `stopped` by a signal or by its own rules, or has `failed` with a sentence. A run that was
+A run has `succeeded`, was `stopped` by a signal or by its own rules, or has `failed` with a sentence. A run that was
 stopped or has failed goes on from its newest checkpoint when the same command is given again.
 """
 
@@ -34,11 +34,11 @@ EXPECTED = (
     CheckpointError, ClientError, CollectError, ConfigError, EngineError, InferenceError, PublishError, RunError,
     TaskError,
 )  # fmt: skip
-"""What ends a run with a sentence and not with a traceback."""
+"""Errors that end a run with a sentence and not with a traceback."""
 
 
 def whole(run: Coroutine[Any, Any, None]) -> None:
-    """Runs it in an event loop of its own. Raises `RunError` when it has not come to its end."""
+    """Runs it in an event loop of its own. Raises `RunError` when it ended before its time."""
     try:
         asyncio.run(run)
     except EXPECTED as error:
@@ -46,7 +46,7 @@ def whole(run: Coroutine[Any, Any, None]) -> None:
 
 
 async def to_its_end(work: Coroutine[Any, Any, None], reporter: Reporter, step: Callable[[], int]) -> None:
-    """Does the work and says how it ended; the first SIGINT or SIGTERM stops it. `step`: where it stands."""
+    """Does the work and reports how it ended; the first SIGINT or SIGTERM stops it. `step`: where it stands."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

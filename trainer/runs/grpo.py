@@ -2,17 +2,17 @@
 
 A step takes groups of rollouts, gives each rollout credit against its group, updates the weights, and publishes them;
 training gets the new version at once. With `rollouts.ahead` the next step's rollouts are queued before the update, so
-that agents work while the trainer computes; how old a sample may be is `rollouts.staleness`.
+that agents work while the trainer computes; `rollouts.staleness` limits how old a sample may be.
 
-A run goes on exactly where it was. Its rollouts are named by step and those that have ended are found on the tape;
-weights, optimiser, random numbers and place among the tasks are in the checkpoint. A step that is done again, because
-the checkpoint is older, finds the same rollouts and comes to the same weights.
+A run goes on exactly where it was. Its rollouts are named by step and those that have ended are found on the tape; the
+checkpoint has weights, optimiser, random numbers and place among the tasks. A step that is repeated, because the
+checkpoint is older, finds the same rollouts and comes to the same weights.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic
 
@@ -26,11 +26,12 @@ from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.pruning import step_of
 from penstock.trainer.serving.publish import Publisher
 from penstock.trainer.serving.replicas import Replicas
+from penstock.trainer.serving.restart import Upkeep
 
 
 @dataclass(slots=True)
 class Place:
-    """Where a run stands; with the engine's state, all that the next step follows from."""
+    """Where a run stands; the next step follows from this and the engine's state."""
 
     step: int = 0
     """Steps that are done."""
@@ -52,15 +53,14 @@ class Loop:
         reporter: Reporter,
         tasks: Sequence[Task],
         held_out: Sequence[Task],
-        serving: Callable[[], Awaitable[None]],
-        replicas: Replicas | None = None,
+        servers: Upkeep | Replicas | None,
     ) -> None:
-        """`serving` comes back when there is a server; it is asked before each step. `replicas` serve all weights."""
+        """`servers`: what keeps ours running, replicas where all weights are trained; None: they are not ours."""
         self.config = config
         self.engine = engine
         self.place = Place()
         self._collector, self._publisher, self._reporter = collector, publisher, reporter
-        self._tasks, self._held_out, self._serving, self._replicas = tasks, held_out, serving, replicas
+        self._tasks, self._held_out, self._servers = tasks, held_out, servers
         self._checkpoints = Checkpoints(config.run.directory / "checkpoints", config.checkpoint.keep)
         self._ordered: Order | None = None
         """What the next step takes, when it is queued already."""
@@ -75,15 +75,20 @@ class Loop:
 
     async def run(self) -> None:
         """Until the last step is done."""
-        await self._serving()
+        await self._served()
         await self._publisher.begin()
         await self._publish(self.place.version)
         if self.place.step == 0:
             await self._point(0, await self._evaluate(0))
         while self.place.step < self.config.run.steps:
-            await self._serving()
+            await self._served()
             await self._step(self.place.step + 1)
         await self._release()
+
+    async def _served(self) -> None:
+        """Comes back when there is a server."""
+        if self._servers is not None:
+            await self._servers.ready()
 
     async def _step(self, step: int) -> None:
         began = monotonic()
@@ -160,15 +165,16 @@ class Loop:
         await self._prune()
 
     async def _register(self, version: str, note: str) -> None:
-        directory, replicas = self.config.versions / version, self._replicas
+        directory = self.config.versions / version
+        replicas = self._servers if isinstance(self._servers, Replicas) else None
         if not directory.exists():
             save = self.engine.save_adapter if replicas is None else self.engine.save_model
             await asyncio.to_thread(save, directory)
-        if replicas is None:
-            await self._publisher.register(version, directory, None, note)
-        else:
+        if replicas is not None:
             upstream = await replicas.serve(version, directory)
             await self._publisher.register_replica(version, upstream, None, note)
+        else:
+            await self._publisher.register(version, directory, None, note)
 
     async def _prune(self) -> None:
         try:

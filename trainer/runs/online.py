@@ -6,13 +6,13 @@
     its end       the last step; or it stops itself when evaluation falls (`mathematics.early_stop`) or a release of its
                   is rolled back. Production's stable weights stay as they are, and what is live is held for a person
 
-A run that has stopped itself stops again when it is started again: what it has learnt since is what was bad.
+A run that has stopped itself stops again when it is started again, because what it has learnt since was bad.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.gateway.client.client import Client
@@ -29,14 +29,16 @@ from penstock.trainer.runs.grpo import Loop, Place
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.production_release import Showing
 from penstock.trainer.serving.publish import Publisher, release_policy
+from penstock.trainer.serving.replicas import Replicas
+from penstock.trainer.serving.restart import Upkeep
 
 ALIVE_S: Final = 60.0
-"""A run that waits says so as often: otherwise it is shown as silent."""
+"""How often a waiting run shows that it lives, so that it is not shown as silent; s."""
 EVALUATION: Final = "evaluation/reward"
 
 
 class OnlineLoop(Loop):
-    """One run. `traffic` is to be run beside."""
+    """One run. `traffic` must run beside it."""
 
     def __init__(
         self,
@@ -47,9 +49,9 @@ class OnlineLoop(Loop):
         publisher: Publisher,
         reporter: Reporter,
         held_out: Sequence[Task],
-        serving: Callable[[], Awaitable[None]],
+        servers: Upkeep | Replicas | None,
     ) -> None:
-        super().__init__(config, engine, collector, publisher, reporter, [], held_out, serving)
+        super().__init__(config, engine, collector, publisher, reporter, [], held_out, servers)
         self._client = client
         self.traffic = Traffic(client, config, Taken(config.run.directory / "taken"))
         policy = release_policy(config.publish)
@@ -65,7 +67,7 @@ class OnlineLoop(Loop):
         await super().run()
 
     async def alive(self) -> None:
-        """Says so for ever; to be run beside."""
+        """Shows for ever that the run lives; must run beside it."""
         while True:
             await asyncio.sleep(ALIVE_S)
             await self._reporter.alive()

@@ -1,4 +1,4 @@
-"""A client that waits for a gateway that is away: it restarts in a moment, and a run must outlive that."""
+"""A client that waits for a gateway that is away: a gateway restarts in a moment, and a run must survive that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S: Final = 600.0
 
 
 class Patient(Client):
-    """The typed client; everything it is asked may be asked again."""
+    """The typed client; all its requests are safe to send again."""
 
     async def read(self, method: str, path: str, params: Params | None = None, body: str | None = None) -> bytes:
         """The bytes of a good answer, as soon as the gateway gives one. Raises ClientError when it refuses, or is away

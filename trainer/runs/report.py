@@ -1,4 +1,4 @@
-"""What a run says of itself: points and events on the gateway's tape, and lines for whoever watches."""
+"""The reports of a run: points and events on the gateway's tape, and lines for whoever watches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Display(Protocol):
 
 
 class Reporter:
-    """One life of a run. `begin` before use."""
+    """The reports of one process of a run. `begin` before use."""
 
     def __init__(self, client: Client, run: str, display: Display) -> None:
         self._client, self._run, self._display = client, run, display
@@ -50,8 +50,9 @@ class Reporter:
         self._step = 0
 
     async def begin(self, kind: Kind, config: Any, steps: int, step: int) -> None:
-        """Starts the run, or goes on with it at `step`: what an earlier life said of later ones is superseded. Raises
-        `ConfigError` when the name is that of another kind of run."""
+        """Starts the run, or goes on with it at `step`: reports of an earlier process about later steps are superseded.
+        Raises `ConfigError` when the name is that of another kind of run.
+        """
         try:
             run = await self._client.run(self._run)
         except ClientError as error:

@@ -50,18 +50,16 @@ async def _grpo(config: Config, gateway: str, key: str | None, shown: Display, o
         collector = Collector(client, run.name, Options(model=config.model.name))
         publisher = Publisher(client, config.model.name, config.inference.upstream, config.inference.base, run.name)
         reporter = Reporter(client, run.name, shown)
-        async with _serving(config, client, reporter) as upkeep:
-            ready = _nothing if upkeep is None else upkeep.ready
+        async with _serving(config, client, reporter) as servers:
             if online:
-                loop = OnlineLoop(config, engine, client, collector, publisher, reporter, held_out, ready)
+                loop = OnlineLoop(config, engine, client, collector, publisher, reporter, held_out, servers)
             else:
-                replicas = upkeep if isinstance(upkeep, Replicas) else None
-                loop = Loop(config, engine, collector, publisher, reporter, tasks, held_out, ready, replicas)
+                loop = Loop(config, engine, collector, publisher, reporter, tasks, held_out, servers)
             loop.restore()
             first = loop.place.step + 1 if loop.place.step else 0
             await reporter.begin("grpo", config.model_dump(mode="json"), run.steps, first)
             await reporter.event(loop.place.step, described(engine.model))
-            beside = [collector.run(), *([] if upkeep is None else [upkeep.run()])]
+            beside = [collector.run(), *([] if servers is None else [servers.run()])]
             beside += [_running(config, gateway, key)] if config.rollouts.run else []
             beside += [loop.traffic.run(), loop.alive()] if isinstance(loop, OnlineLoop) else []
             await to_its_end(_beside(loop.run(), beside), reporter, lambda: loop.place.step)
@@ -75,7 +73,7 @@ def _named(config: Config) -> Any:
 
 
 async def _beside(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Does the work while the others run; what ends one of them early ends the work."""
+    """Does the work while the others run; when one of them ends early, the work ends too."""
     tasks = [asyncio.ensure_future(one) for one in (work, *others)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -89,7 +87,7 @@ async def _beside(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[An
 
 @asynccontextmanager
 async def _serving(config: Config, client: Patient, reporter: Reporter) -> AsyncGenerator[Upkeep | Replicas | None]:
-    """What keeps our servers running; None where they are somebody else's."""
+    """Keeps our servers running; None if they are somebody else's."""
     wanted = config.inference
     if wanted.urls:
         yield None
@@ -121,12 +119,8 @@ def _server(config: Config, python: Path, cpu: bool) -> Server:
     return Server(python, words, url, config.run.directory / "vllm.log", cpu)
 
 
-async def _nothing() -> None:
-    """Somebody else's servers are somebody else's business."""
-
-
 async def _running(config: Config, gateway: str, key: str | None) -> None:
-    """A runner, until it ends, which it should not."""
+    """Keeps a runner going until it ends, which it should not."""
     words = ["--watch", "--gateway", gateway, "--mode", "train,val", *config.rollouts.run]
     env = dict(os.environ) | ({"PENSTOCK_ADMIN_KEY": key} if key else {})
     child = await spawn([sys.executable, "-m", "penstock", "run", *words], env, config.run.directory / "runner.log")

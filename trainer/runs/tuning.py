@@ -1,10 +1,11 @@
-"""`penstock train sft` and `penstock train dpo`: a run on what the tape holds already. Imports torch.
+"""`penstock train sft` and `penstock train dpo`: a run on what the tape already holds. Imports torch.
 
-Conversations are read once (`material`), lessons are made of them (`lessons`), and updates of these (`methods`). The
-weights of the last step become a version of the model, RUN.STEP, and are shown to production as `publish.release` says.
+Conversations are read once (`conversations`), lessons are made of them (`lessons`), and updates of these
+(`tuning_methods`). The weights of the last step become a version of the model, RUN.STEP, and `publish.release` says how
+production sees them.
 
-A run goes on exactly where it was: order and batches follow from the material and the configuration, weights, optimiser
-and random numbers are in the checkpoint, and so is the digest of the material that they are of.
+A run goes on exactly where it was. Order and batches follow from the conversations and the configuration; the
+checkpoint has weights, optimiser, random numbers and the digest of the conversations.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _method(kind: Tuning, config: Config, tokenizer: Any, found: Material) -> tu
 
 
 def _checked(kind: Tuning, config: Config) -> Config:
-    """What is wrong shall be known before anything is read."""
+    """Raises for errors in the configuration before anything is read."""
     if kind == "dpo":
         dpo.check(config)
     if config.model.weights == "full" and config.publish.release != "none":
@@ -167,7 +168,7 @@ class Run:
     # -- what comes of it --------------------------------------------------------------------------------------------
 
     async def _publish(self, version: str) -> None:
-        """The weights as a directory and a version of the model. The first is there whatever becomes of the second."""
+        """Makes the weights a directory and a version of the model. The directory stays even if the version fails."""
         full = self.config.model.weights == "full"
         target = self.config.versions / version
         save = self.engine.save_model if full else self.engine.save_adapter

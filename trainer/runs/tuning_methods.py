@@ -1,4 +1,4 @@
-"""The two ways to tune as a run does them: `sft` and `dpo`, on lessons, with what must be kept for going on."""
+"""The two ways to tune, `sft` and `dpo`, on lessons, with the state that a run needs to go on."""
 
 from __future__ import annotations
 

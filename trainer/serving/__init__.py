@@ -1,1 +1,4 @@
-"""vLLM beside a run, and how weights get there and into production. Begin with `publish`."""
+"""vLLM beside a run, and how weights get to it and into production.
+
+It sees what `trainer` sees. Begin with `publish`.
+"""

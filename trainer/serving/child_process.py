@@ -1,4 +1,4 @@
-"""Processes of ours that end with us, however we end: an inference server, a runner."""
+"""Processes of ours that end when we end, in whatever way: an inference server, a runner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIES_WITH_US: Final = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
     "os.getppid() == int(sys.argv[1]) or sys.exit('its parent has died'); os.execv(sys.argv[2], sys.argv[2:])"
 )
-"""PR_SET_PDEATHSIG, then the command in its place. Otherwise the next life of a run would find its port taken."""
+"""PR_SET_PDEATHSIG, then the command in its place. Otherwise a restarted run would find its port taken."""
 
 
 class Child:
@@ -46,7 +46,7 @@ class Child:
         return f"the end of {self.log}:\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
 
     def sweep(self) -> None:
-        """Kills what it has left behind, now that it has ended: an engine's processes keep their memory otherwise."""
+        """Kills the processes that it has left behind: an engine's processes would keep their memory."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 

@@ -1,10 +1,10 @@
-"""How production sees the weights of a run that goes on and on: one release after the other.
+"""Shows production the weights of a run that goes on and on: one release after the other.
 
-While one is live, training goes on as far as `rollouts.staleness` lets it. When it has ended, the newest weights have
-their turn: not each step has a canary of its own, and production is never asked to try two at a time. What is low in
-evaluation is not shown. A release that is rolled back ends the run: its weights have done harm, or could not be served,
-and all later ones are made from them. What the gateway refuses, such as a release beside one that a person has
-started, is said once and tried again when some release changes.
+While one is live, training goes on as far as `rollouts.staleness` allows. When it has ended, the newest weights are
+released next. So not each step has a canary of its own, and production never tries two at a time. A version with a low
+evaluation is not released. A release that is rolled back ends the run: its weights have done harm, or could not be
+served, and all later ones are made from them. When the gateway refuses something, such as a release beside one that a
+person has started, the run says so once and tries again when some release changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.trainer.serving.publish import CONFLICT, PRODUCTION, Publisher, Pu
 
 
 class Showing:
-    """The releases of one run to production."""
+    """Releases the weights of one run to production."""
 
     def __init__(
         self, client: Client, publisher: Publisher, reporter: Reporter, model: str, run: str, policy: Policy
@@ -44,7 +44,7 @@ class Showing:
             await self._start(place)
 
     async def hold(self, why: str) -> None:
-        """What is live waits for a person."""
+        """Holds its live release for a person."""
         for release in await self._mine():
             if release.live and release.stage != "held":
                 try:
@@ -73,7 +73,7 @@ class Showing:
         await self._say(place, f"release {release.id} shows {version} to production", "info")
 
     async def _say(self, place: Place, text: str, level: Level) -> None:
-        """Once."""
+        """Reports something once."""
         if text != self._said:
             self._said = text
             await self._reporter.event(place.step, text, level)

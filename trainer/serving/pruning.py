@@ -1,8 +1,8 @@
-"""Directories of old versions go: those beyond the newest that no release and no rollout can need any more.
+"""Removes directories of old versions: those beyond the newest that no release and no rollout can need any more.
 
-The gateway says what is needed, for every model, since an adapter may have been registered under another name too. A
-directory is renamed before it is emptied: half a version must not be taken for one. A version that has no directory
-stays registered; a release of it fails its check, and no agent gets it.
+The gateway says what is needed, for every model, because an adapter may have been registered under another name too. A
+directory is renamed before it is emptied, so that half a version is never taken for a whole one. A version without a
+directory stays registered; a release of it fails its check, and no agent gets it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from penstock.gateway.client.client import Client
 
 GONE: Final = ".gone"
-"""Ending of what is about to be removed."""
+"""Ending of a directory that is about to be removed."""
 
 
 def step_of(run: str, version: str) -> int | None:

@@ -1,9 +1,9 @@
 """Weights on their way to agents: a directory becomes a version of the model resource, and a release gives it to calls.
 
-Training takes a version at once: a release for the modes `train`, `val` and `test` alone, which loads the adapter,
-checks and warms it, and is promoted by the trainer when that has worked. Production (`online`) sees a version only
-through a release of its own, with the canary that its policy says. What the gateway refuses, and weights that do not
-load, are a `PublishError` with the gateway's own words.
+Training gets a version at once: a release for the modes `train`, `val` and `test` alone, which loads the adapter,
+checks and warms it, and which the trainer promotes when that has worked. Production (`online`) gets a version only
+through a release of its own, with the canary of its policy. When the gateway refuses something, or weights do not load,
+a `PublishError` has the gateway's own words.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PRODUCTION: Final = Audience(modes=["online"])
 AT_ONCE: Final = Policy(
     stages=[Stage(split=0.5, rollouts=0)], replayed="skip", shadowed="skip", margin_absolute=0.5, horizon=10
 )
-"""Checked, and then promoted by the trainer's word."""
+"""The policy of training's releases: checked, and then promoted by the trainer."""
 
 
 def release_policy(wanted: Publish) -> Policy:
@@ -89,7 +89,7 @@ class Publisher:
             raise PublishError(f"{self._model}@{version} cannot be registered: {error}") from None
 
     async def passed(self, step: int) -> bool:
-        """Whether training gets the version of a step already, or a later one: the step is done again."""
+        """Whether training already gets the version of a step, or a later one: the step is repeated."""
         given = step_of(self._run, given_to_training(await self._client.resource(self._model)))
         return given is not None and given >= step
 
@@ -115,8 +115,9 @@ class Publisher:
         return await self._start(version, PRODUCTION, policy, f"made by {self._run}")
 
     async def show(self, version: str, wanted: Publish) -> tuple[str, Level]:
-        """Shows production a version as `publish.release` says; what came of it, for a person. What stands in the way
-        fails nothing: the weights are there, and a person can release them."""
+        """Releases a version to production as `publish.release` says; returns the result for a person. An error here
+        fails nothing: the weights are there, and a person can release them.
+        """
         try:
             release = await self.release(version, release_policy(wanted))
         except (PublishError, ConfigError) as error:
@@ -129,7 +130,7 @@ class Publisher:
         return await prune(self._client, directory, self._run, keep)
 
     async def _left(self, version: str) -> Release | None:
-        """The release of a version that an earlier life of this run has begun; any other of its is given up."""
+        """The release of a version that an earlier process of this run has begun. Aborts other releases of the run."""
         for release in await self._live(TRAINING):
             if release.candidate == version:
                 return release

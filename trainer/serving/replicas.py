@@ -1,4 +1,4 @@
-"""All weights are trained: two vLLMs of ours take turns (blue/green).
+"""Training of all weights: two vLLMs of ours take turns (blue/green).
 
     one        serves the version that training gets, and what rollouts are pinned to stays there to their end
     the other  is given the next version: it waits until no call may ask for what it serves, ends, and starts again with
@@ -7,9 +7,9 @@
                never an answer of others, no cache outlives its weights, and the development mode of vLLM stays off
     an end     of a server is mended as ever (`trainer.serving.restart`): it starts again with what it had
 
-Rollouts of a step have ended when the next but one is published, so two versions are enough. What else may need a
-version, the gateway knows: a release to production, or somebody's own rollout. Production never loses its server to
-training; rollouts are waited for.
+Rollouts of a step have ended when the next but one is published, so two versions are enough. The gateway knows what
+else may need a version: a release to production, or somebody's own rollout. Training never takes production's server,
+and it waits for rollouts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.trainer.serving.vllm import Server, arguments
 
 
 class Replica:
-    """One of the servers. `run` it beside."""
+    """One of the servers. `run` must run beside the loop."""
 
     def __init__(self, upstream: str, server: Server, flags: Sequence[str], upkeep: Upkeep) -> None:
         """`upstream`: the gateway's name of it; `flags`: more of vLLM's."""
@@ -58,7 +58,7 @@ class Replica:
         self._has(version)
 
     async def restore(self, name: str, version: str, directory: Path) -> None:
-        """Starts with the weights of an earlier life; calls wait meanwhile. Raises `InferenceError`."""
+        """Starts with the weights that it had before; calls wait meanwhile. Raises `InferenceError`."""
         self._server.arguments = arguments(directory, name, self._server.url, self._flags)
         self._has(version)
         await self._upkeep.ready()
@@ -93,8 +93,9 @@ class Replicas:
                 task.cancel()
 
     async def ready(self) -> None:
-        """Comes back when those run that have a version; asked before each step. The first time they are given what
-        they had in an earlier life. Raises `InferenceError`, `PublishError`, `ConfigError`."""
+        """Returns when those servers run that have a version; called before each step. The first time they get the
+        versions that they had before. Raises `InferenceError`, `PublishError`, `ConfigError`.
+        """
         if not self._restored:
             await self._refuse_unknown()
             await self._restore()

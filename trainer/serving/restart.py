@@ -1,10 +1,10 @@
-"""A vLLM of ours is kept running: one that has died is started again at once, and agents wait meanwhile.
+"""Keeps a vLLM of ours running: one that has died is started again at once, and agents wait meanwhile.
 
     it does not run      the gateway holds its upstream: calls wait at the socket. Those that were being answered fail
     it is started        which may take minutes; the hold is a lease, and is renewed
     it is ready          the gateway lets the calls go, and loads the adapters that they ask for
 
-One that dies again and again within a step ends the run, which would never come to its end.
+A vLLM that dies again and again within a step ends the run, which would otherwise never end.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from penstock.trainer.serving.vllm import InferenceError, Server
 MOST_DEATHS: Final = 3
 """Within one step."""
 HOLD_S: Final = 60.0
-"""A trainer that has died lets calls wait for as long."""
+"""How long calls wait after the trainer has died; s."""
 OPEN_S: Final = 10.0
 
 
 class Upkeep:
-    """Of one server. `run` it beside the loop."""
+    """Keeps one server running. `run` must run beside the loop."""
 
     def __init__(self, client: Client, server: Server, upstream: str, say: Callable[[str], Awaitable[None]]) -> None:
         """`upstream`: the gateway's name of the server; `say`: told of what has happened."""
@@ -63,7 +63,7 @@ class Upkeep:
 
     @asynccontextmanager
     async def _held(self) -> AsyncGenerator[None]:
-        """Calls wait meanwhile."""
+        """Lets calls wait meanwhile."""
         await self._hold()
         renewing = asyncio.ensure_future(self._renew())
         try:

@@ -1,7 +1,6 @@
 """The vLLM that agents' calls go to, when it is ours: started from vLLM's own environment.
 
-`trainer.serving.restart` starts one that has died again, `trainer.serving.replicas` has one become a server of other
-weights.
+`trainer.serving.restart` starts one again that has died; `trainer.serving.replicas` restarts one with other weights.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from penstock.trainer.serving.child_process import STOP_S, Child, spawn
 START_S: Final = 900.0
 """A large model takes minutes to load."""
 POLL_S: Final = 0.2
-"""vLLM says nothing when it is ready: it is asked."""
+"""Between two questions whether vLLM is ready, because it does not say so; s."""
 RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has kernels for."""
 ON_CPU: Final[Mapping[str, str]] = {
@@ -117,7 +116,7 @@ class Server:
             await self._ready(http, self._child)
 
     async def _refuse_another(self, http: aiohttp.ClientSession) -> None:
-        """That of an earlier life of this run, which was killed, may not be gone yet."""
+        """Refuses to start while a server of an earlier process of this run, which was killed, is not gone yet."""
         try:
             async with asyncio.timeout(STOP_S):
                 while await _healthy(http, self.url):  # noqa: ASYNC110 - it does not tell when it goes

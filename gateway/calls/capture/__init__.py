@@ -1,5 +1,6 @@
-"""Token ids and log-probabilities, asked for and taken out again: what a client that did not ask must not notice.
+"""Asks the engine for token ids and log-probabilities, and takes them out again for a client that did not ask. No I/O.
 
-`json_ranges` finds values in JSON bytes, `request` adds fields to a request, `answer` takes out of an answer what they
-brought, and `framing` frames what is left for the client. Nothing here does any I/O; `gateway.proxy.relay` drives it.
+`request` adds fields to a request, `answer` takes out of an answer what they brought, `framing` frames the rest for the
+client, and `json_ranges` finds values in JSON bytes. `gateway.proxy.relay` drives it. It sees what `calls` sees. Begin
+with `request`.
 """

@@ -1,11 +1,12 @@
-"""An answer -> the answer without what was asked for in the client's name: a document, or a stream by its events. Pure.
+"""An answer -> the answer without what the gateway had asked for in addition: a document, or a stream by its events.
+Pure.
 
-What is taken out becomes `null`, which is what vLLM writes where nothing was asked for, and what OpenAI's API has for
-log-probabilities: in a choice `token_ids`, `prompt_token_ids` and `logprobs`, and above the choices `prompt_token_ids`.
-Asked for ids or log-probabilities, vLLM also streams tokens that have no text of their own, such as the frame of a tool
-call, as events with an empty `delta`; unasked it does not, so these events are left out.
+The added values become `null`: `token_ids`, `prompt_token_ids` and `logprobs` in a choice, `prompt_token_ids` above the
+choices. vLLM writes null for what was not asked for, and so does OpenAI's API for log-probabilities. When asked for ids
+or log-probabilities, vLLM also streams tokens without text, such as the frame of a tool call, as events with an empty
+`delta`. It does not do so otherwise, so these events are left out.
 
-What cannot be understood is not changed. In a stream only what is not whole yet is held back.
+A part that cannot be understood is not changed. In a stream only the event that is not whole yet is held back.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from penstock.gateway.dialects.token_ids import IDS
 _PROMPT, _CHOICES, _TOKENS = "prompt_token_ids", "choices", "token_ids"
 _DELTA, _FINISH = (_CHOICES, "delta"), (_CHOICES, "finish_reason")
 _BROUGHT: Final = {IDS: {(_PROMPT,), (_CHOICES, _PROMPT), (_CHOICES, _TOKENS)}, LOGPROBS: {(_CHOICES, LOGPROBS)}}
-"""Paths to what a field of the request brings into the answer."""
+"""Paths to the values that a field of the request adds to the answer."""
 _WATCHED: Final[Tree] = {
     _PROMPT: LEAF,
     _CHOICES: dict.fromkeys((_PROMPT, _TOKENS, LOGPROBS, "delta", "finish_reason"), LEAF),
@@ -48,7 +49,7 @@ class Cleaner:
         return data if cleaned is None else cleaned
 
     def _clean(self, body: bytes, fillers: bool = False) -> bytes | None:
-        """None where nothing is to be taken out."""
+        """None if nothing has to be taken out."""
         try:
             found = find(body, _WATCHED)
         except UNREADABLE:
@@ -69,7 +70,7 @@ def _fills(found: list[Range], ours: list[Range]) -> bool:
 
 
 class Events:
-    """Cleans a stream of events. Feeds on pieces of any size and gives whole events, as soon as they are whole."""
+    """Cleans a stream of events. It takes pieces of any size and gives whole events, as soon as they are whole."""
 
     def __init__(self, cleaner: Cleaner, limit: int) -> None:
         """`limit`: the largest event that is looked into; bytes. With a larger one the rest passes as it comes."""

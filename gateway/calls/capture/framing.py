@@ -1,8 +1,8 @@
 """A cleaned answer on its way to the client: its head, and the transfer framing of what is left. Sans-I/O.
 
-A plain answer is held until it is whole, and its length mended: engines write it in one go. A stream passes event by
-event; its chunks are made anew. What needs no change passes as it came, framing included. Errors, encoded answers and
-what is neither JSON nor events are not looked into at all.
+A plain answer is held until it is whole, because engines write it in one go, and gets its new length. A stream passes
+event by event; its chunks are made anew. An answer that needs no change passes as it came, framing included. Errors,
+encoded answers and answers that are neither JSON nor events are not looked into.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ class Passing(Protocol):
         ...
 
     def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
-        """What the client gets of the head, as it would get it, and of what came in the same read."""
+        """What the client gets of the head and of the bytes in the same read."""
         ...
 
     def go_on(self, link: Link, raw: bytes) -> bytes:
-        """What it gets of a read."""
+        """What the client gets of a read."""
         ...
 
     def broken(self) -> bytes:
-        """What it still gets of an answer that will not be completed."""
+        """What the client still gets of an answer that breaks off."""
         ...
 
 
 def passing(asked: Asked, link: Link, chunked: bool, limit: int = LIMIT) -> Passing | None:
-    """How an answer is cleaned, None for one that is not. `chunked`: whether the client gets it in chunks; `limit`: how
-    much is held back at most; bytes."""
+    """How an answer is cleaned; None if it is not. `chunked`: whether the client gets it in chunks; `limit`: the most
+    bytes that are held back.
+    """
     if link.status >= 300 or link.encoding not in _IDENTITY:
         return None
     if link.events and not link.length_known:
@@ -123,7 +124,7 @@ class Whole:
         return self.broken() + b"".join(self._raw) if self._size > self._limit else b""
 
     def broken(self) -> bytes:
-        """The head, of which the client sees that something is missing."""
+        """The head; the client sees that the rest is missing."""
         held, self._size = self._size is not None, None
         return self._head if held else b""
 

@@ -4,9 +4,9 @@ The fields are written behind the opening brace; every other byte stays. A field
 client's, whatever its value. With vLLM 0.32 this is the least that brings both: `top_logprobs` need not be set for
 chat, and 0 is enough for completions.
 
-Some requests are left alone. Log-probabilities are not added where the request has another field about them, since that
-could make an answer of what is an error. Nothing is added with `echo`: vLLM then leaves the prompt's text out. A body
-that is no JSON object, or is compressed, passes as it is.
+Some requests are left alone. Log-probabilities are not added to a request with another field about them, because that
+could make an answer of an error. Nothing is added with `echo`: vLLM then leaves the prompt's text out. A body that is
+no JSON object, or is compressed, passes as it is.
 """
 
 from __future__ import annotations

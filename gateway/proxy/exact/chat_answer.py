@@ -1,10 +1,10 @@
-"""An answer in token ids -> a chat answer, as vLLM writes one that was asked for ids. Pure: what is asked of the engine
-and what is made of its answers; who asks is `gateway.proxy.exact.connection`.
+"""Makes a chat answer of token ids, as vLLM writes one when asked for ids. Pure: it says what to ask the engine and
+makes the answer; `gateway.proxy.exact.connection` asks.
 
-What is said (text, reasoning, tool calls) comes from derender, the server's own parsers; ids and log-probabilities come
-from generate, as they are. Two things are done here because derender does not. The token that ends a turn is no text,
-and is not shown to it: it would be written out. And text is cut where generate ended because of a text that the agent
-had named (`stop`).
+Text, reasoning and tool calls come from derender, the server's own parsers; ids and log-probabilities come from
+generate, as they are. Two things are done here because derender does not do them. The token that ends a turn is no
+text, and is not shown to derender, which would write it out. And text is cut where generate ended because of a text
+that the agent had named (`stop`).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Words:
     # -- what derender is asked --------------------------------------------------------------------------------------
 
     def to_step(self, index: int, piece: Piece, state: bytes) -> bytes:
-        """The request that says what has come of a choice."""
+        """The request to derender for the tokens of a choice that have come."""
         ids = self._heard(piece.ids, piece.finish, piece.stop)
         choice: Json = {"index": index, "token_ids": ids, "finish_reason": piece.finish}
         chunk = orjson.dumps({"request_id": self._id, "choices": [choice]})
         return b'%b,"stream":true,"generate_chunk":%b,"stream_state":%b}' % (self._opened, chunk, state)
 
     def to_whole(self, choices: Iterable[Delta]) -> bytes | None:
-        """The request that says a plain answer; None when there is nothing to say."""
+        """The request to derender for a plain answer; None when there are no tokens."""
         heard = [(choice, self._heard(choice.token_ids or [], choice.finish_reason, choice.stop_reason))
                  for choice in choices]  # fmt: skip
         told = [
@@ -129,7 +129,7 @@ class Words:
         }
 
     def cut(self, text: str, stop: str) -> str:
-        """A text up to where the one stands that ended it."""
+        """A text up to the stop text that ended it."""
         # It ends at the first one, which is that of the last token; before `min_tokens` none is looked for.
         at = text.rfind(stop) if self._asked.get("min_tokens") else text.find(stop)
         end = at + len(stop) if self._asked.get("include_stop_str_in_output") else at

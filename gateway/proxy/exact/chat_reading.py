@@ -1,6 +1,6 @@
-"""What sessions want of chat completions: what a request says, message by message, and what was answered. Pure.
+"""Reads chat completions for sessions: the messages of a request, one by one, and the answer. Pure.
 
-Nothing here raises on odd bytes: what cannot be read goes on from nothing, and nothing goes on from it.
+Odd bytes never raise: a call that cannot be read continues no session, and none continues it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from penstock.gateway.model.turn import Message
 
 _CHAT: Final = Chat()
 _ITSELF: Final = ("stop", "tool_calls")
-"""Finish reasons of an answer that the model may have ended itself."""
+"""Finish reasons of an answer that the model may have ended by itself."""
 _BY_TEXT: Final = (b'"stop_reason":"', b'"stop_reason": "')
 """In an answer that ended where a text stood that the agent named. Its quotes cannot stand in a JSON string."""
 
 
 class Said(NamedTuple):
-    """A message that says something."""
+    """A message with content."""
 
     at: int
     """Its place in the request."""
@@ -29,7 +29,7 @@ class Said(NamedTuple):
     print: bytes
     """Its fingerprint."""
     thought: str
-    """Its reasoning, where the agent sends that back."""
+    """Its reasoning, if the agent sends that back."""
 
 
 class Answered(NamedTuple):
@@ -42,7 +42,7 @@ class Answered(NamedTuple):
     ids: bytes
     """Ids that it consists of."""
     ended: bool
-    """Whether the model may have ended it itself."""
+    """Whether the model may have ended it by itself."""
 
 
 def messages(asked: Json) -> list[Message]:
@@ -57,7 +57,7 @@ def said(conversation: list[Message]) -> list[Said]:
 
 
 def only_text(conversation: list[Message]) -> bool:
-    """Whether tokens tell all that is said: no pictures, and nothing unknown."""
+    """Whether tokens tell all of the content: no pictures, and nothing unknown."""
     return all(
         part.type not in ("media", "unknown") and part.data is None
         for message in conversation

@@ -1,7 +1,7 @@
-"""One choice of a streamed answer: what derender has said of it, event by event. Pure.
+"""One choice of a streamed answer: makes events of what derender has said. Pure.
 
-Where the agent has named texts that end an answer (`stop`), the end of what was said is held back as long as it may
-belong to one.
+If the agent has named texts that end an answer (`stop`), the end of the text is held back as long as it may belong to
+one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _step = msgspec.json.Decoder(_Step).decode
 
 
 class Voice:
-    """One choice of a streamed answer, as far as it was said."""
+    """One choice of a streamed answer, as far as its text was sent."""
 
     def __init__(self, words: Words, index: int) -> None:
         self._words, self._index = words, index
@@ -38,11 +38,11 @@ class Voice:
         self._tools = False
 
     def ask(self, piece: Piece) -> bytes:
-        """What derender is asked of what has come."""
+        """The request to derender for the tokens that have come."""
         return self._words.to_step(self._index, piece, self._state)
 
     def said(self, piece: Piece, answer: bytes) -> bytes:
-        """The event that says it; raises `ValueError` on what is no answer of derender."""
+        """The event for derender's answer; raises `ValueError` if that is none."""
         step = _step(answer)
         self._state = bytes(step.stream_state)
         delta = _told(obj(step.chunk.choices[0].get("delta")) if step.chunk.choices else {})
@@ -51,7 +51,7 @@ class Voice:
         return self._words.event(self._index, piece, ({"content": text} if text else {}) | delta, self._tools)
 
     def _let_go(self, text: str, piece: Piece) -> str:
-        """The text that can be said now; the rest is held until more has come."""
+        """The text that can be sent now; the rest is held until more has come."""
         text, keep = self._held + text, self._words.longest_stop
         if piece.finish is not None:
             self._held = ""

@@ -1,10 +1,9 @@
 """An answer to token ids on its way to a call, which gets it as if vLLM's chat endpoint had answered.
 
-To a call this is a connection to its upstream (`gateway.http.upstream_connection`): it is sent the chat request, and
-the answer arrives read by read. Behind it is a task: generate is asked with the ids, and what comes is given to
-derender, which says what is text and what is a tool call. Streaming is paced by derender: each choice has one request
-under way, and the next one takes all that has come since. What it has said goes on at once. A call that is cancelled
-cancels generate.
+To a call this is a connection to its upstream (`gateway.http.upstream_connection`): it sends the chat request, and the
+answer arrives read by read. A task does the work: it sends the ids to generate, and gives the result to derender, which
+tells text from tool calls. Derender paces streaming: each choice has one request under way, and the next one takes all
+tokens that have come since. Its result is passed on at once. Cancelling a call cancels generate.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Generation(Link):
     # -- what a call does with a connection --------------------------------------------------------------------------
 
     def send(self, caller: Caller, head: bytes, body: bytes) -> None:
-        """Asks generate; the chat request itself goes nowhere."""
+        """Asks generate; the chat request itself is not sent."""
         self.caller = caller
         self._task = asyncio.ensure_future(self._run())
 
@@ -131,7 +130,7 @@ class Generation(Link):
             self.caller.on_answer(self, head, answer)
 
     async def _stream(self, response: aiohttp.ClientResponse) -> None:
-        """The events of a streamed answer; each choice is said by a task of its own."""
+        """The events of a streamed answer; a task for each choice makes them."""
         parser = Parser()
         async with asyncio.TaskGroup() as speaking:
             async for read in response.content.iter_any():
@@ -167,7 +166,7 @@ class Generation(Link):
     # -- derender ----------------------------------------------------------------------------------------------------
 
     async def _speak(self, mouth: Mouth) -> None:
-        """Says a choice, as it comes."""
+        """Sends the events of a choice, as its tokens come."""
         while True:
             if not mouth.over:
                 await mouth.news.wait()

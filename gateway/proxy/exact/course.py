@@ -1,9 +1,10 @@
-"""How a call of an exact route goes: as it is, where the template says the very tokens, else by token ids.
+"""Decides how a call of an exact route goes: as the chat request, where the template gives the very tokens, else as
+token ids.
 
-A call whose conversation goes on from an earlier answer is rendered by the engine. Where its tokens begin with those of
-the earlier prompt and answer, the chat request is sent as it is: it goes on from them. Where they do not, the earlier
-tokens are sent, and what the template writes after them (`joining`, `generation`). Where even that cannot be told, and
-for every other call, the chat request is sent as it is, and begins a session. The span says which.
+The engine renders a call whose conversation continues an earlier answer. If the rendered tokens begin with those of the
+earlier prompt and answer, the chat request is sent as it is. If they do not, the gateway sends the earlier tokens, and
+what the template writes after them (`joining`, `generate_answer`). If that cannot be found, and for every other call,
+the chat request is sent as it is and begins a session. The span says which.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from penstock.gateway.upstreams.pool import Pool
 
 _log = logging.getLogger("penstock.exact")
 _OTHER: Final = {"role": "assistant", "content": "x"}
-"""A turn of the model that says something else."""
+"""Another text for a turn of the model."""
 
 
 class ExactRoutes:
@@ -44,7 +45,7 @@ class ExactRoutes:
         self._exact = exact
 
     def plan(self, send: Send, route: Route | None) -> None:
-        """The way of a call is found when it is being connected: that needs its engine."""
+        """Adds the part that decides, when the call is being connected, how it goes: that needs its engine."""
         if route is not None and route.tokens == "exact" and send.call.dialect.name == "chat":
             send.parts.append(Course(self._exact))
 
@@ -67,7 +68,7 @@ class Course(Part):
         self._how = ""
 
     def connect(self, call: Connecting, pool: Pool, fresh: bool) -> asyncio.Task[None]:
-        """Finds the way and hands the call a connection that goes it; the task can be cancelled."""
+        """Decides how the call goes and hands it the connection for that; the task can be cancelled."""
         if not self._name[0]:
             self._record, self._request, address = call.record, call.request, call.record.call.address
             self._attributes, self._name = dict(call.record.attributes), (address.rollout, address.attempt)
@@ -95,7 +96,7 @@ class Course(Part):
                 call.on_connected(link)
 
     async def _way(self, engine: Engine) -> Generation | None:
-        """None: the chat request goes as it is."""
+        """None: the chat request is sent as it is."""
         asked, record = obj(loads(self._record.plain)), self._record
         self._session = self._how = ""
         record.attributes, record.sides = self._attributes, []
@@ -113,7 +114,7 @@ class Course(Part):
         return await self._go_on(engine, asked, attempt, found, only_text(conversation))
 
     async def _probe(self, engine: Engine, asked: Json) -> None:
-        """An upstream that does not render is found out by its first call and not by the second of a rollout."""
+        """Asks an upstream at the first call of a rollout whether it renders, and not only at the second."""
         name = engine.pool.name
         if name not in self._exact.rendering:
             try:
@@ -146,7 +147,7 @@ class Course(Part):
         return None
 
     async def _more(self, engine: Engine, asked: Json, habits: Habits, found: Found, whole: bytes) -> bytes | None:
-        """The ids after those of the session; None when they cannot be told."""
+        """The ids after those of the session; None when they cannot be found."""
         pieces, at, written = found.turn.pieces(), found.message, asked["messages"]
         end = pieces[-1].answer[-WIDTH:]
         upto = (await engine.render(_quiet(asked, written[: at + 1]))).ids
@@ -165,7 +166,7 @@ class Course(Part):
         self._mark(new_session(), why, why)
 
     def _continue(self, turn: Turn, how: str) -> None:
-        """Goes on from a turn. Where another call has, this one is a fork: the same tokens, told apart."""
+        """Continues a turn. If another call has continued it already, this one is a fork with the same tokens."""
         if turn.continued:
             self._mark(new_session(), "forked", how)
         else:
@@ -177,7 +178,7 @@ class Course(Part):
         self._record.attributes = self._attributes | more
 
     def completed(self, record: Record, token_ids: bool) -> None:
-        """It is learned before anything can go on from it."""
+        """Learns the answer before any call can continue it."""
         if self._session and not record.truncated:
             self._exact.metrics.exact_calls[(self._how,)] += 1
             asyncio.get_running_loop().call_soon(self._learn)
@@ -204,7 +205,7 @@ def _why(turn: Turn, asked: Json, text: bool) -> Began:
 
 
 def _quiet(asked: Json, conversation: list[Json] | None = None) -> Json:
-    """A request to render: the opening of a next turn is left out where a conversation is given."""
+    """A request to render. If a conversation is given, it is rendered without the opening of a next turn."""
     kept = {name: value for name, value in asked.items() if name not in ("stream", "stream_options")}
     return kept if conversation is None else kept | {"messages": conversation, "add_generation_prompt": False}
 
@@ -215,7 +216,7 @@ def _generation(engine: Engine, asked: Json, whole: Rendered, prompt: bytes, rec
 
 
 def _sampled(asked: Json, whole: Rendered) -> Json:
-    """What generate is asked. How many tokens there is room for follows from the ids that are sent, not from these."""
+    """The request to generate. The room for new tokens follows from the ids that are sent, not from these."""
     sampling = obj(whole.request.get("sampling_params"))
     if sampling.get("max_tokens") not in (asked.get("max_tokens"), asked.get("max_completion_tokens")):
         sampling = {name: value for name, value in sampling.items() if name != "max_tokens"}

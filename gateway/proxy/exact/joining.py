@@ -1,14 +1,14 @@
-"""Where a conversation goes on: the tokens that a chat template writes after a model's turn. Pure.
+"""Finds the tokens that a chat template writes after a model's turn, to continue a session. Pure.
 
 A session is what the engine has read and made, turn by turn: tokens before an answer, the answer, tokens before the
-next one. The template writes the same conversation anew (`whole`), with the past answers as it would have written them,
-which may differ from the very tokens: text is tokenised another way, white space is stripped, JSON is written anew,
-reasoning is left out. What is to be sent after the last answer stands in `whole` behind the end of that answer's turn.
+next one. The template writes the same conversation anew (`whole`), with the past answers as it would have written them.
+These may differ from the very tokens: text is tokenised another way, white space is stripped, JSON is written anew,
+reasoning is left out. The tokens to send after the last answer stand in `whole` behind the end of that answer's turn.
 
-Nothing is guessed. All that stood between two answers must stand in `whole` as it was, in its order, so that only
-answers were written anew. The last token of the answer must be the one that the template ends a turn with, whatever the
-turn says: with another text in its place the same stands there (`tail_of`). And that token must stand in the turn once,
-so that the model did not write the same as text. Otherwise there is no way to go on.
+Nothing is guessed. All tokens between two answers must stand in `whole` as they were, in their order, so that only
+answers were written anew. The last token of the answer must be the one with which the template ends a turn, whatever
+the turn says: with another text in its place the same token stands there (`tail_of`). And that token must stand in the
+turn once, so the model did not write it as text. Otherwise the session cannot be continued.
 
 Ids are bytes of 32-bit integers, as in `gateway.dialects.token_ids`.
 """
@@ -57,7 +57,7 @@ def joined(pieces: Sequence[Piece], written: Written) -> bytes | None:
         return None
     at = find(rest, end)
     found = rest[at + WIDTH :] if at >= 0 else b""
-    # What goes on has something new in it: else the model would be asked to speak twice.
+    # There must be something new after the answer: otherwise the model would be asked to speak twice.
     return found if found.startswith(written.tail) and len(found) > len(written.tail) + len(opening) else None
 
 
@@ -73,7 +73,7 @@ def _rest(pieces: Sequence[Piece], ids: bytes, opening: bytes) -> bytes | None:
     at, end = 0, b""
     for number, piece in enumerate(pieces):
         between = end + piece.before[: len(piece.before) - len(opening)]
-        # A turn is over where its end stands first; of one that was cut off only what comes after it is known.
+        # A turn ends where its end token first stands; of a turn that was cut off only the tokens after it are known.
         found = find(ids, end or between, at) if number else 0
         if found < 0 or not piece.before.endswith(opening) or not ids.startswith(between, found):
             return None

@@ -1,4 +1,4 @@
-"""What holds an answer back, and what gathers while it is said."""
+"""Paces an answer: what holds it back, and what collects meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tap(asyncio.Transport):
 
 
 class Mouth:
-    """One choice: what has come and was not said yet."""
+    """One choice: the tokens that have come and were not sent yet."""
 
     def __init__(self, voice: Voice) -> None:
         self.voice = voice

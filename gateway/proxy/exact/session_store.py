@@ -1,4 +1,4 @@
-"""What all calls of exact routes share: the sessions, and where they are read again when they were forgotten or lost.
+"""The part that all calls of exact routes share: the sessions, and reading them from the tape when they were dropped.
 
 Everything about a session follows from requests and answers: the same function learns from a call that has just ended
 and from one on the tape.
@@ -32,7 +32,7 @@ _USUAL: Final[Json] = {
     "truncate_prompt_tokens": None,
     "use_beam_search": False,
 }
-"""Fields by which the prompt is another one than the conversation and the opening of the next turn."""
+"""Fields that make the prompt something else than the conversation and the opening of the next turn."""
 
 
 class Exact:
@@ -48,7 +48,7 @@ class Exact:
         self._tape, self._recorder = tape, recorder
 
     async def attempt(self, name: tuple[str, str], conversation: Sequence[Said]) -> Attempt:
-        """What is known of an attempt; of one that is not in memory, what the tape tells."""
+        """The sessions of an attempt; if they are not in memory, from the tape."""
         known = self._sessions.get(name)
         if known is None and any(one.role == "assistant" for one in conversation):
             await self._recorder.flush()
@@ -59,7 +59,7 @@ class Exact:
         return known
 
     def learn(self, name: tuple[str, str], session: str, key: Key, bodies: tuple[bytes, bytes], stream: bool) -> None:
-        """Takes a call that has ended. What was forgotten meanwhile is read from the tape when it is wanted."""
+        """Takes a call that has ended. Sessions that were dropped meanwhile are read from the tape when needed."""
         known = self._sessions.get(name)
         if known is not None:
             learn(known, session, key, bodies, stream)

@@ -1,12 +1,12 @@
-"""The sessions of late: by attempt, what was said and the tokens of it. Pure, bounded, in memory.
+"""Recent sessions, by attempt: the conversation and its tokens. Pure, bounded, in memory.
 
-An answer with its conversation is a `Turn`; it goes on from the turn whose tokens its prompt begins with. A request
-goes on from the newest turn whose conversation and answer its messages begin with, compared by their fingerprints
-(`gateway.dialects.parts`), as `penstock doctor` does, and by the reasoning that it sends back. What a turn is one of is
-told by its `key`: tokens of another model or version are not gone on from.
+An answer with its conversation is a `Turn`. It continues the turn whose tokens its prompt begins with. A request
+continues the newest turn whose conversation and answer its messages begin with, compared by their fingerprints
+(`gateway.dialects.parts`), as `penstock doctor` does, and by the reasoning that it sends back. The `key` of a turn
+names its model and version: tokens of another are not continued.
 
-The attempts that were not asked of for the longest are forgotten first. What is forgotten, or lost by a restart, can be
-put back from the tape: everything follows from requests and answers.
+The attempts that were not used for the longest are dropped first. A session that was dropped, or lost by a restart, can
+be restored from the tape: everything follows from requests and answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EACH: Final = 400
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """An answer, and how its tokens came about."""
+    """An answer, and the tokens before and in it."""
 
     session: str
     key: Key
@@ -68,7 +68,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Habits:
-    """What a template does whatever is said; seen once, it is not asked again."""
+    """The fixed tokens of a template; once seen, it is not asked for them again."""
 
     opening: bytes | None = None
     """What it puts at the end so that the model speaks."""
@@ -109,7 +109,7 @@ class Attempt:
         return "version" if strange else self._why(key, said, prefixes)
 
     def _why(self, key: Key, said: Sequence[Said], prefixes: Sequence[bytes]) -> Began:
-        """As `adapters.starts` tells it."""
+        """Why it begins anew, as in `adapters.starts`."""
         shared = next((at for at, one in enumerate(prefixes) if one not in self.seen), len(said))
         if all(one.role in _SYSTEM for one in said[:shared]):
             kept = any(one.role == "assistant" and _after(_agent(key), one.print) in self.answers for one in said)
@@ -133,7 +133,7 @@ class Attempt:
 
 
 class Sessions:
-    """Those of all attempts."""
+    """The sessions of all attempts."""
 
     def __init__(self, most_bytes: int, most_attempts: int = 100_000) -> None:
         self._most_bytes, self._most_attempts = most_bytes, most_attempts
@@ -149,7 +149,7 @@ class Sessions:
         return self._attempts[name][0]
 
     def put(self, name: tuple[str, str], attempt: Attempt) -> None:
-        """Keeps what is known of an attempt now, and forgets others for it. The largest one alone may be too large."""
+        """Keeps the sessions of an attempt, and drops others for them. A single one may be larger than the limit."""
         self._drop(name)
         self._attempts[name] = attempt, attempt.size
         self._size += attempt.size
@@ -175,7 +175,7 @@ def _turn(session: str, key: Key, parent: Turn | None, place: int, tools: bytes,
 
 
 def _thoughts(turn: Turn | None, said: Sequence[Said]) -> bool:
-    """Whether no reasoning that is sent back is another than the model's."""
+    """Whether all reasoning that is sent back is the model's."""
     while turn is not None:
         if said[turn.place].thought not in ("", turn.thought):
             return False

@@ -1,4 +1,4 @@
-"""What exact sessions ask of vLLM: how its template writes a conversation, an answer to token ids, and what it says.
+"""The requests that exact sessions make to vLLM:
 
     render     POST {base}/chat/completions/render     a chat request -> its token ids and sampling parameters
     generate   POST {root}/inference/v1/generate       token ids -> token ids

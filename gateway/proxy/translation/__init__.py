@@ -1,7 +1,7 @@
-"""Calls of agents that speak messages or responses, to an engine that speaks chat completions only.
+"""Translates calls of agents that speak messages or responses for an engine that speaks chat completions only.
 
-`translator` is the door: `checks` refuses what chat completions cannot say, `messages_request` and `responses_request`
-make the request, `chat_pieces` reads the engine's answer, `messages_answer` and `responses_answer` tell it again in the
-agent's own format, event by event, and `framing` is the way of the answer to the client. litellm knows the two formats
-and is called by `litellm` only, which nothing imports but a gateway that translates.
+`checks` refuses what chat completions cannot express, `messages_request` and `responses_request` make the request,
+`chat_pieces` reads the engine's answer, `messages_answer` and `responses_answer` write it in the agent's own format,
+event by event, and `framing` frames it for the client. litellm knows the two formats; only `litellm` calls it, and only
+a gateway that translates imports that module. The package sees what `proxy` sees. Begin with `translator`.
 """

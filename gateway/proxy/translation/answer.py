@@ -1,4 +1,4 @@
-"""What an answer is told in: an agent's own format, whole or event by event."""
+"""The interface of answers in an agent's own format, whole or event by event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.gateway.proxy.translation.chat_pieces import Answer, Piece
 
 
 class Telling(Protocol):
-    """One answer, on its way to its agent. Either `whole` is called, or the others in their order."""
+    """One answer for its agent. Either `whole` is called, or the others in their order."""
 
     def whole(self, answer: Answer, pieces: list[Piece]) -> Json:
         """A plain answer."""

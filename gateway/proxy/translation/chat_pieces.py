@@ -1,12 +1,11 @@
-"""The engine's answer, read: what each chunk of a chat stream adds, as pieces that say one thing each. Pure.
+"""Reads the engine's answer: what each chunk of a chat stream adds, as pieces that say one thing each. Pure.
 
-Chunks bring what they like: nothing at all (the tokens of a tool call's frame), text with a finish reason, two tool
-calls at once. The pieces come in the order in which an answer is told: a tool call first has its head (id and name),
-then its arguments; an older call is not gone back to. A plain answer is read into the same pieces, so that it is told
-as a streamed one.
+A chunk may bring nothing at all (the tokens of a tool call's frame), text with a finish reason, or two tool calls at
+once. The pieces come in the order in which an answer is written: a tool call first has its head (id and name), then its
+arguments; an older call is not continued. A plain answer becomes the same pieces, so it is written like a streamed one.
 
-What cannot be told raises `Untold`: an engine that was stopped in the middle (`abort`) has not answered, and an
-answer that was cut must not pass as a whole one.
+`Untold` is raised for an answer that cannot be written: an engine that was stopped in the middle (`abort`) has not
+answered, and an answer that was cut must not pass as a whole one.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from penstock.gateway.dialects.loose_json import Json, count, error_message, loa
 
 Kind = Literal["reasoning", "text", "refusal", "call", "arguments"]
 FINISHES: Final = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
-"""Ends of an answer that the agents' formats have a word for."""
+"""Finish reasons that the agents' formats can express."""
 _REASONING: Final = ("reasoning", "reasoning_content")
 
 
 class Untold(Exception):
-    """The engine's answer cannot be told in the agent's format; the message says why."""
+    """The engine's answer cannot be written in the agent's format; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Answer:
         return pieces
 
     def check(self) -> None:
-        """Raises `Untold` unless it has come to an end that can be told."""
+        """Raises `Untold` unless it has an end that can be written."""
         if self.finish is None:
             raise Untold("the engine's answer ended early")
         if self.finish not in FINISHES:

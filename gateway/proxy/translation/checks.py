@@ -1,9 +1,9 @@
 """What a request may hold to be translated. Pure; everything else is refused, with its place, rather than left out.
 
-Chat completions have no word for much of what messages and responses can ask: tools that the provider runs, documents,
-conversations that it keeps. A request that asks for one of these would get an answer to another question. What only
-says how a request is to be served (caching, tiers, storing) is left out: the answer is the same without it. Which is
-which is in the tables of `asking_messages` and `asking_responses`, and in docs/translation.md.
+Chat completions cannot express much of what messages and responses can ask: tools that the provider runs, documents,
+conversations that it keeps. A request that asks for one of these would get an answer to another question. Fields that
+only say how to serve a request (caching, tiers, storing) are left out: the answer is the same without them. The tables
+of `messages_request` and `responses_request`, and docs/translation.md, say which is which.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.gateway.dialects.loose_json import Json, arr, loads, obj, text
 from penstock.gateway.http.errors import ClientFault
 
 KIND: Final = "translation"
-"""What spans call it."""
+"""The reason of these refusals in spans."""
 _ABSENT: Final[tuple[Any, ...]] = (None, False, [], {}, "")
 
 

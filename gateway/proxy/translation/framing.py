@@ -1,8 +1,8 @@
-"""A translated answer on its way to the client: its head, and the transfer framing of what it is told. Sans-I/O.
+"""A translated answer on its way to the client: its head, and its transfer framing. Sans-I/O.
 
-A stream is told as it comes: each read of the engine's becomes the events that it completes, in the same callback. A
-plain answer and an error are held until they are whole. Whatever cannot be told is an error in the agent's own shape:
-a status while nothing has gone out, an event after that.
+A stream is passed on as it comes: each read of the engine's becomes the events that it completes, in the same callback.
+A plain answer and an error are held until they are whole. If an answer cannot be written, the agent gets an error in
+its own shape: a status while nothing has gone out, an event after that.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ BROKEN: Final = "the engine broke off its answer"
 
 
 class Told(Protocol):
-    """What both ways share; the face of `gateway.calls.capture.framing.Passing`, and what the span needs to know."""
+    """The common part of both ways; has the interface of `gateway.calls.capture.framing.Passing`."""
 
     sent: list[bytes]
     """What the client has got of the answer's body."""
     problem: str | None
-    """Why the answer could not be told."""
+    """Why the answer could not be written."""
 
     @property
     def ids(self) -> bool:
@@ -54,13 +54,14 @@ class Told(Protocol):
         ...
 
     def broken(self) -> bytes:
-        """What it still gets of an answer that will not be completed; the same, however often it is asked."""
+        """What the client still gets of an answer that breaks off; the same, however often it is called."""
         ...
 
 
 def streams(link: Link, http10: bool) -> bool:
-    """Whether an answer can be told as it comes. `http10`: a client that takes no chunks must be told its length, if
-    the engine's head tells one."""
+    """Whether an answer can be passed on as it comes. `http10`: a client that takes no chunks must get its length, if
+    the engine's head has one.
+    """
     told = link.status < 400 and link.events and link.encoding in _IDENTITY
     return told and not (http10 and link.length_known)
 
@@ -101,7 +102,7 @@ class Stream:
         return self._framed(out, link.done)
 
     def broken(self) -> bytes:
-        """An event that says so; the stream itself has no end. Nothing where not even its head could be told."""
+        """An event that says so; the stream itself has no end. Nothing if not even its head was sent."""
         if self._last is None:
             self._last = b""
             self._last = self._framed(self._fail(BROKEN), False) if self._headed else b""

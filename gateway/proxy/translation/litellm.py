@@ -1,9 +1,9 @@
 """litellm, which knows the formats: imported here and nowhere else, when a gateway that translates starts.
 
 Its release is pinned exactly: the functions used here are not its public interface, and two releases on PyPI (1.82.7
-and 1.82.8) were malware. Only functions from JSON to JSON are used; nothing here speaks to a network. Left alone it
-would fetch a price list when it is imported, read a `.env` file, and write to the log what was said: all three are
-turned off.
+and 1.82.8) were malware. Only functions from JSON to JSON are used; nothing here uses a network. By itself litellm
+would fetch a price list when it is imported, read a `.env` file, and write contents to the log: all three are turned
+off.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""An answer of chat completions, told as one of messages.
+"""Writes an answer of chat completions as one of messages.
 
-litellm makes the events and the plain answer. It is fed piece by piece, since it takes a chunk that says nothing for
-the begin of a text and mixes the arguments of two calls in one chunk. Ids are the engine's, to the letter, also where
-Anthropic's would look different: the agent's next request brings them back. The stop sequence is named.
+litellm makes the events and the plain answer. It gets the answer piece by piece, because it takes a chunk that says
+nothing for the beginning of a text and mixes the arguments of two calls in one chunk. Ids are the engine's, to the
+letter, also where Anthropic's would look different: the agent's next request brings them back. The stop sequence is
+named.
 
-Arguments that are no JSON object stand as Anthropic advises, below the key `INVALID_JSON`; litellm would mend them, and
-nobody would know what the model has said. In a stream arguments are told as they come once they begin as an object
-does; what begins otherwise, blanks too, would be more than Anthropic's own SDK can read, and is held until it is over.
+Arguments that are no JSON object come below the key `INVALID_JSON`, as Anthropic advises; litellm would repair them,
+and nobody would know what the model has said. In a stream arguments are passed on as they come once they begin as an
+object does. Arguments that begin otherwise, also with blanks, are more than Anthropic's own SDK can read, and are held
+until they are complete.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ class _Arguments:
         self._is_object = False
 
     def told(self, text: str) -> str:
-        """What can be told with this piece."""
+        """What can be passed on with this piece."""
         if self._is_object:
             return text
         self._held += text
@@ -110,7 +112,7 @@ def _about(answer: Answer) -> Json:
 
 
 def _message(pieces: list[Piece]) -> Json:
-    """The message of a plain answer. Arguments that are no object stand below a key of their own."""
+    """The message of a plain answer. Arguments that are no object come below a key of their own."""
     said = {name: joined(pieces, kind) for kind, name in _DELTAS.items()}
     calls = [_function(call, _object(arguments)) for call, arguments in called(pieces)]
     return {"role": "assistant", **said, "tool_calls": calls or None}
@@ -129,7 +131,7 @@ def _usage(answer: Answer) -> Json:
 
 
 def _finish(answer: Answer) -> str | None:
-    """Where a tool was prescribed, engines end calls of it with `stop`."""
+    """The finish reason. If a tool was prescribed, engines end calls of it with `stop`."""
     return "tool_calls" if answer.calls and answer.finish in ("stop", "function_call") else answer.finish
 
 

@@ -1,9 +1,9 @@
-"""A request of messages -> the request of chat completions that asks the same.
+"""Makes the request of chat completions that asks the same as a request of messages.
 
-litellm makes it. What it would alter, lose or guess is put right around it, each with a test: a name of a tool stays
-whole however long it is; a forbidden parallel call is passed on, and so is a tool's failure, for which chat has no
-flag; reasoning goes where vLLM reads it; a schema for the answer stays as it was given. It is never told the model's
-name, from which it would guess a provider.
+litellm makes it. Where litellm would alter, lose or guess something, this module corrects it, each with a test. A
+tool's name stays whole however long it is. A forbidden parallel call is passed on, and so is a tool's failure, for
+which chat has no flag. Reasoning goes where vLLM reads it. A schema for the answer stays as it was given. litellm is
+never told the model's name, from which it would guess a provider.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def asking(library: Library, asked: Json) -> Json:
 
 
 def check(asked: Json) -> None:
-    """Raises `ClientFault` for what chat completions have no word for."""
+    """Raises `ClientFault` for what chat completions cannot express."""
     messages = list(items(asked.get("messages"), "messages"))
     if not messages:
         refuse("messages", "there must be one")
@@ -69,10 +69,10 @@ def check(asked: Json) -> None:
 
 
 def _check_management(asked: Json) -> None:
-    """What clears nothing may be left out; coding agents send it with every request."""
+    """Lets through management that clears nothing, because coding agents send it with every request."""
     for edit, where in items(inner(asked, "context_management").get("edits") or [], "context_management.edits"):
         if not (str(edit.get("type")).startswith("clear_thinking_") and edit.get("keep") == "all"):
-            refuse(where, "nobody edits conversations here")
+            refuse(where, "the gateway edits no conversations")
 
 
 def _check_thinking(asked: Json) -> None:

@@ -1,10 +1,10 @@
-"""An answer of chat completions, told as one of responses.
+"""Writes an answer of chat completions as one of responses.
 
-litellm makes the response that stands around the items: what is echoed of the request, status, usage. The items and
-the events are made here, because of what litellm's iterator (1.106.2) does to a stream: it ends every item only when
-the answer is over, in another order than they began, and agents such as Codex keep them in the order of their ends;
-it cuts arguments into pieces of ten characters, leaves numbers of the sequence out, gives the response another id,
-and for the last event asks a function that writes to stdout and counts tokens anew.
+litellm makes the response around the items: what is echoed of the request, status, usage. The items and the events are
+made here, because of what litellm's iterator (1.106.2) does to a stream. It ends every item only when the answer is
+over, in another order than they began, and agents such as Codex keep them in the order of their ends. It cuts arguments
+into pieces of ten characters, leaves numbers of the sequence out, and gives the response another id. For the last event
+it calls a function that writes to stdout and counts tokens anew.
 
 A plain answer and a streamed one have the same items with the same ids, which follow from the engine's.
 """

@@ -1,8 +1,8 @@
-"""A request of responses -> the request of chat completions that asks the same.
+"""Makes the request of chat completions that asks the same as a request of responses.
 
-litellm makes it. What it would alter, lose or guess is put right around it, each with a test: items that the model
-made one after the other are one message, as the model made them; reasoning is given back to the letter, where vLLM
-reads it; a function has no description and no `strict` that the agent did not give. A result whose call is missing is
+litellm makes it. Where litellm would alter, lose or guess something, this module corrects it, each with a test. Items
+that the model made one after the other become one message again. Reasoning is given back to the letter, where vLLM
+reads it. A function has no description and no `strict` that the agent did not give. A result whose call is missing is
 refused: litellm would take the call from a memory that all rollouts share.
 """
 
@@ -30,7 +30,7 @@ LEFT_OUT: Final = frozenset(
     }
 )  # fmt: skip
 FORGOTTEN: Final = ("previous_response_id", "conversation", "prompt")
-"""What only a provider has that keeps responses, conversations and prompts."""
+"""Fields that only a provider which keeps responses, conversations and prompts can serve."""
 INCLUDED: Final = frozenset({"reasoning.encrypted_content"})
 TOOL: Final = frozenset({"type", "name", "description", "parameters", "strict"})
 PARTS: Final = ("input_text", "output_text", "text", "input_image")
@@ -52,10 +52,10 @@ def asking(library: Library, asked: Json) -> Json:
 
 
 def check(asked: Json) -> None:
-    """Raises `ClientFault` for what chat completions have no word for."""
+    """Raises `ClientFault` for what chat completions cannot express."""
     for name in FORGOTTEN:
         if asked.get(name) is not None:
-            refuse(name, "nobody keeps responses here: send the whole conversation as `input`")
+            refuse(name, "the gateway keeps no responses: send the whole conversation as `input`")
     for at, name in enumerate(arr(asked.get("include"))):
         one_of(name, INCLUDED, f"include[{at}]")
     only(asked, FIELDS, LEFT_OUT)
@@ -105,7 +105,7 @@ def _check_items(given: Any) -> None:
 
 def _check_output(item: Json, where: str, calls: set[str]) -> None:
     if said(item.get("call_id"), f"{where}.call_id") not in calls:
-        refuse(f"{where}.call_id", "the call that it answers must stand before it: nobody keeps responses here")
+        refuse(f"{where}.call_id", "the call that it answers must stand before it: the gateway keeps no responses")
     _check_parts(item.get("output"), f"{where}.output")
 
 
@@ -126,7 +126,7 @@ def _thought(item: Json) -> str:
 
 
 def _prepared(asked: Json, thoughts: list[str]) -> Json:
-    """For litellm, which writes into what it is given and strips reasoning: places stand for it meanwhile."""
+    """A copy for litellm, which writes into its input and strips reasoning: placeholders stand for that meanwhile."""
     prepared: Json = loads(dumps(asked))
     if isinstance(prepared["input"], list):
         prepared["input"] = [
@@ -170,7 +170,7 @@ def _mended_message(message: Any, thoughts: list[str]) -> Json:
 
 
 def _joined(messages: list[Json]) -> list[Json]:
-    """Messages of the assistant that stand one after the other are one: the model has made them in one go."""
+    """Makes one message of consecutive messages of the assistant, because the model has made them in one go."""
     made: list[Json] = []
     for message in messages:
         last = made[-1] if made else {}

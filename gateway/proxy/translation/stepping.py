@@ -1,8 +1,9 @@
-"""An asynchronous iterator, driven by hand: it goes on when something has arrived, in the callback that brought it.
+"""Drives an asynchronous iterator by hand: it goes on when something has arrived, in the callback that brought it.
 
-litellm's stream wrappers pull chunks out of an iterator and wait for it. Here that iterator is a `Feed`, whose only
-wait is one that gives control back to whoever drives the wrapper (`Steps`). So no task and no thread runs per stream.
-A wrapper that waited for anything else would be found out: what it gives control back with is not `None`.
+litellm's stream wrappers pull chunks out of an iterator and wait for it. Here that iterator is a `Feed`, which only
+waits by giving control back to the code that drives the wrapper (`Steps`). So no task and no thread runs per stream. A
+wrapper that waited for anything else would be noticed, because it would give control back with something other than
+`None`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Steps:
                 return made
             else:
                 if waits_for is not None:
-                    raise RuntimeError(f"a stream wrapper waits for {waits_for!r}, which nobody gives it")
+                    raise RuntimeError(f"a stream wrapper waits for {waits_for!r}, which never comes")
                 self._step = step
                 return made
 

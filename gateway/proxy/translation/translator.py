@@ -1,7 +1,7 @@
-"""The door: which calls are translated, and the life of one that is.
+"""Decides which calls are translated, and translates them from request to answer.
 
-A request is translated before it is forwarded, after the agent's own prompts and models were written into it; the
-answer is told again read by read (`framing`). The span is the engine's side, so that everything that reads the tape
+A request is translated before it is forwarded, after the agent's own prompts and models were written into it. The
+answer is translated read by read (`framing`). The span is the engine's side, so that everything that reads the tape
 reads a call of chat completions; the agent's side is kept beside it.
 """
 
@@ -77,7 +77,7 @@ class Translation(Part):
         return self._framing
 
     def problem(self) -> str | None:
-        """Whether its answer could not be told."""
+        """The reason why its answer could not be written."""
         return None if self._framing is None or self._framing.problem is None else KIND
 
     def told(self) -> bytes:
@@ -85,7 +85,7 @@ class Translation(Part):
         return b"" if self._framing is None else b"".join(self._framing.sent)
 
     def ending(self, record: Record, status: str) -> None:
-        """Keeps the agent's side. Where there was no answer to tell, it was answered by the gateway itself."""
+        """Keeps the agent's side. If there was no answer to write, the gateway has answered the agent itself."""
         if self._framing is not None and status in _BROKEN:
             self._break(self._framing)
         agent, response = self._agent, record.response() if self._framing is None else self.told()
@@ -94,7 +94,7 @@ class Translation(Part):
         record.sides = [*record.sides, side]
 
     def _break(self, told: Told) -> None:
-        """Tells that the answer will not be completed. The call must end, whatever comes of that."""
+        """Tells the agent that the answer breaks off. The call must end, even if that fails."""
         try:
             told.broken()
         except Exception:
@@ -108,7 +108,7 @@ class Translator:
         self._library = library
 
     def warm(self) -> None:
-        """The first use makes what later ones only use, which takes a while and is warned about."""
+        """Translates once at the start, because the first time takes a while and logs warnings."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for dialect, (asking, telling) in _WAYS.items():
@@ -147,15 +147,16 @@ class Translator:
 
 
 class TranslatedRoutes:
-    """Upstreams that speak chat completions only: a call of another dialect is made one, and its answer is told again
-    in the agent's own."""
+    """Upstreams that speak chat completions only: a call of another dialect is translated for them, and so is its
+    answer.
+    """
 
     def __init__(self, translator: Translator | None, own: Secrets) -> None:
-        """`translator`: None where none can be had; `own`: the gateway's keys."""
+        """`translator`: None if the extra is missing; `own`: the gateway's keys."""
         self._translator, self._own = translator, own
 
     def plan(self, send: Send, route: Route | None) -> None:
-        """Translates what its route has translated."""
+        """Translates a call if its route says so."""
         if route is None or not route.translates or send.call.dialect.name not in DIALECTS:
             return
         if self._translator is None:
@@ -164,7 +165,7 @@ class TranslatedRoutes:
 
 
 def unavailable(model: str) -> ClientFault:
-    """What a call is told that would have to be translated where nothing can be."""
+    """The error for a call that needs translation when the extra is missing."""
     message = (
         f"model {model!r} is trained, which needs chat completions: translate with "
         "pip install 'penstock-gateway[providers]' where the gateway runs, or set translate = false on its route"

@@ -1,1 +1,4 @@
-"""The stage *rehearsed*: the agent runs, and its tools are played from the tape. Begin with `stage`."""
+"""The stage *rehearsed*: the agent does recorded rollouts again, and the gateway plays its tools from the tape.
+
+It sees what `releases` sees. Begin with `stage`.
+"""

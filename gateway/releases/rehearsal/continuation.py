@@ -1,12 +1,12 @@
-"""A conversation that goes on without its agent: an answer and what its tools returned, put behind the request. Pure.
+"""Continues a conversation without its agent: puts an answer and the results of its tools behind the request. Pure.
 
-An agent that has called its tools sends the conversation again with the model's answer and a result for each call. Here
-that is done for it, in the wire form of each API: the answer's own objects as they came, as the official SDKs send them
-back, and the recorded results under the ids of the new calls. Read again, such a request is the old conversation, the
-answer and the results.
+An agent that has called its tools sends the conversation again with the model's answer and a result for each call. This
+module does that for the agent, in the wire form of each API: the answer's own objects as they came, as the official
+SDKs send them back, and the recorded results under the ids of the new calls. Read again, such a request is the old
+conversation, the answer and the results.
 
-What an agent never saw is missing in what it sends later. `restored` puts it back behind the messages that it stood
-behind: without it the model would not know what its own tools have said.
+The agent never saw these messages, so its later requests lack them. `restored` puts them back in their place: without
+them the model would not know what its own tools have said.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIELDS: Final[Mapping[str, str]] = {
 """Where the conversation stands in a request, by dialect."""
 _OUTPUTS: Final = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 _ASKING: Final = ("user", "system", "developer", "tool", "function")
-"""Roles that are not the model's."""
+"""Roles of messages that are not the model's."""
 
 
 class CannotContinue(Exception):
@@ -69,7 +69,7 @@ def exchange(dialect: Post, response: bytes, stream: bool, results: Sequence[Par
 
 
 def restored(messages: Sequence[Any], told: Sequence[Hidden]) -> list[Any]:
-    """A conversation with what its agent has not seen. What was told last of one place counts."""
+    """A conversation with the messages that its agent has not seen. Of several for one place the last counts."""
     whole, at = list(messages), {len(one.before): one for one in told if _goes_on(messages, one)}
     for place in sorted(at, reverse=True):
         whole[place:place] = at[place].messages

@@ -1,13 +1,13 @@
-"""Rehearsals under way, as the data plane and the control API see them.
+"""Rehearsals under way, for calls of their agents and for the control API.
 
-A rehearsal's runs are rollouts of their own, two for each recorded one: `RELEASE-rehearsal-aREVISION-NUMBER-LEG`. What
-comes below such an address is answered here and never passed on as it is, also when no such rehearsal is under way (it
-is over, or the gateway has just been started): an agent that got a tool call would run the tool. While no release has
-asked for a rehearsal the data plane does not look (`Catalog.rehearses`).
+A rehearsal's runs are rollouts of their own, two for each recorded one: `RELEASE-rehearsal-aREVISION-NUMBER-LEG`. A
+call to such an address is answered here and never passed on as it is, also when no such rehearsal is under way (it is
+over, or the gateway has just been started): an agent that got a tool call would run the tool. While no release has
+asked for a rehearsal, calls skip this check (`Catalog.rehearses`).
 
-Runs are handed out as work is, with a lease, but not from the queue: only who asks for this release gets them. What
-was handed out is on the tape, so that a restart loses no run that has ended. The results that an agent has had are in
-memory: one that had an answer before a restart cannot go on, is told so, and is rehearsed again.
+Runs are handed out as work is, with a lease, but not from the queue: only a runner that asks for this release gets
+them. The tape says which runs were handed out, so a restart loses no run that has ended. The results that an agent has
+had are in memory only: a run that had an answer before a restart cannot go on, is told so, and is rehearsed again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RESTARTED: Final = "restarted"
 OVER: Final = "rehearsal"
 """Short reason of a refusal: no rehearsal of the call's address is under way."""
 _READY_S: Final = 30.0
-"""How long a call waits for a gateway that takes a rehearsal up again."""
+"""How long a call waits for a gateway that resumes a rehearsal."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Leg:
 
     @property
     def spec(self) -> RolloutSpec:
-        """Its rollout. It is handed out again by us, and by nobody else."""
+        """Its rollout. Only this module hands it out again."""
         config = RolloutConfig(max_attempts=1, retry_on=[])
         told = dict(self.attributes)
         return RolloutSpec(
@@ -103,7 +103,7 @@ class Rehearsals:
         """Set, and replaced, when something may be had that could not be had before."""
 
     def open(self, rehearsed: Rehearsed) -> None:
-        """Its runs may be had."""
+        """Hands out its runs from now on."""
         self._under_way[rehearsed.release.id] = rehearsed
         self._legs |= {name: (rehearsed, leg) for name, leg in rehearsed.legs.items()}
         self.changed()
@@ -116,7 +116,7 @@ class Rehearsals:
         self.changed()
 
     def changed(self) -> None:
-        """Who waits looks again."""
+        """Wakes those who wait."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 

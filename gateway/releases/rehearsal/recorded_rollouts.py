@@ -1,10 +1,10 @@
 """Recorded rollouts that can be rehearsed: their input is known, they succeeded, and they ended with words. Runs on
-threads; reads the tape only.
+threads; only reads the tape.
 
-Rehearsed are the newest rollouts that used the resource, as `recorded` says of calls, none of whose calls the candidate
-has answered; in an order that follows from the seed. One whose provider ran tools by itself, or that ended with a call
-that nobody answered (as agents do that hand over their result in a tool call), cannot be rehearsed: what there is to
-compare is the last answer, and no agent may see a tool call in a rehearsal.
+It takes the newest rollouts that used the resource, as `recorded_calls` finds calls, and leaves out those in which the
+candidate has answered a call; their order follows from the seed. A rollout cannot be rehearsed if its provider ran
+tools by itself, or if it ended with a tool call that nobody answered (some agents hand over their result in a tool
+call). The judge compares the last answer, and no agent may see a tool call in a rehearsal.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _original(tape: Store, release: Release, recordings: Recordings, rollout: Ro
 
 
 def _told(tape: Store, rollout: Rollout) -> bool:
-    """Whether somebody has said that it ended, not only its silence."""
+    """Whether somebody has told its end, and not only its silence."""
     return rollout.origin == "queued" or any(one.outcome is not None for one in tape.attempts(rollout.id))
 
 

@@ -1,13 +1,13 @@
 """Recorded tool results, for an agent that is run again without its tools. Pure.
 
 A `Cassette` answers a tool call with what the same call returned in the recorded rollout: the tool, its arguments as
-canonical JSON, and the how-manieth of its kind it is (a second look at a seat may find it taken). A call that the
-recorded agent did not make has no result: that is a *miss*, and from there on the run has *diverged*. What a tool would
-have said then nobody knows, so nothing is made up; whoever runs the agent ends it there and counts it.
+canonical JSON, and the how-manieth call of its kind it is (a second look at a seat may find it taken). A call that the
+recorded agent did not make has no result: that is a *miss*, and from there on the run has *diverged*. Nobody knows what
+the tool would have said, so nothing is made up; the caller ends the run there and counts it.
 
 Results are taken from the requests: an agent sends with every call what its tools have returned so far, or names the
-response that it goes on from, where the provider keeps conversations. Ids of calls are matched in their order, since
-real agents use one several times.
+response that it continues, where the provider keeps conversations. Ids of calls are matched in their order, because
+real agents use one id several times.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ class Cassette:
     unanswered: int = 0
     """Calls in the recording that have no result: the last ones of an agent that was stopped."""
     misses: list[Miss] = field(default_factory=list[Miss])
-    """What was asked for in vain, the first of which is where the run diverged."""
+    """Calls without a recorded result; at the first of them the run diverged."""
     _played: dict[Key, int] = field(default_factory=dict[Key, int])
 
     @classmethod
     def of(cls, turns: Iterable[Turn]) -> Cassette:
-        """The results in a rollout's exchanges, in their order. Each agent's conversation is told again in its every
-        request: a call counts once, by its id; where a dialect has no ids, by its place."""
+        """The results in a rollout's exchanges, in their order. Each request repeats its agent's conversation, so a
+        call counts once: by its id, or, where a dialect has no ids, by its place.
+        """
         conversations: list[list[Message]] = []
         kept: dict[str, list[Message]] = {}
         for turn in turns:
@@ -77,7 +78,7 @@ class Cassette:
         return None
 
     def take_back(self, calls: Iterable[tuple[str, str]]) -> None:
-        """Calls that were answered for nothing: what they were for failed, and will be asked for again."""
+        """Takes back calls whose request has failed and will be sent again."""
         for tool, arguments in calls:
             self._played[tool, canonical(arguments)] -= 1
 

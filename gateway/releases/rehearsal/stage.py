@@ -1,18 +1,18 @@
-"""Closed-loop replay: recorded rollouts done again by the agent itself, with recorded tool results.
+"""Closed-loop replay: the agent itself does recorded rollouts again, with recorded tool results.
 
-After the recorded calls were asked again (`replay`), each of the recorded rollouts that were drawn (`originals`) is run
-twice by the agent's command on a person's machine: once with the candidate, once with the incumbent. Its tools are
-played (`playing`); it may take any number of steps. A run ends as
+After the recorded calls were asked again (`replay`), the agent's command runs each of the drawn rollouts
+(`recorded_rollouts`) twice on a person's machine: once with the candidate, once with the incumbent. The gateway plays
+its tools (`tool_player`); it may take any number of steps. A run ends as
 
-* *answered*: the agent ended well; its last answer is scored against the recorded rollout's by the policy's judge;
+* *answered*: the agent ended well; the policy's judge scores its last answer against the recorded rollout's;
 * *diverged*: it wanted a tool result that was not recorded. It has no score, and is counted;
-* *failed*: the agent failed, or ended without an answer: score 0, as a call that fails in a replay.
+* *failed*: the agent failed, or ended without an answer: score 0, as for a call that fails in a replay.
 
 A run that was lost with its worker or with a restart is done again, `TRIES` times in all. Pairs of answered or failed
-runs go into the same test as replayed calls, in the order of the draw. Of a pair with a run that diverged, or of which
-both failed, nothing is known. When the *incumbent* diverged or failed in more than half of the pairs, nothing is known
-at all and the candidate does not pass: such an agent cannot be rehearsed. A candidate that diverges more often than the
-incumbent takes another way, which need not be a worse one: the evidence has an e-value for it, which decides nothing.
+runs go into the same test as replayed calls, in the order of the draw. A pair with a diverged run, or with two failed
+ones, gives no result. When the *incumbent* diverged or failed in more than half of the pairs, there is no result at all
+and the candidate does not pass: such an agent cannot be rehearsed. A candidate that diverges more often than the
+incumbent takes another way, which need not be worse: the evidence has an e-value for it, which decides nothing.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Rehearsal:
 
     async def _follow(self, rehearsed: Rehearsed) -> None:
         cursor = self._feed.cursor
-        # What an earlier life of the gateway has handed out.
+        # An earlier process of the gateway has handed it out.
         for leg in rehearsed.legs.values():
             await self._look(leg)
         await self._score_pairs()

@@ -1,14 +1,15 @@
 """One agent in rehearsal: the gateway plays its tools on the model's side.
 
-A call of the agent becomes a question to its leg's version. When the answer calls tools, the agent does not get it: the
-calls are looked up in the recorded rollout's cassette (`closed_loop`), the answer and the recorded results are put
-behind the request (`continuing`), and the model is asked again, until an answer calls none. That one goes to the agent,
-as it came. So the agent runs no tool, whatever the version makes it want; all else that it does happens.
+The gateway asks the version of the run what the agent asks. When the answer calls tools, the agent does not get it. The
+gateway looks the calls up in the recorded rollout's cassette (`recorded_tools`), puts the answer and the recorded
+results behind the request (`continuation`), and asks the model again, until an answer calls no tool. The agent gets
+that answer as it came. So the agent runs no tool, whatever the version makes it want; everything else that it does
+happens.
 
 A call that is not on the cassette ends the run: it has *diverged*, and this and every further call of the agent is
-refused. So it is where the version cannot be written in, where the provider would run a tool of its own, or where too
-many requests were made. What failed on the way (the provider, the client that left) is taken back: the agent may ask
-again.
+refused. The same happens when the version cannot be written in, when the provider would run a tool of its own, or when
+too many requests were made. A request that failed on the way (the provider, the client that left) is taken back: the
+agent may ask again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from penstock.gateway.upstreams.pool import Pool
 DIVERGED: Final = "diverged"
 """Short reason of a refusal: the run has left what was recorded."""
 SPENT: Final = "steps"
-"""Short reason of a refusal: too many requests were made for it."""
+"""Short reason of a refusal: the run made too many requests."""
 UNFIT: Final = "version"
 """Short reason of a refusal: its version cannot be written into the request."""
 _OWN: Final = HOP | {b"content-length", b"transfer-encoding", b"trailer"}
@@ -242,7 +243,7 @@ class Play:
         return call if len(whole) == len(told) else replace(call, body=with_conversation(name, asked, whole))
 
     def _version(self, resource: str, call: Admitted, model: str | None) -> str:
-        """The run's own version; of other resources, and of calls that the release does not speak to, the stable."""
+        """The run's own version; of other resources, and for calls outside the release's audience, the stable one."""
         role = self._role
         asker = role.asker._replace(agent=call.address.agent or "", model=model or "")
         if resource == role.release.resource and speaks_to(role.release.only, asker):

@@ -1,7 +1,7 @@
 """Do two answers do the same next? Pure.
 
-What counts of an answer is its next *action*: the tools that it calls with their arguments as canonical JSON, or, where
-it calls none, what it says. Of several choices the first counts. Text beside tool calls is how a model thinks aloud.
+Answers are compared by their next *action*: the tools that they call with arguments as canonical JSON, or, without a
+tool call, their text. Of several choices the first counts. Text beside tool calls is thinking aloud and does not count.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Who says how far an answer agrees with another: `exact`, a verifier function, or a judge model.
+"""Judges how far an answer agrees with another: `exact`, a verifier function, or a judge model.
 
 * `exact`: the same next action (`gateway.releases.replay.agreement`).
 * `module:function`: called with both exchanges as dictionaries (the fields of `gateway.model.span.Turn`: messages,
   tools, choices ...), the recorded one first; it returns a number in [0, 1] or a bool. It runs on a thread and must
-  come back.
-* the name of a model: asked by way of the routes. What agrees exactly is not asked about. Otherwise it is asked twice,
-  with the positions exchanged, and not told which answer was recorded; the score is the mean.
+  return.
+* the name of a model: asked through the routes. Answers that agree exactly are not asked about. Otherwise the model is
+  asked twice, with the positions exchanged, and not told which answer was recorded; the score is the mean.
 """
 
 from __future__ import annotations

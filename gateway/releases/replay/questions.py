@@ -1,8 +1,8 @@
-"""A recorded or live call, asked once more for a release: which requests may be, and what is sent. Pure.
+"""A recorded or live call, asked once more for a release: which requests may be asked again, and what is sent. Pure.
 
 The agent's tools are never run, whatever an answer calls. A request that would make the *provider* run something, or
-change a conversation that it keeps, is not asked again (`unrepeatable`). Its span says which call it repeats
-(`gateway.model.attributes`: ROLLOUT/ATTEMPT#SEQUENCE, of a rehearsal ROLLOUT/ATTEMPT) and for whom.
+change a conversation that it keeps, is not asked again (`unrepeatable`). The new span says which call it repeats
+(`gateway.model.attributes`: ROLLOUT/ATTEMPT#SEQUENCE, of a rehearsal ROLLOUT/ATTEMPT) and for which leg.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ DROPPED: Final = ADDRESS_HEADERS | {
     b"traceparent",
     b"tracestate",
 }
-"""Headers that were true of one request only: an idempotency key would bring the first answer again, and what is asked
-again is sent without an encoding."""
+"""Headers that hold for one request only: an idempotency key would bring the first answer again, and a repeated request
+is sent without an encoding.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Question:
 
 
 def headers(question: Question) -> list[tuple[bytes, bytes]]:
-    """As the data plane would send them, less what was true of one request only."""
+    """The headers as a call would send them, without those that hold for one request only."""
     head, _ = question.pool.heads.compose(question.request, b"/", None)
     lines = [line.partition(b": ")[::2] for line in head.split(b"\r\n")[1:] if line]
     kept = [(name, value) for name, value in lines if name.lower() not in DROPPED]
@@ -71,7 +72,7 @@ def place(rollout: str, attempt: str, sequence: int) -> str:
 
 
 def unmasked(path: str) -> str:
-    """A recorded path without the parameters whose values were masked: keys, which the upstream has its own of."""
+    """A recorded path without the parameters whose values were masked: these are keys, and the upstream has its own."""
     head, _, query = path.partition("?")
     kept = "&".join(one for one in query.split("&") if not one.endswith("=***"))
     return f"{head}?{kept}" if kept else head

@@ -1,12 +1,13 @@
-"""The recorded calls of a resource: which of them are asked again, and how. Runs on threads; reads the tape only.
+"""The recorded calls of a resource: which of them are asked again, and how. Runs on threads; only reads the tape.
 
-Calls are drawn from the newest rollouts, one of each, and only then a second of each and so on, up to `FEW`: a long
-rollout must not speak for all. Which of a rollout's calls, and the order in which they are asked, follow from the seed.
-Only what ended before the stage began is drawn, so that a gateway that was restarted draws the same calls again.
+Calls are drawn from the newest rollouts, one of each, then a second of each and so on, up to `FEW`, so that a long
+rollout does not dominate. The choice among a rollout's calls, and the order in which they are asked, follow from the
+seed. Only calls that ended before the stage began are drawn, so a gateway that was restarted draws the same calls
+again.
 
-A call qualifies when it was answered, and used the resource: its span names it, or it asked for the model, or one of
-its texts is what agents are known to send. It is asked again as it was sent upstream, with another version in the place
-of the one that it had; of other models that are resources it gets the stable version, which is surely there.
+A call qualifies when it was answered and used the resource: its span names it, or it asked for the model, or one of its
+texts is what agents are known to send. It is asked again as it was sent upstream, with another version in place of its
+own. Of other models that are resources it gets the stable version, which is surely there.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Recordings:
         if own(span) or span.truncated or (span.end_ns or 0) > release.changed_ns:
             return False
         if versions.get(release.resource) == release.candidate:
-            # What is compared with must not be the candidate's own.
+            # An answer of the candidate's own must not be compared with.
             return False
         if release.kind == "model" and span.model != release.resource:
             return False

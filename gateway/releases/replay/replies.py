@@ -1,4 +1,4 @@
-"""What came back to a request of the gateway's own, read by read, and the span that it makes. Does no I/O."""
+"""The answer to a request of the gateway's own, read by read, and the span that it makes. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.gateway.store.codec import Body
 from penstock.gateway.store.records import Entry
 
 LARGEST: Final = 64 << 20
-"""Bytes of an answer from which it is given up."""
+"""A larger answer is given up; bytes."""
 
 
 class TooLarge(Exception):

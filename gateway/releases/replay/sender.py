@@ -1,8 +1,8 @@
 """Requests of the gateway's own: sent once, read whole, and kept. Nothing is ever repeated.
 
-Every request becomes a span, as calls of agents do, but of a rollout of the release's own (`RELEASE-replay`,
+Every request becomes a span, as calls of agents do, but in a rollout of the release's own (`RELEASE-replay`,
 `RELEASE-rehearsal`, `RELEASE-shadow`, mode `test`) that has no rewards and takes part in no release. It has one attempt
-for each time that the stage is entered; what stands there was paid for, so that no restart doubles a budget.
+for each time that the stage is entered. Calls on the tape count towards the budget, so no restart doubles it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _UNTOUCHED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the gateway lends to those who ask."""
+    """What the gateway gives to those who send requests of its own."""
 
     tape: Store
     switch: Switch
@@ -58,7 +58,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of it."""
+    """The result of a request."""
 
     turn: Turn | None
     """None when it failed."""
@@ -176,14 +176,14 @@ class Asking:
                 )
 
     async def _keep(self, entry: Entry) -> None:
-        """Waits until it is on the tape: a full queue slows this down and nobody else."""
+        """Waits until the request is on the tape: a full queue slows down this sender and nobody else."""
         kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._means.recorder.put(_Made(entry), lambda done: None if kept.done() else kept.set_result(done))
         await kept
 
 
 async def aside(do: Callable[[], T]) -> T:
-    """On a thread. It is over when the thread is, also when it is cancelled: the tape may be closed after it."""
+    """Runs something on a thread. Even when cancelled it waits for the thread: the tape may be closed afterwards."""
     working = asyncio.ensure_future(asyncio.to_thread(do))
     try:
         return await asyncio.shield(working)
@@ -210,7 +210,7 @@ class _Waiting:
 
 
 async def _open(gate: Gate) -> None:
-    """Waits as agents' calls do; raises `Refusal`."""
+    """Waits at the gate as agents' calls do; raises `Refusal`."""
     waiting = _Waiting()
     gate.wait(waiting)
     try:

@@ -1,13 +1,13 @@
 """The stage *replayed*: recorded calls are asked again of the candidate and of the incumbent, and compared.
 
-Both legs get the recorded request, with their version in it, at the same time; each answer is scored against the
-recorded one by the policy's judge, and `gateway.canary.pass_test` says what follows. A leg that failed (an HTTP error,
-no answer in time) scores 0. A call of which both legs failed, or that the judge could not judge, says nothing about
-either version and is left out; when that is so for more than half of them, nothing is known and the candidate does not
-pass. It does not pass without recorded calls either: that must be skipped by the policy, where the audit shows it.
+Both legs get the recorded request, with their version in it, at the same time. The policy's judge scores each answer
+against the recorded one, and `gateway.canary.pass_test` says what follows. A leg that failed (an HTTP error, no answer
+in time) scores 0. A call is left out if both legs failed or the judge could not judge it. If that happens to more than
+half of the calls, there is no result and the candidate does not pass. Without recorded calls it does not pass either:
+the policy must skip the stage, and the audit shows that.
 
-A replay sees one step: what would have come after another one it cannot know. So it stops what is plainly worse and
-promotes nothing. Where the policy wants it, whole rollouts are then rehearsed (`gateway.releases.rehearsal.stage`).
+A replay sees one step and cannot know what would have come after another one. So it stops what is plainly worse and
+promotes nothing. If the policy wants it, whole rollouts are then rehearsed (`gateway.releases.rehearsal.stage`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.gateway.releases.replay.recorded_calls import Recorded, Recordings
 from penstock.gateway.releases.replay.sender import Answer, Asking, Means, aside
 
 HOPELESS: Final = 10
-"""Calls of which nothing is known, and no other, after which it is given up."""
+"""After so many calls without any result the stage is given up."""
 SHOWN: Final = 20
 """Calls that are named in the evidence because the candidate lost there."""
 

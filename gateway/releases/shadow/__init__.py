@@ -1,1 +1,1 @@
-"""The stage *shadowed*: calls of production are asked twice. Begin with `stage`."""
+"""The stage *shadowed*: live calls are sent to the candidate too. It sees what `releases` sees. Begin with `stage`."""

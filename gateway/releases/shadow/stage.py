@@ -1,14 +1,14 @@
 """The stage *shadowed*: a sample of live calls is sent to the candidate too, after their answers have gone out.
 
-A call is offered when it is over (`offer`) and costs nothing while nobody mirrors (`mirrors` is empty). It is mirrored
-when it used the resource, its rollout is on no candidate, its share of luck says so and a slot is free; nothing waits,
-what finds no slot is counted and let go. The mirrored request is what the call would have been on the candidate, with
-the same headers. It begins when the call is on the tape, which is after its last byte has gone.
+Every call is offered when it is over (`offer`); that costs nothing while no release mirrors (`mirrors` is empty). A
+call is mirrored when it used the resource, its rollout is on no candidate, the draw selects it and a slot is free.
+Nothing waits: a call that finds no slot is counted and dropped. The mirrored request is the request that the candidate
+would have got, with the same headers. It begins when the call is on the tape, which is after its last byte has gone.
 
-The stage is over when so many calls were mirrored, or the budget is used up. It passes unless the candidate fails more
+The stage is over when enough calls were mirrored, or the budget is used up. It passes unless the candidate fails more
 often than the very calls that it mirrors: paired errors, in the order of the calls, in the betting test
 (`gateway.canary.betting`) with alpha = 0.05; it ends at once when that is shown. Agreement with the live answers and
-latency are reported and decide nothing: without a second leg of the incumbent its own noise is in them.
+latency are reported and decide nothing: without a second leg of the incumbent they contain its own noise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ALPHA: Final = 0.05
 
 
 class Shadow:
-    """The job of the stage `replayed`; the data plane offers it calls."""
+    """The job of the stage `replayed`; every finished call is offered to it."""
 
     def __init__(self, means: Means) -> None:
         self._means = means
@@ -50,7 +50,7 @@ class Shadow:
         """Releases that mirror now, by name."""
 
     def offer(self, record: Record, found: Found, pins: Mapping[str, Pin]) -> None:
-        """A call is over and was handed to the recorder; never raises and never waits."""
+        """Takes a call that is over and was handed to the recorder; never raises and never waits."""
         for mirror in self.mirrors.values():
             mirror.offer(record, found, pins)
 

@@ -20,7 +20,7 @@ from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, exchange
 from fakes.process import ROOT
 from fakes.shell import Shell
 
-from penstock.gateway.__main__ import COMMANDS, GROUPS, main
+from penstock.gateway.__main__ import COMMANDS, GROUPS, app, main
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.config import Auth
@@ -104,7 +104,7 @@ async def test_a_side_is_shown_and_printed(shell: Shell) -> None:
     )
     assert (raw.code, raw.out, raw.err) == (0, b"asked", "")
     assert (other.code, other.out) == (1, b"")
-    assert "the engine was spoken with in the exchange's own format" in other.err
+    assert "the engine spoke the exchange's own format" in other.err
     assert "also spoken  agent: messages /v1/messages" in tree.text
 
 
@@ -154,6 +154,21 @@ def test_every_help_names_the_key(name: str, capsys: pytest.CaptureFixture[str])
         return
     main([*name.split(), "--help"])
     assert "PENSTOCK_ADMIN_KEY" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", [*COMMANDS, *(f"{group} {name}" for group in GROUPS for name in GROUPS[group].commands)]
+)
+def test_every_option_is_named_plainly_and_explained(name: str) -> None:
+    """Options of a dataclass are options like others: none is called `--options.workers`, or makes an `--empty-...`."""
+    command = app
+    for word in name.split():
+        command = command[word]
+    shown = [one for one in command.assemble_argument_collection(parse_docstring=True) if one.show]
+    assert shown
+    for one in shown:
+        assert one.parameter.help, one.names
+        assert not [option for option in (*one.names, *one.negatives) if "." in option or option.startswith("--empty-")]
 
 
 def test_there_is_one_name_for_the_key() -> None:

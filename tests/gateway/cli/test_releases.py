@@ -233,7 +233,7 @@ async def test_what_a_release_has_written_is_not_discovered(
     shown, stats = await shell.run("prompts", "discover"), await client.stats()
     asked_by_itself, rewritten = stats.by_kind["llm"] - stats.totals.calls, 25
     assert asked_by_itself >= 25
-    said = f"{asked_by_itself + rewritten} calls left out: the gateway wrote their text, or asked by itself.\n"
+    said = f"{asked_by_itself + rewritten} calls left out: the gateway wrote their text, or made them itself.\n"
     assert said in shown.text
 
 

@@ -20,6 +20,8 @@ from penstock.gateway.runs.blocks import Row, record
 
 DOCS = Path(__file__).parents[3] / "docs"
 RUNS, TAPE = (DOCS / "runs.md").read_text(), (DOCS / "tape.md").read_text()
+WORDS = {text: " ".join(text.split()) for text in (RUNS, TAPE)}
+"""A page without its line breaks."""
 
 
 class Msgpack:
@@ -50,8 +52,8 @@ def test_the_documented_numbers_are_those_of_the_code() -> None:
     }
     for what, most in limits.items():
         assert f"| {what} | {most:,}" in RUNS, what
-    assert f"have {operations.FOLD} rows they become one" in TAPE
-    assert f"`lease_s`, {run.NewRun(kind='sft').lease_s:g} s unless given" in RUNS
+    assert f"have {operations.FOLD} rows they become one" in WORDS[TAPE]
+    assert f"`lease_s`, {run.NewRun(kind='sft').lease_s:g} s unless given" in WORDS[RUNS]
 
 
 def test_the_documented_names_are_those_of_the_code() -> None:

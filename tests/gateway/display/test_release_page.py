@@ -197,7 +197,7 @@ def test_a_plain_experiment_has_no_limit_for_its_end() -> None:
     made = page_of(trial)
     assert "better than stable" in made
     assert "promotes at" not in made
-    assert "nothing ends it but harm or a person" in made
+    assert "only harm or a person ends it" in made
 
 
 # --- text of strangers ---

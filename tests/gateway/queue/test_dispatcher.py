@@ -35,6 +35,7 @@ from penstock.gateway.model.rollout import (
     RolloutStatus,
 )
 from penstock.gateway.queue import dispatcher
+from penstock.gateway.queue.deadline_operations import DeadlineOperations
 from penstock.gateway.queue.dispatcher import Desk
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.queue.reader import QueueReader
@@ -653,13 +654,13 @@ async def test_who_was_heard_of_lately_is_looked_at_without_being_remembered(tmp
     async with living(tmp_path, clock) as life:
         await life.agent_calls("by-hand/0")
     async with living(tmp_path, clock) as life:
-        writer = life.store._writer
+        memory = life.store._writer._tables._memory
         seen = life.attempt("by-hand/0").last_seen_ns
         looked = await life.recorder.submit(
-            lambda transaction: QueueOperations(transaction).expire([("by-hand", "0"), ("nobody", "0")], seen, 60)
+            lambda transaction: DeadlineOperations(transaction).expire([("by-hand", "0"), ("nobody", "0")], seen, 60)
         )
         assert looked == [Looked("by-hand", "0", seen + 60 * SECOND), Looked("nobody", "0", None)]
-        assert writer._memory.find(("by-hand", "0")) is None
+        assert memory.find(("by-hand", "0")) is None
 
 
 async def test_many_end_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,10 @@ from penstock.gateway.model.base import Mode
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.queue import End, HeartbeatRequest, Held, QueueState, RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, RolloutConfig, RolloutStatus
+from penstock.gateway.queue.deadline_operations import DeadlineOperations
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.queue.reader import QueueReader
+from penstock.gateway.queue.span_operations import SpanOperations
 from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store import Store, keys
 from penstock.gateway.store.operation import Task
@@ -174,7 +176,7 @@ class QueueMachine(RuleBasedStateMachine):
         now = self.now
         self.model.take_up(now, GRACE)
         expected = {(*name, self.look_at(name)) for name in self.model.live()}
-        task = Task(lambda transaction: QueueOperations(transaction).take_up(now, GRACE))
+        task = Task(lambda transaction: DeadlineOperations(transaction).take_up(now, GRACE))
         self.store.write([task])
         assert set(task.result or []) == expected
 
@@ -286,7 +288,7 @@ class QueueMachine(RuleBasedStateMachine):
         watched = sorted(self.model.live() | self.model.unclaimed())
         wanted, now = [*watched, *map(self.attempt, picked)], self.now
         self.do(
-            lambda transaction: QueueOperations(transaction).expire(wanted, now, QUIET_S),
+            lambda transaction: DeadlineOperations(transaction).expire(wanted, now, QUIET_S),
             lambda: [self.model.expire(name, now) for name in wanted],
             lambda made: [(one.again_ns, one.requeued, one.rewarded) for one in made],
         )
@@ -306,7 +308,7 @@ class QueueMachine(RuleBasedStateMachine):
         for value, key in given:
             said = Judgement(value=value, key=key)
             self.do(
-                lambda transaction, said=said: QueueOperations(transaction).reward(name, said, trusted, now),
+                lambda transaction, said=said: SpanOperations(transaction).reward(name, said, trusted, now),
                 lambda value=value, key=key: self.model.reward(name, value, key, trusted),
                 lambda made: None,
             )
@@ -351,7 +353,7 @@ class QueueMachine(RuleBasedStateMachine):
             now = self.now
             said = Judgement(value=1.0)
             self.do(
-                lambda transaction: QueueOperations(transaction).reward(name, said, True, now),
+                lambda transaction: SpanOperations(transaction).reward(name, said, True, now),
                 lambda: self.model.reward(name, 1.0, None, True),
                 lambda made: None,
             )

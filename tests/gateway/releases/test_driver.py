@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,7 +20,7 @@ from penstock.gateway.canary.verify import verify
 from penstock.gateway.config import Upstream
 from penstock.gateway.model.release import Decision, Release, Seen
 from penstock.gateway.model.resource import NewVersion
-from penstock.gateway.queue.operations import QueueOperations
+from penstock.gateway.queue.span_operations import SpanOperations
 from penstock.gateway.releases.adapter_keeper import Residents
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.jobs import Jobs, Progress, Report
@@ -68,8 +69,8 @@ def driver(made: Bench, recorder: Submitting | None = None) -> Driver:
     means = made.means
     feed = Feed(means.tape.cursor())
     jobs = Jobs(never, never, never)
-    given = cast(Recorder, recorder or means.recorder)
-    return Driver(means.tape, given, means.switch, feed, means.now_ns, jobs, Rehearsals(means), [], lambda: None)
+    given = replace(means, recorder=cast(Recorder, recorder or means.recorder))
+    return Driver(given, feed, jobs, Rehearsals(means), [], lambda: None)
 
 
 async def test_a_person_decides_about_the_release_as_it_is(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def tried(store: Store, candidate: str, rollout: str, heard: int) -> None:
         ReleaseOperations(transaction).change(
             release.id, None, {"stage": "aborted", "split": 0.0}, entry("abort", "ann", ""), 5
         )
-        QueueOperations(transaction).add([Entry(rollout, "a1", start_ns=heard, end_ns=heard, status="ok")], heard)
+        SpanOperations(transaction).add([Entry(rollout, "a1", start_ns=heard, end_ns=heard, status="ok")], heard)
 
     write(store, operation)
     assert [pin.version for pin in ReleaseReader(store).pins(rollout)] == [candidate]

@@ -6,7 +6,8 @@ Three tokens, of which two were sampled in one call and one in another, with wei
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+import re
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -15,8 +16,11 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 import torch
 from torch import Tensor
 
-from penstock.trainer.config import Loss
+from penstock.trainer.config import Loss, Surrogate
 from penstock.trainer.mathematics.loss import (
+    CORRECTIONS,
+    ESTIMATORS,
+    SURROGATES,
     Tally,
     Tokens,
     correct,
@@ -86,6 +90,27 @@ def test_a_first_update_is_the_policy_gradient() -> None:
         assert gradient == pytest.approx([-0.25, 0.5, 0.5]), kind
         assert metrics["ratio"] == pytest.approx(1)
         assert metrics["clip_fraction"] == 0
+
+
+def test_every_kind_of_the_configuration_has_a_surrogate() -> None:
+    assert set(SURROGATES) == set(get_args(Surrogate))
+    for field, table in (("correction", CORRECTIONS), ("kl_estimator", ESTIMATORS)):
+        assert set(table) == set(get_args(Loss.model_fields[field].annotation))
+
+
+@pytest.mark.parametrize(
+    ("unknown", "message"),
+    [
+        ({"kind": "dapo"}, "loss.kind: 'dapo' is not one of ppo, gspo, cispo, pg"),
+        ({"correction": "tokens"}, "loss.correction: 'tokens' is not one of token, sequence, icepop, none"),
+        ({"kl_estimator": "k2"}, "loss.kl_estimator: 'k2' is not one of k1, k3"),
+    ],
+)
+def test_an_unknown_name_is_an_error_and_never_another_loss(unknown: dict[str, Any], message: str) -> None:
+    """However it came there: the configuration refuses it already."""
+    config = Loss().model_copy(update=unknown)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        result(config, reference=tensor(OLD))
 
 
 def test_gspo_clips_whole_calls() -> None:

@@ -164,5 +164,5 @@ def test_an_iterator_that_waits_for_something_else_is_found_out() -> None:
         def __await__(self) -> Any:
             yield self
 
-    with pytest.raises(RuntimeError, match="which nobody gives it"):
+    with pytest.raises(RuntimeError, match="which never comes"):
         Steps(Other).put(1)

@@ -1,0 +1,100 @@
+"""What the clock does to attempts, as operations inside a write transaction: those whose time has come are ended, and
+their rollouts join the queue again when nothing of them can run any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.gateway.model.lifecycle import LIVE, quiet_deadline
+from penstock.gateway.model.rollout import AttemptStatus, Outcome, Rollout, RolloutStatus
+from penstock.gateway.queue.attempts import Attempts, deadline, get, put, status_of
+from penstock.gateway.queue.results import Looked
+from penstock.gateway.queue.span_operations import SpanOperations
+from penstock.gateway.store import keys, records
+from penstock.gateway.store.cache import Live
+from penstock.gateway.store.transaction import Transaction
+
+_STATUS, _SEEN, _WORKER = map(records.ATTEMPT.index, ("status", "last_seen_ns", "worker"))
+_REASONS = {
+    AttemptStatus.TIMEOUT: "it took longer than config.timeout_s",
+    AttemptStatus.UNRESPONSIVE: "nothing was heard of it in time",
+}
+
+
+class DeadlineOperations(Attempts):
+    """What can be done in one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        super().__init__(transaction)
+        self._spans = SpanOperations(transaction)
+
+    def expire(self, names: Iterable[tuple[str, str]], now: int, quiet_s: float) -> list[Looked]:
+        """Ends the attempts whose time has really come. `quiet_s`: how long those may be silent that nobody has
+        claimed."""
+        return [self._expire(name, now, quiet_s) for name in names]
+
+    def _expire(self, name: tuple[str, str], now: int, quiet_s: float) -> Looked:
+        if (again := self._not_quiet_yet(name, now, quiet_s)) is not None:
+            return Looked(*name, again)
+        live = self._live(*name)
+        if live is None:
+            return Looked(*name, None)
+        rollout = self._rollout(name[0])
+        if status_of(live) not in LIVE:
+            return self._look_at_ended(live, rollout, now)
+        if self._calling(live):
+            # An agent that waits for an answer is not silent.
+            put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
+        unclaimed = get(live, "worker") is None
+        due = quiet_deadline(get(live, "last_seen_ns"), quiet_s) if unclaimed else deadline(rollout, live)
+        if due is None or due[0] > now:
+            return Looked(*name, None if due is None else due[0])
+        if unclaimed:
+            self._end_quietly(live, rollout)
+            return Looked(*name, None, ended=due[1])
+        rewarded = self._spans.reward_failure(rollout, live, due[1], now)
+        self._end_attempt(live, due[1], now, Outcome(reason=_REASONS[due[1]]))
+        self._follow(rollout, live, due[1], now)
+        looked = self._look_at_ended(live, rollout, now)
+        return looked._replace(ended=due[1], rewarded="rule" if rewarded else None)
+
+    def _not_quiet_yet(self, name: tuple[str, str], now: int, quiet_s: float) -> int | None:
+        """When to look again at an attempt that nobody has claimed and that was heard of lately: most of them are so
+        when they are looked at, and they may be very many."""
+        values = self._tape.peek(name)
+        if values is None or values[_WORKER] is not None or values[_STATUS] not in LIVE:
+            return None
+        due, _ = quiet_deadline(values[_SEEN], quiet_s)
+        return due if due > now else None
+
+    def _calling(self, live: Live) -> bool:
+        """True while a call of it runs."""
+        return next(self._tape.scan("open", live.key), None) is not None
+
+    def _look_at_ended(self, live: Live, rollout: Rollout, now: int) -> Looked:
+        """Its worker may still have to kill the agent: the next attempt waits for as long as the lease lasts."""
+        lease = get(live, "lease_ns")
+        if rollout.status != RolloutStatus.REQUEUING or rollout.attempt != live.name[1]:
+            self._forget(live)
+            return Looked(*live.name, None)
+        if lease is not None and lease > now:
+            return Looked(*live.name, lease)
+        self._release(live)
+        return Looked(*live.name, None, requeued=rollout.mode)
+
+    def take_up(self, now: int, grace_ns: int) -> list[tuple[str, str, int | None]]:
+        """What was handed out in an earlier life, with when to look at it; workers have time to come back."""
+        found: list[tuple[str, str, int | None]] = []
+        for key, _ in list(self._tape.scan("live")):
+            name = keys.split_attempt_key(key)
+            live = self._attempt(name)
+            lease = get(live, "lease_ns")
+            if lease is not None and lease < now + grace_ns:
+                put(live, lease_ns=now + grace_ns)
+            # Nobody could be heard of while there was no gateway.
+            put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
+            self._tape.touch(live)
+            due = deadline(self._rollout(name[0]), live)
+            found.append((*name, now if status_of(live) not in LIVE else None if due is None else due[0]))
+        return found

@@ -1,0 +1,84 @@
+"""Spans that are no calls, as operations inside a write transaction: rewards, and what else is said of attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.gateway.http import redact
+from penstock.gateway.model.lifecycle import LIVE, after_attempt
+from penstock.gateway.model.queue import RewardAnswer
+from penstock.gateway.model.rollout import AttemptStatus, Judgement, Reward, Rollout, RolloutStatus
+from penstock.gateway.queue.attempts import Attempts, decides, get, put, status_of
+from penstock.gateway.store import keys
+from penstock.gateway.store.cache import Live
+from penstock.gateway.store.operation import Refused
+from penstock.gateway.store.records import Entry
+
+
+class SpanOperations(Attempts):
+    """What can be done in one transaction."""
+
+    def reward(self, name: tuple[str, str], judgement: Judgement, trusted: bool, now: int) -> tuple[RewardAnswer, bool]:
+        """Keeps a reward, and whether it is new: one with a key that the attempt has already seen was kept then."""
+        live = self._attempt(name)
+        check_span(live, judgement)
+        sequence, reward, new = self.judge(live, judgement, trusted, now)
+        answer = RewardAnswer(sequence=sequence, trusted=reward.trusted, late=reward.late, reward=get(live, "reward"))
+        return answer, new
+
+    def judge(
+        self, live: Live, judgement: Judgement, trusted: bool, now: int, known_new: bool = False
+    ) -> tuple[int, Reward, bool]:
+        """(its span, the reward, whether it is new); `known_new` spares looking for its key."""
+        late = status_of(live) not in LIVE
+        reward = Reward(**dict(judgement), trusted=trusted, late=late)
+        # What an agent says must not stand in the way of what is trusted.
+        key = None if reward.key is None else live.key + (b"t" if trusted else b"u") + reward.key.encode()
+        earlier = None if key is None or known_new else self._tape.get("rewards", key)
+        if earlier is not None:
+            return int.from_bytes(earlier), reward, False
+        entry = Entry(*live.name, kind="reward", name="reward", method="", status="ok", start_ns=now, end_ns=now)
+        entry.attributes = self._tape.secrets.json(reward.attributes())
+        self._tape.record(entry, seen_ns=0)
+        if key is not None:
+            self._tape.put("rewards", key, keys.u32(entry.sequence))
+        if reward.trusted and reward.value is not None:
+            put(live, reward=reward.value)
+            self._tell(live)
+        return entry.sequence, reward, True
+
+    def reward_failure(self, rollout: Rollout, live: Live, end: AttemptStatus, now: int) -> bool:
+        """The attempt with which the rollout is about to fail gets the reward that is configured for that, unless it
+        has one already. An attempt ends once, so this is done once."""
+        own = rollout.config.reward_on_failure
+        value = get(live, "reward_on_failure") if own is None else own
+        fails = after_attempt(end, rollout.tries, rollout.config) == RolloutStatus.FAILED
+        if value is None or not (fails and decides(rollout, live)) or get(live, "reward") is not None:
+            return False
+        reason = f"reward_on_failure: it ended as {end}"
+        self.judge(live, Judgement(value=value, source="rule", reason=reason), True, now)
+        return True
+
+    def add(self, entries: Sequence[Entry], now: int, known: bool = False) -> list[int]:
+        """Adds spans that are no calls; their sequences. `known`: their attempts must be there already."""
+        for name in {(entry.rollout, entry.attempt) for entry in entries} if known else ():
+            self._attempt(name)
+        made = [self._without_secrets(entry) for entry in entries]
+        for entry in made:
+            self._tape.record(entry, seen_ns=now)
+        return [entry.sequence for entry in made]
+
+    def _without_secrets(self, entry: Entry) -> Entry:
+        """A span as it may be kept; the one that was handed in may still be read."""
+        secrets, said = self._tape.secrets, entry.attributes
+        kept = None if said is None else secrets.json(redact.attributes(said, by_name=entry.kind == "otel"))
+        name, error = secrets.texts((entry.name, entry.error))
+        return replace(entry, sequence=0, name=name, error=error, attributes=kept)
+
+
+def check_span(live: Live, judgement: Judgement) -> None:
+    spans = get(live, "spans")
+    if judgement.span is not None and judgement.span > spans:
+        message = f"attempt {'/'.join(live.name)} has no span {judgement.span}: the last is {spans}"
+        raise Refused("invalid", message, "span", str(judgement.span))

@@ -1,0 +1,271 @@
+"""Rollouts, attempts and calls as an open transaction changes them, and the numbers that they get.
+
+Sequences, body numbers, styles and change cursors are given out here, inside the transaction, so they need no other
+coordination. What is remembered between transactions is `recall`ed when one has failed or when somebody else has
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from penstock.gateway.model.rollout import AttemptStatus, Rollout
+from penstock.gateway.model.span import SpanStatus
+from penstock.gateway.store import codec, keys, records
+from penstock.gateway.store.batch import Batch
+from penstock.gateway.store.cache import Known, Live, Memory
+from penstock.gateway.store.codec import Body
+from penstock.gateway.store.environment import ORDER, TapeError
+from penstock.gateway.store.records import Entry, Style
+from penstock.gateway.store.view import BLOCK, View, last_block
+
+_STYLES = 4096
+_SPANS, _SEEN, _SUMS, _STATUS, _WORKER = map(
+    records.ATTEMPT.index, ("spans", "last_seen_ns", "totals", "status", "worker")
+)
+DORMANT = (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.SUCCEEDED)
+"""Attempts that a sign of life may wake."""
+Heard: TypeAlias = Callable[[Batch, Live, int], None]
+"""Is told of the first call of an attempt that nobody has claimed, and of a sign of life of one that is dormant: the
+attempt, and when it was heard of."""
+
+
+class Tables:
+    """For the thread that writes."""
+
+    def __init__(self, dbs: Mapping[str, Any], memory_bytes: int, heard: Heard | None) -> None:
+        self.dbs = dbs
+        self._heard = heard
+        self._memory = Memory(memory_bytes)
+        self._styles: dict[Style, int] = {}
+        self._last_style = 0
+        self._styles_seen: set[Style] = set()
+        self._body = 0
+
+    def recall(self, view: View) -> None:
+        """Reads back what another process, or an earlier life, has written."""
+        self._memory.clear()
+        first = view.last("bodies")
+        last = view.get("bodies", keys.number(first))
+        self._body = 0 if last is None else first + len(codec.unpack_segment(last)) - 1
+        stored = view.scan("styles")
+        self._styles = {
+            tuple(records.padded(value, records.STYLE_DEFAULTS)): keys.to_number(key) for key, value in stored
+        }
+        self._last_style = view.last("styles")
+        self._styles_seen.clear()
+
+    def flush(self, batch: Batch) -> None:
+        """Writes what was gathered of a transaction, before it is committed."""
+        txn, dbs = batch.txn, self.dbs
+        for first, _, segment in (codec.pack_small if batch.alone else codec.pack_segments)(batch.bodies):
+            txn.put(keys.number(self._body + 1 + first), segment, db=dbs["bodies"], append=True)
+        for key, block in batch.index.items():
+            txn.put(key, keys.numbers(block), db=dbs["index"])
+        for live in batch.dirty:
+            live.dirty = False
+            txn.put(live.place, records.attempt_record(live.values, live.cursors, live.origins), db=dbs["attempts"])
+        for first, count, segment in codec.pack_log(batch.log):
+            txn.put(keys.number(batch.cursor + first + count), segment, db=dbs["log"], append=True)
+
+    def committed(self, batch: Batch) -> None:
+        """What was flushed is on the tape."""
+        self._body += len(batch.bodies)
+        self._memory.shed()
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def put(self, batch: Batch, entry: Entry, seen_ns: int | None = None) -> None:
+        """Writes a span, as it is now. `seen_ns`: when the agent was heard of by it, if that is not when it began or
+        ended: the times of what others send are theirs, and 0 is no sign of life."""
+        live = self.live(batch, entry)
+        announced = bool(entry.sequence)
+        if not announced:
+            live.values[_SPANS] += 1
+            entry.sequence = live.values[_SPANS]
+        seen = max(entry.start_ns, entry.end_ns or 0) if seen_ns is None else seen_ns
+        if seen > live.values[_SEEN]:
+            live.values[_SEEN] = seen
+        unclaimed = entry.sequence == 1 and not announced and live.values[_WORKER] is None
+        if self._heard is not None and (unclaimed or (live.values[_STATUS] in DORMANT and seen)):
+            self._heard(batch, live, seen)
+        if entry.status == SpanStatus.OPEN:
+            self._announce(batch, live, entry)
+            return
+        if entry.retried:
+            _link_retry(live, entry)
+        number = None if entry.body is None else self._put_body(batch, live, entry, entry.body)
+        usage = codec.usage_values(entry.usage)
+        records.count(live.values[_SUMS], entry, usage)
+        head = entry.head(self._style(batch, entry.style()), number, usage)
+        self._finish(batch, live, entry.sequence, head)
+        if announced:
+            batch.txn.delete(live.key + keys.u32(entry.sequence), db=self.dbs["open"])
+
+    def _announce(self, batch: Batch, live: Live, entry: Entry) -> None:
+        key = live.key + keys.u32(entry.sequence)
+        body = None
+        if entry.body is not None:
+            body, _ = codec.pack_body(entry.body, 0, self._memory.base(live, entry.body.request), alone=True)
+        head = entry.head(self._style(batch, entry.style()), None, None)
+        batch.txn.put(key, codec.pack_open(head, body), db=self.dbs["open"])
+        batch.append(b"o" + key)
+        self._index(batch, live, entry.sequence, 0)
+
+    def _put_body(self, batch: Batch, live: Live, entry: Entry, body: Body) -> int:
+        number = self._body + len(batch.bodies) + 1
+        record, base = codec.pack_body(body, number, self._memory.base(live, body.request), batch.alone)
+        self._memory.keep(live, base)
+        live.newest = entry.retry_of or entry.sequence
+        return self._add_body(batch, record)
+
+    def _add_body(self, batch: Batch, record: bytes) -> int:
+        batch.bodies.append(record)
+        return self._body + len(batch.bodies)
+
+    def _finish(self, batch: Batch, live: Live, sequence: int, head: bytes) -> None:
+        self._index(batch, live, sequence, batch.append(b"s" + live.key + keys.u32(sequence) + head))
+
+    def _index(self, batch: Batch, live: Live, sequence: int, cursor: int) -> None:
+        block, at = divmod(sequence - 1, BLOCK)
+        cursors = self._block(batch, live, block)
+        cursors.extend([0] * (at + 1 - len(cursors)))
+        cursors[at] = cursor
+        self.touch(batch, live)
+
+    def touch(self, batch: Batch, live: Live) -> None:
+        """The attempt's record has changed."""
+        if not live.dirty:
+            live.dirty = True
+            batch.dirty.append(live)
+
+    def _block(self, batch: Batch, live: Live, block: int) -> list[int]:
+        """A block of the attempt's index, about to change. The last one is stored with the attempt, which changes with
+        every call anyway; those before it have records of their own."""
+        if block > live.block:
+            batch.index[live.place + keys.u32(live.block)] = live.cursors
+            live.block, live.cursors = block, []
+        if block == live.block:
+            return live.cursors
+        key = live.place + keys.u32(block)
+        if key not in batch.index:
+            batch.index[key] = keys.to_numbers(batch.view.get("index", key) or b"")
+        return batch.index[key]
+
+    def _style(self, batch: Batch, style: Style) -> int | Style:
+        """Its number; itself on its first appearance, and when the table is full: some calls are like no other."""
+        number = self._styles.get(style)
+        if number is not None:
+            return number
+        if style not in self._styles_seen or len(self._styles) >= _STYLES:
+            if len(self._styles_seen) >= _STYLES:
+                self._styles_seen.clear()
+            self._styles_seen.add(style)
+            return style
+        # Never that of another: what has its number would be read as this.
+        self._last_style += 1
+        number = self._styles[style] = self._last_style
+        record = codec.encode(list(style), records.STYLE_DEFAULTS)
+        batch.txn.put(keys.number(number), record, db=self.dbs["styles"])
+        return number
+
+    def interrupt(self, batch: Batch, key: bytes, head: bytes, body: bytes | None) -> None:
+        """Ends a call that an earlier life of the gateway has left open."""
+        rollout, attempt, sequence = keys.split_head_key(key)
+        number = None if body is None else self._add_body(batch, body)
+        style, own = records.interrupted(head, batch.view.style, number)
+        live = self.live(batch, Entry(rollout, attempt))
+        said = {name: style[records.STYLE.index(name)] for name in ("kind", "dialect", "upstream")}
+        records.count(live.values[_SUMS], Entry(rollout, attempt, status=SpanStatus.INTERRUPTED, **said))
+        self._finish(batch, live, sequence, records.head_of(self._style(batch, tuple(style)), own))
+
+    # -- attempts and rollouts ---------------------------------------------------------------------------------------
+
+    def live(self, batch: Batch, entry: Entry) -> Live:
+        """The attempt that an entry belongs to; it and its rollout are made if need be."""
+        live = self._memory.find((entry.rollout, entry.attempt))
+        if live is None:
+            known = self.rollout(batch, entry.rollout) or self._new_rollout(batch, entry)
+            made = entry.attempt not in known.attempts
+            live = (self._new_attempt if made else self._recall_attempt)(batch, entry, known)
+            live.values[_SUMS] = list(live.values[_SUMS])
+            self._memory.add(live)
+        return live
+
+    def peek(self, batch: Batch, name: tuple[str, str]) -> list[Any] | None:
+        """The values of an attempt as they are now, None when there is none. It is not remembered: a tenth of the time
+        that it takes to have it at hand."""
+        live = self._memory.find(name)
+        if live is not None:
+            return live.values
+        stored = batch.view.attempt_values(*name)
+        return None if stored is None else stored[1]
+
+    def rollout(self, batch: Batch, name: str) -> Known | None:
+        """A rollout as the tape has it. What is changed of it must be written in the same transaction."""
+        known = self._memory.rollout(name)
+        if known is None:
+            stored = batch.view.numbered_rollout(name)
+            if stored is not None:
+                number, rollout = stored
+                known = Known(rollout, [attempt.id for attempt in batch.view.attempts(name)], number)
+                self._memory.add_rollout(known)
+        return known
+
+    def add_rollout(self, batch: Batch, known: Known) -> int:
+        """Makes a rollout; its number, which is the cursor of the change."""
+        key = keys.rollout_key(known.rollout.id)
+        known.number = batch.append(b"r" + key)
+        batch.txn.put(ORDER, keys.number(known.number), db=self.dbs["order"], append=True)
+        self._memory.add_rollout(known)
+        return known.number
+
+    def put_rollout(self, batch: Batch, rollout: Rollout) -> None:
+        """Writes what changes of a rollout."""
+        known = self.rollout(batch, rollout.id)
+        assert known is not None, rollout.id
+        record = records.rollout_record(known.number, rollout)
+        batch.txn.put(keys.rollout_key(rollout.id), record, db=self.dbs["rollouts"])
+
+    def _new_rollout(self, batch: Batch, entry: Entry) -> Known:
+        made = Rollout(id=entry.rollout, origin=entry.origin, mode=entry.mode, created_ns=entry.start_ns)
+        known = Known(made, [])
+        self.add_rollout(batch, known)
+        self.put_rollout(batch, made)
+        return known
+
+    def _new_attempt(self, batch: Batch, entry: Entry, known: Known) -> Live:
+        key = keys.attempt_key(entry.rollout, entry.attempt)
+        known.attempts.append(entry.attempt)
+        batch.append(b"a" + key)
+        values = records.new_attempt(len(known.attempts), entry.start_ns)
+        return Live((entry.rollout, entry.attempt), values, key, known.origins)
+
+    def _recall_attempt(self, batch: Batch, entry: Entry, known: Known) -> Live:
+        name = entry.rollout, entry.attempt
+        live = Live(name, [], keys.attempt_key(*name), known.origins)
+        stored = batch.view.get("attempts", live.place)
+        if stored is None:
+            raise TapeError(f"the record of attempt {'/'.join(name)} is missing; run `penstock check`")
+        live.values, live.cursors = records.attempt_values(stored, known.origins)
+        live.block = last_block(live.values[_SPANS])
+        # Reading the base back costs a fraction of a millisecond: only where there is time for it.
+        if batch.alone:
+            self._recall_base(batch, live)
+        return live
+
+    def _recall_base(self, batch: Batch, live: Live) -> None:
+        try:
+            found = batch.view.newest_body(*live.name, live.values[_SPANS])
+        except (TapeError, *codec.UNREADABLE):
+            # A damaged old body must not stop the recording of new ones; `check` reports it.
+            return
+        if found is not None:
+            live.newest, live.base = found
+
+
+def _link_retry(live: Live, entry: Entry) -> None:
+    """A client that repeats itself sends the same body; the link goes to the first of them."""
+    if live.base is not None and entry.body is not None and live.base.request == entry.body.request:
+        entry.retry_of = live.newest

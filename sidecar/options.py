@@ -1,0 +1,190 @@
+"""The options of `penstock run` and of `penstock release rehearse`, and what a runner is told by them."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
+
+from cyclopts import Parameter
+
+from penstock.gateway.client.console import admin_key
+
+if TYPE_CHECKING:
+    from penstock.gateway.model.base import Mode
+    from penstock.sidecar.settings import Settings
+
+Words = Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")]
+Command = Annotated[str, Parameter(allow_leading_hyphen=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Which agents are run and how many at a time, how they are judged, what is kept of them, and where they run."""
+
+    workers: int = 1
+    """Agents at a time."""
+    name: str | None = None
+    """Name of this worker; made of the host's name if not given."""
+    arg: Words = None
+    """An argument made of the task and put after the command, such as '{question}'; may be repeated."""
+    stdin: bool = True
+    """Give agents the task on stdin."""
+    timeout: str | None = None
+    """Longest run of an attempt, such as 90s, 10m or 1.5h; a rollout's own `--timeout` counts too."""
+    max: int | None = None
+    """Leave after so many attempts."""
+    watch: Annotated[bool, Parameter(negative="--until-empty")] = False
+    """Wait for more work; without it, leave when the queue is empty and nobody works on anything."""
+    mode: str | None = None
+    """Take only rollouts of these modes, such as train,val."""
+    callable: str | None = None
+    """Run module:function, a Python function that gets the task, instead of a command."""
+    preload: Annotated[bool, Parameter(negative="")] = False
+    """Import the function's module once, and fork it for each attempt."""
+    image: str | None = None
+    """Run the command in a container of this image (docker or podman; the pods' image with --on kubernetes)."""
+    image_arg: Words = None
+    """One more option of `docker run`; may be repeated."""
+    reward: str | None = None
+    """module:function that gets task, output and transcript and returns the reward."""
+    reward_command: str | None = None
+    """Shell command that gets the same as JSON on stdin and prints the reward as its last line."""
+    reward_timeout: str = "5m"
+    """Longest time that one reward may take, such as 90s, 10m or 1.5h."""
+    reward_on_failure: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None
+    """Reward of an attempt with which its rollout fails, such as 0; a rollout's own configuration is first."""
+    keep_going: Annotated[bool, Parameter(negative="")] = False
+    """Take more work however many agents fail at once and in the same way."""
+    env: Words = None
+    """NAME=VALUE, one more variable of agents; its value may use what --arg may; may be repeated."""
+    cwd: Path | None = None
+    """Directory that agents start in."""
+    keep_output: str = "1MiB"
+    """How much of an attempt's output is kept as events."""
+    echo: Annotated[bool, Parameter(negative="")] = False
+    """Show what agents print."""
+    lease: str = "30s"
+    """How long an attempt stays this runner's when nothing is heard of it; a third of it is the heartbeat."""
+    grace: str | None = None
+    """Time between TERM and KILL, at most half of the lease; 5s, or half of a shorter lease, if not given."""
+    on: Literal["here", "ray", "kubernetes"] = "here"
+    """Where agents run: here, on a Ray cluster (extra `ray`), or as Kubernetes Jobs (extra `kubernetes`)."""
+    ray_address: str | None = None
+    """Address of the Ray cluster; the one that Ray finds if not given."""
+    ray_options: str | None = None
+    """JSON with more options of each worker's Ray actor, such as {"num_gpus": 1}."""
+    job_template: Path | None = None
+    """Kubernetes Job, as YAML or JSON, that attempts are put into."""
+    namespace: str | None = None
+    """Namespace of the Jobs; the configured one if not given."""
+
+    def settings(self, gateway: str, command: tuple[str, ...]) -> Settings:
+        """What a runner is told. Raises `UsageError`."""
+        from penstock.sidecar.settings import Agents, Judging, Settings, seconds, size, variable
+
+        lease_s = seconds("--lease", self.lease)
+        agents = Agents(
+            command=command,
+            callable=self.callable,
+            preload=self.preload,
+            image=self.image,
+            image_args=tuple(self.image_arg or ()),
+            args=tuple(self.arg or ()),
+            stdin=self.stdin,
+            env=tuple(map(variable, self.env or ())),
+            cwd=None if self.cwd is None else self.cwd.absolute(),
+            timeout_s=None if self.timeout is None else seconds("--timeout", self.timeout),
+            grace_s=min(5.0, lease_s / 2) if self.grace is None else seconds("--grace", self.grace),
+        )
+        return Settings(
+            gateway=gateway.rstrip("/"),
+            name=_worker_name(self.name),
+            key=admin_key(),
+            agents=agents,
+            judging=Judging(self.reward, self.reward_command, seconds("--reward-timeout", self.reward_timeout)),
+            workers=self.workers,
+            most=self.max,
+            watch=self.watch,
+            modes=_modes(self.mode),
+            lease_s=lease_s,
+            keep_output=size("--keep-output", self.keep_output),
+            echo=self.echo,
+            reward_on_failure=self.reward_on_failure,
+            keep_going=self.keep_going,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearseOptions:
+    """Which agent is run for a release that rehearses, and how."""
+
+    workers: int = 1
+    """Agents at a time."""
+    arg: Words = None
+    """An argument made of the task and put after the command, such as '{question}'; may be repeated."""
+    stdin: bool = True
+    """Give agents the task on stdin."""
+    timeout: str | None = None
+    """Longest run of an agent, such as 90s, 10m or 1.5h."""
+    env: Words = None
+    """NAME=VALUE, one more variable of agents; may be repeated."""
+    echo: Annotated[bool, Parameter(negative="")] = False
+    """Show what agents print."""
+    lease: str = "30s"
+    """How long a run stays this command's when nothing is heard of it."""
+
+    def settings(self, gateway: str, command: tuple[str, ...], release: str) -> Settings:
+        """What a runner is told. Raises `UsageError`."""
+        from penstock.sidecar.settings import Agents, Settings, seconds, variable
+
+        lease_s = seconds("--lease", self.lease)
+        agents = Agents(
+            command=command,
+            args=tuple(self.arg or ()),
+            stdin=self.stdin,
+            env=tuple(map(variable, self.env or ())),
+            timeout_s=None if self.timeout is None else seconds("--timeout", self.timeout),
+            grace_s=min(5.0, lease_s / 2),
+        )
+        return Settings(
+            gateway=gateway.rstrip("/"),
+            name=_worker_name(None),
+            key=admin_key(),
+            agents=agents,
+            workers=self.workers,
+            watch=True,
+            release=release,
+            lease_s=lease_s,
+            echo=self.echo,
+            keep_going=True,  # the release itself counts runs that fail, and ends
+        )
+
+
+def _worker_name(given: str | None) -> str:
+    """A worker's name is an id, and Ray's actors put a number behind it."""
+    from penstock.gateway.model.base import ID_PATTERN
+    from penstock.sidecar.settings import UsageError
+
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
+    name = given or f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
+    if not re.fullmatch(ID_PATTERN, f"{name}-1234"):
+        raise UsageError(f"--name: {name[:140]!r} is not valid: use up to 123 of A-Z a-z 0-9 . _ -")
+    return name
+
+
+def _modes(text: str | None) -> tuple[Mode, ...] | None:
+    from penstock.gateway.model.base import Mode
+    from penstock.sidecar.settings import UsageError
+
+    if text is None:
+        return None
+    found = [mode.strip() for mode in text.split(",")]
+    for mode in found:
+        if mode not in get_args(Mode):
+            raise UsageError(f"--mode: {mode!r} is not a mode: use {', '.join(get_args(Mode))}, with commas between")
+    return tuple(cast("list[Mode]", found))
