@@ -13,7 +13,8 @@ from typing import Literal, Protocol
 from penstock.adapters.report import Reason, Report
 from penstock.adapters.rewards import Judged
 from penstock.adapters.turns import Call, Episode, Try
-from penstock.gateway.diagnosis.findings import GENERATE, of_attempt, of_head
+from penstock.gateway.diagnosis.findings import of_attempt, of_head
+from penstock.gateway.dialects import by_name
 from penstock.gateway.model.rollout import AttemptStatus
 
 Which = Literal["final", "succeeded", "last", "all"]
@@ -71,7 +72,7 @@ def usable(
 def main_model(episode: Episode) -> str | None:
     """The model that most calls of a rollout ask for, as `penstock doctor` finds it."""
     heads = [call.span for one in episode.tries for call in one.calls]
-    counts = Counter(head.model for head in heads if head.model and head.dialect in GENERATE)
+    counts = Counter(head.model for head in heads if head.model and by_name(head.dialect).generates)
     return counts.most_common(1)[0][0] if counts else None
 
 

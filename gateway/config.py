@@ -14,10 +14,10 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from penstock.gateway.dialects import FAMILIES
+from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
-
-Family = Literal["openai", "anthropic", "gemini"]
 
 
 def _http_url(value: str, keys: str) -> str:
@@ -35,9 +35,9 @@ class Upstream(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """What routes and spans call it."""
     base_url: str
-    """As its official SDK takes it: with `/v1` for openai, without for anthropic and gemini."""
-    dialect: Family = "openai"
-    """Whose API it speaks: `openai` (chat, completions, responses, embeddings), `anthropic` (messages) or `gemini`."""
+    """As its official SDK takes it: with `/v1` for openai, without for the others."""
+    dialect: str = OPENAI.name
+    """Whose API it speaks."""
     key_env: str | None = None
     """Environment variable with its API key; it replaces the agent's. Without it the agent's own key passes through."""
     connect_timeout: float = Field(default=10.0, gt=0)
@@ -51,6 +51,18 @@ class Upstream(Section):
     @classmethod
     def _is_http(cls, value: str) -> str:
         return _http_url(value, "key_env")
+
+    @field_validator("dialect")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if value not in FAMILIES:
+            raise ValueError(f"{value!r} is none of the families: {', '.join(FAMILIES)}")
+        return value
+
+    @property
+    def family(self) -> Family:
+        """Whose API it speaks."""
+        return FAMILIES[self.dialect]
 
     def key(self) -> str | None:
         """The API key from the environment; raises `ConfigError` when it is named and missing."""
@@ -261,7 +273,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _chat_is_spoken(self) -> Config:
-        others = {upstream.name: upstream.dialect for upstream in self.upstreams() if upstream.dialect != "openai"}
+        others = {upstream.name: upstream.dialect for upstream in self.upstreams() if not upstream.family.engines}
         for route in (route for route in self.route if route.translate):
             for name in set(route.upstream) & others.keys():
                 raise ValueError(
@@ -271,7 +283,7 @@ class Config(Section):
         return self
 
     def upstreams(self) -> list[Upstream]:
-        """Those configured, and the public endpoint of each family that is not."""
+        """Those configured, and the public endpoint of each family that is not, where it has one."""
         families = {upstream.dialect for upstream in self.upstream}
         return [*self.upstream, *(known for known in _PUBLIC if known.dialect not in families)]
 
@@ -305,16 +317,16 @@ class Config(Section):
 
 def _no_engine(upstream: Upstream) -> str | None:
     """What an upstream is that cannot be asked for token ids."""
-    if upstream.dialect != "openai":
+    if not upstream.family.engines:
         return f"dialect {upstream.dialect!r}"
     host = urlsplit(upstream.base_url).hostname
-    return host if host == "api.openai.com" else None
+    return host if host == urlsplit(upstream.family.base_url or "").hostname else None
 
 
-_PUBLIC = (
-    Upstream(name="openai", base_url="https://api.openai.com/v1", dialect="openai"),
-    Upstream(name="anthropic", base_url="https://api.anthropic.com", dialect="anthropic"),
-    Upstream(name="gemini", base_url="https://generativelanguage.googleapis.com", dialect="gemini"),
+_PUBLIC = tuple(
+    Upstream(name=name, base_url=family.base_url, dialect=name)
+    for name, family in FAMILIES.items()
+    if family.base_url is not None
 )
 
 

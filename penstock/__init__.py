@@ -1,8 +1,8 @@
 """Penstock: a transparent gateway for unmodified agents, and what learns from its tape.
 
 Importing it loads nothing. An agent that you may change reports how it went with `penstock.reward(0.7)`, what happened
-with `penstock.event("cart", {"items": 3})`, and what it did with `with penstock.span("search")`. Outside a rollout all
-of them do nothing (`sidecar.agent.helper`).
+with `penstock.event("cart", {"items": 3})`, and what it did with `with penstock.span("search")`. Outside a rollout they
+do nothing (`sidecar.agent.helper`).
 """
 
 from __future__ import annotations

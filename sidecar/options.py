@@ -1,4 +1,4 @@
-"""The options of `penstock run` and of `penstock release rehearse`, and what a runner is told by them."""
+"""The options of `penstock run` and of `penstock release rehearse`, and the settings of a runner that they make."""
 
 from __future__ import annotations
 

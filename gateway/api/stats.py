@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from penstock.gateway.api.pages import SLICE, Tape
+from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
 from penstock.gateway.model.answers import ModelStats, RewardStats, Stats
 from penstock.gateway.model.base import Kind
@@ -74,7 +75,7 @@ def _count(totals: Totals, span: Span) -> None:
     if span.usage is not None:
         totals.input_tokens = (totals.input_tokens or 0) + (span.usage.input_tokens or 0)
         totals.output_tokens = (totals.output_tokens or 0) + (span.usage.output_tokens or 0)
-    totals.uncounted += uncounted(span)
+    totals.uncounted += uncounted(span, by_name(span.dialect))
 
 
 def _latencies(durations: list[int]) -> dict[str, int]:

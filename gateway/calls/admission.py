@@ -22,7 +22,7 @@ from penstock.gateway.calls.auth import Auth, AuthError
 from penstock.gateway.calls.conversations import Answer, Conversations, Ended, Found, new_rollout
 from penstock.gateway.calls.fingerprints import EMPTY, Fingerprints, Read, Story
 from penstock.gateway.calls.turns import decode_body
-from penstock.gateway.dialects import find
+from penstock.gateway.dialects import OPAQUE, find
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.items import LARGE
 from penstock.gateway.dialects.loose_json import Peek
@@ -105,7 +105,7 @@ class Admission:
         except AddressError as error:
             raise ClientFault(400, "address", str(error), error.part) from None
         admitted = Admitted(_NOWHERE, find(request.method, below), below + mark + query, request.body())
-        if admitted.dialect.name == "opaque":
+        if admitted.dialect is OPAQUE:
             _check_path(below)
         elif b"content-encoding" in headers:
             _unpack(admitted, request)
@@ -215,7 +215,7 @@ class Admission:
             ended = self._conversations.remember(story, call.found, way, call.address.rollout, answer)
             if ended:
                 asyncio.get_running_loop().run_in_executor(self._thread, _settle, ended)
-        made = dialect.response_id(answer.body(), answer.stream) if dialect.name == "responses" else None
+        made = dialect.response_id(answer.body(), answer.stream) if dialect.stateful else None
         if made is not None:
             self._conversations.remember_response(made, call.address.rollout)
 

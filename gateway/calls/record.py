@@ -232,7 +232,7 @@ class Record:
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
         # An answer of the gateway's own has used no tokens.
         entry.usage = None if self.pool is None else facts.usage
-        if uncounted(entry):
+        if uncounted(entry, call.dialect):
             self._count(entry, request, response.plain)
         entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
         entry.request_bytes = len(self.body)
@@ -241,9 +241,9 @@ class Record:
     def _count(self, entry: Entry, request: bytes, response: bytes) -> None:
         """Counts what the provider did not."""
         entry.usage = counted(entry.usage, response, self.stream, entry.status == "ok" and not self.truncated)
-        if uncounted(entry):
-            deltas = self.stream and entry.dialect == "responses"
-            guess = estimated(entry.usage, request, response, deltas)
+        dialect = self.call.dialect
+        if uncounted(entry, dialect):
+            guess = estimated(entry.usage, request, response, dialect.texts_said(self.stream))
             entry.estimate = [guess.input_tokens, guess.output_tokens]
 
     def _facts(self, request: bytes, response: Kept) -> Facts:

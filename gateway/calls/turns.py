@@ -66,8 +66,9 @@ def read_exchange(dialect_name: str, exchange: Exchange, span: Span) -> Turn:
     """An exchange as a Turn."""
     request, request_problem = decode_body(exchange.request_body, encoding(exchange.request_headers))
     response, response_problem = decode_body(exchange.response_body, encoding(exchange.response_headers))
-    request = original(dialect_name, request, span.attributes)
-    turn = by_name(dialect_name).read(request, response, span.stream)
+    dialect = by_name(dialect_name)
+    request = original(dialect, request, span.attributes)
+    turn = dialect.read(request, response, span.stream)
     turn.model = turn.model or span.model  # Some APIs name it in the path.
     turn.problems[:0] = [
         *(["the exchange was too large to be kept whole"] if span.truncated else []),

@@ -184,7 +184,7 @@ def new_version(**fields: Any) -> NewVersion:
 
 
 def _content(text: TextOptions, served: WeightsOptions) -> tuple[str, dict[str, Any]]:
-    """(kind, content): what was given says what it is."""
+    """(kind, content); the kind follows from what was given."""
     weights = {key: value for key, value in asdict(served).items() if value is not None}
     if weights and text != TEXT:
         raise Failure(f"--{next(iter(weights))} is for a model, which has neither --file nor --tool nor --sent", 2)

@@ -21,7 +21,6 @@ from typing import TypeVar
 
 from penstock.gateway.calls.turns import plain_bodies
 from penstock.gateway.diagnosis.findings import (
-    GENERATE,
     finding,
     of_attempt,
     of_head,
@@ -97,7 +96,7 @@ def diagnose(
 
 
 def _main_model(calls: Iterable[Span]) -> str | None:
-    counts = Counter(span.model for span in calls if span.model and span.dialect in GENERATE)
+    counts = Counter(span.model for span in calls if span.model and by_name(span.dialect).generates)
     return counts.most_common(1)[0][0] if counts else None
 
 
@@ -119,7 +118,7 @@ def _attempt(case: Case, attempt: Attempt, about: list[Finding], spans: Iterable
 def _call(case: Case, attempt: Attempt, span: Span, past: Past, blocked: bool) -> CallDiagnosis:
     found = list(of_head(case.rollout, attempt, span, case.model))
     tokens, goes_on = Tokens(), None
-    if span.dialect in GENERATE:
+    if by_name(span.dialect).generates:
         exchange = case.exchange(span)
         tokens = _tokens(span, exchange) if exchange else tokens
         found += of_tokens(case.rollout, span, tokens if exchange else None)
@@ -171,6 +170,9 @@ def _retokenised(case: Case, span: Span, before: Span, tokens: Tokens) -> Findin
 
 
 def _tokens(span: Span, exchange: Exchange) -> Tokens:
+    """None where no engine gives them, whatever the answer looks like."""
+    if not by_name(span.dialect).token_fields:
+        return Tokens()
     return read_tokens(plain_bodies(exchange)[1], span.stream)
 
 

@@ -1,14 +1,18 @@
 """The wire formats, in the order in which they are asked whether a call is theirs. A new one is a
-file and a line here."""
+file and a line here: what others want to know of it they ask it (`base.Dialect`), none by its name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
+from typing import Final
 
 from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.bedrock import Converse
 from penstock.gateway.dialects.chat import Chat
 from penstock.gateway.dialects.completions import Completions
 from penstock.gateway.dialects.embeddings import Embeddings
+from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.dialects.gemini import Gemini, GeminiCount, GeminiEmbeddings
 from penstock.gateway.dialects.messages import CountTokens, Messages
 from penstock.gateway.dialects.models import Models
@@ -26,9 +30,13 @@ DIALECTS: tuple[Dialect, ...] = (
     Gemini(),
     GeminiCount(),
     GeminiEmbeddings(),
+    Converse(),
     Models(),
     OPAQUE,
 )
+FAMILIES: Final[dict[str, Family]] = {dialect.family.name: dialect.family for dialect in DIALECTS}
+"""By name."""
+_NAMED: Final = {dialect.name: dialect for dialect in DIALECTS}
 
 
 @lru_cache(maxsize=8192)
@@ -39,4 +47,11 @@ def find(method: str, path: str) -> Dialect:
 
 def by_name(name: str) -> Dialect:
     """The dialect that a span names; opaque if this version knows none of that name."""
-    return next((dialect for dialect in DIALECTS if dialect.name == name), OPAQUE)
+    return _NAMED.get(name, OPAQUE)
+
+
+def family(dialect: Dialect, headers: Iterable[tuple[bytes, bytes, bytes]]) -> Family:
+    """Whose API a call speaks. Where its path does not tell, its headers do: (name in lower case, name, value)."""
+    if not dialect.any_family:
+        return dialect.family
+    return next((one for low, _, value in headers for one in FAMILIES.values() if one.sends(low, value)), OPENAI)

@@ -1,8 +1,10 @@
 """What a dialect is: one wire format, in one file, pure. Bytes in, values out.
 
 A dialect owns its routes, says which model a request names, reads a recorded exchange into a `Turn`, draws the few
-facts that a list shows out of it (`Facts`, cheap: it must not parse every event of a stream), fingerprints the
-conversation so that clients that say nothing can be followed, and phrases the gateway's own errors in the API's shape.
+facts that a list shows out of it (`Facts`, cheap: it must not parse every event of a stream), and fingerprints the
+conversation so that clients that say nothing can be followed. What it shares with the other formats of its API, the
+shape of errors among them, is its `Family`. No other package knows a dialect by its name: what depends on the format is
+asked of it here.
 
 A conversation is fingerprinted in two ways: message by message, from what was read of it (`conversation`, `reply`), and
 item by item from the raw JSON (`items`, `source`, `replies`), which costs a call next to nothing where its items have
@@ -13,15 +15,20 @@ Nothing here raises on odd bytes: `read` puts what it could not understand into 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.gateway.dialects.ending import Failed
+from penstock.gateway.dialects.family import Family
 from penstock.gateway.dialects.items import Items
-from penstock.gateway.dialects.loose_json import Peek
+from penstock.gateway.dialects.loose_json import Json, Peek
 from penstock.gateway.dialects.text_spans import Place, Texts
 from penstock.gateway.model.span import Usage
-from penstock.gateway.model.turn import Turn
+from penstock.gateway.model.turn import Part, Turn
+
+EVENT_STREAM = b"text/event-stream"
 
 
 @dataclass(slots=True)
@@ -39,15 +46,44 @@ class Facts:
     """Why it is no good answer although its HTTP status says so."""
 
 
+class Otel(NamedTuple):
+    """What OpenTelemetry's GenAI conventions call its calls."""
+
+    operation: str
+    """`gen_ai.operation.name`."""
+    provider: str
+    """`gen_ai.provider.name`, where the upstream's host does not tell more."""
+    api: str | None = None
+    """`openai.api.type`."""
+
+
 class Dialect(Protocol):
     """One wire format."""
 
     name: str
     """As it stands in `Span.dialect`."""
+    family: Family
+    """Whose API it is."""
+    any_family: bool
+    """Whether other families have the same route: the headers of a call then tell whose it is."""
     answers: bool
     """Whether its calls are answered by a conversation's next message. Counting tokens is not."""
-    family: str
-    """Whose error shape and base URL it shares: `openai`, `anthropic` or `gemini`."""
+    generates: bool
+    """Whether a model generates the answer, which can then be compared with another."""
+    uses_tokens: bool
+    """Whether its calls use tokens up: those that generate, and embeddings, which use them on one side only."""
+    stateful: bool
+    """Whether a request may name an earlier response in place of the conversation."""
+    conversation_field: str
+    """The request's field that lists the items of the conversation; empty where nothing is followed."""
+    instructions: tuple[str, ...]
+    """Its fields that hold instructions apart from that list."""
+    token_fields: Mapping[str, bytes]
+    """Fields, as JSON, that ask an engine for token ids and log-probabilities; empty where no engine gives them."""
+    streaming_content_type: bytes
+    """The media type of an answer that is a stream."""
+    otel: Otel | None
+    """None where the conventions have no name for it: its calls are plain HTTP there."""
 
     def matches(self, method: str, path: str) -> bool:
         """True when a call of this method to this path (no query, below the rollout's address) is this dialect's."""
@@ -111,4 +147,17 @@ class Dialect(Protocol):
 
     def response_id(self, response: bytes, stream: bool) -> str | None:
         """The id that a later request may name instead of sending the conversation. Must be cheap."""
+        ...
+
+    def server_tools(self, asked: Json) -> list[str]:
+        """The kinds of those tools of a request that the provider would run itself, and not its client."""
+        ...
+
+    def continued(self, response: bytes, stream: bool, results: Sequence[Part]) -> list[Json] | None:
+        """An answer and the results of its tool calls, in their order, as items of the next request's conversation, as
+        the official SDK sends them back; None where there are calls without a result that could be written."""
+        ...
+
+    def texts_said(self, stream: bool) -> re.Pattern[bytes]:
+        """Finds the texts in an answer, each once: where nobody counted tokens, their length tells about how many."""
         ...

@@ -6,14 +6,16 @@ Reasoning is read from `reasoning_content` and from `reasoning`: servers disagre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import msgspec
 import orjson
 
-from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.base import Facts, Otel
 from penstock.gateway.dialects.ending import Said, body_failed, is_done, stream_failed
+from penstock.gateway.dialects.family import OPENAI
 from penstock.gateway.dialects.items import cutter
 from penstock.gateway.dialects.json_post import Post, marked, routes
 from penstock.gateway.dialects.loose_json import (
@@ -34,9 +36,10 @@ from penstock.gateway.dialects.loose_json import (
     text,
     tokens,
 )
-from penstock.gateway.dialects.parts import content_parts, flat_text, result_part, same_arguments
+from penstock.gateway.dialects.parts import content_parts, flat_text, result_content, result_part, same_arguments
 from penstock.gateway.dialects.sse import last
 from penstock.gateway.dialects.text_spans import Described, Item, Pointed, Quoted, quoted_items, quoted_tool
+from penstock.gateway.dialects.token_ids import IDS, LOGPROBS
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
@@ -94,10 +97,13 @@ class Chat(Post):
     """Chat completions."""
 
     name = "chat"
-    family = "openai"
+    family = OPENAI
     routes: ClassVar[frozenset[str]] = routes("/chat/completions")
     apart: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "functions", "model", "stream"})
-    turns: ClassVar[str] = "messages"
+    client_tools: ClassVar[tuple[str, ...]] = ("function", "custom")
+    conversation_field = "messages"
+    token_fields: Mapping[str, bytes] = MappingProxyType({IDS: b"true", LOGPROBS: b"true"})
+    otel: Otel | None = Otel("chat", "openai", "chat_completions")
     cut = staticmethod(cutter(_Told))
 
     def quoted_system(self, request: bytes) -> Pointed:
@@ -197,6 +203,23 @@ class Chat(Post):
         """As reported."""
         return tokens(answer.get("usage"), PROMPT)
 
+    def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
+        """The first choice's message, and a message for each result."""
+        choice = min(objs(answer.get("choices")), key=lambda one: count(one.get("index")) or 0, default=Json())
+        message = {key: value for key, value in obj(choice.get("message")).items() if value not in (None, [])}
+        if audio := obj(message.get("audio")):
+            message["audio"] = {"id": audio.get("id")}
+        calls = objs(message.get("tool_calls"))
+        said: Json = {"role": "assistant", "content": None} | message
+        if calls:
+            said["tool_calls"] = [{"type": "custom" if "custom" in call else "function"} | call for call in calls]
+        answered = [_result(call, result) for call, result in zip(calls, results, strict=False)]
+        function = obj(message.get("function_call"))
+        if function and len(results) > len(calls):
+            content = results[len(calls)].text or ""
+            answered.append({"role": "function", "name": function.get("name"), "content": content})
+        return [said, *answered] if len(answered) == len(results) else None
+
 
 def _described(request: bytes) -> Iterator[Quoted]:
     for at, offer in enumerate(_offers(request).tools or ()):
@@ -254,6 +277,11 @@ def _function(deltas: list[Json]) -> Json | None:
 
 def _named_text(pieces: list[Json], key: str) -> Json:
     return {"name": earliest(pieces, "name"), key: joined(pieces, key)}
+
+
+def _result(call: Json, result: Part) -> Json:
+    named = {} if result.name is None else {"name": result.name}
+    return {"role": "tool", "tool_call_id": call.get("id"), "content": result_content(result)} | named
 
 
 def _message(wire: Json, role: str) -> Message:

@@ -5,13 +5,17 @@ The answer has chat's frame with `text` where chat has `message`. There is no co
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
+from penstock.gateway.dialects.base import Otel
 from penstock.gateway.dialects.chat import Chat
 from penstock.gateway.dialects.items import cutter
 from penstock.gateway.dialects.json_post import routes
 from penstock.gateway.dialects.loose_json import Json, Peek, arr, count, earliest, joined, objs, text
 from penstock.gateway.dialects.text_spans import Pointed
+from penstock.gateway.dialects.token_ids import IDS, LOGPROBS
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
 
@@ -21,7 +25,10 @@ class Completions(Chat):
     name = "completions"
     routes: ClassVar[frozenset[str]] = routes("/completions")
     apart: ClassVar[frozenset[str]] = frozenset({"prompt", "model", "stream"})
-    turns: ClassVar[str] = ""
+    client_tools: ClassVar[tuple[str, ...]] = ()
+    conversation_field = ""
+    token_fields: Mapping[str, bytes] = MappingProxyType({IDS: b"true", LOGPROBS: b"0"})
+    otel: Otel | None = Otel("text_completion", "openai")
     cut = staticmethod(cutter(Peek))
 
     def quoted_system(self, request: bytes) -> Pointed:
@@ -56,6 +63,10 @@ class Completions(Chat):
     def reply(self, response: bytes, stream: bool) -> bytes:
         """None, for want of a conversation."""
         return b""
+
+    def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
+        """None, for the same reason."""
+        return None
 
 
 def prompts(value: Any) -> list[Part]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.base import Facts, Otel
 from penstock.gateway.dialects.completions import prompts
 from penstock.gateway.dialects.ending import Said, body_failed
+from penstock.gateway.dialects.family import OPENAI
 from penstock.gateway.dialects.json_post import Post, routes
 from penstock.gateway.dialects.loose_json import PROMPT, Json, Peek, label, lenient, tokens
 from penstock.gateway.model.span import Usage
@@ -25,7 +26,9 @@ class Embeddings(Post):
     """Embeddings."""
 
     name = "embeddings"
-    family = "openai"
+    family = OPENAI
+    generates = False
+    otel: Otel | None = Otel("embeddings", "openai")
     routes: ClassVar[frozenset[str]] = routes("/embeddings")
     apart: ClassVar[frozenset[str]] = frozenset({"input", "model"})
 

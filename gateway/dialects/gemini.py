@@ -9,14 +9,15 @@ Function calls have an id only in newer versions. Tool results stay where they a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 import orjson
 
-from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.base import Facts, Otel
 from penstock.gateway.dialects.ending import Failed, Said, body_failed, is_error, stream_failed
+from penstock.gateway.dialects.family import GEMINI
 from penstock.gateway.dialects.gemini_wire import field, folded, items, message_of, tools_of, usage_of
 from penstock.gateway.dialects.items import Items, cutter
 from penstock.gateway.dialects.json_post import Post
@@ -38,7 +39,7 @@ from penstock.gateway.dialects.parts import fingerprint
 from penstock.gateway.dialects.sse import last
 from penstock.gateway.dialects.text_spans import Described, Path, Pointed, Quoted, quoted_text, quoted_tool
 from penstock.gateway.model.span import Usage
-from penstock.gateway.model.turn import Choice, Message, Tool
+from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
 _ROUTE = re.compile(
     r"(?:/v1(?:alpha|beta|beta1)?)?(?:/projects/[^/]+/locations/[^/]+)?(?:/publishers/[^/]+)?"
@@ -109,14 +110,15 @@ class Gemini(Post):
     """generateContent and streamGenerateContent."""
 
     name = "gemini"
-    family = "gemini"
+    family = GEMINI
     routes: ClassVar[frozenset[str]] = frozenset({"generateContent", "streamGenerateContent"})
     """The methods that a model in the path is asked for."""
     apart: ClassVar[frozenset[str]] = frozenset(
         {"contents", "systemInstruction", "system_instruction", "tools", "model", "generationConfig"}
     )
-    instructions: ClassVar[tuple[str, ...]] = ("systemInstruction", "system_instruction")
-    turns: ClassVar[str] = "contents"
+    instructions: tuple[str, ...] = ("systemInstruction", "system_instruction")
+    conversation_field = "contents"
+    otel: Otel | None = Otel("generate_content", "gcp.gemini")
     cut = staticmethod(cutter(_Told))
     served: ClassVar[str] = "modelVersion"
     id: ClassVar[str] = "responseId"
@@ -235,12 +237,26 @@ class Gemini(Post):
         """As reported, thoughts added to the output."""
         return usage_of(answer.get("usageMetadata"))
 
+    def server_tools(self, asked: Json) -> list[str]:
+        """All but functions, by their field."""
+        return [key for tool in objs(items(asked.get("tools"))) for key in tool if "unction" not in key]
+
+    def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
+        """The first candidate's content, and a user's content of all results."""
+        content = obj(next(iter(objs(answer.get("candidates"))), Json()).get("content"))
+        calls = [obj(part.get("functionCall") or part.get("function_call")) for part in objs(content.get("parts"))]
+        calls = [call for call in calls if call]
+        parts = [{"functionResponse": _response(call, it)} for call, it in zip(calls, results, strict=False)]
+        turns: list[Json] = [{"role": "model"} | content, {"role": "user", "parts": parts}]
+        return turns if len(calls) == len(results) else None
+
 
 class GeminiCount(Gemini):
     """Token counting: a request of contents, or a whole request inside, and an answer of one number."""
 
     name = "gemini_count_tokens"
-    answers = False
+    answers = generates = uses_tokens = False
+    otel: Otel | None = None
     routes: ClassVar[frozenset[str]] = frozenset({"countTokens"})
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
@@ -260,6 +276,8 @@ class GeminiEmbeddings(Gemini):
     """Embeddings of one content or of several; the vectors are left alone."""
 
     name = "gemini_embeddings"
+    generates = False
+    otel: Otel | None = None
     routes: ClassVar[frozenset[str]] = frozenset({"embedContent", "batchEmbedContents"})
     apart: ClassVar[frozenset[str]] = Gemini.apart | {"content", "requests"}
 
@@ -280,6 +298,11 @@ class GeminiEmbeddings(Gemini):
     def items(self, request: bytes) -> Items:
         """None, for the same reason."""
         return Items(None, [])
+
+
+def _response(call: Json, result: Part) -> Json:
+    said = {"name": call.get("name"), "response": obj(loads(result.text or ""))}
+    return said if call.get("id") is None else said | {"id": call["id"]}
 
 
 def _instructions(request: bytes) -> Iterator[Quoted]:

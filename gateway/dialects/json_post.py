@@ -6,38 +6,62 @@ that a plain call would have had, so that there is one reading of an answer and 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar
 
 import msgspec
 
-from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.base import EVENT_STREAM, Facts, Otel
+from penstock.gateway.dialects.family import Family
 from penstock.gateway.dialects.items import Items, Values, cutter, whole
-from penstock.gateway.dialects.loose_json import Json, Peek, document, error_message, label, loads, obj, peek, text
+from penstock.gateway.dialects.loose_json import (
+    Json,
+    Peek,
+    document,
+    error_message,
+    label,
+    loads,
+    obj,
+    objs,
+    peek,
+    text,
+)
 from penstock.gateway.dialects.parts import fingerprint, plain
 from penstock.gateway.dialects.sampling import forced, sampled
 from penstock.gateway.dialects.text_spans import Place, Pointed, Texts, texts
+from penstock.gateway.dialects.token_estimate import SAID
 from penstock.gateway.model.span import Usage
-from penstock.gateway.model.turn import Choice, Message, Tool, Turn
+from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 
 
 class Post(ABC):
     """Base of the dialects that are posted."""
 
     name: str
-    family: str
+    family: Family
+    any_family: bool = False
+    answers: bool = True
+    generates: bool = True
+    uses_tokens: bool = True
+    stateful: bool = False
+    conversation_field: str = ""
+    instructions: tuple[str, ...] = ()
+    token_fields: Mapping[str, bytes] = MappingProxyType({})
+    streaming_content_type: bytes = EVENT_STREAM
+    otel: Otel | None = None
     routes: ClassVar[frozenset[str]]
     """Its paths; a base URL may or may not end in /v1."""
     apart: ClassVar[frozenset[str]]
     """The request's fields that are no sampling parameters."""
-    answers: bool = True
-    turns: ClassVar[str] = ""
-    """The request's field that lists the items of the conversation; none where nothing is followed."""
-    instructions: ClassVar[tuple[str, ...]] = ()
-    """Its fields that hold what stands before them."""
     cut: Callable[[bytes], tuple[Peek, Values]] = staticmethod(cutter(Peek))
-    """Reads these fields."""
+    """Reads the fields that hold the conversation."""
+    client_tools: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the types of tools that the client runs itself."""
+    untyped_tool: ClassVar[str] = "function"
+    """The type of a tool that does not say it."""
     served: ClassVar[str] = "model"
     id: ClassVar[str] = "id"
     """The answer's fields for the model that it is from, and for its id."""
@@ -72,7 +96,7 @@ class Post(ABC):
             stream=stream,
             sampling=said,
             effective=sampled(said, answer),
-            forced=forced(asked),
+            forced=self.forced(asked),
             messages=self.messages(asked, problems),
             tools=self.tools(asked),
             choices=self.choices(answer),
@@ -118,7 +142,7 @@ class Post(ABC):
 
     def listed(self, values: Values) -> list[msgspec.Raw]:
         """The items in what was read of a request."""
-        turns = values.get(self.turns)
+        turns = values.get(self.conversation_field)
         said = [whole(values[name]) for name in self.instructions if name in values]
         before = [msgspec.Raw(self.instructed(it)) for it in said if it not in (b"", b"null", b'""', b"[]")]
         if isinstance(turns, list):
@@ -135,7 +159,7 @@ class Post(ABC):
     def source(self, item: bytes) -> bytes:
         """Fingerprint source of the message that the item is."""
         wire = loads(item)
-        return plain(wire) or b"".join(map(fingerprint, self.messages({self.turns: [wire]}, [])))
+        return plain(wire) or b"".join(map(fingerprint, self.messages({self.conversation_field: [wire]}, [])))
 
     def replies(self, response: bytes, stream: bool) -> list[bytes]:
         """That of the first choice."""
@@ -146,6 +170,27 @@ class Post(ABC):
         """None: conversations are sent again as a whole."""
         return None
 
+    def server_tools(self, asked: Json) -> list[str]:
+        """By their types: those of no type that clients run."""
+        offered = asked.get("tools")
+        kinds = [
+            text(tool.get("type")) or self.untyped_tool
+            for tool in objs([offered] if isinstance(offered, dict) else offered)
+        ]
+        return [kind for kind in kinds if not kind.startswith(self.client_tools)]
+
+    def continued(self, response: bytes, stream: bool, results: Sequence[Part]) -> list[Json] | None:
+        """As `next_items` says it, however the answer was sent."""
+        return self.next_items(self.answer(response, stream, []), results)
+
+    def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
+        """What stands in the next request for an answer and its results; nothing can unless a dialect says how."""
+        return None
+
+    def texts_said(self, stream: bool) -> re.Pattern[bytes]:
+        """By the names that most formats have for them."""
+        return SAID
+
     def answer(self, response: bytes, stream: bool, problems: list[str]) -> Json:
         """The body of a plain answer, however it was sent."""
         return self.assemble(response, problems) if stream else document(response, "response", problems)
@@ -153,6 +198,10 @@ class Post(ABC):
     def sampling(self, asked: Json) -> Json:
         """The sampling parameters of a request."""
         return {key: value for key, value in asked.items() if key not in self.apart}
+
+    def forced(self, asked: Json) -> str | None:
+        """What of a request makes a grammar force tokens."""
+        return forced(asked)
 
     @abstractmethod
     def assemble(self, body: bytes, problems: list[str]) -> Json:

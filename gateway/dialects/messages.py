@@ -7,13 +7,15 @@ Anthropic runs itself (`server_tool_use`) are parts of type unknown: the client 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
 import msgspec
 
-from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.base import Facts, Otel
 from penstock.gateway.dialects.ending import Failed, Said, body_failed, stream_failed
+from penstock.gateway.dialects.family import ANTHROPIC
 from penstock.gateway.dialects.items import cutter
 from penstock.gateway.dialects.json_post import Post, marked, routes
 from penstock.gateway.dialects.loose_json import (
@@ -29,10 +31,11 @@ from penstock.gateway.dialects.loose_json import (
     lenient,
     loads,
     obj,
+    objs,
     peek,
     text,
 )
-from penstock.gateway.dialects.parts import content_parts, flat_tools, result_part
+from penstock.gateway.dialects.parts import content_parts, flat_tools, result_content, result_part
 from penstock.gateway.dialects.sse import first, last
 from penstock.gateway.dialects.text_spans import Item, Pointed, quoted_content, quoted_items, quoted_tools
 from penstock.gateway.model.span import Usage
@@ -85,11 +88,14 @@ class Messages(Post):
     """Anthropic messages."""
 
     name = "messages"
-    family = "anthropic"
+    family = ANTHROPIC
     routes: ClassVar[frozenset[str]] = routes("/messages")
     apart: ClassVar[frozenset[str]] = frozenset({"messages", "system", "tools", "model", "stream"})
-    instructions: ClassVar[tuple[str, ...]] = ("system",)
-    turns: ClassVar[str] = "messages"
+    client_tools: ClassVar[tuple[str, ...]] = ("custom", "bash_", "text_editor_", "computer_", "memory_")
+    untyped_tool: ClassVar[str] = "custom"
+    instructions: tuple[str, ...] = ("system",)
+    conversation_field = "messages"
+    otel: Otel | None = Otel("chat", "anthropic")
     cut = staticmethod(cutter(_Told))
 
     def quoted_system(self, request: bytes) -> Pointed:
@@ -180,17 +186,34 @@ class Messages(Post):
         """As reported, cached tokens added to the input."""
         return _usage(answer.get("usage"))
 
+    def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
+        """The answer's blocks, and a user's message of all results."""
+        blocks = arr(answer.get("content"))
+        calls = [block for block in objs(blocks) if block.get("type") == "tool_use"]
+        answered = [_result(call, result) for call, result in zip(calls, results, strict=False)]
+        turns: list[Json] = [{"role": "assistant", "content": blocks}, {"role": "user", "content": answered}]
+        return turns if len(calls) == len(results) else None
+
 
 class CountTokens(Messages):
     """Token counting: a request of messages and an answer of one number. Nothing is used up, so there is no usage."""
 
     name = "count_tokens"
-    answers = False
+    answers = generates = uses_tokens = False
+    otel: Otel | None = None
     routes: ClassVar[frozenset[str]] = routes("/messages/count_tokens")
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """The model asked for."""
         return Facts(model=self.model(request), failed=None if stream else body_failed(_plain(response)))
+
+
+def _result(call: Json, result: Part) -> Json:
+    named = {"type": "tool_result", "tool_use_id": call.get("id")}
+    if obj(result.data).get("type") == "tool_result":
+        # A failed one is kept as a whole.
+        return {key: value for key, value in obj(result.data).items() if key != "cache_control"} | named
+    return named | {"content": result_content(result)}
 
 
 def _ends_it(event: _Event) -> bool:

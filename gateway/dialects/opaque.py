@@ -6,19 +6,31 @@ by it.
 
 from __future__ import annotations
 
-from penstock.gateway.dialects.base import Facts
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from penstock.gateway.dialects.base import EVENT_STREAM, Facts, Otel
+from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.dialects.items import Items
-from penstock.gateway.dialects.loose_json import Peek, error_message, label, loads, obj, peek
+from penstock.gateway.dialects.loose_json import Json, Peek, error_message, label, loads, obj, peek
 from penstock.gateway.dialects.text_spans import Place, Texts
-from penstock.gateway.model.turn import Turn
+from penstock.gateway.dialects.token_estimate import SAID
+from penstock.gateway.model.turn import Part, Turn
 
 
 class Opaque:
     """Any call at all."""
 
     name = "opaque"
-    family = "openai"
-    answers = False
+    family: Family = OPENAI
+    any_family = True
+    answers = generates = uses_tokens = stateful = False
+    conversation_field = ""
+    instructions: tuple[str, ...] = ()
+    token_fields: Mapping[str, bytes] = MappingProxyType({})
+    streaming_content_type = EVENT_STREAM
+    otel: Otel | None = None
 
     def matches(self, method: str, path: str) -> bool:
         """Always."""
@@ -76,3 +88,15 @@ class Opaque:
     def response_id(self, response: bytes, stream: bool) -> str | None:
         """None that is understood."""
         return None
+
+    def server_tools(self, asked: Json) -> list[str]:
+        """None that are understood."""
+        return []
+
+    def continued(self, response: bytes, stream: bool, results: Sequence[Part]) -> list[Json] | None:
+        """None that is understood."""
+        return None
+
+    def texts_said(self, stream: bool) -> re.Pattern[bytes]:
+        """By the names that most formats have for them."""
+        return SAID

@@ -67,6 +67,11 @@ def result_part(id: Any, content: Any, *, name: Any = None, wire: Any = None) ->
     return Part(type="tool_call_response", id=text(id), name=text(name), text=flat(parts), data=wire)
 
 
+def result_content(result: Part) -> Any:
+    """What a tool's answer was read from, for a request that gives it again."""
+    return (result.text or "") if result.data is None else result.data
+
+
 def fingerprint(message: Message) -> bytes:
     """The same bytes for the same message, however it was written: only role, text, tool calls and results count.
 

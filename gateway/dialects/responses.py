@@ -11,15 +11,18 @@ out), is the answer put together from the events before it.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
 import msgspec
 import orjson
 
-from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.base import Facts, Otel
 from penstock.gateway.dialects.ending import Failed, Said, body_failed, stream_failed
+from penstock.gateway.dialects.family import OPENAI
 from penstock.gateway.dialects.items import Items, cutter, whole
 from penstock.gateway.dialects.json_post import Post, routes
 from penstock.gateway.dialects.loose_json import (
@@ -40,9 +43,10 @@ from penstock.gateway.dialects.loose_json import (
     text,
     tokens,
 )
-from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, result_part
+from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, result_content, result_part
 from penstock.gateway.dialects.sse import first, last
 from penstock.gateway.dialects.text_spans import Item, Pointed, quoted_content, quoted_items, quoted_tools
+from penstock.gateway.dialects.token_estimate import DELTA
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
@@ -64,6 +68,8 @@ FIELDS = {
     "response.custom_tool_call_input.delta": "input",
 }
 """Deltas of an item's own fields."""
+OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
+"""Calls, and the items that answer them."""
 
 
 class _Item(msgspec.Struct):
@@ -106,11 +112,14 @@ class Responses(Post):
     """Responses."""
 
     name = "responses"
-    family = "openai"
+    family = OPENAI
+    stateful = True
     routes: ClassVar[frozenset[str]] = routes("/responses")
     apart: ClassVar[frozenset[str]] = frozenset({"input", "instructions", "tools", "model", "stream"})
-    instructions: ClassVar[tuple[str, ...]] = ("instructions",)
-    turns: ClassVar[str] = "input"
+    client_tools: ClassVar[tuple[str, ...]] = ("function", "custom", "local_shell", "apply_patch", "computer")
+    instructions: tuple[str, ...] = ("instructions",)
+    conversation_field = "input"
+    otel: Otel | None = Otel("chat", "openai", "responses")
     cut = staticmethod(cutter(_Told))
 
     def quoted_system(self, request: bytes) -> Pointed:
@@ -216,6 +225,20 @@ class Responses(Post):
     def usage(self, answer: Json) -> Usage | None:
         """As reported."""
         return tokens(answer.get("usage"), INPUT)
+
+    def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
+        """The answer's items, and an item for each result."""
+        items = objs(answer.get("output"))
+        calls = [item for item in items if text(item.get("type")) in OUTPUTS]
+        answered = [
+            {"type": OUTPUTS[call["type"]], "call_id": call.get("call_id"), "output": result_content(result)}
+            for call, result in zip(calls, results, strict=False)
+        ]
+        return [*items, *answered] if len(calls) == len(results) else None
+
+    def texts_said(self, stream: bool) -> re.Pattern[bytes]:
+        """A stream says all texts twice, as deltas and whole."""
+        return DELTA if stream else super().texts_said(stream)
 
 
 def _last(body: bytes) -> _Answer:

@@ -18,7 +18,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "temperature": ("temperature",),
     "top_p": ("top_p", "topP"),
     "top_k": ("top_k", "topK"),
-    "max_tokens": ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens"),
+    "max_tokens": ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens", "maxTokens"),
     "seed": ("seed",),
     "n": ("n", "candidateCount"),
 }

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.gateway.dialects.token_ids import length, read_tokens
-from penstock.gateway.model.span import COUNTED, EMBEDDING, Estimate, Usage
+from penstock.gateway.model.span import Estimate, Usage
+
+if TYPE_CHECKING:
+    from penstock.gateway.dialects.base import Dialect
 
 BYTES: Final = 4
 """Bytes of text that make a token, about: of English, of code, of JSON, and of scripts with three bytes a letter."""
 SAMPLE: Final = 8 << 10
 """Bytes at the start of an answer whose texts are measured; the rest is taken to be alike."""
-_MEDIA: Final = b";base64,"
-"""Stands in a request that holds images or files. Of any other, names and braces are about what a template adds."""
+_MEDIA: Final = (b";base64,", b'"bytes"')
+"""One of them stands in a request that holds images or files. Of any other, names and braces are about what a template
+adds."""
 _STRING = rb'"\s*:\s*"((?:[^"\\]++|\\.)*+)"'
 _ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|arguments|description)' + _STRING)
-_SAID = re.compile(rb'"(?:content|t(?:ext|hinking)|re(?:asoning(?:_content)?|fusal)|arguments|partial_json)' + _STRING)
-_DELTA = re.compile(rb'"delta' + _STRING)
-"""Where texts stand: images and other data are left out. Streams of responses say all twice, as deltas and whole."""
+SAID = re.compile(rb'"(?:content|t(?:ext|hinking)|re(?:asoning(?:_content)?|fusal)|arguments|partial_json)' + _STRING)
+DELTA = re.compile(rb'"delta' + _STRING)
+"""Where texts stand in requests and in answers: images and other data are left out."""
 
 
 def counted(usage: Usage | None, response: bytes, stream: bool, whole: bool) -> Usage | None:
@@ -48,8 +52,6 @@ class Call(Protocol):
     @property
     def status(self) -> str: ...
     @property
-    def dialect(self) -> str: ...
-    @property
     def upstream(self) -> str | None: ...
     @property
     def http_status(self) -> int | None: ...
@@ -59,12 +61,11 @@ class Call(Protocol):
     def usage(self) -> Usage | None: ...
 
 
-def uncounted(call: Call) -> bool:
+def uncounted(call: Call, dialect: Dialect) -> bool:
     """Whether a call has used tokens, or may have, and nobody counted them. A refusal has used none."""
     refused = (call.http_status or 0) >= 400 or call.error == "error_body"
     used = call.upstream is not None and call.status != "open" and not refused
-    generates = call.dialect in COUNTED
-    return used and call.kind == "llm" and (generates or call.dialect in EMBEDDING) and missing(call.usage, generates)
+    return used and call.kind == "llm" and dialect.uses_tokens and missing(call.usage, dialect.generates)
 
 
 def missing(usage: Usage | None, output: bool = True) -> bool:
@@ -72,12 +73,12 @@ def missing(usage: Usage | None, output: bool = True) -> bool:
     return usage is None or usage.input_tokens is None or (output and usage.output_tokens is None)
 
 
-def estimated(usage: Usage | None, request: bytes, response: bytes, deltas: bool) -> Estimate:
-    """An estimate of what usage does not tell. `deltas`: whether the answer is a stream of responses."""
+def estimated(usage: Usage | None, request: bytes, response: bytes, texts: re.Pattern[bytes]) -> Estimate:
+    """An estimate of what usage does not tell. `texts`: finds those of the answer."""
     known = usage or Usage()
-    asked = _length(_ASKED, request) if _MEDIA in request else len(request)
+    asked = _length(_ASKED, request) if any(mark in request for mark in _MEDIA) else len(request)
     seen = min(len(response), SAMPLE)
-    said = _length(_DELTA if deltas else _SAID, response, seen) * len(response) // (seen or 1)
+    said = _length(texts, response, seen) * len(response) // (seen or 1)
     return Estimate(
         input_tokens=-(-asked // BYTES) if known.input_tokens is None else None,
         output_tokens=-(-said // BYTES) if known.output_tokens is None else None,

@@ -18,8 +18,8 @@ from typing import Any, Final
 from penstock.gateway.dialects.loose_json import Json, arr, chunks, count, loads, obj, objs
 
 IDS: Final = "return_token_ids"
-
-
+LOGPROBS: Final = "logprobs"
+"""The fields of a request that ask for them."""
 WIDTH = array("i").itemsize
 
 

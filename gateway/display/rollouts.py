@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Group
 from rich.text import Text
 
+from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
 from penstock.gateway.display import span_summary
 from penstock.gateway.display.table import Column, Listing, figure
@@ -199,7 +200,7 @@ def _what(span: Span) -> str:
 def _tokens(span: Span) -> str:
     """As counted; ~80 is an estimate, ? is unknown. Empty for a span that uses no tokens."""
     if span.estimate is None:
-        known = span.usage or (Usage() if uncounted(span) else None)
+        known = span.usage or (Usage() if uncounted(span, by_name(span.dialect)) else None)
         return "" if known is None else " → ".join(map(tally, (known.input_tokens, known.output_tokens)))
     known, guess = span.usage or Usage(), span.estimate
     pairs = ((known.input_tokens, guess.input_tokens), (known.output_tokens, guess.output_tokens))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from penstock.gateway.dialects.errors import error_body
+from penstock.gateway.dialects.family import Family
 from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.redact import MASK
 from penstock.gateway.http.request import Headers, Request
@@ -151,27 +151,6 @@ def refusal_head(refusal: Refusal, length: int, keep_alive: bool) -> bytes:
     )
 
 
-def refusal_body(family: str, refusal: Refusal) -> bytes:
+def refusal_body(family: Family, refusal: Refusal) -> bytes:
     """What it says, in the shape of the API being spoken."""
-    return error_body(family, refusal.status, refusal.message, refusal.kind, refusal.field)
-
-
-def family_of(headers: Headers) -> str:
-    """The API family of a call to an unknown path: Anthropic clients name their version, or at least themselves, and
-    Google's send headers of their own.
-    """
-    for low, _, value in headers:
-        if low.startswith(b"x-goog-api-"):
-            return "gemini"
-        if (
-            low.startswith(b"anthropic-")
-            or low == b"x-api-key"
-            or (low == b"user-agent" and b"claude" in value.lower())
-        ):
-            return "anthropic"
-    return "openai"
-
-
-def family(dialect: str, family: str, request: Request) -> str:
-    """The API family of a call; for an unknown path its headers decide."""
-    return family_of(request.headers) if dialect in ("opaque", "models") else family
+    return family.error_body(refusal.status, refusal.message, refusal.kind, refusal.field)

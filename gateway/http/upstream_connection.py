@@ -12,6 +12,7 @@ from typing import Protocol
 
 import httptools
 
+from penstock.gateway.dialects.base import EVENT_STREAM
 from penstock.gateway.http.headers import HOP
 
 _log = logging.getLogger("penstock.upstream")
@@ -77,9 +78,9 @@ class Link(asyncio.Protocol):
         "_parser",
         "caller",
         "chunked",
+        "content_type",
         "done",
         "encoding",
-        "events",
         "head_fields",
         "headers",
         "hops",
@@ -116,7 +117,9 @@ class Link(asyncio.Protocol):
         """Names of headers that concern this connection only; empty when there are none."""
         self.pieces: list[bytes] = []
         """Payload of the last read, without transfer framing."""
-        self.seen = self.done = self.chunked = self.length_known = self.events = False
+        self.seen = self.done = self.chunked = self.length_known = False
+        self.content_type = b""
+        """In lower case."""
         self.encoding: bytes | None = None
         self.keep_alive = True
 
@@ -139,7 +142,7 @@ class Link(asyncio.Protocol):
         elif low == b"content-length":
             self.length_known = True
         elif low == b"content-type":
-            self.events = value[:17].lower() == b"text/event-stream"
+            self.content_type = value.lower()
         elif low == b"content-encoding":
             self.encoding = value if self.encoding is None else self.encoding + b"," + value
         else:
@@ -250,6 +253,11 @@ class Link(asyncio.Protocol):
         """See `pause_writing`."""
 
     # -- for the call ------------------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> bool:
+        """Whether the answer comes as server-sent events. Asked when the head is there."""
+        return self.content_type.startswith(EVENT_STREAM)
 
     @property
     def ends_itself(self) -> bool:

@@ -57,12 +57,6 @@ class Estimate(Noun):
     """About how many tokens were generated, as far as the answer came."""
 
 
-COUNTED = frozenset({"chat", "completions", "responses", "messages", "gemini"})
-"""Dialects whose calls use tokens up on both sides."""
-EMBEDDING = frozenset({"embeddings", "gemini_embeddings"})
-"""Those that generate none."""
-
-
 class Span(Noun):
     """The head of a span: all that a list shows. Bodies are apart, behind `body`."""
 
@@ -85,8 +79,8 @@ class Span(Noun):
     first_byte_ns: int | None = None
     """From start to the first byte of the response body; ns."""
     dialect: str = "opaque"
-    """Wire format spoken: chat, completions, responses, messages, embeddings, models, count_tokens, gemini,
-    gemini_count_tokens, gemini_embeddings or opaque."""
+    """Wire format spoken, by its name in docs/dialects.md: `chat`, `messages`, `responses` ...; `opaque` if it is none
+    of them."""
     method: str = "POST"
     """HTTP method."""
     path: str = ""

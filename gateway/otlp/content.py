@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from penstock.gateway.dialects import by_name
 from penstock.gateway.model.turn import Message, Part, Tool, Turn
 from penstock.gateway.otlp import semconv
 
@@ -29,7 +30,7 @@ def of_turn(turn: Turn) -> dict[str, Any]:
 
 def _split(turn: Turn) -> tuple[list[Message], list[Message]]:
     """(instructions, conversation): instructions stay where they are in dialects that send them as messages."""
-    if turn.dialect not in semconv.SEPARATE_INSTRUCTIONS or not turn.messages or turn.messages[0].role != "system":
+    if not by_name(turn.dialect).instructions or not turn.messages or turn.messages[0].role != "system":
         return [], turn.messages
     return turn.messages[:1], turn.messages[1:]
 

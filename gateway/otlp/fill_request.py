@@ -14,6 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as Outgoing
 
 from penstock.gateway.calls.turns import read_exchange
 from penstock.gateway.config import Otlp
+from penstock.gateway.dialects import by_name
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import Attempt, Reward
 from penstock.gateway.model.span import Span
@@ -84,7 +85,7 @@ class Maker:
 
     def _add_content(self, made: Outgoing, span: Span) -> None:
         exchange = self._tape.exchange(span)
-        if exchange is None or span.dialect not in semconv.OPERATIONS:
+        if exchange is None or by_name(span.dialect).otel is None:
             return
         omitted: list[str] = []
         for name, value in content.of_turn(read_exchange(span.dialect, exchange, span)).items():

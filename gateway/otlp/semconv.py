@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.base import Otel
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward
 from penstock.gateway.model.span import Span
 
@@ -41,19 +43,6 @@ DROPPED, TRUNCATED = "otel.dropped_attributes_count", "otel.truncated_attributes
 
 # Out -----------------------------------------------------------------------------------------------------------------
 
-OPERATIONS = {
-    "chat": "chat",
-    "responses": "chat",
-    "messages": "chat",
-    "gemini": "generate_content",
-    "completions": "text_completion",
-    "embeddings": "embeddings",
-}
-"""`gen_ai.operation.name` by dialect. Calls of other dialects are plain HTTP."""
-APIS = {"chat": "chat_completions", "responses": "responses"}
-"""`openai.api.type` by dialect."""
-FLAVOURS = {"messages": "anthropic", "gemini": "gcp.gemini"}
-"""`gen_ai.provider.name` by dialect; the rest speak OpenAI's."""
 PROVIDERS = {
     ".openai.azure.com": "azure.ai.openai",
     ".services.ai.azure.com": "azure.ai.inference",
@@ -75,6 +64,10 @@ Row = tuple[str, Callable[[Any], Any]]
 
 def _usage(field: str) -> Callable[[Span], int | None]:
     return lambda span: None if span.usage is None else getattr(span.usage, field)
+
+
+def _otel(field: str) -> Callable[[Span], str | None]:
+    return lambda span: getattr(by_name(span.dialect).otel, field, None)
 
 
 def _total(field: str) -> Callable[[Attempt], int | None]:
@@ -119,7 +112,7 @@ OF_A_CALL: tuple[Row, ...] = (
     ("penstock.truncated", lambda span: span.truncated or None),
 )
 OF_A_MODEL_CALL: tuple[Row, ...] = (
-    ("gen_ai.operation.name", lambda span: OPERATIONS[span.dialect]),
+    ("gen_ai.operation.name", _otel("operation")),
     ("gen_ai.conversation.id", lambda span: f"{span.rollout}/{span.attempt}"),
     ("gen_ai.request.model", lambda span: span.model),
     ("gen_ai.request.stream", lambda span: span.stream or None),
@@ -133,7 +126,7 @@ OF_A_MODEL_CALL: tuple[Row, ...] = (
     ("gen_ai.usage.cache_read.input_tokens", _usage("cached_tokens")),
     ("gen_ai.usage.cache_write.input_tokens", _usage("cache_write_tokens")),
     ("gen_ai.usage.reasoning.output_tokens", _usage("reasoning_tokens")),
-    ("openai.api.type", lambda span: APIS.get(span.dialect)),
+    ("openai.api.type", _otel("api")),
 )
 STOP, STOPS = "gen_ai.request.stop_sequences", ("stop", "stop_sequences")
 
@@ -171,8 +164,6 @@ INSTRUCTIONS, TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
 CONTENT_OMITTED = "penstock.content_omitted"
 SENSITIVE = frozenset({INPUT, OUTPUT, INSTRUCTIONS, TOOLS, "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"})
 """Opt-in attributes: what people said and what tools answered."""
-SEPARATE_INSTRUCTIONS = frozenset({"messages", "responses", "gemini"})
-"""Dialects in which they are no part of the conversation."""
 SAMPLING: dict[str, tuple[str, type[int] | type[float]]] = {
     "temperature": ("gen_ai.request.temperature", float),
     "top_p": ("gen_ai.request.top_p", float),
@@ -206,10 +197,9 @@ def attempt_error(attempt: Attempt) -> str | None:
     return None if attempt.status in good else attempt.status.value
 
 
-def provider(dialect: str, host: str | None) -> str:
+def provider(dialect: Otel, host: str | None) -> str:
     """`gen_ai.provider.name` of a call."""
-    found = next((name for end, name in PROVIDERS.items() if host and host.endswith(end)), None)
-    return found or FLAVOURS.get(dialect, "openai")
+    return next((name for end, name in PROVIDERS.items() if host and host.endswith(end)), dialect.provider)
 
 
 def evaluations(reward: Reward) -> list[tuple[str, float]]:

@@ -24,6 +24,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Outgoing
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from penstock.gateway.dialects import by_name
 from penstock.gateway.model.rollout import Attempt, Reward
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.trace import span_id, trace_id
@@ -66,16 +67,17 @@ def of_call(span: Span, server: str | None, place: Place) -> Outgoing:
     """A call of a model. `server`: base URL of the upstream."""
     found = _begun(span, place)
     rows = semconv.OF_EVERY_SPAN + semconv.OF_A_CALL
-    operation = semconv.OPERATIONS.get(span.dialect)
+    otel = by_name(span.dialect).otel
     url = urlsplit(server or "")
     attributes: dict[str, Any] = {}
-    if operation is not None:
+    if otel is not None:
         rows += semconv.OF_A_MODEL_CALL
-        attributes[semconv.PROVIDER] = semconv.provider(span.dialect, url.hostname)
+        attributes[semconv.PROVIDER] = semconv.provider(otel, url.hostname)
     if url.hostname is not None:
         attributes[semconv.ADDRESS] = url.hostname
         attributes[semconv.PORT] = url.port or (443 if url.scheme == "https" else 80)
-    found.name, found.kind = " ".join(filter(None, (operation or span.method, operation and span.model))), CLIENT
+    said = (span.method,) if otel is None else (otel.operation, span.model)
+    found.name, found.kind = " ".join(filter(None, said)), CLIENT
     fill(found.attributes, attributes | _attributes(span, place, rows))
     return found
 

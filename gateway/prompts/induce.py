@@ -59,7 +59,7 @@ class Proposal:
 
     template: Template
     messages: int
-    """How many messages are this prompt."""
+    """How many messages match it."""
     coverage: float
     """Their share, from 0 to 1, of those messages of the call-site that are this prompt or none that was found."""
     slots: Mapping[str, list[str]]

@@ -200,7 +200,8 @@ class Call(RecordedCall):
             return
         record.http_status = link.status
         record.response_headers = link.headers[: link.head_fields]
-        record.stream, record.encoding = link.events, link.encoding
+        record.stream = link.content_type.startswith(record.call.dialect.streaming_content_type)
+        record.encoding = link.encoding
         out = self.begin_answer(link, head, raw)
         self._move(State.STREAMING)
         self._pass_on(link, out)

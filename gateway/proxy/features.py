@@ -32,7 +32,7 @@ class TrainedModels:
 
     def plan(self, send: Send, route: Route | None) -> None:
         """Adds the fields that are missing."""
-        asked = ask(send.call.dialect.name, send.body) if route is not None and route.train else None
+        asked = ask(send.call.dialect, send.body) if route is not None and route.train else None
         if asked is not None:
             send.body, send.captured, send.headers = asked.body, asked.added, identity(send.headers)
             send.parts.append(Captured(asked, self._metrics))

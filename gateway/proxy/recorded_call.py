@@ -15,9 +15,10 @@ from time import monotonic
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.conversations import Answer
 from penstock.gateway.calls.record import Record, whole
+from penstock.gateway.dialects import family
 from penstock.gateway.http.client_connection import Front
 from penstock.gateway.http.errors import Refusal, internal_fault
-from penstock.gateway.http.headers import family, refusal_body, refusal_head
+from penstock.gateway.http.headers import refusal_body, refusal_head
 from penstock.gateway.http.request import Request
 from penstock.gateway.proxy.parts import Part
 from penstock.gateway.proxy.relay import Relay
@@ -181,9 +182,8 @@ class RecordedCall(Relay):
 
     def _fail(self, refusal: Refusal) -> None:
         """Ends a call whose answer has not begun with one of our own, in the shape of its API."""
-        dialect = self._admitted.dialect
         # What an engine answers may be in the message.
-        body = self.own.hide(refusal_body(family(dialect.name, dialect.family, self.request), refusal))
+        body = self.own.hide(refusal_body(family(self._admitted.dialect, self.request.headers), refusal))
         head = refusal_head(refusal, len(body), self.request.keep_alive)
         body = b"" if self.head_only else body
         self.record.answered(refusal.status, body)

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from penstock.gateway.calls.admission import Admission, Admitted
 from penstock.gateway.config import Config, Route
+from penstock.gateway.dialects import family
 from penstock.gateway.http.errors import GatewayFault
-from penstock.gateway.http.headers import family
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.request import Request
 from penstock.gateway.metrics import Metrics
@@ -78,7 +78,7 @@ class Shared:
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, Route | None]:
         """(upstreams to try in turn, model name to send instead, the route that says so)."""
         route = self.routed(call.model) if self.routes else None
-        return *self.routes.along(route, family(call.dialect.name, call.dialect.family, request)), route
+        return *self.routes.along(route, family(call.dialect, request.headers)), route
 
     def routed(self, model: str | None) -> Route | None:
         """The route of a model; also of one whose version names the upstream."""

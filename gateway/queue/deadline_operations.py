@@ -1,5 +1,7 @@
-"""What the clock does to attempts, as operations inside a write transaction: those whose time has come are ended, and
-their rollouts join the queue again when nothing of them can run any more.
+"""What the clock does to attempts, as operations inside a write transaction.
+
+They end attempts whose deadline has passed. The rollouts join the queue again when none of their attempts can run any
+more.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ class DeadlineOperations(Attempts):
         self._spans = SpanOperations(transaction)
 
     def expire(self, names: Iterable[tuple[str, str]], now: int, quiet_s: float) -> list[Looked]:
-        """Ends the attempts whose time has really come. `quiet_s`: how long those may be silent that nobody has
-        claimed."""
+        """Ends the attempts whose deadline has passed. `quiet_s`: how long an attempt that nobody has claimed may be
+        silent.
+        """
         return [self._expire(name, now, quiet_s) for name in names]
 
     def _expire(self, name: tuple[str, str], now: int, quiet_s: float) -> Looked:
@@ -60,8 +63,9 @@ class DeadlineOperations(Attempts):
         return looked._replace(ended=due[1], rewarded="rule" if rewarded else None)
 
     def _not_quiet_yet(self, name: tuple[str, str], now: int, quiet_s: float) -> int | None:
-        """When to look again at an attempt that nobody has claimed and that was heard of lately: most of them are so
-        when they are looked at, and they may be very many."""
+        """When to look again at an unclaimed attempt that had a sign of life: most of them have, and there may be very
+        many.
+        """
         values = self._tape.peek(name)
         if values is None or values[_WORKER] is not None or values[_STATUS] not in LIVE:
             return None
@@ -73,7 +77,7 @@ class DeadlineOperations(Attempts):
         return next(self._tape.scan("open", live.key), None) is not None
 
     def _look_at_ended(self, live: Live, rollout: Rollout, now: int) -> Looked:
-        """Its worker may still have to kill the agent: the next attempt waits for as long as the lease lasts."""
+        """Lets the next attempt wait until the lease is over, because the worker may still have to kill the agent."""
         lease = get(live, "lease_ns")
         if rollout.status != RolloutStatus.REQUEUING or rollout.attempt != live.name[1]:
             self._forget(live)
@@ -84,7 +88,9 @@ class DeadlineOperations(Attempts):
         return Looked(*live.name, None, requeued=rollout.mode)
 
     def take_up(self, now: int, grace_ns: int) -> list[tuple[str, str, int | None]]:
-        """What was handed out in an earlier life, with when to look at it; workers have time to come back."""
+        """The attempts that an earlier process has handed out, with when to look at them; workers have time to come
+        back.
+        """
         found: list[tuple[str, str, int | None]] = []
         for key, _ in list(self._tape.scan("live")):
             name = keys.split_attempt_key(key)
@@ -92,7 +98,7 @@ class DeadlineOperations(Attempts):
             lease = get(live, "lease_ns")
             if lease is not None and lease < now + grace_ns:
                 put(live, lease_ns=now + grace_ns)
-            # Nobody could be heard of while there was no gateway.
+            # While there was no gateway, nobody could be heard.
             put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
             self._tape.touch(live)
             due = deadline(self._rollout(name[0]), live)

@@ -10,8 +10,8 @@ An attempt that the clock or a person has ended may still run at its worker. Its
 the queue only when the worker has let go of the attempt (it says so by `finish`) or its lease is over. By then the
 worker must have killed the agent, so nothing runs twice at the same time.
 
-Beside them stand `deadline_operations`, what the clock does to attempts, and `span_operations`, rewards and what else
-is said of attempts.
+Two modules hold the other operations: `deadline_operations` has what the clock does to attempts, `span_operations` has
+rewards and other spans that are no calls.
 
 Operations and calls go through one queue in order: when one has been committed, so has every call that ended before it.
 """

@@ -1,4 +1,4 @@
-"""Spans that are no calls, as operations inside a write transaction: rewards, and what else is said of attempts."""
+"""Rewards and other spans that are no calls, as operations inside a write transaction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SpanOperations(Attempts):
         """(its span, the reward, whether it is new); `known_new` spares looking for its key."""
         late = status_of(live) not in LIVE
         reward = Reward(**dict(judgement), trusted=trusted, late=late)
-        # What an agent says must not stand in the way of what is trusted.
+        # An agent's reward must not keep a trusted one with the same key out.
         key = None if reward.key is None else live.key + (b"t" if trusted else b"u") + reward.key.encode()
         earlier = None if key is None or known_new else self._tape.get("rewards", key)
         if earlier is not None:
@@ -70,7 +70,7 @@ class SpanOperations(Attempts):
         return [entry.sequence for entry in made]
 
     def _without_secrets(self, entry: Entry) -> Entry:
-        """A span as it may be kept; the one that was handed in may still be read."""
+        """A copy of a span as it may be kept; the original may still be read."""
         secrets, said = self._tape.secrets, entry.attributes
         kept = None if said is None else secrets.json(redact.attributes(said, by_name=entry.kind == "otel"))
         name, error = secrets.texts((entry.name, entry.error))

@@ -11,10 +11,11 @@ from time import monotonic
 
 from penstock.gateway.api.front_page import front_page
 from penstock.gateway.calls.address import AddressError, from_path
-from penstock.gateway.dialects import find
+from penstock.gateway.dialects import family, find
+from penstock.gateway.dialects.family import Family
 from penstock.gateway.http.client_connection import Front
 from penstock.gateway.http.errors import Refusal, internal_fault
-from penstock.gateway.http.headers import family, refusal_body, refusal_head
+from penstock.gateway.http.headers import refusal_body, refusal_head
 from penstock.gateway.http.request import Request
 from penstock.gateway.proxy.rehearsed_call import make_call
 from penstock.gateway.proxy.shared import Shared
@@ -73,12 +74,11 @@ class Dispatch:
             front.linger()
 
 
-def _spoken(request: Request) -> str:
-    """The same, of a request that has not become a call."""
+def _spoken(request: Request) -> Family:
+    """The API that a request speaks which has not become a call."""
     path = request.target.decode("latin-1").partition("?")[0]
     try:
         path = from_path(path)[1]
     except AddressError:
         path = path[path.find("/v1") :] if "/v1" in path else path
-    dialect = find("POST", path)
-    return family(dialect.name, dialect.family, request)
+    return family(find("POST", path), request.headers)

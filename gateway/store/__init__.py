@@ -1,6 +1,7 @@
 """The tape: the only package that opens LMDB. It may import `dialects`, `canary`, `client` and the layers below.
 
-`keys` has the layout, `codec` the record formats. Begin with `writer` and `reader`.
+`keys` has the layout, `codec` the record formats, `tables` what a transaction changes. Begin with `writer` and
+`reader`.
 
 *Writing.* `Store.write` takes a batch of entries and commits them in one transaction with one fsync. It is called from
 one thread, the recorder's; a write transaction never leaves it (`writer`).

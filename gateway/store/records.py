@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
+from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
 from penstock.gateway.model.base import Mode, Origin
 from penstock.gateway.model.rollout import (
@@ -357,5 +358,5 @@ def count(sums: list[int], entry: Entry, usage: list[int | None] | None = None) 
         sums[4] += usage[1] or 0
     sums[5] += entry.tool_calls
     sums[6] += entry.gap
-    sums[7] += uncounted(entry)
+    sums[7] += uncounted(entry, by_name(entry.dialect))
     sums[8] += entry.ambiguous

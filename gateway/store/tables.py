@@ -1,8 +1,8 @@
 """Rollouts, attempts and calls as an open transaction changes them, and the numbers that they get.
 
 Sequences, body numbers, styles and change cursors are given out here, inside the transaction, so they need no other
-coordination. What is remembered between transactions is `recall`ed when one has failed or when somebody else has
-written.
+coordination. When a transaction has failed, or somebody else has written, `recall` reads back what is remembered
+between transactions.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class Tables:
 
     def put(self, batch: Batch, entry: Entry, seen_ns: int | None = None) -> None:
         """Writes a span, as it is now. `seen_ns`: when the agent was heard of by it, if that is not when it began or
-        ended: the times of what others send are theirs, and 0 is no sign of life."""
+        ended, because times in spans of others may be wrong; 0 is no sign of life.
+        """
         live = self.live(batch, entry)
         announced = bool(entry.sequence)
         if not announced:
@@ -154,7 +155,7 @@ class Tables:
         return batch.index[key]
 
     def _style(self, batch: Batch, style: Style) -> int | Style:
-        """Its number; itself on its first appearance, and when the table is full: some calls are like no other."""
+        """The number of a style; the style itself when it appears for the first time, or when the table is full."""
         number = self._styles.get(style)
         if number is not None:
             return number
@@ -163,7 +164,7 @@ class Tables:
                 self._styles_seen.clear()
             self._styles_seen.add(style)
             return style
-        # Never that of another: what has its number would be read as this.
+        # Never another's number: whatever has that number would be read as this.
         self._last_style += 1
         number = self._styles[style] = self._last_style
         record = codec.encode(list(style), records.STYLE_DEFAULTS)

@@ -1,8 +1,8 @@
 """The one writer: a batch of entries and tasks becomes one transaction with one fsync.
 
-What is remembered between transactions (`tables`, and what others follow) is forgotten when one fails or when somebody
-else has written. A batch of few calls is compressed call by call and strongly, a large one together and fast: under
-load the machine is worth more than the disk.
+The writer forgets what it remembers between transactions (`tables`, and what followers hold) when one fails or when
+somebody else has written. A batch of few calls is compressed call by call and strongly, a large one together and fast,
+because CPU is scarce under load.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.gateway.store.transaction import Transaction
 from penstock.gateway.store.view import View
 
 TOGETHER = 32
-"""Entries from which a batch is compressed together."""
+"""From so many entries on, a batch is compressed together."""
 Item: TypeAlias = "Entry | Task[Any]"
 Woken: TypeAlias = Callable[[Transaction, Live, int], None]
 """Is told of the first call of an attempt that nobody has claimed, and of a sign of life of one that is dormant: the
@@ -77,7 +77,7 @@ class Writer:
             raise
 
     def interrupt_open(self) -> None:
-        """Ends the calls that an earlier life of the gateway has left open."""
+        """Ends the calls that an earlier process of the gateway has left open."""
         db = self._env.dbs["open"]
 
         def apply(batch: Batch) -> None:
@@ -111,7 +111,7 @@ class Writer:
         return self._cursor
 
     def _recall(self, txn: Txn) -> None:
-        """Reads back what another process, or an earlier life, has written."""
+        """Reads back what another or an earlier process has written."""
         view = View(txn, self._env.dbs, {})
         self._cursor = view.last("log")
         self._tables.recall(view)

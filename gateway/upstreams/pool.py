@@ -101,7 +101,7 @@ class Pool(Connector):
 
     def target(self, path: str) -> str:
         """The path to ask the upstream for: base URL plus path, a doubled `/v1` written once."""
-        if path.startswith("/v1") and (self.config.dialect == "openai" or self.path.endswith("/v1")):
+        if path.startswith("/v1") and (self.config.family.versioned or self.path.endswith("/v1")):
             return self.path + path[3:] if path[3:4] in ("/", "?", "") else self.path + path
         return self.path + path
 
@@ -148,10 +148,4 @@ class Pool(Connector):
 
 def _credential(config: Upstream) -> tuple[bytes, bytes] | None:
     key = config.key()
-    if key is None:
-        return None
-    if config.dialect == "anthropic":
-        return b"x-api-key", key.encode()
-    if config.dialect == "gemini":
-        return b"x-goog-api-key", key.encode()
-    return b"Authorization", b"Bearer " + key.encode()
+    return None if key is None else config.family.credential(key)

@@ -5,9 +5,10 @@ upstream.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import get_args
 
-from penstock.gateway.config import Family, Route
+from penstock.gateway.config import Route
+from penstock.gateway.dialects.family import Family
+from penstock.gateway.http.errors import GatewayFault
 from penstock.gateway.upstreams.pool import Pool
 
 
@@ -18,10 +19,10 @@ class Routes:
         """`pools` by name, in the order of the configuration."""
         self._routes = tuple(routes)
         self._pools = pools
-        self._silent = {
-            family: next(pool for pool in pools.values() if pool.config.dialect == family)
-            for family in get_args(Family)
-        }
+        self._first: dict[str, Pool] = {}
+        """By family."""
+        for pool in pools.values():
+            self._first.setdefault(pool.config.dialect, pool)
 
     def __bool__(self) -> bool:
         """False when the model makes no difference."""
@@ -34,12 +35,17 @@ class Routes:
                 return route
         return None
 
-    def of(self, model: str | None, family: str) -> tuple[list[Pool], str | None]:
-        """(upstreams to try in turn, model name to send instead). `family`: the API that is spoken."""
+    def of(self, model: str | None, family: Family) -> tuple[list[Pool], str | None]:
+        """(upstreams to try in turn, model name to send instead). `family`: the API that is spoken. Raises
+        `GatewayFault` where nobody speaks it."""
         return self.along(self.find(model), family)
 
-    def along(self, route: Route | None, family: str) -> tuple[list[Pool], str | None]:
+    def along(self, route: Route | None, family: Family) -> tuple[list[Pool], str | None]:
         """The same, of a route that was found."""
-        if route is None:
-            return [self._silent[family]], None
-        return [self._pools[name] for name in route.upstream], route.alias
+        if route is not None:
+            return [self._pools[name] for name in route.upstream], route.alias
+        pool = self._first.get(family.name)
+        if pool is None:
+            message = f'no upstream speaks {family.name}: add an [[upstream]] with dialect = "{family.name}"'
+            raise GatewayFault(503, "upstream", message)
+        return [pool], None

@@ -1,4 +1,5 @@
-"""For agents that you may change: report how well it went, what happened, and what was done.
+"""For agents that you may change: report how well it went, what happened, and what was done. It needs the standard
+library only; an image without Penstock can take it by `pip install --no-deps penstock-gateway`.
 
     import penstock
 
@@ -7,16 +8,15 @@
     with penstock.span("search", {"query": "trains"}) as search:
         search.set_attributes(hits=12)
 
-No function waits for the gateway. A thread sends each report at once (`sidecar.agent.helper_sender`), and Python waits
-for that thread before it ends. So synchronous and asynchronous code use the same functions, and no event loop is
-blocked. An agent that ends by `os._exit` calls `flush` before.
+Nothing here waits for the gateway: a thread sends every report at once (`sidecar.agent.helper_sender`), and Python
+waits for that thread before it ends. So the same calls work in synchronous and in asynchronous code, and block no event
+loop. Call `flush` before you leave by `os._exit`.
 
-No function raises because of the gateway. A report that cannot be sent costs one line on stderr for the whole process.
-Outside a rollout nothing is sent, so the same script runs anywhere.
+Nothing here raises because of the gateway: what cannot be sent is reported on stderr, once. Outside a rollout nothing
+is sent, so the same script runs anywhere.
 
-Rewards and events go to the routes of the agent's own address. Spans go to its `/v1/traces`, as OTLP in JSON: on the
-tape they are like those of any agent that uses OpenTelemetry. Only the standard library is imported, and what takes
-long to import only when it is needed. `pip install --no-deps penstock-gateway` is enough for an agent.
+Rewards and events go to the routes of the agent's own address, spans to its `/v1/traces` as OTLP in JSON: they are
+spans of OpenTelemetry like those of any instrumented agent.
 """
 
 from __future__ import annotations

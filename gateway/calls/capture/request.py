@@ -17,15 +17,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.gateway.calls.capture.json_ranges import LEAF, Tree, find
+from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.loose_json import UNREADABLE
-from penstock.gateway.dialects.token_ids import IDS
+from penstock.gateway.dialects.token_ids import IDS, LOGPROBS
 from penstock.gateway.http.request import Headers
 from penstock.gateway.model.attributes import CAPTURED
 
-LOGPROBS: Final = "logprobs"
-
-_FIELDS: Final = {"chat": {IDS: b"true", LOGPROBS: b"true"}, "completions": {IDS: b"true", LOGPROBS: b"0"}}
-"""What is added, by dialect."""
 _ABOUT_LOGPROBS: Final = frozenset({LOGPROBS, "top_logprobs", "logprob_token_ids"})
 _WATCHED: Final[Tree] = dict.fromkeys((IDS, "echo", *_ABOUT_LOGPROBS), LEAF)
 _ENCODING: Final = b"accept-encoding"
@@ -44,10 +41,10 @@ class Asked:
     """True when events that bring nothing but tokens are there because of these fields."""
 
 
-def ask(dialect: str, body: bytes) -> Asked | None:
+def ask(dialect: Dialect, body: bytes) -> Asked | None:
     """The request with what is missing; None when nothing is, or nothing can be added."""
-    fields = _FIELDS.get(dialect)
-    if fields is None:
+    fields = dialect.token_fields
+    if not fields:
         return None
     try:
         said = {one.path[0]: one.value for one in find(body, _WATCHED)}
@@ -57,13 +54,13 @@ def ask(dialect: str, body: bytes) -> Asked | None:
     added = {name: value for name, value in fields.items() if name not in taken}
     if not added or said.get("echo"):
         return None
-    return Asked(_with(body, added), tuple(added), dialect == "chat" and not (said.get(IDS) or said.get(LOGPROBS)))
+    return Asked(_with(body, added), tuple(added), dialect.name == "chat" and not (said.get(IDS) or said.get(LOGPROBS)))
 
 
-def original(dialect: str, body: bytes, attributes: Mapping[str, Any] | None) -> bytes:
+def original(dialect: Dialect, body: bytes, attributes: Mapping[str, Any] | None) -> bytes:
     """The client's own request again, byte for byte. `attributes`: those of the call's span."""
     added = (attributes or {}).get(CAPTURED, ())
-    written = _written({name: value for name, value in _FIELDS.get(dialect, {}).items() if name in added})
+    written = _written({name: value for name, value in dialect.token_fields.items() if name in added})
     at = body.find(b"{") + 1
     end = at + len(written)
     if not written or body[at:end] != written:

@@ -16,6 +16,7 @@ import aiohttp
 import orjson
 
 from penstock.gateway.calls.record import Record
+from penstock.gateway.dialects.base import EVENT_STREAM
 from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.dialects.sse import Parser
 from penstock.gateway.http.redact import url as redact_url
@@ -196,5 +197,5 @@ class Generation(Link):
             caller.on_data(self, raw)
             return
         self._begin(200, [(b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Transfer-Encoding", b"chunked")])
-        self.chunked = self.events = True
+        self.chunked, self.content_type = True, EVENT_STREAM
         caller.on_answer(self, _STREAM, raw)

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import orjson
 
 from penstock.gateway.calls.answer_masking import keep
-from penstock.gateway.dialects.errors import error_body
+from penstock.gateway.dialects.family import Family
 from penstock.gateway.dialects.loose_json import error_message, loads, obj
 from penstock.gateway.dialects.sse import Parser
 from penstock.gateway.http.errors import UpstreamFault
@@ -50,7 +50,7 @@ class Told(Protocol):
         ...
 
     def go_on(self, link: Link, raw: bytes) -> bytes:
-        """What it gets of a read."""
+        """What the client gets of a read."""
         ...
 
     def broken(self) -> bytes:
@@ -152,7 +152,7 @@ class Whole:
     """A plain answer, or an error."""
 
     def __init__(
-        self, telling: Telling, family: str, asked_stream: bool, own: Secrets = NONE, limit: int = LIMIT
+        self, telling: Telling, family: Family, asked_stream: bool, own: Secrets = NONE, limit: int = LIMIT
     ) -> None:
         """`family`: whose errors are written; `asked_stream`: whether the agent waits for events; `own`: the gateway's
         keys, which are taken out of errors."""
@@ -198,7 +198,7 @@ class Whole:
         if link.status >= 400:
             self._head = self._own.hide(self._head)
             message = _message(keep(self._own, body, (link.encoding or b"").decode("latin-1")).body)
-            return self._mended(error_body(self._family, link.status, message, f"http_{link.status}"))
+            return self._mended(self._family.error_body(link.status, message, f"http_{link.status}"))
         try:
             return self._mended(self._told(link, body))
         except Untold as untold:
@@ -222,7 +222,7 @@ class Whole:
     def _refused(self, message: str) -> bytes:
         """An error of the gateway's own: nothing of the engine's answer has gone out."""
         self.problem = message
-        body = error_body(self._family, 502, message, KIND)
+        body = self._family.error_body(502, message, KIND)
         self.sent.append(body)
         close = b"\r\nconnection: close\r\n" in self._head.lower()
         return refusal_head(UpstreamFault(502, KIND, message), len(body), not close) + body

@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.canary.assignment import Asker
+from penstock.gateway.dialects import OPAQUE
 from penstock.gateway.http.errors import ClientFault, GatewayFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.attributes import LEG, REPLAY_OF
@@ -31,7 +32,7 @@ from penstock.gateway.queue.results import Claimed
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.recorded_rollouts import Original, answered
 from penstock.gateway.releases.rehearsal.tool_player import Play, Played, Role
-from penstock.gateway.releases.replay.questions import ANSWERING, RUN
+from penstock.gateway.releases.replay.questions import RUN
 from penstock.gateway.releases.replay.sender import Asking, Means, aside
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Refused
@@ -124,7 +125,7 @@ class Rehearsals:
 
     def plays(self, call: Admitted) -> bool:
         """Whether a call of a run is answered by `answer`; what else may pass asks for no answer of a model's."""
-        return call.dialect.name in ANSWERING or call.dialect.name == "opaque"
+        return call.dialect.generates or call.dialect is OPAQUE
 
     def attributes(self, rollout: str) -> Mapping[str, str]:
         """Of the spans of a run's calls."""
@@ -133,7 +134,7 @@ class Rehearsals:
 
     async def answer(self, call: Admitted, request: Request, prompt: str | None) -> Played:
         """What the agent gets; raises `Refusal`. `prompt`: the one that the call names."""
-        if call.dialect.name == "opaque":
+        if call.dialect is OPAQUE:
             message = f"a rehearsal asks models and does nothing else: {call.path[:80]!r} is not passed on"
             raise ClientFault(400, OVER, message)
         rehearsed, leg = await self._found(call.address.rollout)

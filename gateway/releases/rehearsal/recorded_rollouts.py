@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from penstock.gateway.calls.turns import read_exchange, unpacked
+from penstock.gateway.dialects import by_name
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Rollout, RolloutStatus
@@ -23,7 +24,7 @@ from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.rehearsal.recorded_tools import Cassette
 from penstock.gateway.releases.replay.agreement import action
-from penstock.gateway.releases.replay.questions import ANSWERING, unrepeatable
+from penstock.gateway.releases.replay.questions import unrepeatable
 from penstock.gateway.releases.replay.recorded_calls import HISTORY, Recorded, Recordings
 from penstock.gateway.store import Store
 
@@ -91,7 +92,8 @@ def _told(tape: Store, rollout: Rollout) -> bool:
 
 def answered(span: Span) -> bool:
     """Whether it is a call whose answer can be compared."""
-    return span.kind == "llm" and span.status == SpanStatus.OK and bool(span.choices) and span.dialect in ANSWERING
+    good = span.kind == "llm" and span.status == SpanStatus.OK and bool(span.choices)
+    return good and by_name(span.dialect).generates
 
 
 def _read(tape: Store, rollout: Rollout, spans: list[Span]) -> Original | str:
@@ -100,7 +102,7 @@ def _read(tape: Store, rollout: Rollout, spans: list[Span]) -> Original | str:
         exchange = tape.exchange(span)
         if exchange is None or span.truncated:
             return "its bytes were not kept"
-        problem = unrepeatable(span.dialect, unpacked(exchange).request_body)
+        problem = unrepeatable(by_name(span.dialect), unpacked(exchange).request_body)
         if problem is not None:
             return problem
         turns.append(read_exchange(span.dialect, exchange, span))

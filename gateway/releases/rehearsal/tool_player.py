@@ -24,7 +24,6 @@ from penstock.gateway.calls.answer_masking import keep, unencoded
 from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.canary.assignment import Asker, speaks_to, stable_version
-from penstock.gateway.dialects.json_post import Post
 from penstock.gateway.dialects.loose_json import loads, obj
 from penstock.gateway.http.errors import ClientFault, GatewayFault, Refusal, UpstreamFault
 from penstock.gateway.http.headers import HOP
@@ -33,7 +32,6 @@ from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.turn import Part, Turn
 from penstock.gateway.releases.rehearsal.continuation import (
-    FIELDS,
     CannotContinue,
     Hidden,
     conversation,
@@ -127,7 +125,7 @@ class Play:
         """What the agent gets; raises `Refusal`. `prompt`: the one that the call names."""
         if self.over is not None:
             raise self.over
-        problem = unrepeatable(call.dialect.name, call.body)
+        problem = unrepeatable(call.dialect, call.body)
         if problem is not None:
             self._end(DIVERGED, f"this rehearsal has diverged: {problem}")
         question = self._question(call, request, prompt)
@@ -140,7 +138,7 @@ class Play:
             if not answered:
                 self._cassette.take_back(played)
         if hidden:
-            said = conversation(call.dialect.name, obj(loads(call.body)))
+            said = conversation(call.dialect, obj(loads(call.body)))
             self._told.append(Hidden(said, hidden))
         return Played(reply)
 
@@ -157,8 +155,8 @@ class Play:
             if not calls:
                 return reply, hidden
             hidden += self._results(question, reply, calls, played)
-            told = conversation(question.dialect.name, asked)
-            body = with_conversation(question.dialect.name, asked, [*told, *hidden])
+            told = conversation(question.dialect, asked)
+            body = with_conversation(question.dialect, asked, [*told, *hidden])
             question = replace(question, body=body)
 
     async def _ask(self, question: Question) -> tuple[Reply, Turn | None]:
@@ -195,7 +193,6 @@ class Play:
                 self._miss()
             played.append((tool, arguments))
             results.append(result)
-        assert isinstance(question.dialect, Post)
         response = decode_body(reply.body, reply.header(b"content-encoding"))[0]
         try:
             return exchange(question.dialect, response, reply.stream, results)
@@ -235,12 +232,12 @@ class Play:
         return Question(pool, call.dialect, request, call.path, body, said, model, agent, versions)
 
     def _restored(self, call: Admitted) -> Admitted:
-        name, asked = call.dialect.name, obj(loads(call.body))
-        if name not in FIELDS or not self._told:
+        dialect, asked = call.dialect, obj(loads(call.body))
+        if not dialect.conversation_field or not self._told:
             return call
-        told = conversation(name, asked)
+        told = conversation(dialect, asked)
         whole = restored(told, self._told)
-        return call if len(whole) == len(told) else replace(call, body=with_conversation(name, asked, whole))
+        return call if len(whole) == len(told) else replace(call, body=with_conversation(dialect, asked, whole))
 
     def _version(self, resource: str, call: Admitted, model: str | None) -> str:
         """The run's own version; of other resources, and for calls outside the release's audience, the stable one."""

@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.family import ANTHROPIC, OPENAI
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.attributes import LEG
 from penstock.gateway.model.turn import Turn
@@ -122,10 +123,10 @@ class Model:
 
     def __init__(self, name: str, asking: Asking, routes: Routes) -> None:
         # An Anthropic API is spoken where a route leads to one, or the name says so.
-        family = "anthropic" if name.startswith("claude") else "openai"
+        family = ANTHROPIC if name.startswith("claude") else OPENAI
         pools, alias = routes.of(name, family)
         self._name, self._pool = alias or name, pools[0]
-        self._anthropic = self._pool.config.dialect == "anthropic"
+        self._anthropic = self._pool.config.family is ANTHROPIC
         self._asking = asking
 
     async def score(self, recorded: Turn, answered: Turn, of: Mapping[str, str]) -> Judged:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from penstock.gateway.calls.address import ADDRESS_HEADERS
 from penstock.gateway.dialects.base import Dialect
-from penstock.gateway.dialects.loose_json import loads, obj, objs, text
+from penstock.gateway.dialects.loose_json import loads, obj
 from penstock.gateway.http.request import Request
 from penstock.gateway.prompts.rewrite import Findings
 from penstock.gateway.releases.catalog import Catalog, Weights
@@ -88,19 +88,11 @@ def rewritten(
     return made.body, weights
 
 
-_CLIENT_TOOLS: Final[Mapping[str, tuple[str, ...]]] = {
-    "chat": ("function", "custom"),
-    "responses": ("function", "custom", "local_shell", "apply_patch", "computer"),
-    "messages": ("custom", "bash_", "text_editor_", "computer_", "memory_"),
-}
-"""Beginnings of the types of tools that the agent runs itself, by dialect."""
 _SERVER_FIELDS: Final = ("web_search_options", "plugins", "mcp_servers", "conversation", "background")
 """Fields by which the provider runs something, goes on by itself, or changes a conversation that it keeps."""
-ANSWERING: Final = (*_CLIENT_TOOLS, "completions", "gemini")
-"""Dialects whose answers can be compared."""
 
 
-def unrepeatable(dialect: str, body: bytes) -> str | None:
+def unrepeatable(dialect: Dialect, body: bytes) -> str | None:
     """Why a request must not be asked again; None when it may."""
     asked = obj(loads(body))
     if not asked:
@@ -108,14 +100,6 @@ def unrepeatable(dialect: str, body: bytes) -> str | None:
     for name in _SERVER_FIELDS:
         if asked.get(name):
             return f"the provider would act by itself ({name})"
-    offered = asked.get("tools")
-    for tool in objs([offered] if isinstance(offered, dict) else offered):
-        kinds = [key for key in tool if "unction" not in key] if dialect == "gemini" else [_kind(tool, dialect)]
-        for kind in kinds:
-            if not kind.startswith(_CLIENT_TOOLS.get(dialect, ("\0",))):
-                return f"the provider would run a tool of its own ({kind})"
+    for kind in dialect.server_tools(asked):
+        return f"the provider would run a tool of its own ({kind})"
     return None
-
-
-def _kind(tool: Mapping[str, Any], dialect: str) -> str:
-    return text(tool.get("type")) or ("custom" if dialect == "messages" else "function")

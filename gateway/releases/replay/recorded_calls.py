@@ -38,7 +38,7 @@ from penstock.gateway.prompts.recognise import Known, Recogniser
 from penstock.gateway.prompts.rewrite import Findings, find
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.replay.agreement import action
-from penstock.gateway.releases.replay.questions import ANSWERING, Question, place, rewritten, unmasked, unrepeatable
+from penstock.gateway.releases.replay.questions import Question, place, rewritten, unmasked, unrepeatable
 from penstock.gateway.releases.replay.sender import Means
 from penstock.gateway.upstreams.pool import Pool
 
@@ -125,7 +125,9 @@ class Recordings:
     def may(self, span: Span, rollout: Rollout) -> bool:
         """Whether a call qualifies, as far as its head tells."""
         release, versions = self._release, span.versions or {}
-        if span.kind != "llm" or span.status != SpanStatus.OK or not span.choices or span.dialect not in ANSWERING:
+        if span.kind != "llm" or span.status != SpanStatus.OK or not span.choices:
+            return False
+        if not by_name(span.dialect).generates:
             return False
         if own(span) or span.truncated or (span.end_ns or 0) > release.changed_ns:
             return False
@@ -143,7 +145,7 @@ class Recordings:
         if exchange is None:
             return "its bytes were not kept"
         exchange = unpacked(exchange)
-        asked = original(span.dialect, exchange.request_body, span.attributes)
+        asked = original(dialect, exchange.request_body, span.attributes)
         exchange = exchange.model_copy(update={"request_body": asked})
         prompts = None
         if self._release.kind != "model":
@@ -151,7 +153,7 @@ class Recordings:
             if not prompts.uses:
                 named = self._release.resource in (span.versions or {})
                 return "its text cannot be told from what stands around it" if named else ""
-        problem = unrepeatable(span.dialect, exchange.request_body)
+        problem = unrepeatable(dialect, exchange.request_body)
         if problem is not None:
             return problem
         turn = read_exchange(span.dialect, exchange, span)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.gateway.calls.answer_masking import keep, rescaled, unencoded
+from penstock.gateway.dialects.base import EVENT_STREAM
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.model.turn import Turn
@@ -34,6 +35,8 @@ class Reply:
     size: int = 0
     error: str | None = None
     problem: str | None = None
+    streaming_content_type: bytes = EVENT_STREAM
+    """The media type of a stream in its dialect."""
 
     def arrived(self, piece: bytes, seconds: float) -> None:
         """Takes one read; raises `TooLarge`."""
@@ -51,7 +54,7 @@ class Reply:
     @property
     def stream(self) -> bool:
         """Whether it came as events."""
-        return self.header(b"content-type").startswith("text/event-stream")
+        return self.header(b"content-type").lower().startswith(self.streaming_content_type.decode())
 
     def header(self, name: bytes) -> str:
         """Values of a header, with commas between them."""

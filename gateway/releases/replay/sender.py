@@ -134,7 +134,8 @@ class Asking:
         return entry
 
     async def _send(self, question: Question, began: float) -> Reply:
-        pool, reply = question.pool, Reply(headers(question))
+        pool, dialect = question.pool, question.dialect
+        reply = Reply(headers(question), streaming_content_type=dialect.streaming_content_type)
         bounds = aiohttp.ClientTimeout(
             total=None, sock_connect=pool.config.connect_timeout, sock_read=pool.config.read_timeout
         )

@@ -34,7 +34,7 @@ from penstock.gateway.releases.catalog import Found
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.replay.agreement import action
 from penstock.gateway.releases.replay.judges import Judge, JudgeError, make_judge
-from penstock.gateway.releases.replay.questions import ANSWERING, CANDIDATE, Question, place, rewritten, unrepeatable
+from penstock.gateway.releases.replay.questions import CANDIDATE, Question, place, rewritten, unrepeatable
 from penstock.gateway.releases.replay.sender import Answer, Asking, Means, aside
 
 ALPHA: Final = 0.05
@@ -177,9 +177,9 @@ class Mirror:
         mode, metadata = (address.mode, {}) if rollout is None else (rollout.mode, rollout.metadata or {})
         if not speaks_to(release.only, Asker(address.agent or "", model or "", mode, metadata)):
             return ""
-        if call.dialect.name not in ANSWERING or record.truncated or not record.sequence or pool is None:
+        if not call.dialect.generates or record.truncated or not record.sequence or pool is None:
             return "it was not answered or recorded whole"
-        problem = None if record.retell else unrepeatable(call.dialect.name, call.body)
+        problem = None if record.retell else unrepeatable(call.dialect, call.body)
         if problem is not None:
             return problem
         versions = {name: pins[name].version for name in found.resources} | {release.resource: release.candidate}

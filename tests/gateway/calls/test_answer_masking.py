@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.calls.answer_masking import HELD, hiding, keep, rescaled
 from penstock.gateway.calls.capture.framing import Passing
+from penstock.gateway.dialects.family import ANTHROPIC
 from penstock.gateway.http.upstream_connection import Link
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.proxy.translation.framing import Whole as Told
@@ -181,7 +182,7 @@ def test_an_error_that_is_told_in_another_format() -> None:
     link = SimpleNamespace(
         status=401, done=True, pieces=[body], encoding=None, events=False, chunked=False, headers=[(b"X-Seen", KEY)]
     )
-    told = Told(cast(Any, None), "anthropic", False, OWN).begin(cast(Any, link), HEAD + b"\r\n", body)
+    told = Told(cast(Any, None), ANTHROPIC, False, OWN).begin(cast(Any, link), HEAD + b"\r\n", body)
     assert b"sk-own" not in told
     assert b"X-Seen: " + GONE + b"\r\n" in told
 

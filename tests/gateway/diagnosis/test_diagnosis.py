@@ -102,6 +102,7 @@ def test_a_good_call_can_be_trained_on() -> None:
         (span(), good(ids=(), logprobs=2), "no_token_ids", "penstock requeue r1"),
         (span(), chat_exchange(ASK, {"content": "4"}), "no_token_ids", "train = true on the [[route]] of m"),
         (span(dialect="messages"), chat_exchange(ASK, {"content": "4"}), "no_token_ids", "speak chat completions"),
+        (span(dialect="gemini"), exchange(b"{}", b'[{"candidates": []}]'), "no_token_ids", "speak chat completions"),
         (span(), good(logprobs=0), "no_logprobs", "train = true on the [[route]] of m"),
         (span(), good(logprobs=1), "no_logprobs", "train = true on the [[route]] of m"),
         (span(), exchange(b"{}", b"\xff\x00"), "unreadable", "penstock show r1/a1#1 --raw response"),

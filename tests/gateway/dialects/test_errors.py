@@ -9,12 +9,12 @@ import httpx2
 import openai
 import pytest
 
-from penstock.gateway.dialects.errors import error_body
+from penstock.gateway.dialects.family import ANTHROPIC, OPENAI, Family
 
 
-def transport(family: str, status: int) -> httpx2.Client:
+def transport(family: Family, status: int) -> httpx2.Client:
     def handle(request: httpx2.Request) -> httpx2.Response:
-        body = error_body(family, status, "Not so.", "odd_model", "model")
+        body = family.error_body(status, "Not so.", "odd_model", "model")
         return httpx2.Response(status, content=body, headers={"content-type": "application/json"})
 
     return httpx2.Client(transport=httpx2.MockTransport(handle))
@@ -33,7 +33,7 @@ def transport(family: str, status: int) -> httpx2.Client:
     ],
 )
 def test_openai(status: int, kind: str, raised: type[openai.APIStatusError]) -> None:
-    with transport("openai", status) as http:
+    with transport(OPENAI, status) as http:
         client = openai.OpenAI(api_key="k", base_url="http://gateway/v1", max_retries=0, http_client=http)
         with pytest.raises(raised) as caught:
             client.chat.completions.create(model="m", messages=[])
@@ -59,7 +59,7 @@ def test_openai(status: int, kind: str, raised: type[openai.APIStatusError]) -> 
     ],
 )
 def test_anthropic(status: int, kind: str, raised: type[anthropic.APIStatusError]) -> None:
-    with transport("anthropic", status) as http:
+    with transport(ANTHROPIC, status) as http:
         client = anthropic.Anthropic(api_key="k", base_url="http://gateway", max_retries=0, http_client=http)
         with pytest.raises(anthropic.APIStatusError) as caught:
             client.messages.create(model="m", messages=[], max_tokens=1)
@@ -69,7 +69,7 @@ def test_anthropic(status: int, kind: str, raised: type[anthropic.APIStatusError
 
 
 def test_neither_kind_nor_field() -> None:
-    assert json.loads(error_body("openai", 500, "Oh.")) == {
+    assert json.loads(OPENAI.error_body(500, "Oh.")) == {
         "error": {"message": "Oh.", "type": "server_error", "param": None, "code": None}
     }
-    assert json.loads(error_body("anthropic", 500, "Oh."))["error"]["message"] == "Oh."
+    assert json.loads(ANTHROPIC.error_body(500, "Oh."))["error"]["message"] == "Oh."

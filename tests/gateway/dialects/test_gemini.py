@@ -11,7 +11,7 @@ import pytest
 from penstock.gateway.calls.turns import read_exchange
 from penstock.gateway.dialects import by_name, find
 from penstock.gateway.dialects.base import Facts
-from penstock.gateway.dialects.errors import error_body
+from penstock.gateway.dialects.family import GEMINI
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span, Usage
 from penstock.gateway.model.turn import Message, Part, Tool, Turn
@@ -233,5 +233,5 @@ def test_a_turn_names_the_model_of_its_span() -> None:
     [(400, "INVALID_ARGUMENT"), (401, "UNAUTHENTICATED"), (404, "NOT_FOUND"), (503, "UNAVAILABLE")],
 )
 def test_own_errors_have_googles_shape(status: int, name: str) -> None:
-    body = json.loads(error_body("gemini", status, "Not so.", "odd", "model"))
+    body = json.loads(GEMINI.error_body(status, "Not so.", "odd", "model"))
     assert body == {"error": {"code": status, "message": "model: Not so.", "status": name}}

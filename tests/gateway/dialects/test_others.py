@@ -11,6 +11,7 @@ from openai.types import Completion, CreateEmbeddingResponse
 
 from penstock.gateway.dialects import DIALECTS, by_name, find
 from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.family import ANTHROPIC
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Part, Turn
 
@@ -56,7 +57,7 @@ def test_routes(base: str, call: str, name: str) -> None:
 
 
 def test_families_and_names() -> None:
-    anthropic = {dialect.name for dialect in DIALECTS if dialect.family == "anthropic"}
+    anthropic = {dialect.name for dialect in DIALECTS if dialect.family is ANTHROPIC}
     assert anthropic == {"messages", "count_tokens"}
     assert all(by_name(dialect.name) is dialect for dialect in DIALECTS)
     assert by_name("from the future").name == "opaque"

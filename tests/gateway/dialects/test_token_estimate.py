@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from penstock.gateway.api.pages import add_totals
 from penstock.gateway.client.tables import row
 from penstock.gateway.demo.model import Answer
-from penstock.gateway.dialects.token_estimate import counted, estimated, uncounted
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.token_estimate import DELTA, SAID, counted, estimated, uncounted
 from penstock.gateway.display import rollouts
 from penstock.gateway.model.rollout import Totals
 from penstock.gateway.model.span import Estimate, Span, Usage
@@ -55,7 +56,8 @@ def span(**fields: Any) -> Span:
     ids=str,
 )
 def test_what_counts_as_uncounted(fields: dict[str, Any], expected: bool) -> None:
-    assert uncounted(span(**fields)) == expected
+    call = span(**fields)
+    assert uncounted(call, by_name(call.dialect)) == expected
 
 
 @given(st.text(max_size=400), st.text(max_size=400), st.booleans())
@@ -69,33 +71,33 @@ def test_an_estimate_goes_by_the_bytes_of_the_texts(asked: str, said: str, space
         {"messages": [{"content": [{"text": asked}, {"image_url": {"url": "data:image/png;base64," + "A" * 999}}]}]}
     )
     response = dump({"choices": [{"message": {"content": said}}]})
-    found = estimated(None, request, response, False)
+    found = estimated(None, request, response, SAID)
     for count, text in ((found.input_tokens, asked), (found.output_tokens, said)):
         size = len(dump(text)) - 2
         assert count is not None
         assert count * 4 - 3 <= size <= count * 4
-    assert estimated(HALF, request, response, False).input_tokens is None
+    assert estimated(HALF, request, response, SAID).input_tokens is None
     plain = dump({"prompt": asked})
-    assert estimated(None, plain, response, False).input_tokens == -(-len(plain) // 4)
+    assert estimated(None, plain, response, SAID).input_tokens == -(-len(plain) // 4)
 
 
 def test_a_long_answer_is_estimated_by_its_beginning() -> None:
     event = b'data: {"choices":[{"delta":{"content":"0123456789ab"}}]}\n\n'
-    found = estimated(HALF, b"{}", event * 10_000, False).output_tokens
+    found = estimated(HALF, b"{}", event * 10_000, SAID).output_tokens
     assert found is not None
     assert abs(found - 30_000) < 300
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300), st.booleans())
 def test_any_bytes(request: bytes, response: bytes, deltas: bool) -> None:
-    found = estimated(None, b'{"content":"' + request, b'{"delta":"' + response, deltas)
+    found = estimated(None, b'{"content":"' + request, b'{"delta":"' + response, DELTA if deltas else SAID)
     assert (found.input_tokens or 0) >= 0
     assert counted(None, b'"prompt_token_ids"' + response, deltas, True) is None
 
 
 def test_streams_of_responses_are_not_counted_twice() -> None:
     body = b'data: {"delta":"12345678"}\n\ndata: {"text":"12345678"}\n\n'
-    assert estimated(HALF, b"{}", body, True).output_tokens == 2
+    assert estimated(HALF, b"{}", body, by_name("responses").texts_said(True)).output_tokens == 2
 
 
 def test_unknown_is_no_number_in_sums() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.gateway.dialects import by_name
 from penstock.gateway.otlp import semconv
 from penstock.gateway.otlp.semconv import Row
 
@@ -56,7 +57,9 @@ def test_names_have_the_form_of_the_conventions() -> None:
     ],
 )
 def test_the_provider(dialect: str, host: str | None, name: str) -> None:
-    assert semconv.provider(dialect, host) == name
+    otel = by_name(dialect).otel
+    assert otel is not None
+    assert semconv.provider(otel, host) == name
 
 
 def test_the_kept_attributes_are_documented() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.gateway.calls.capture.answer import Cleaner, Events
 from penstock.gateway.calls.capture.request import Asked, ask
 from penstock.gateway.demo.model import Answer, Call
+from penstock.gateway.dialects import by_name
 
 Json = dict[str, Any]
 LIMIT = 1 << 20
@@ -23,7 +24,7 @@ REQUESTS: list[Json] = [{"model": "m", "messages": []} | own | more for own in O
 
 
 def asked_of(request: Json, dialect: str = "chat") -> Asked:
-    made = ask(dialect, json.dumps(request).encode())
+    made = ask(by_name(dialect), json.dumps(request).encode())
     assert made is not None
     return made
 

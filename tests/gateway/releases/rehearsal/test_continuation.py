@@ -98,9 +98,9 @@ def test_read_again_it_is_the_conversation_the_answer_and_the_results(
     body = json.dumps(asked).encode()
     response = answered(name, asked, said, made, stream)
     results = [recorded(name, call, data.draw(texts)) for call, _ in made]
-    told = [*conversation(name, asked), *exchange(spoken, response, stream, results)]
+    told = [*conversation(spoken, asked), *exchange(spoken, response, stream, results)]
     before = spoken.read(body, response, stream)
-    after = spoken.read(with_conversation(name, asked, told), b"", False)
+    after = spoken.read(with_conversation(spoken, asked, told), b"", False)
     ids = [part.id for part in before.choices[0].message.parts if part.type == "tool_call"]
     wanted = flat([*before.messages, before.choices[0].message])
     got = flat(after.messages)

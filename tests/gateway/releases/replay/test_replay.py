@@ -25,6 +25,7 @@ from penstock.gateway.calls.capture.request import ask
 from penstock.gateway.calls.turns import read_exchange
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Call, Json
+from penstock.gateway.dialects import by_name
 from penstock.gateway.model.attributes import CAPTURED, LEG, REPLAY_OF
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.release_calls import own
@@ -131,7 +132,7 @@ async def test_both_versions_get_the_recorded_request_and_nothing_is_executed(ri
 
 async def test_what_was_added_for_training_is_not_asked_again(rig: Bench) -> None:
     asked = request_of(CHAT, OLD, "flight 1")
-    more = ask("chat", json.dumps(asked).encode())
+    more = ask(by_name("chat"), json.dumps(asked).encode())
     assert more is not None
     await rig.record("r1", asked, sent=more.body, attributes={CAPTURED: list(more.added)})
     await rig.replay(await rig.release())

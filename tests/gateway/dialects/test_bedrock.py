@@ -1,0 +1,413 @@
+"""Bedrock's Converse: requests, plain answers and streams read alike, conversations followed, streams that fail."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fakes.event_stream import event, exception, frame
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.calls.turns import read_exchange
+from penstock.gateway.dialects import by_name, family, find
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.text_spans import spliced
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.span import Span, Usage
+from penstock.gateway.model.turn import Message, Part, Sampling, Tool, Turn
+
+Agreed = Callable[[str, bytes, bytes, bool], Facts]
+Same = Callable[[Turn, Turn], None]
+CONVERSE = by_name("converse")
+
+IMAGE = {"image": {"format": "png", "source": {"bytes": "iVBORw0K"}}}
+ASKED: dict[str, Any] = {
+    "system": [{"text": "Be \u00e9 brief."}, {"cachePoint": {"type": "default"}}],
+    "messages": [
+        {"role": "user", "content": [{"text": "What is 19 * 23?"}, IMAGE]},
+        {
+            "role": "assistant",
+            "content": [
+                {"reasoningContent": {"reasoningText": {"text": "A sum.", "signature": "sig"}}},
+                {"text": "I look."},
+                {"toolUse": {"toolUseId": "t0", "name": "add", "input": {"b": 2, "a": 1}}},
+                {"toolUse": {"toolUseId": "s0", "name": "nova_grounding", "input": {}, "type": "server_tool_use"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"toolResult": {"toolUseId": "t0", "content": [{"text": "3"}], "status": "success"}},
+                {"toolResult": {"toolUseId": "t1", "content": [{"json": {"a": 1}}]}},
+                {"toolResult": {"toolUseId": "t2", "content": [{"text": "No."}], "status": "error"}},
+                {"guardContent": {"text": {"text": "guarded", "qualifiers": ["query"]}}},
+                {"cachePoint": {"type": "default"}},
+            ],
+        },
+        {"role": "system", "content": [{"text": "Now in German."}]},
+    ],
+    "toolConfig": {
+        "tools": [
+            {"toolSpec": {"name": "add", "description": "Adds.", "inputSchema": {"json": {"type": "object"}}}},
+            {"cachePoint": {"type": "default"}},
+            {"systemTool": {"name": "nova_grounding"}},
+        ],
+        "toolChoice": {"any": {}},
+    },
+    "inferenceConfig": {"maxTokens": 100, "temperature": 0.5, "topP": 0.9, "stopSequences": ["END"]},
+    "additionalModelRequestFields": {"top_k": 5},
+    "serviceTier": {"type": "flex"},
+}
+CALL = {"toolUseId": "t9", "name": "add", "input": {"a": [1, {"b": "\u6f22"}]}}
+CITATION = {"title": "A", "location": {"web": {"url": "https://a.example"}}}
+PLAIN: dict[str, Any] = {
+    "output": {
+        "message": {
+            "role": "assistant",
+            "content": [
+                {"reasoningContent": {"reasoningText": {"text": "Let me see.", "signature": "c2ln"}}},
+                {"reasoningContent": {"redactedContent": "aGlkZGVu"}},
+                {"text": "Hello."},
+                {"toolUse": CALL},
+                {"citationsContent": {"content": [{"text": "As A says."}], "citations": [CITATION]}},
+                {"toolUse": {"toolUseId": "t10", "name": "now", "input": {}}},
+            ],
+        }
+    },
+    "stopReason": "tool_use",
+    "usage": {
+        "inputTokens": 18,
+        "outputTokens": 40,
+        "totalTokens": 158,
+        "cacheReadInputTokens": 90,
+        "cacheWriteInputTokens": 10,
+    },
+    "metrics": {"latencyMs": 7},
+}
+
+
+def body(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def delta(index: int, **said: Any) -> bytes:
+    return event("contentBlockDelta", {"contentBlockIndex": index, "delta": said, "p": "abcdef"})
+
+
+def stop(index: int) -> bytes:
+    return event("contentBlockStop", {"contentBlockIndex": index, "p": "ab"})
+
+
+def start(index: int, call: Any) -> bytes:
+    named = {key: call[key] for key in ("toolUseId", "name")}
+    return event("contentBlockStart", {"contentBlockIndex": index, "start": {"toolUse": named}})
+
+
+def told(plain: dict[str, Any]) -> list[bytes]:
+    """An answer as frames."""
+    found = [event("messageStart", {"role": "assistant", "p": "abc"})]
+    for index, block in enumerate(plain["output"]["message"]["content"]):
+        if call := block.get("toolUse"):
+            written = json.dumps(call["input"]) if call["input"] else ""
+            found += [start(index, call)]
+            found += [delta(index, toolUse={"input": written[at : at + 5]}) for at in range(0, len(written), 5)]
+        elif thought := block.get("reasoningContent"):
+            said = thought.get("reasoningText", {"text": ""})
+            found += [delta(index, reasoningContent={"text": it}) for it in said["text"].partition(" ") if it]
+            rest = {"signature": said["signature"]} if said["text"] else thought
+            found += [delta(index, reasoningContent=rest)]
+        elif cited := block.get("citationsContent"):
+            found += [delta(index, text=cited["content"][0]["text"])]
+            found += [delta(index, citation=it) for it in cited["citations"]]
+        else:
+            found += [delta(index, text=it) for it in block["text"]]
+        found += [stop(index)]
+    found += [event("messageStop", {"stopReason": plain["stopReason"]})]
+    return [*found, event("metadata", {"usage": plain["usage"], "metrics": plain["metrics"]})]
+
+
+FRAMES = told(PLAIN)
+STREAM = b"".join(FRAMES)
+FACTS = Facts(
+    finish="tool_use",
+    usage=Usage(input_tokens=118, output_tokens=40, cached_tokens=90, cache_write_tokens=10),
+    tool_calls=2,
+    choices=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("POST /model/anthropic.claude-3-haiku-20240307-v1%3A0/converse", "converse"),
+        ("POST /model/m/converse-stream", "converse"),
+        ("POST /model/arn%3Aaws%3Abedrock%3Aus-east-1%3A1%3Ainference-profile%2Fus.x/converse", "converse"),
+        ("GET /model/m/converse", "opaque"),
+        ("POST /model/m/converse/x", "opaque"),
+        ("POST /model//converse", "opaque"),
+        ("POST /model/m/invoke", "opaque"),
+        ("POST /model/m/count-tokens", "opaque"),
+    ],
+)
+def test_routes(call: str, name: str) -> None:
+    method, path = call.split(" ")
+    assert find(method, path).name == name
+
+
+def test_the_model_stands_in_the_path() -> None:
+    arn = "arn:aws:bedrock:us-east-1:1:inference-profile/us.amazon.nova-pro-v1:0"
+    path = "/model/arn%3Aaws%3Abedrock%3Aus-east-1%3A1%3Ainference-profile%2Fus.amazon.nova-pro-v1%3A0/converse?a=/b"
+    assert CONVERSE.model(body(ASKED), path) == arn
+    assert CONVERSE.model(body({"model": "other"})) is None
+    assert CONVERSE.model(b"", "/model/" + "m" * 300 + "/converse") is None
+
+
+def test_whose_a_call_to_another_path_is() -> None:
+    signed = (b"authorization", b"Authorization", b"AWS4-HMAC-SHA256 Credential=AKIA/20261122/us-east-1/bedrock")
+    sdk = (b"amz-sdk-invocation-id", b"amz-sdk-invocation-id", b"1")
+    proxy = (b"x-amz-cf-id", b"X-Amz-Cf-Id", b"1")
+    invoke = find("POST", "/model/m/invoke")
+    assert [family(invoke, [one]).name for one in (signed, sdk, proxy)] == ["bedrock", "bedrock", "openai"]
+
+
+def test_a_request() -> None:
+    turn = CONVERSE.read(body(ASKED), body(PLAIN), False)
+    assert turn.problems == []
+    assert turn.tools == [
+        Tool(name="add", description="Adds.", parameters={"type": "object"}),
+        Tool(name="nova_grounding"),
+    ]
+    server: Any = {"toolUse": {"toolUseId": "s0", "name": "nova_grounding", "input": {}, "type": "server_tool_use"}}
+    failed = {"toolUseId": "t2", "content": [{"text": "No."}], "status": "error"}
+    assert turn.messages == [
+        Message(role="system", parts=[Part(type="text", text="Be é brief.")]),
+        Message(role="user", parts=[Part(type="text", text="What is 19 * 23?"), Part(type="media", data=IMAGE)]),
+        Message(
+            role="assistant",
+            parts=[
+                Part(type="reasoning", text="A sum."),
+                Part(type="text", text="I look."),
+                Part(type="tool_call", id="t0", name="add", arguments='{"b":2,"a":1}'),
+                Part(type="unknown", data=server),
+            ],
+        ),
+        Message(
+            role="user",
+            parts=[
+                Part(type="tool_call_response", id="t0", text="3"),
+                Part(type="tool_call_response", id="t1", text='{"a":1}', data=[{"json": {"a": 1}}]),
+                Part(type="tool_call_response", id="t2", text="No.", data=failed),
+                Part(type="text", text="guarded"),
+            ],
+        ),
+        Message(role="system", parts=[Part(type="text", text="Now in German.")]),
+    ]
+    assert turn.sampling == ASKED["inferenceConfig"] | {
+        "top_k": 5, "serviceTier": {"type": "flex"}, "toolChoice": {"any": {}}
+    }  # fmt: skip
+    assert turn.effective == Sampling(temperature=0.5, top_p=0.9, top_k=5, max_tokens=100, stop=["END"])
+    assert turn.forced == "toolChoice any"
+
+
+@pytest.mark.parametrize(
+    ("asked", "forced"),
+    [
+        ({}, None),
+        ({"toolConfig": {"tools": [], "toolChoice": {"auto": {}}}}, None),
+        ({"toolConfig": {"toolChoice": {"tool": {"name": "add"}}}}, "toolChoice tool"),
+        ({"outputConfig": {"textFormat": {"type": "json_schema", "structure": {}}}}, "textFormat json_schema"),
+        ({"outputConfig": {"textFormat": {"type": 1}}}, "textFormat of a kind that is not known"),
+        ({"toolConfig": {"tools": [{"toolSpec": {"name": "add", "strict": True}}]}}, "a strict tool"),
+    ],
+)
+def test_what_forces_tokens(asked: Any, forced: str | None) -> None:
+    assert CONVERSE.read(body(asked), b"", False).forced == forced
+
+
+def test_an_answer_plain_and_as_a_stream(agreed: Agreed, same: Same) -> None:
+    plain, streamed = (CONVERSE.read(body(ASKED), it, stream) for it, stream in ((body(PLAIN), False), (STREAM, True)))
+    assert plain.problems == streamed.problems == []
+    same(plain, streamed)
+    assert agreed("converse", body(ASKED), body(PLAIN), False) == agreed("converse", body(ASKED), STREAM, True) == FACTS
+    (choice,) = streamed.choices
+    assert (choice.finish, choice.message.role) == ("tool_use", "assistant")
+    assert choice.message.parts == [
+        Part(type="reasoning", text="Let me see."),
+        Part(type="reasoning", data={"reasoningContent": {"redactedContent": "aGlkZGVu"}}),
+        Part(type="text", text="Hello."),
+        Part(type="tool_call", id="t9", name="add", arguments='{"a":[1,{"b":"漢"}]}'),
+        Part(type="text", text="As A says."),
+        Part(type="tool_call", id="t10", name="now", arguments="{}"),
+    ]
+    assert CONVERSE.replies(STREAM, True) == CONVERSE.replies(body(PLAIN), False) != []
+
+
+def test_blocks_that_only_streams_bring_in_pieces() -> None:
+    blob = [b64encode(it).decode() for it in (b"a", b"bc")]
+    stream = b"".join(
+        [
+            event("messageStart", {"role": "assistant"}),
+            *(delta(0, reasoningContent={"redactedContent": it}) for it in blob),
+            event("contentBlockStart", {"contentBlockIndex": 1, "start": {"image": {"format": "png"}}}),
+            delta(1, image={"source": {"bytes": "iVBO"}}),
+            event("contentBlockStart", {"contentBlockIndex": 2, "start": {"toolResult": {"toolUseId": "s"}}}),
+            *(delta(2, toolResult=[{"text": it}]) for it in "ab"),
+            delta(3, toolUse={"input": "{broken"}),
+            start(4, {"toolUseId": "t", "name": "f"}),
+            delta(4, toolUse={"input": "{broken"}),
+            event("messageStop", {"stopReason": "malformed_tool_use"}),
+        ]
+    )
+    parts = CONVERSE.read(b"{}", stream, True).choices[0].message.parts
+    assert [part.data for part in parts[:2]] == [
+        {"reasoningContent": {"redactedContent": b64encode(b"abc").decode()}},
+        {"image": {"format": "png", "source": {"bytes": "iVBO"}}},
+    ]
+    assert parts[2] == Part(type="tool_call_response", id="s", text="ab")
+    assert parts[-1] == Part(type="tool_call", id="t", name="f", arguments="{broken")
+
+
+SLOW = exception("throttlingException", "Too many.")
+LOST = frame({":message-type": "error", ":error-code": "InternalError", ":error-message": "Oh."}, b"")
+EARLY = ["response: the stream ended early"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "failed", "error", "problems"),
+    [
+        (STREAM, None, None, []),
+        (b"".join(FRAMES[:-1]), None, None, []),
+        (STREAM[:-1], None, None, ["response: the stream ends within a frame"]),
+        (b"".join(FRAMES[:-2]), "ended_early", None, EARLY),
+        (b"".join(FRAMES[:3])[:-1], "ended_early", None, ["response: the stream ends within a frame", *EARLY]),
+        (b"", "ended_early", None, EARLY),
+        (b"".join(FRAMES[:9]) + SLOW, "stream_error", "throttlingException: Too many.", []),
+        (SLOW, "stream_error", "throttlingException: Too many.", []),
+        (FRAMES[0] + LOST, "stream_error", "InternalError: Oh.", []),
+        (b'{"message":"no stream"}', "ended_early", None, [
+            "response: what stands at byte 0 is no frame of an event stream", *EARLY]),
+    ],
+    ids=["whole", "no-metadata", "cut-last", "no-end", "cut-frame", "empty", "throttled", "at-once", "lost", "json"],
+)  # fmt: skip
+def test_how_streams_end(
+    stream: bytes, failed: str | None, error: str | None, problems: list[str], agreed: Agreed
+) -> None:
+    turn = CONVERSE.read(body(ASKED), stream, True)
+    assert (turn.error, turn.problems) == (error, problems)
+    assert agreed("converse", body(ASKED), stream, True).failed == failed
+
+
+@given(st.integers(0, len(STREAM)))
+def test_a_stream_that_is_cut_anywhere(at: int) -> None:
+    facts, turn = CONVERSE.facts(b"{}", STREAM[:at], True), CONVERSE.read(b"{}", STREAM[:at], True)
+    ended = at >= len(STREAM) - len(FRAMES[-1])
+    assert (facts.failed is None) == ended == ("response: the stream ended early" not in turn.problems)
+    assert CONVERSE.over(STREAM[:at]) == (at == len(STREAM))
+    assert (facts.choices, facts.usage) == (len(turn.choices), turn.usage)
+
+
+def test_a_client_may_leave_after_an_exception() -> None:
+    assert CONVERSE.over(FRAMES[0] + SLOW)
+    assert not CONVERSE.over(b"".join(FRAMES[:-1]))
+
+
+def test_a_masked_secret_is_read_over() -> None:
+    """The tape keeps a stream's lengths and not its checksums."""
+    masked = STREAM.replace(b'"text":"H"', b'"text":"*"')
+    turn = CONVERSE.read(b"{}", masked, True)
+    assert turn.choices[0].message.parts[2].text == "*ello."
+    assert [problem.partition(" at ")[0] for problem in turn.problems] == ["response: the frame"]
+    assert CONVERSE.facts(b"{}", masked, True) == FACTS
+
+
+@pytest.mark.parametrize("said", [{"message": "Not so."}, {"Message": "Not so."}], ids=str)
+def test_errors(said: dict[str, str], agreed: Agreed) -> None:
+    assert agreed("converse", body(ASKED), body(said), False).failed == "error_body"
+    exchange = Exchange(
+        url="",
+        request_headers=[],
+        request_body=body(ASKED),
+        response_headers=[("x-amzn-errortype", "AccessDeniedException")],
+        response_body=body(said),
+    )
+    span = Span(rollout="r", attempt="a", sequence=1, dialect="converse", http_status=403, model="m")
+    turn = read_exchange("converse", exchange, span)
+    assert (turn.error, turn.model, turn.choices) == ("Not so.", "m", [])
+
+
+@pytest.mark.parametrize(
+    ("status", "name"),
+    [
+        (400, "ValidationException"),
+        (401, "UnrecognizedClientException"),
+        (403, "AccessDeniedException"),
+        (404, "ResourceNotFoundException"),
+        (413, "ValidationException"),
+        (429, "ThrottlingException"),
+        (500, "InternalServerException"),
+        (502, "ServiceUnavailableException"),
+        (504, "ModelTimeoutException"),
+    ],
+)
+def test_own_errors_have_the_shape_of_aws(status: int, name: str) -> None:
+    found = json.loads(CONVERSE.family.error_body(status, "Not so.", "odd", "model"))
+    assert found == {"__type": name, "message": "model: Not so."}
+
+
+def test_a_conversation_is_followed() -> None:
+    """The client sends the answer back with results: item by item the same, whatever the formatting and the markers."""
+    request = body(ASKED)
+    marker: Any = {"cachePoint": {"type": "default"}}
+    more: Any = {"role": "user", "content": [{"text": "More."}, marker]}
+    after = [PLAIN["output"]["message"], more]
+    goes_on = json.dumps({**ASKED, "messages": [*ASKED["messages"], *after]}, indent=1).encode()
+    before, later = ([CONVERSE.source(bytes(it)) for it in CONVERSE.items(it).raw] for it in (request, goes_on))
+    assert before == CONVERSE.conversation(request)
+    assert later == CONVERSE.conversation(goes_on)
+    assert later[: len(before)] == before
+    assert [later[len(before)]] == CONVERSE.replies(STREAM, True)
+    assert len(later) == len(before) + 2
+    assert CONVERSE.reply(STREAM, True) == CONVERSE.reply(body(PLAIN), False) == later[-2]
+
+
+def test_an_answer_and_its_results_go_on() -> None:
+    failed = {"toolUseId": "old", "content": [{"text": "No."}], "status": "error"}
+    results = [
+        Part(type="tool_call_response", id="old", text="7"),
+        Part(type="tool_call_response", id="old", text="No.", data=failed),
+    ]
+    made = CONVERSE.continued(STREAM, True, results)
+    assert made is not None
+    assert made[0] == PLAIN["output"]["message"]
+    assert made[1] == {
+        "role": "user",
+        "content": [
+            {"toolResult": {"toolUseId": "t9", "content": [{"text": "7"}], "status": "success"}},
+            {"toolResult": failed | {"toolUseId": "t10"}},
+        ],
+    }
+    assert CONVERSE.continued(STREAM, True, results[:1]) is None
+    json_result = Part(type="tool_call_response", text='{"a":1}', data=[{"json": {"a": 1}}])
+    again = CONVERSE.continued(body(PLAIN), False, [json_result, json_result])
+    assert again is not None
+    assert again[1]["content"][0]["toolResult"]["content"] == [{"json": {"a": 1}}]
+    assert CONVERSE.server_tools(ASKED) == ["systemTool"]
+
+
+def test_texts_of_a_request_and_where_they_stand() -> None:
+    request = json.dumps(ASKED, indent=1, ensure_ascii=False).encode()
+    places = [*CONVERSE.system_texts(request).places, *CONVERSE.tool_texts(request)]
+    assert [(place.text, place.role, place.name) for place in places] == [
+        ("Be é brief.", "system", None),
+        ("Now in German.", "system", None),
+        ("Adds.", "tool", "add"),
+    ]
+    changed = spliced(request, [(place, b'"X"') for place in places])
+    turn = CONVERSE.read(changed, b"", False)
+    assert [turn.messages[0].parts[0].text, turn.messages[-1].parts[0].text] == ["X", "X"]
+    assert turn.tools[0].description == "X"
+    assert CONVERSE.system_texts(b'{"system":[{"text":1}],"messages":[{"role":"system","content":"x"}]}').places == []
