@@ -1,7 +1,7 @@
 """What a call costs that no release concerns, and how soon a rollback reaches calls. `python -m bench.switching`.
 
 *Cost*: CPU that looking for released resources adds to a call, by what is registered; the call uses none of it. It is
-measured where it is spent (`Switch.look`), less an empty function: beside a whole call it would be lost in the noise.
+measured where it is spent (`Pins.look`), less an empty function: beside a whole call it would be lost in the noise.
 *First* is a text that was not seen before, *again* one that was. *Rollback*: a gateway process with agents at a steady
 pace, whose rollouts are three calls long; again and again a release is rolled back, and the provider says when the last
 call with the candidate's text arrived after the control API had answered. Provider and agents share a process, so that
@@ -35,7 +35,7 @@ from penstock.gateway.model.policy import Policy, Stage
 from penstock.gateway.model.release import Decision, NewRelease, Release
 from penstock.gateway.model.resource import NewVersion, Resource, Stable
 from penstock.gateway.model.template import Template
-from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.store.recorder import Recorder
 
 OUT = HERE / "out" / "switching.json"
@@ -70,14 +70,14 @@ def resource(name: str, kind: Any, content: dict[str, Any]) -> Resource:
 
 def looked(resources: list[Resource], size: int, first: bool) -> Callable[[], object]:
     """What `Call` does to find out that a call uses none of these."""
-    switch = Switch(Registered(resources), cast(Recorder, None), Metrics(), asyncio.Future)
-    asyncio.run(switch.reload())
+    pins = Pins(Registered(resources), cast(Recorder, None), Metrics(), asyncio.Future)
+    asyncio.run(pins.reload())
     call = Admitted(Address("r1"), by_name("chat"), "/v1/chat/completions", request(OTHER, size, "today"))
 
     def look() -> object:
         if first:
-            switch.catalog.recogniser.forget()
-        found = None if switch.catalog.empty else switch.look(call, None)
+            pins.catalog.recogniser.forget()
+        found = None if pins.catalog.empty else pins.look(call, None)
         assert found is None
         return found
 

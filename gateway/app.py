@@ -32,7 +32,7 @@ from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, ConfigError, load
-from penstock.gateway.http.client_connection import Front
+from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
@@ -43,10 +43,10 @@ from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.translation import litellm
 from penstock.gateway.proxy.translation.translator import Translator
 from penstock.gateway.queue.attempts import woken
-from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.queue.waiting import Waiting
-from penstock.gateway.releases.adapter_keeper import Residents
-from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.releases.adapter_keeper import AdapterKeeper
+from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.check import Checking
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.jobs import Jobs
@@ -54,9 +54,9 @@ from penstock.gateway.releases.operations import LiveReleases
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.releases.rehearsal.stage import Replays
-from penstock.gateway.releases.replay.sender import Means
+from penstock.gateway.releases.replay.sender import Context
 from penstock.gateway.releases.shadow.stage import Shadow
-from penstock.gateway.runs.service import Runs
+from penstock.gateway.runs.service import RunService
 from penstock.gateway.server.bridge import ControlPlane
 from penstock.gateway.server.dispatch import Dispatch
 from penstock.gateway.store import Store
@@ -139,7 +139,7 @@ class Gateway:
         self.state = State(self.metrics, self.recorder)
         # Times are counted from here, so that they never run backwards while the process lives.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
-        self.desk = Desk(
+        self.dispatcher = Dispatcher(
             self.recorder, self.metrics, self._now_ns, config.rewards.trust_agent, config.rollouts.quiet_seconds
         )
         self._make_releases()
@@ -154,13 +154,13 @@ class Gateway:
     def _make_releases(self) -> None:
         """What decides which version a call gets, and what tries versions."""
         upstreams = {upstream.name: upstream for upstream in self.config.upstreams()}
-        self.residents = Residents(self.store, upstreams, self._ask_upstreams, self._now_ns)
-        self.switch = Switch(ReleaseReader(self.store), self.recorder, self.metrics, self.residents.mended)
+        self.adapter_keeper = AdapterKeeper(self.store, upstreams, self._ask_upstreams, self._now_ns)
+        self.pins = Pins(ReleaseReader(self.store), self.recorder, self.metrics, self.adapter_keeper.repaired)
         checking = Checking(ReleaseReader(self.store).resource, upstreams, self._ask_upstreams)
         self._routes = Routes(self.config.route, self.pools)
-        means = Means(
+        context = Context(
             self.store,
-            self.switch,
+            self.pins,
             self.recorder,
             self.pools,
             self._routes,
@@ -169,20 +169,22 @@ class Gateway:
             self._redactor,
         )
         self._exact = Exact(self._ask_upstreams, self.store, self.recorder, self.metrics)
-        self.shadow = Shadow(means)
-        self.rehearsals = Rehearsals(means)
-        jobs = Jobs(checking, Replays(means, self.rehearsals, self.feed), self.shadow)
-        self.releases = Driver(means, self.feed, jobs, self.rehearsals, upstreams, self.residents.changed)
+        self.shadow = Shadow(context)
+        self.rehearsals = Rehearsals(context)
+        jobs = Jobs(checking, Replays(context, self.rehearsals, self.feed), self.shadow)
+        self.releases = Driver(context, self.feed, jobs, self.rehearsals, upstreams, self.adapter_keeper.changed)
 
     def _make_control(self) -> None:
         """The control API."""
-        runs = Runs(self.store, self.recorder, self._now_ns)
+        runs = RunService(self.store, self.recorder, self._now_ns)
         context = Control(
-            self.store, self.desk, self.releases, runs, self.feed, self.pools, self.auth, self.metrics, self.state
+            self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics, self.state
         )
         self.operations = Operations(context, control.OPERATIONS)
         application = control.make_control(context)
-        application[INGEST] = Ingest(self.desk, self.store, self.metrics.otlp_spans, self.config.otlp.request_bytes)
+        application[INGEST] = Ingest(
+            self.dispatcher, self.store, self.metrics.otlp_spans, self.config.otlp.request_bytes
+        )
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,
@@ -207,7 +209,9 @@ class Gateway:
         from penstock.gateway.otlp.exporter import Exporter
 
         servers = {upstream.name: upstream.base_url for upstream in self.config.upstreams()}
-        return Exporter(self.config.otlp, url, servers, self.store, self.feed, self.desk, self.metrics, self._now_ns)
+        return Exporter(
+            self.config.otlp, url, servers, self.store, self.feed, self.dispatcher, self.metrics, self._now_ns
+        )
 
     def _now_ns(self) -> int:
         """The clock of the tape."""
@@ -228,21 +232,21 @@ class Gateway:
             recorder=self.recorder,
             metrics=self.metrics,
             redactor=self._redactor,
-            switch=self.switch,
+            pins=self.pins,
             rehearsals=self.rehearsals,
             features=features(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
             epoch_ns=self._epoch_ns,
         )
         self._port = port = Dispatch(self.proxy, plane)
         self.recorder.start()
-        await self.desk.start()
+        await self.dispatcher.start()
         await self.releases.start()
-        self.residents.start()
+        self.adapter_keeper.start()
         if self._exporter is not None:
             await self._exporter.start()
         try:
             self._server = await loop.create_server(
-                lambda: Front(port), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
+                lambda: ClientConnection(port), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
             )
         except OSError as error:
             raise ConfigError(_cannot_listen(self.config.host, self.config.port, error)) from None
@@ -262,10 +266,10 @@ class Gateway:
         self.proxy.sweep(now)
         self._ticks += 1
         # Idle clients are many and in no hurry.
-        for front in list(self._port.fronts) if self._ticks % _LOOK_EVERY == 0 else ():
-            if front.overdue(now, limits.head_timeout, limits.keepalive_timeout):
-                front.close()
-        self.metrics.clients = len(self._port.fronts)
+        for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
+            if client.overdue(now, limits.head_timeout, limits.keepalive_timeout):
+                client.close()
+        self.metrics.clients = len(self._port.clients)
         if self.state.draining and not self.proxy.running:
             self._drained.set()
 
@@ -273,23 +277,23 @@ class Gateway:
         """Drains and closes everything, in order; `hurry` ends the wait for running calls."""
         self.state.draining = True
         self._server.close()
-        for front in list(self._port.fronts):
-            front.drain()
+        for client in list(self._port.clients):
+            client.drain()
         await self._wait_for_calls(hurry or asyncio.Event())
         for call in list(self.proxy.running):
             call.give_up()
         if self._exporter is not None:
             await self.recorder.flush()
             await self._exporter.stop()
-        await self.desk.stop()
+        await self.dispatcher.stop()
         await self.releases.stop()
-        await self.residents.stop()
+        await self.adapter_keeper.stop()
         # This releases answers that wait for the tape.
         await self.recorder.close()
         await self.operations.finish(_CONTROL_SECONDS)
         self._ticker.cancel()
-        for front in list(self._port.fronts):
-            front.close()
+        for client in list(self._port.clients):
+            client.close()
         await self._runner.cleanup()
         if self._session is not None:
             await self._session.close()

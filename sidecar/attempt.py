@@ -37,7 +37,7 @@ LAST_EVENTS_S = 5.0
 """How long a cancelled attempt may still take to send its output; s."""
 
 
-class Work:
+class AttemptRun:
     """An attempt in this runner's hands."""
 
     def __init__(

@@ -13,7 +13,7 @@ from contextlib import suppress
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import HeartbeatRequest, Held, QueueState
 from penstock.sidecar.agent.usage import Meter
-from penstock.sidecar.attempt import Work
+from penstock.sidecar.attempt import AttemptRun
 from penstock.sidecar.progress import Progress
 from penstock.sidecar.settings import Settings
 
@@ -28,18 +28,18 @@ class Heart:
 
     def __init__(self, client: Client, settings: Settings, progress: Progress) -> None:
         self._client, self._settings, self._progress = client, settings, progress
-        self._held: dict[tuple[str, str], Work] = {}
+        self._held: dict[tuple[str, str], AttemptRun] = {}
         self._meter = Meter()
         self._nudged = asyncio.Event()
         self.queue: QueueState = "open"
         """What the gateway said last."""
 
-    def add(self, work: Work) -> None:
+    def add(self, work: AttemptRun) -> None:
         """An attempt to be kept."""
         self._held[work.key] = work
         self._nudged.set()
 
-    def drop(self, work: Work) -> None:
+    def drop(self, work: AttemptRun) -> None:
         """An attempt that has ended."""
         _ = self._held.pop(work.key, None)
 
@@ -81,7 +81,7 @@ class Heart:
                 cancelled = said.status == "cancelled"
                 work.lose(f"the attempt is {said.status or 'unknown'} at the gateway", wants_events=cancelled)
 
-    async def give_back(self, work: Work) -> None:
+    async def give_back(self, work: AttemptRun) -> None:
         """Returns an attempt whose agent is dead: shortens its lease; if that fails, the lease ends by itself."""
         held = [Held(rollout=work.key[0], attempt=work.key[1])]
         await self._say(HeartbeatRequest(attempts=held, lease_s=RETURNED_LEASE_S, complete=False))
@@ -96,7 +96,7 @@ class Heart:
             async with asyncio.timeout(self._settings.lease_s / 3):
                 _ = await self._client.heartbeat(self._settings.name, asked)
 
-    async def _request(self, works: list[Work], lease_s: float) -> HeartbeatRequest:
+    async def _request(self, works: list[AttemptRun], lease_s: float) -> HeartbeatRequest:
         agents = [work.agent for work in works if work.agent is not None]
         figures = await self._meter.read([agent.pid for agent in agents if agent.pid is not None])
         held = [Held(rollout=work.key[0], attempt=work.key[1], running=work.agent is not None) for work in works]

@@ -14,7 +14,7 @@ from functools import partial
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest
-from penstock.sidecar.attempt import Work, hand_back
+from penstock.sidecar.attempt import AttemptRun, hand_back
 from penstock.sidecar.breaker import Breaker
 from penstock.sidecar.engines.local import Engine
 from penstock.sidecar.heartbeat import Heart
@@ -37,7 +37,7 @@ class Runner:
         self.tally = Tally()
         self._settings, self._engine, self._progress = settings, engine, progress
         self._judge = Judge(settings.judging)
-        self._works: dict[asyncio.Task[None], Work] = {}
+        self._works: dict[asyncio.Task[None], AttemptRun] = {}
         self._claimed = 0
         self._breaker = Breaker(settings.keep_going)
         self._freed, self._stopping, self._abandoned = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -123,7 +123,7 @@ class Runner:
     def _begin(self, claim: Claim, waiting: int, client: Client, heart: Heart) -> None:
         self._claimed += 1
         self._progress.begun(claim, waiting)
-        work = Work(claim, self._settings, client, self._engine, self._judge, self._progress)
+        work = AttemptRun(claim, self._settings, client, self._engine, self._judge, self._progress)
         task = asyncio.ensure_future(self._work(work, client, heart))
         self._works[task] = work
         task.add_done_callback(self._done)
@@ -132,7 +132,7 @@ class Runner:
         _ = self._works.pop(task, None)
         self._freed.set()
 
-    async def _work(self, work: Work, client: Client, heart: Heart) -> None:
+    async def _work(self, work: AttemptRun, client: Client, heart: Heart) -> None:
         heart.add(work)
         try:
             result = await work.run()

@@ -12,9 +12,9 @@ from aiohttp import web
 from penstock.gateway.api.pages import Tape
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
-from penstock.gateway.runs.service import Runs
+from penstock.gateway.runs.service import RunService
 from penstock.gateway.upstreams.pool import Pool
 
 
@@ -40,9 +40,9 @@ class Control:
     """What handlers work with."""
 
     tape: Tape
-    desk: Desk
+    dispatcher: Dispatcher
     releases: Driver
-    runs: Runs
+    runs: RunService
     feed: Feed
     upstreams: Mapping[str, Pool]
     auth: Auth

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from penstock.gateway.api import guard
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.openapi import Route
-from penstock.gateway.http.client_connection import Front
+from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.queue import Empty
 
@@ -59,10 +59,12 @@ class Operations:
                 return route, ids
         return None
 
-    def serve(self, front: Front, request: Request, route: Route, ids: dict[str, str], trusted: bool) -> None:
+    def serve(
+        self, client: ClientConnection, request: Request, route: Route, ids: dict[str, str], trusted: bool
+    ) -> None:
         """Begins an operation; `trusted`: the data plane has checked who asks."""
-        running = asyncio.ensure_future(self._answer(front, request, route, ids, trusted))
-        front.served = _Running(running)
+        running = asyncio.ensure_future(self._answer(client, request, route, ids, trusted))
+        client.served = _Running(running)
         self._running.add(running)
         running.add_done_callback(self._running.discard)
 
@@ -71,7 +73,9 @@ class Operations:
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
 
-    async def _answer(self, front: Front, request: Request, route: Route, ids: dict[str, str], trusted: bool) -> None:
+    async def _answer(
+        self, client: ClientConnection, request: Request, route: Route, ids: dict[str, str], trusted: bool
+    ) -> None:
         headers = CIMultiDict[str]((name.decode(), value.decode("latin-1")) for name, _, value in request.headers)
         try:
             if not trusted:
@@ -87,8 +91,8 @@ class Operations:
             lines = "".join(f"{name}: {value}\r\n" for name, value in more.items())
             head = b"HTTP/1.1 %d %b\r\n%b%b" % (status, reason.encode(), _HEADERS, lines.encode())
         close = b"" if request.keep_alive else b"Connection: close\r\n"
-        front.transport.write(b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), close, body))
-        front.finish(request.keep_alive)
+        client.transport.write(b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), close, body))
+        client.finish(request.keep_alive)
 
 
 class _Running:

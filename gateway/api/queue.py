@@ -48,25 +48,25 @@ TOKEN_S: Final = 7 * 86400
 async def enqueue(control: Control, ids: Ids, asked: EnqueueRequest) -> EnqueueAnswer:
     """Queue tasks: all of them, or none when one cannot be. Sending the same again queues nothing twice: a name that is
     queued already is answered with `created: false`, and with 409 when anything else about it differs."""
-    return EnqueueAnswer(rollouts=await control.desk.enqueue(asked.rollouts))
+    return EnqueueAnswer(rollouts=await control.dispatcher.enqueue(asked.rollouts))
 
 
 async def cancel(control: Control, ids: Ids, asked: Empty) -> Rollout:
     """Cancel a rollout that waits or runs. A worker that holds it hears of it with its next heartbeat and kills the
     agent."""
-    return await control.desk.cancel(ids["rid"])
+    return await control.dispatcher.cancel(ids["rid"])
 
 
 async def requeue(control: Control, ids: Ids, asked: Empty) -> Rollout:
     """Queue a rollout again that has ended, whatever its number of attempts."""
-    return await control.desk.requeue(ids["rid"])
+    return await control.dispatcher.requeue(ids["rid"])
 
 
 async def claim(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnswer:
     """Take work. When there is none the answer waits up to `wait_s` for it. Each claim comes with the address and the
     token that the agent is to use; it is lost unless the worker is heard of within `lease_s`."""
-    claimed = await control.desk.claim(asked)
-    waiting = control.desk.waiting
+    claimed = await control.dispatcher.claim(asked)
+    waiting = control.dispatcher.waiting
     claims = [handed(control, one) for one in claimed]
     return ClaimAnswer(claims=claims, queue=waiting.state, waiting=sum(waiting.counts().values()))
 
@@ -85,21 +85,21 @@ def handed(control: Control, claimed: Claimed) -> Claim:
 async def heartbeat(control: Control, ids: Ids, asked: HeartbeatRequest) -> HeartbeatAnswer:
     """Say that a worker is alive: its leases begin anew. The answer tells which attempts it has lost; what they run is
     to be killed."""
-    held = await control.desk.heartbeat(ids["wid"], asked)
-    return HeartbeatAnswer(attempts=held, queue=control.desk.waiting.state)
+    held = await control.dispatcher.heartbeat(ids["wid"], asked)
+    return HeartbeatAnswer(attempts=held, queue=control.dispatcher.waiting.state)
 
 
 async def finish(control: Control, ids: Ids, asked: FinishRequest) -> FinishAnswer:
     """End an attempt, together with its rewards. When this is answered every earlier call of the attempt is durable and
     visible. The same end may be sent again; another one, or that of a worker that has lost the attempt, is refused."""
-    done = await control.desk.finish(ids["rid"], ids["aid"], asked)
+    done = await control.dispatcher.finish(ids["rid"], ids["aid"], asked)
     return FinishAnswer(rollout=done.rollout, attempt=done.attempt)
 
 
 async def reward(control: Control, ids: Ids, asked: Judgement) -> RewardAnswer:
     """Say how well an attempt went. The newest trusted reward is the attempt's; one that comes after its end counts too
     and is marked `late`."""
-    return await control.desk.reward(ids["rid"], ids["aid"], asked)
+    return await control.dispatcher.reward(ids["rid"], ids["aid"], asked)
 
 
 async def add_events(control: Control, ids: Ids, asked: EventsRequest) -> EventsAnswer:
@@ -114,14 +114,14 @@ async def feedback(control: Control, ids: Ids, asked: FeedbackRequest) -> Feedba
         message = f"no recorded response has the id {asked.response_id!r}"
         raise ApiError(404, message, "response_id", asked.response_id)
     said = Judgement(**asked.model_dump(exclude={"response_id", "span"}), span=span.sequence)
-    kept = await control.desk.reward(span.rollout, span.attempt, said)
+    kept = await control.dispatcher.reward(span.rollout, span.attempt, said)
     return FeedbackAnswer(**kept.model_dump(), rollout=span.rollout, attempt=span.attempt)
 
 
 async def set_queue(control: Control, ids: Ids, asked: QueueRequest) -> QueueStatus:
     """Open, pause or drain the queue. It stays so over a restart."""
-    await control.desk.set_state(asked.state)
-    return await asyncio.to_thread(control.desk.reader.queue)
+    await control.dispatcher.set_state(asked.state)
+    return await asyncio.to_thread(control.dispatcher.reader.queue)
 
 
 # -- what agents say of themselves -----------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ async def agent_reward(control: Control, ids: Ids, asked: Judgement) -> RewardAn
     """An agent judges its own attempt. It is kept with the source `agent` and not trained on, unless the configuration
     trusts agents (`rewards.trust_agent`)."""
     said = asked.model_copy(update={"source": "agent"})
-    return await control.desk.reward(ids["rid"], ids["aid"], said)
+    return await control.dispatcher.reward(ids["rid"], ids["aid"], said)
 
 
 async def agent_events(control: Control, ids: Ids, asked: EventsRequest) -> EventsAnswer:
@@ -140,10 +140,10 @@ async def agent_events(control: Control, ids: Ids, asked: EventsRequest) -> Even
 
 
 async def _add(control: Control, ids: Ids, asked: EventsRequest, known: bool) -> EventsAnswer:
-    desk, rollout, attempt = control.desk, ids["rid"], ids["aid"]
-    now = desk.now_ns()
+    dispatcher, rollout, attempt = control.dispatcher, ids["rid"], ids["aid"]
+    now = dispatcher.now_ns()
     entries = [_entry(rollout, attempt, event, now) for event in asked.events]
-    added = EventsAnswer(sequences=await desk.add(entries, known))
+    added = EventsAnswer(sequences=await dispatcher.add(entries, known))
     if any(is_hard(entry.kind, entry.name, entry.attributes) for entry in entries):
         await control.releases.violated(rollout)
     return added

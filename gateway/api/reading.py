@@ -179,13 +179,13 @@ def _block(records: Iterator[bytes]) -> bytes:
 
 async def get_queue(request: web.Request) -> web.Response:
     """How much work there is."""
-    return answer(await asyncio.to_thread(request.app[CONTROL].desk.reader.queue))
+    return answer(await asyncio.to_thread(request.app[CONTROL].dispatcher.reader.queue))
 
 
 async def get_workers(request: web.Request) -> web.Response:
     """The workers that were heard of in the last quarter of an hour."""
-    desk = request.app[CONTROL].desk
-    return answer(WorkerList(workers=await asyncio.to_thread(recent_workers, desk.reader, desk.now_ns())))
+    dispatcher = request.app[CONTROL].dispatcher
+    return answer(WorkerList(workers=await asyncio.to_thread(recent_workers, dispatcher.reader, dispatcher.now_ns())))
 
 
 def recent_workers(reader: QueueReader, now_ns: int) -> list[Worker]:

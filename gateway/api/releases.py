@@ -67,7 +67,7 @@ async def rehearse(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnsw
     """Take runs of a release's rehearsal: recorded tasks that the agent does again. Its calls go to the address of the
     claim, where its tools are played. A run is kept by heartbeats and finished like work from the queue. When there is
     nothing to do yet the answer waits up to `wait_s`; `queue` is `draining` when there will be nothing more."""
-    claimed, more, waiting = await control.releases.rehearsals.claim(ids["release"], asked, control.desk)
+    claimed, more, waiting = await control.releases.rehearsals.claim(ids["release"], asked, control.dispatcher)
     claims = [handed(control, one) for one in claimed]
     return ClaimAnswer(claims=claims, queue="open" if more else "draining", waiting=waiting)
 

@@ -119,14 +119,14 @@ async def get_metrics(request: web.Request) -> web.Response:
 
 def _look_at_tape(control: Control) -> None:
     """Sets those figures that are only counted when somebody asks."""
-    figures, queue, now = control.metrics, control.desk.reader.queue(), time.time_ns()
+    figures, queue, now = control.metrics, control.dispatcher.reader.queue(), time.time_ns()
     figures.tape_bytes = control.tape.figures()["used_bytes"]
     figures.queue_rollouts = {(mode,): queue.waiting.get(mode, 0) for mode in get_args(Mode)}
     figures.queue_oldest_seconds = 0.0 if queue.oldest_ns is None else max(0.0, (now - queue.oldest_ns) / 1e9)
     figures.queue_claimed = queue.claimed
     live = Counter(release.stage for release in control.releases.reader.releases() if release.live)
     figures.releases = {(stage,): live[stage] for stage in get_args(Stage) if stage not in ENDED}
-    figures.workers = len(reading.recent_workers(control.desk.reader, now))
+    figures.workers = len(reading.recent_workers(control.dispatcher.reader, now))
 
 
 @cache

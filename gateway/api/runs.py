@@ -38,7 +38,7 @@ from penstock.gateway.model.run import (
     seen_at,
 )
 from penstock.gateway.runs.curves import curve
-from penstock.gateway.runs.service import Runs
+from penstock.gateway.runs.service import RunService
 
 
 class RunsQuery(Noun):
@@ -126,7 +126,7 @@ async def get_runs(request: web.Request) -> web.Response:
     return answer(RunPage(runs=found.rows, next=encode_cursor("runs", found.mark), scanned=found.scanned))
 
 
-def _runs_walk(runs: Runs, asked: RunsQuery) -> Walk[RunHead]:
+def _runs_walk(runs: RunService, asked: RunsQuery) -> Walk[RunHead]:
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, RunHead | None]]:
         now = runs.now_ns()
         for position, run in runs.reader.run_heads(int(mark[0]) if mark else None):

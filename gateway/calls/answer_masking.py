@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from penstock.gateway.calls.capture.framing import LENGTH, Passing, framed
+from penstock.gateway.calls.capture.framing import LENGTH, Framing, framed
 from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.http.headers import client_head
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.known_secrets import Secrets
 
 HELD: Final = 256 << 10
@@ -25,9 +25,9 @@ _ENCODING: Final = frozenset({b"content-encoding"})
 _IDENTITY: Final = (None, b"identity")
 
 
-def hiding(own: Secrets, link: Link, chunked: bool) -> Passing:
+def hiding(own: Secrets, connection: UpstreamConnection, chunked: bool) -> Framing:
     """The way of an error answer. `chunked`: whether the client gets it in chunks."""
-    return Plain(own, chunked) if link.encoding in _IDENTITY else Encoded(own, chunked)
+    return Plain(own, chunked) if connection.encoding in _IDENTITY else Encoded(own, chunked)
 
 
 class Plain:
@@ -43,18 +43,18 @@ class Plain:
         self._places: list[tuple[int, int]] = []
         """Where the payload stands in it."""
 
-    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """The head at once."""
-        return self._own.hide(head) + self.go_on(link, raw)
+        return self._own.hide(head) + self.go_on(connection, raw)
 
-    def go_on(self, link: Link, raw: bytes) -> bytes:
+    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """All but what may be the beginning of a key."""
-        raw = _passed(link, raw, self._chunks is not None)
+        raw = _passed(connection, raw, self._chunks is not None)
         before = len(self._raw)
         places = [(0, len(raw))] if self._chunks is None else self._chunks.payload(raw)
         self._places += [(before + start, before + end) for start, end in places]
         self._raw += raw
-        return self._let_go(link.done)
+        return self._let_go(connection.done)
 
     def broken(self) -> bytes:
         """What was held back."""
@@ -100,20 +100,20 @@ class Encoded:
         self._pieces: list[bytes] = []
         self._held = True
 
-    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """The head waits for the length."""
         self._head = self._own.hide(head)
-        return self.go_on(link, raw)
+        return self.go_on(connection, raw)
 
-    def go_on(self, link: Link, raw: bytes) -> bytes:
+    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """Everything, once it is whole or too large."""
-        passed = _passed(link, raw, self._chunked)
+        passed = _passed(connection, raw, self._chunked)
         if not self._held:
             return passed
         self._raw.append(passed)
-        self._pieces += link.pieces
-        if link.done:
-            return self._whole(link)
+        self._pieces += connection.pieces
+        if connection.done:
+            return self._whole(connection)
         return self.broken() + b"".join(self._raw) if sum(map(len, self._raw)) > HELD else b""
 
     def broken(self) -> bytes:
@@ -121,13 +121,13 @@ class Encoded:
         held, self._held = self._held, False
         return self._head if held else b""
 
-    def _whole(self, link: Link) -> bytes:
+    def _whole(self, connection: UpstreamConnection) -> bytes:
         self._held = False
-        kept = keep(self._own, b"".join(self._pieces), (link.encoding or b"").decode("latin-1"), _DECODED)
+        kept = keep(self._own, b"".join(self._pieces), (connection.encoding or b"").decode("latin-1"), _DECODED)
         if not kept.bare:
             return self._head + b"".join(self._raw)
         head = LENGTH.sub(rb"\g<1>%d" % len(kept.body), client_head(self._head, _ENCODING, close=False))
-        return head + (framed(link, kept.body) if self._chunked else kept.body)
+        return head + (framed(connection, kept.body) if self._chunked else kept.body)
 
 
 class Chunks:
@@ -165,9 +165,9 @@ class Chunks:
                 self.over = not self._left
 
 
-def _passed(link: Link, raw: bytes, chunked: bool) -> bytes:
+def _passed(connection: UpstreamConnection, raw: bytes, chunked: bool) -> bytes:
     """What the client gets of a read."""
-    return raw if chunked or not link.chunked else b"".join(link.pieces)
+    return raw if chunked or not connection.chunked else b"".join(connection.pieces)
 
 
 class Kept(NamedTuple):

@@ -53,6 +53,7 @@ class Record:
         "body",
         "call",
         "captured",
+        "convert",
         "encoding",
         "end_ns",
         "error",
@@ -64,7 +65,6 @@ class Record:
         "request",
         "response_bytes",
         "response_headers",
-        "retell",
         "sent",
         "sides",
         "status",
@@ -106,7 +106,7 @@ class Record:
         """Names of the fields of the body that the gateway has added."""
         self.attributes: Mapping[str, str] = {}
         """More attributes of its span."""
-        self.retell: Callable[[bytes], bytes] | None = None
+        self.convert: Callable[[bytes], bytes] | None = None
         """How another body of its agent's goes upstream; None when as it is."""
         self.sides: list[Side] = []
         """Parties that were spoken with in another wire format, as far as they have come."""

@@ -41,18 +41,18 @@ class Served(Protocol):
 class Planes(Protocol):
     """What a connection needs of the application."""
 
-    fronts: set[Front]
+    clients: set[ClientConnection]
     epoch_ns: int
     """What the monotonic clock's zero is on the clock of the tape."""
     header_bytes: int
     request_bytes: int
 
-    def serve(self, front: Front, request: Request) -> None:
-        """Answers a request: sets `front.served` until it calls `front.finish`, or ends the connection."""
+    def serve(self, client: ClientConnection, request: Request) -> None:
+        """Answers a request: sets `client.served` until it calls `client.finish`, or ends the connection."""
         ...
 
 
-class Front(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
@@ -91,11 +91,11 @@ class Front(asyncio.Protocol):
         self.seen = monotonic()
         peer: tuple[str, int] | str | None = transport.get_extra_info("peername")
         self.way.peer = peer[0] if isinstance(peer, tuple) else ""
-        self.planes.fronts.add(self)
+        self.planes.clients.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone, whatever it was waiting for."""
-        self.planes.fronts.discard(self)
+        self.planes.clients.discard(self)
         self.closing = True
         served, self.served = self.served, None
         if served is not None:

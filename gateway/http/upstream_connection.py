@@ -28,7 +28,7 @@ class Caller(Protocol):
     head_only: bool
     """True for HEAD: the answer has no body whatever its headers say."""
 
-    def on_connected(self, link: Link) -> None:
+    def on_connected(self, connection: UpstreamConnection) -> None:
         """A link is there; the request may be written."""
         ...
 
@@ -40,15 +40,15 @@ class Caller(Protocol):
         """A 1xx answer (never 100 or 101) before the answer itself."""
         ...
 
-    def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
+    def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """The answer's head (status line to empty line) and the raw body bytes that came with it."""
         ...
 
-    def on_data(self, link: Link, raw: bytes) -> None:
-        """More raw body bytes; `link.done` says whether they are the last."""
+    def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
+        """More raw body bytes; `connection.done` says whether they are the last."""
         ...
 
-    def on_broken(self, link: Link, reason: str) -> None:
+    def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
         """The connection ended, or what it sent is not HTTP, before the answer was complete."""
         ...
 
@@ -59,16 +59,16 @@ class Owner(Protocol):
     name: str
     connections: int
 
-    def put_back(self, link: Link) -> None:
+    def put_back(self, connection: UpstreamConnection) -> None:
         """Takes a link whose answer is complete."""
         ...
 
-    def forget(self, link: Link) -> None:
+    def forget(self, connection: UpstreamConnection) -> None:
         """The connection is gone."""
         ...
 
 
-class Link(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """One connection to an upstream."""
 
     __slots__ = (

@@ -40,7 +40,7 @@ class Feed(Protocol):
     async def wait(self, since: int) -> int: ...
 
 
-class Desk(Protocol):
+class Dispatcher(Protocol):
     """Where the cursor is kept."""
 
     def note(self, name: str, value: bytes) -> Awaitable[None]: ...
@@ -56,7 +56,7 @@ class Exporter:
         servers: Mapping[str, str],
         tape: Tape,
         feed: Feed,
-        desk: Desk,
+        dispatcher: Dispatcher,
         figures: Figures,
         now_ns: Callable[[], int] = time_ns,
     ) -> None:
@@ -64,7 +64,7 @@ class Exporter:
         self._settings = settings
         self._tape = tape
         self._feed = feed
-        self._desk = desk
+        self._dispatcher = dispatcher
         self._figures = figures
         self._delivery = Delivery(url, settings.headers(), settings.timeout, figures)
         self._reader = batches.Reader(tape, settings, servers, figures, now_ns)
@@ -79,7 +79,7 @@ class Exporter:
         end = self._tape.cursor()
         self._cursor = self._noted = end if kept is None else min(int(kept), end)
         if kept is None:
-            await self._desk.note(NOTE, str(end).encode())
+            await self._dispatcher.note(NOTE, str(end).encode())
         self._delivery.open()
         self._task = asyncio.ensure_future(self._run())
 
@@ -146,7 +146,7 @@ class Exporter:
             return
         self._noted_at, cursor = monotonic(), self._cursor
         try:
-            await self._desk.note(NOTE, str(cursor).encode())
+            await self._dispatcher.note(NOTE, str(cursor).encode())
             self._noted = cursor
         except TapeError as error:
             _log.warning("the exporter's position cannot be kept: %s", error)

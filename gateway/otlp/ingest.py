@@ -35,7 +35,7 @@ MOST_REASONS = 5
 _HOWTO = "send them to the rollout's address or with its token, or set the resource attribute penstock.rollout_id"
 
 
-class Desk(Protocol):
+class Dispatcher(Protocol):
     """Where spans and rewards are handed in."""
 
     def add(self, entries: Sequence[Entry]) -> Awaitable[list[int]]: ...
@@ -45,14 +45,16 @@ class Desk(Protocol):
 class Ingest:
     """What the handler works with."""
 
-    def __init__(self, desk: Desk, tape: Tape, spans: MutableMapping[tuple[str, ...], int], request_bytes: int) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, tape: Tape, spans: MutableMapping[tuple[str, ...], int], request_bytes: int
+    ) -> None:
         """`spans` counts them by outcome; `request_bytes`: what one request may have, without its compression."""
-        self.desk = desk
+        self.dispatcher = dispatcher
         self.tape = tape
         self.spans = spans
         self.request_bytes = request_bytes
         # An operation that does nothing is done after everything that was queued before it.
-        self.traces = Traces(tape, lambda: desk.add([]))
+        self.traces = Traces(tape, lambda: dispatcher.add([]))
 
 
 INGEST = web.AppKey("otlp", Ingest)
@@ -149,7 +151,7 @@ class _Batch:
     async def keep(self) -> None:
         """Hands in the spans and rewards, and counts; raises `TapeError`."""
         if self._entries:
-            await self._ingest.desk.add(self._entries)
+            await self._ingest.dispatcher.add(self._entries)
         self._count("accepted", len(self._entries))
         for (outcome, _), count in self.rejected.items():
             self._count(outcome, count)
@@ -162,7 +164,7 @@ class _Batch:
     async def _reward(self, entry: Entry) -> None:
         source: RewardSource = "agent" if self._scope is not None and self._scope.agent_token else "user"
         try:
-            await self._ingest.desk.reward(entry.rollout, entry.attempt, judgement_of(entry, source))
+            await self._ingest.dispatcher.reward(entry.rollout, entry.attempt, judgement_of(entry, source))
         except (Invalid, Refused) as error:
             self._warnings.append(str(error))
 

@@ -17,19 +17,19 @@ from functools import partial
 from time import monotonic
 
 from penstock.gateway.calls.admission import Admitted
-from penstock.gateway.calls.capture.framing import Passing
-from penstock.gateway.http.client_connection import Front
+from penstock.gateway.calls.capture.framing import Framing
+from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal, UpstreamFault, internal_fault
 from penstock.gateway.http.headers import framed
 from penstock.gateway.http.request import Request
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.release import Pin
 from penstock.gateway.proxy.parts import Send
 from penstock.gateway.proxy.plan import Wait, plan, plan_given
 from penstock.gateway.proxy.recorded_call import RecordedCall
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
-from penstock.gateway.releases.catalog import Found
+from penstock.gateway.releases.catalog import Uses
 from penstock.gateway.upstreams.pool import Pool
 
 
@@ -38,11 +38,11 @@ class Call(RecordedCall):
 
     __slots__ = ("_asked_again", "_given", "_pools", "_sent")
 
-    def __init__(self, shared: Shared, front: Front, request: Request, admitted: Admitted) -> None:
-        super().__init__(shared, front, request, admitted)
+    def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
+        super().__init__(shared, client, request, admitted)
         self._pools: list[Pool] = []
         """Upstreams that have not been tried."""
-        self._given: tuple[Found, Mapping[str, Pin]] | None = None
+        self._given: tuple[Uses, Mapping[str, Pin]] | None = None
         """What it uses of the catalog, and what its rollout was given of it."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
         self._asked_again = False
@@ -59,7 +59,7 @@ class Call(RecordedCall):
     def _begin(self) -> None:
         if self._admitted.waits:
             self._wait()
-            self._shared.admission.follow(self._admitted, self.front.way, self._on_followed)
+            self._shared.admission.follow(self._admitted, self.client.way, self._on_followed)
         else:
             self._start()
 
@@ -68,7 +68,7 @@ class Call(RecordedCall):
         if self._resumes():
             self._do("begun", self._start)
         else:
-            self._shared.admission.remember(self._admitted, self.front.way, None)
+            self._shared.admission.remember(self._admitted, self.client.way, None)
 
     def _start(self) -> None:
         self._shared.metrics.ambiguous_calls += self._admitted.address.ambiguous
@@ -83,20 +83,20 @@ class Call(RecordedCall):
             self._wait()
             decided.pinned.add_done_callback(lambda done: self._on_pinned(found, done))
 
-    def _on_pinned(self, found: Found, done: asyncio.Future[list[Pin]]) -> None:
+    def _on_pinned(self, found: Uses, done: asyncio.Future[list[Pin]]) -> None:
         """The tape has what its rollout is given, or does not take it."""
         if self._resumes():
             # Where its release was rolled back in this very moment, it is pinned once more.
             self._do("switched", lambda: self._plan_given(found, done.exception()))
 
-    def _plan_given(self, found: Found, error: BaseException | None = None) -> None:
+    def _plan_given(self, found: Uses, error: BaseException | None = None) -> None:
         self._carry_out(plan_given(self._shared, self._admitted, self.request, found, error))
 
     def _adopt(self, send: Send) -> None:
         record = self.record
         self._pools, self._parts, self._given = send.pools, send.parts, send.given
         self.request.headers = send.headers
-        record.call, record.body, record.retell, record.captured = send.call, send.body, send.retell, send.captured
+        record.call, record.body, record.convert, record.captured = send.call, send.body, send.convert, send.captured
         record.versions, record.arm, record.texts = send.versions, send.arm, send.texts
         if send.attributes:
             record.attributes = {**record.attributes, **send.attributes}
@@ -135,22 +135,22 @@ class Call(RecordedCall):
             self.connecting = part.connect(self, pool, fresh)
             if self.connecting is not None:
                 return
-        link = None if fresh else pool.take()
-        if link is not None:
-            self.on_connected(link)
+        connection = None if fresh else pool.take()
+        if connection is not None:
+            self.on_connected(connection)
         else:
             self.connecting = pool.connect(self)
 
     def on_open(self) -> None:
         """The gate that it has waited at is open."""
         pool = self.record.pool
-        if self._resumes() and pool is not None and not self._taken_back():
+        if self._resumes() and pool is not None and not self._rolled_back():
             self._connect(pool, fresh=False)
 
-    def _taken_back(self) -> bool:
+    def _rolled_back(self) -> bool:
         """Gives it another version where the one that it has waited for may not be served any more."""
         given = self._given
-        if given is None or not self._shared.switch.taken_back(*given):
+        if given is None or not self._shared.pins.rolled_back(*given):
             return False
         self.record.pool = None
         self._do("switched", lambda: self._plan_given(given[0]))
@@ -164,10 +164,10 @@ class Call(RecordedCall):
         else:
             self._fail(refusal)
 
-    def on_connected(self, link: Link) -> None:
+    def on_connected(self, connection: UpstreamConnection) -> None:
         """A connection is there: write the request."""
         self._move(State.SENT)
-        self.send(link, *self._sent)
+        self.send(connection, *self._sent)
 
     def on_unreachable(self, reason: str, detail: str) -> None:
         """No connection came about: the next upstream, or a clear answer. One that is held may be starting again."""
@@ -192,64 +192,64 @@ class Call(RecordedCall):
 
     # 3. Stream back as it arrives -----------------------------------------------------------------------------------
 
-    def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
+    def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Passes on the head with what came in the same read."""
         record = self.record
-        if link.status == 404 and not self._asked_again and self._shared.switch.adapted(record.versions):
+        if connection.status == 404 and not self._asked_again and self._shared.pins.adapted(record.versions):
             self._ask_again()
             return
-        record.http_status = link.status
-        record.response_headers = link.headers[: link.head_fields]
-        record.stream = link.content_type.startswith(record.call.dialect.streaming_content_type)
-        record.encoding = link.encoding
-        out = self.begin_answer(link, head, raw)
+        record.http_status = connection.status
+        record.response_headers = connection.headers[: connection.head_fields]
+        record.stream = connection.content_type.startswith(record.call.dialect.streaming_content_type)
+        record.encoding = connection.encoding
+        out = self.begin_answer(connection, head, raw)
         self._move(State.STREAMING)
-        self._pass_on(link, out)
+        self._pass_on(connection, out)
 
-    def framing(self, link: Link) -> Passing | None:
+    def framing(self, connection: UpstreamConnection) -> Framing | None:
         """The first part that changes the answer does."""
         for part in self._parts:
-            if (made := part.framing(link, self.request.http10)) is not None:
+            if (made := part.framing(connection, self.request.http10)) is not None:
                 return made
-        return super().framing(link)
+        return super().framing(connection)
 
     def _ask_again(self) -> None:
         """Its server has been restarted and has lost its adapters, or has not been given this one yet. The agent waits
         until servers have been looked after."""
-        self.cancel_link()
+        self.cancel_upstream()
         self._asked_again, pool, self.record.pool = True, self.record.pool, None
         self._shared.metrics.upstream_retries += 1
         self._move(State.PLANNING)
         self._wait()
-        self._shared.switch.mended().add_done_callback(lambda _: self._on_mended(pool))
+        self._shared.pins.repaired().add_done_callback(lambda _: self._on_repaired(pool))
 
-    def _on_mended(self, pool: Pool | None) -> None:
+    def _on_repaired(self, pool: Pool | None) -> None:
         if self._resumes() and pool is not None:
             self.record.pool = pool
-            if not self._taken_back():
+            if not self._rolled_back():
                 self._reach(pool, fresh=True)
 
-    def on_data(self, link: Link, raw: bytes) -> None:
+    def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
         """Passes on a read."""
-        self._pass_on(link, self.continue_answer(link, raw))
+        self._pass_on(connection, self.continue_answer(connection, raw))
 
-    def _pass_on(self, link: Link, out: bytes) -> None:
+    def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
         self.touched = now = monotonic()
-        if link.pieces:
-            self.record.arrived(link.pieces, now)
-            link.pieces = []
-        if link.done:
-            self._complete(link, out)
+        if connection.pieces:
+            self.record.arrived(connection.pieces, now)
+            connection.pieces = []
+        if connection.done:
+            self._complete(connection, out)
         elif out:
-            self.front.transport.write(out)
+            self.client.transport.write(out)
 
     # 4. Record ------------------------------------------------------------------------------------------------------
 
-    def _complete(self, link: Link, out: bytes) -> None:
+    def _complete(self, connection: UpstreamConnection, out: bytes) -> None:
         """The answer is here as a whole."""
-        status = link.status
-        self.record.trailers = link.headers[link.head_fields :]
-        self.release_link()
+        status = connection.status
+        self.record.trailers = connection.headers[connection.head_fields :]
+        self.release_upstream()
         problem = next(filter(None, [part.problem() for part in self._parts]), None)
         error = problem or (None if status < 400 else f"http_{status}")
         self._end("ok" if error is None else "error", error)
@@ -264,23 +264,23 @@ class Call(RecordedCall):
     def on_client_gone(self) -> None:
         """Nobody waits any more: the upstream is told at once. A client that has had the last event has had it all."""
         if self.state < State.ENDING:
-            self.cancel_link()
+            self.cancel_upstream()
             if self.record.stream and self._admitted.dialect.over(self.told()):
                 self._end("ok", None)
             else:
                 self._end("cancelled", "client_gone")
             self._shared.recorder.put(self.record, self._recorded)
 
-    def on_broken(self, link: Link, reason: str) -> None:
+    def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
         """The upstream broke off. Before its answer began it is asked again; after that the client gets what came."""
-        self.link, pool = None, self.record.pool
+        self.connection, pool = None, self.record.pool
         if self.state >= State.ENDING:
             return
         if self.started:
-            if link.pieces:
-                self.record.arrived(link.pieces, monotonic())
+            if connection.pieces:
+                self.record.arrived(connection.pieces, monotonic())
             self._cut_off("error", reason)
-        elif pool is not None and not link.seen and (link.reused or pool.gate.held):
+        elif pool is not None and not connection.seen and (connection.reused or pool.gate.held):
             # It lost a race with the keep-alive timer, or its engine was stopped to be changed.
             self._shared.metrics.upstream_retries += 1
             self._move(State.PLANNING)
@@ -309,11 +309,11 @@ class Call(RecordedCall):
         if self.state is State.CONNECTING:
             return self.connecting is None or self.connecting.done()
         if self.state in (State.SENT, State.STREAMING):
-            return self.link is None or self.link.caller is not self
+            return self.connection is None or self.connection.caller is not self
         return self.state is State.PLANNING
 
     def _give_up_on(self, reason: str, refusal: Refusal) -> None:
-        self.cancel_link()
+        self.cancel_upstream()
         if self.started:
             self._cut_off("error", reason)
         else:

@@ -3,11 +3,11 @@ the engine gets."""
 
 from __future__ import annotations
 
-from penstock.gateway.calls.capture.framing import Passing, passing
+from penstock.gateway.calls.capture.framing import Framing, cleaned
 from penstock.gateway.calls.capture.request import Asked, ask, identity
 from penstock.gateway.calls.record import Record
 from penstock.gateway.config import Route
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.proxy.exact.course import ExactRoutes
@@ -46,9 +46,9 @@ class Captured(Part):
     def __init__(self, asked: Asked, metrics: Metrics) -> None:
         self._asked, self._metrics = asked, metrics
 
-    def framing(self, link: Link, http10: bool) -> Passing | None:
+    def framing(self, connection: UpstreamConnection, http10: bool) -> Framing | None:
         """Takes out what the client did not ask for."""
-        return passing(self._asked, link, link.chunked and not http10)
+        return cleaned(self._asked, connection, connection.chunked and not http10)
 
     def completed(self, record: Record, token_ids: bool) -> None:
         """Counts whether the engine gave what was asked for."""

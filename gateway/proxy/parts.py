@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.gateway.calls.admission import Admitted
-from penstock.gateway.calls.capture.framing import Passing
+from penstock.gateway.calls.capture.framing import Framing
 from penstock.gateway.calls.record import Record
 from penstock.gateway.config import Route
 from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.request import Headers, Request
-from penstock.gateway.http.upstream_connection import Caller, Link
+from penstock.gateway.http.upstream_connection import Caller, UpstreamConnection
 from penstock.gateway.model.release import Pin
-from penstock.gateway.releases.catalog import Found
+from penstock.gateway.releases.catalog import Uses
 from penstock.gateway.upstreams.pool import Pool
 
 
@@ -46,7 +46,7 @@ class Part:
         connection that was idle."""
         return None
 
-    def framing(self, link: Link, http10: bool) -> Passing | None:
+    def framing(self, connection: UpstreamConnection, http10: bool) -> Framing | None:
         """The way of an answer that is changed; None for one that passes as it comes."""
         return None
 
@@ -82,13 +82,13 @@ class Send:
     arm: str | None = None
     texts: dict[str, str] = field(default_factory=dict[str, str])
     """Versions, arms and texts of resources as in `Record`."""
-    given: tuple[Found, Mapping[str, Pin]] | None = None
+    given: tuple[Uses, Mapping[str, Pin]] | None = None
     """What it uses of the catalog, and what its rollout was given of it."""
     captured: tuple[str, ...] = ()
     """Names of fields of the body that the gateway has added."""
     attributes: dict[str, str] = field(default_factory=dict[str, str])
     """For its span."""
-    retell: Callable[[bytes], bytes] | None = None
+    convert: Callable[[bytes], bytes] | None = None
     """How another body of its agent's goes upstream; None when as it is."""
     parts: list[Part] = field(default_factory=list[Part])
 

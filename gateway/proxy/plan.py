@@ -22,7 +22,7 @@ from penstock.gateway.http.request import Headers, Request
 from penstock.gateway.model.release import Pin
 from penstock.gateway.proxy.parts import Send
 from penstock.gateway.proxy.shared import Shared
-from penstock.gateway.releases.catalog import Found
+from penstock.gateway.releases.catalog import Uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,15 @@ class Wait:
     """Until its rollout is pinned; then `plan_given`."""
 
     pinned: asyncio.Future[list[Pin]]
-    found: Found
+    found: Uses
 
 
 def plan(shared: Shared, call: Admitted, request: Request) -> Send | Wait:
     """Of a call that has just come; raises `Refusal`."""
     if shared.recorder.failing is not None:
         shared.check_gap(call)
-    if not shared.switch.catalog.empty:
-        found = shared.switch.look(call, prompt_named(call, request.headers))
+    if not shared.pins.catalog.empty:
+        found = shared.pins.look(call, prompt_named(call, request.headers))
         if found is not None:
             return plan_given(shared, call, request, found)
     return plan_route(shared, call, request)
@@ -52,22 +52,22 @@ def plan_route(shared: Shared, call: Admitted, request: Request) -> Send:
 
 
 def plan_given(
-    shared: Shared, call: Admitted, request: Request, found: Found, error: BaseException | None = None
+    shared: Shared, call: Admitted, request: Request, found: Uses, error: BaseException | None = None
 ) -> Send | Wait:
     """Of a call that uses resources. `error`: why the tape did not take what its rollout is given."""
     if error is None:
-        pins = shared.switch.pinned(call, found)
+        pins = shared.pins.pinned(call, found)
         if pins is None:
-            return Wait(shared.switch.pin(call, found, shared.epoch_ns + int(monotonic() * 1e9)), found)
+            return Wait(shared.pins.pin(call, found, shared.epoch_ns + int(monotonic() * 1e9)), found)
     elif shared.refuses_gaps(call.address.mode):
         raise GatewayFault(503, "tape", f"this rollout cannot be given its versions: {error}")
     else:
-        pins = shared.switch.unpinned(call, found, error)
+        pins = shared.pins.unpinned(call, found, error)
     return _switched(shared, call, request, found, pins)
 
 
-def _switched(shared: Shared, call: Admitted, request: Request, found: Found, pins: Mapping[str, Pin]) -> Send:
-    made = shared.switch.switched(call, found, pins)
+def _switched(shared: Shared, call: Admitted, request: Request, found: Uses, pins: Mapping[str, Pin]) -> Send:
+    made = shared.pins.switched(call, found, pins)
     if made.upstream is None:
         pools, alias, route = shared.route(call, request)
         body = made.body if alias is None else replace_model(made.body, alias)

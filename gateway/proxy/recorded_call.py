@@ -16,7 +16,7 @@ from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.conversations import Answer
 from penstock.gateway.calls.record import Record, whole
 from penstock.gateway.dialects import family
-from penstock.gateway.http.client_connection import Front
+from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal, internal_fault
 from penstock.gateway.http.headers import refusal_body, refusal_head
 from penstock.gateway.http.request import Request
@@ -36,8 +36,8 @@ class RecordedCall(Relay):
     __slots__ = ("_admitted", "_announced", "_durable", "_leave", "_overhead", "_parts", "_shared", "_tail",
                  "_waits_since", "record", "state")  # fmt: skip
 
-    def __init__(self, shared: Shared, front: Front, request: Request, admitted: Admitted) -> None:
-        super().__init__(front, request)
+    def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
+        super().__init__(client, request)
         self.state = State.PLANNING
         self.record = Record(admitted, request, shared.redactor, shared.config.limits.recorded_bytes)
         self.own = shared.redactor.own
@@ -132,7 +132,7 @@ class RecordedCall(Relay):
             part.ending(record, status)
         if self._admitted.address.origin == "implicit":
             good = self.started and record.http_status is not None and record.http_status < 400
-            shared.admission.remember_soon(self._admitted, self.front.way, self._answered() if good else None)
+            shared.admission.remember_soon(self._admitted, self.client.way, self._answered() if good else None)
 
     def _answered(self) -> Answer:
         """Its answer for later, without what else the call holds."""
@@ -146,11 +146,11 @@ class RecordedCall(Relay):
         if self._durable or recorder.full:
             self._tail, self._waits_since = out[-1:], monotonic()
             if len(out) > 1:
-                self.front.transport.write(out[:-1])
+                self.client.transport.write(out[:-1])
             recorder.put(self.record, self._let_go)
         else:
             if out:
-                self.front.transport.write(out)
+                self.client.transport.write(out)
             recorder.put(self.record, self._recorded)
             self.end_answer()
 
@@ -158,14 +158,14 @@ class RecordedCall(Relay):
         """The span is on disk, or lost: the last byte may go, unless the mode refuses unrecorded answers."""
         self._shared.metrics.recorder_wait_seconds += monotonic() - self._waits_since
         self._recorded(kept)
-        if self.front.served is not self:
+        if self.client.served is not self:
             return
         if not kept and self.started and self._shared.refuses_gaps(self._admitted.address.mode):
             # What the gateway itself has to say may pass: nobody learns from it.
             self.break_off()
             return
         if self._tail:
-            self.front.transport.write(self._tail)
+            self.client.transport.write(self._tail)
         self.end_answer()
 
     def _recorded(self, kept: bool) -> None:
@@ -190,16 +190,16 @@ class RecordedCall(Relay):
         self._end("error", refusal.kind)
         self._write_last(head + body)
 
-    def cancel_link(self) -> None:
+    def cancel_upstream(self) -> None:
         """Nobody wants the answer any more, also where it has not been asked for yet."""
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
-        super().cancel_link()
+        super().cancel_upstream()
 
     def give_up(self) -> None:
         """The gateway stops and cannot wait any longer."""
-        self.cancel_link()
+        self.cancel_upstream()
         self._cut_off("interrupted", "gateway_stopped")
 
     def told(self) -> bytes:

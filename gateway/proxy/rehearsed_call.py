@@ -10,7 +10,7 @@ import asyncio
 from functools import partial
 
 from penstock.gateway.calls.admission import Admitted
-from penstock.gateway.http.client_connection import Front
+from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.release_calls import rehearsed
 from penstock.gateway.proxy.call import Call
@@ -19,10 +19,10 @@ from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.releases.rehearsal.tool_player import Played
 
 
-def make_call(shared: Shared, front: Front, request: Request, admitted: Admitted) -> Call:
+def make_call(shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> Call:
     """The call that a request is."""
-    kind = RehearsedCall if shared.switch.catalog.rehearses and rehearsed(admitted.address.rollout) else Call
-    return kind(shared, front, request, admitted)
+    kind = RehearsedCall if shared.pins.catalog.rehearses and rehearsed(admitted.address.rollout) else Call
+    return kind(shared, client, request, admitted)
 
 
 class RehearsedCall(Call):

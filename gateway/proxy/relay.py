@@ -14,27 +14,40 @@ from abc import ABC, abstractmethod
 from time import monotonic
 
 from penstock.gateway.calls.answer_masking import hiding
-from penstock.gateway.calls.capture.framing import Passing
-from penstock.gateway.http.client_connection import Front
+from penstock.gateway.calls.capture.framing import Framing
+from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.headers import HOP, client_head
 from penstock.gateway.http.request import Request
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.known_secrets import NONE
 
 
 class Relay(ABC):
     """One request being served, and its answer."""
 
-    __slots__ = ("_changes", "_passing", "_unchunk", "_until_close", "connecting", "front", "head_only", "held", "link",
-                 "own", "request", "started", "touched")  # fmt: skip
+    __slots__ = (
+        "_changes",
+        "_framing",
+        "_unchunk",
+        "_until_close",
+        "client",
+        "connecting",
+        "connection",
+        "head_only",
+        "held",
+        "own",
+        "request",
+        "started",
+        "touched",
+    )  # fmt: skip
 
-    def __init__(self, front: Front, request: Request) -> None:
-        self.front = front
+    def __init__(self, client: ClientConnection, request: Request) -> None:
+        self.client = client
         self.request = request
         self.head_only = request.method == "HEAD"
         self.connecting: asyncio.Task[None] | None = None
-        self.link: Link | None = None
-        self.held = front.paused
+        self.connection: UpstreamConnection | None = None
+        self.held = client.paused
         """True while the client does not take what is written."""
         self.started = False
         """True once the answer's head was passed on."""
@@ -43,19 +56,19 @@ class Relay(ABC):
         self.own = NONE
         """The gateway's keys, which no error answer may tell its client."""
         self._changes = self._unchunk = self._until_close = False
-        self._passing: Passing | None = None
+        self._framing: Framing | None = None
 
-    def send(self, link: Link, head: bytes, body: bytes) -> None:
+    def send(self, connection: UpstreamConnection, head: bytes, body: bytes) -> None:
         """Writes the request."""
         self.connecting = None
-        self.link = link
+        self.connection = connection
         self.touched = monotonic()
-        link.send(self, head, body)
+        connection.send(self, head, body)
         if self.held:
-            link.transport.pause_reading()
+            connection.transport.pause_reading()
 
     @abstractmethod
-    def on_connected(self, link: Link) -> None:
+    def on_connected(self, connection: UpstreamConnection) -> None:
         """A connection is there: time to `send`."""
 
     @abstractmethod
@@ -63,15 +76,15 @@ class Relay(ABC):
         """No connection came about."""
 
     @abstractmethod
-    def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
+    def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """The answer's head, and what came in the same read."""
 
     @abstractmethod
-    def on_data(self, link: Link, raw: bytes) -> None:
+    def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
         """A read."""
 
     @abstractmethod
-    def on_broken(self, link: Link, reason: str) -> None:
+    def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
         """The answer will not be completed."""
 
     @abstractmethod
@@ -81,77 +94,77 @@ class Relay(ABC):
     def on_interim(self, head: bytes) -> None:
         """Passes on a 1xx answer."""
         if not self.request.http10:
-            self.front.transport.write(self.own.hide(head))
+            self.client.transport.write(self.own.hide(head))
 
-    def begin_answer(self, link: Link, head: bytes, raw: bytes) -> bytes:
+    def begin_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """What the client gets of the answer's head, with the body bytes that came in the same read."""
         self.started = True
-        self._changes = self._unchunk = self.request.http10 and link.chunked
-        self._until_close = not link.ends_itself
+        self._changes = self._unchunk = self.request.http10 and connection.chunked
+        self._until_close = not connection.ends_itself
         close = not self.request.keep_alive or self._until_close
-        if close or link.hops or head[5:8] != b"1.1":
-            drop = link.hops or HOP
+        if close or connection.hops or head[5:8] != b"1.1":
+            drop = connection.hops or HOP
             head = client_head(head, drop | {b"transfer-encoding"} if self._unchunk else drop, close)
-        self._passing = self.framing(link)
-        if self._passing is not None:
+        self._framing = self.framing(connection)
+        if self._framing is not None:
             self._changes = True
-            return self._passing.begin(link, head, raw)
-        return head + self.continue_answer(link, raw)
+            return self._framing.begin(connection, head, raw)
+        return head + self.continue_answer(connection, raw)
 
-    def framing(self, link: Link) -> Passing | None:
+    def framing(self, connection: UpstreamConnection) -> Framing | None:
         """The way of an answer that is changed; None for one that passes as it comes."""
-        if link.status >= 300 and self.own:
-            return hiding(self.own, link, link.chunked and not self._unchunk)
+        if connection.status >= 300 and self.own:
+            return hiding(self.own, connection, connection.chunked and not self._unchunk)
         return None
 
-    def continue_answer(self, link: Link, raw: bytes) -> bytes:
+    def continue_answer(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """What the client gets of a read."""
-        return self._changed(link, raw) if self._changes else raw
+        return self._changed(connection, raw) if self._changes else raw
 
     @property
     def token_ids(self) -> bool:
         """Whether the answer had token ids that the gateway had asked for."""
-        return self._passing is not None and self._passing.ids
+        return self._framing is not None and self._framing.ids
 
-    def _changed(self, link: Link, raw: bytes) -> bytes:
-        return b"".join(link.pieces) if self._passing is None else self._passing.go_on(link, raw)
+    def _changed(self, connection: UpstreamConnection, raw: bytes) -> bytes:
+        return b"".join(connection.pieces) if self._framing is None else self._framing.go_on(connection, raw)
 
     def end_answer(self) -> None:
         """Everything was written: the connection's next request may come."""
-        self.front.finish(self.request.keep_alive and not self._until_close)
+        self.client.finish(self.request.keep_alive and not self._until_close)
 
-    def release_link(self) -> None:
+    def release_upstream(self) -> None:
         """The answer is complete."""
-        link, self.link = self.link, None
-        if link is not None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
             if self.held:
-                link.transport.resume_reading()
-            link.release()
+                connection.transport.resume_reading()
+            connection.release()
 
-    def cancel_link(self) -> None:
+    def cancel_upstream(self) -> None:
         """Nobody wants the answer any more: the upstream is told at once."""
         connecting, self.connecting = self.connecting, None
-        link, self.link = self.link, None
+        connection, self.connection = self.connection, None
         if connecting is not None:
             connecting.cancel()
-        if link is not None:
-            link.cancel()
+        if connection is not None:
+            connection.cancel()
 
     def break_off(self) -> None:
         """Ends an answer that cannot be completed, so that the client notices."""
-        if self._passing is not None and (held := self._passing.broken()):
-            self.front.transport.write(held)
-        self.front.break_off(framed=not (self._until_close or self._unchunk))
+        if self._framing is not None and (held := self._framing.broken()):
+            self.client.transport.write(held)
+        self.client.break_off(framed=not (self._until_close or self._unchunk))
 
     def hold(self) -> None:
         """The client reads slower than the upstream sends: stop reading there."""
         self.held = True
-        if self.link is not None:
-            self.link.transport.pause_reading()
+        if self.connection is not None:
+            self.connection.transport.pause_reading()
 
     def go_on(self) -> None:
         """The client has caught up."""
         self.held = False
         self.touched = monotonic()
-        if self.link is not None:
-            self.link.transport.resume_reading()
+        if self.connection is not None:
+            self.connection.transport.resume_reading()

@@ -17,7 +17,7 @@ from penstock.gateway.http.request import Request
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.base import Mode
 from penstock.gateway.proxy.parts import Feature
-from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.upstreams.pool import Pool
@@ -49,7 +49,7 @@ class Shared:
     recorder: Recorder
     metrics: Metrics
     redactor: Redactor
-    switch: Switch
+    pins: Pins
     rehearsals: Rehearsals
     features: tuple[Feature, ...]
     """What some calls need besides."""

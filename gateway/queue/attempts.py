@@ -12,7 +12,7 @@ from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, Roll
 from penstock.gateway.queue.results import queue_key
 from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store import keys, records
-from penstock.gateway.store.cache import Live
+from penstock.gateway.store.cache import CachedAttempt
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.tables import DORMANT
@@ -31,7 +31,7 @@ class Attempts:
 
     # -- moves ------------------------------------------------------------------------------------------------
 
-    def sign_of_life(self, live: Live, now: int, lease_ns: int = GRACE_NS) -> None:
+    def sign_of_life(self, live: CachedAttempt, now: int, lease_ns: int = GRACE_NS) -> None:
         """Makes a `preparing` attempt `running`; an `unresponsive` one too, with a lease, while nobody else has its
         rollout; and one that had ended by being quiet.
         """
@@ -55,7 +55,7 @@ class Attempts:
         self._tell(live)
         self._move(rollout, RolloutStatus.RUNNING, now)
 
-    def begin_unclaimed(self, live: Live, now: int) -> None:
+    def begin_unclaimed(self, live: CachedAttempt, now: int) -> None:
         """An attempt that no worker has claimed shows itself, for the first time or again: its quiet time is watched.
         Its rollout runs again, unless somebody has said how it ended."""
         self._tape.put("unclaimed", live.place, b"")
@@ -65,7 +65,7 @@ class Attempts:
         if ended and all(get(other, "outcome") is None for other in self._lives(rollout.id)):
             self._move(rollout, RolloutStatus.RUNNING, now)
 
-    def _end_quietly(self, live: Live, rollout: Rollout) -> None:
+    def _end_quietly(self, live: CachedAttempt, rollout: Rollout) -> None:
         """Ends an attempt as of its last sign of life; without an outcome, because nobody has told one."""
         seen = get(live, "last_seen_ns")
         put(live, status=lifecycle.move_attempt(status_of(live), AttemptStatus.SUCCEEDED), ended_ns=seen)
@@ -75,10 +75,10 @@ class Attempts:
         if runs and not any(status_of(other) in LIVE for other in self._lives(rollout.id)):
             self._move(rollout, RolloutStatus.SUCCEEDED, seen)
 
-    def _lives(self, rollout: str) -> list[Live]:
+    def _lives(self, rollout: str) -> list[CachedAttempt]:
         return [self._tape.attempt(Entry(rollout, attempt)) for attempt in self._attempts(rollout)]
 
-    def _may_revive(self, rollout: Rollout, live: Live, now: int, lease: int) -> bool:
+    def _may_revive(self, rollout: Rollout, live: CachedAttempt, now: int, lease: int) -> bool:
         """Not when it would be given up again at once, because the agent itself has been silent too long. The lease
         that its worker relies on is never cut short.
         """
@@ -89,7 +89,7 @@ class Attempts:
         put(live, lease_ns=lease)
         return True
 
-    def _follow(self, rollout: Rollout, live: Live, end: AttemptStatus, now: int) -> None:
+    def _follow(self, rollout: Rollout, live: CachedAttempt, end: AttemptStatus, now: int) -> None:
         """Moves the rollout to where the end of its attempt sends it. The end of an older attempt, or of one whose
         rollout has ended, changes nothing.
         """
@@ -97,7 +97,7 @@ class Attempts:
             self._move(rollout, lifecycle.after_attempt(end, rollout.tries, rollout.config), now)
             self._queue_again(rollout, live, now)
 
-    def _queue_again(self, rollout: Rollout, live: Live, now: int) -> None:
+    def _queue_again(self, rollout: Rollout, live: CachedAttempt, now: int) -> None:
         """A rollout that is to have another attempt joins the queue, now or when the lease of the last one is over."""
         if rollout.status == RolloutStatus.REQUEUING:
             lease = get(live, "lease_ns")
@@ -115,7 +115,7 @@ class Attempts:
         self._tape.put_rollout(rollout)
         self._tape.append(b"r" + keys.rollout_key(rollout.id))
 
-    def _end_attempt(self, live: Live, status: AttemptStatus, now: int, outcome: Outcome) -> None:
+    def _end_attempt(self, live: CachedAttempt, status: AttemptStatus, now: int, outcome: Outcome) -> None:
         moved = lifecycle.move_attempt(status_of(live), status)
         put(live, status=moved, ended_ns=now, outcome=records.outcome_values(outcome))
         self._forget(live)
@@ -132,7 +132,7 @@ class Attempts:
             self._tape.delete("queue", key)
             self._waiting.remove(key)
 
-    def _release(self, live: Live) -> None:
+    def _release(self, live: CachedAttempt) -> None:
         """Its worker has let go of it: the next attempt may be handed out."""
         self._forget(live)
         put(live, lease_ns=None)
@@ -141,12 +141,12 @@ class Attempts:
         if rollout.status == RolloutStatus.REQUEUING and rollout.attempt == live.name[1]:
             self._join_queue(rollout)
 
-    def _forget(self, live: Live) -> None:
+    def _forget(self, live: CachedAttempt) -> None:
         self._tape.delete(*(("live", live.key) if get(live, "worker") else ("unclaimed", live.place)))
 
     # -- records -----------------------------------------------------------------------------------------------------
 
-    def _tell(self, live: Live) -> None:
+    def _tell(self, live: CachedAttempt) -> None:
         self._tape.touch(live)
         self._tape.append(b"a" + live.key)
 
@@ -164,12 +164,12 @@ class Attempts:
         known = self._tape.rollout(rollout)
         return [] if known is None else known.attempts
 
-    def _live(self, rollout: str, attempt: str) -> Live | None:
+    def _live(self, rollout: str, attempt: str) -> CachedAttempt | None:
         if attempt not in self._attempts(rollout):
             return None
         return self._tape.attempt(Entry(rollout, attempt))
 
-    def _attempt(self, name: tuple[str, str]) -> Live:
+    def _attempt(self, name: tuple[str, str]) -> CachedAttempt:
         live = self._live(*name)
         if live is None:
             self._rollout(name[0])
@@ -178,7 +178,7 @@ class Attempts:
         return live
 
 
-def deadline(rollout: Rollout, live: Live) -> tuple[int, AttemptStatus] | None:
+def deadline(rollout: Rollout, live: CachedAttempt) -> tuple[int, AttemptStatus] | None:
     """When a live attempt ends by itself, and how."""
     seen, lease = get(live, "last_seen_ns"), get(live, "lease_ns")
     return lifecycle.deadline(rollout.config, get(live, "created_ns"), seen, lease)
@@ -187,34 +187,34 @@ def deadline(rollout: Rollout, live: Live) -> tuple[int, AttemptStatus] | None:
 _PLACES = {name: place for place, name in enumerate(records.ATTEMPT)}
 
 
-def get(live: Live, name: str) -> Any:
+def get(live: CachedAttempt, name: str) -> Any:
     return live.values[_PLACES[name]]
 
 
-def put(live: Live, **values: Any) -> None:
+def put(live: CachedAttempt, **values: Any) -> None:
     for name, value in values.items():
         live.values[_PLACES[name]] = value
 
 
-def status_of(live: Live) -> AttemptStatus:
+def status_of(live: CachedAttempt) -> AttemptStatus:
     return AttemptStatus(get(live, "status"))
 
 
-def decides(rollout: Rollout, live: Live) -> bool:
+def decides(rollout: Rollout, live: CachedAttempt) -> bool:
     """Whether the rollout follows when this attempt ends."""
     return rollout.status in ACTIVE and rollout.attempt in (None, live.name[1])
 
 
-def ended_quietly(live: Live) -> bool:
+def ended_quietly(live: CachedAttempt) -> bool:
     """Whether it has ended because it was quiet: every other end has an outcome."""
     return status_of(live) == AttemptStatus.SUCCEEDED and get(live, "outcome") is None
 
 
-def attempt_of(live: Live) -> Attempt:
+def attempt_of(live: CachedAttempt) -> Attempt:
     return records.attempt_of(*live.name, live.values)
 
 
-def woken(transaction: Transaction, live: Live, now: int) -> None:
+def woken(transaction: Transaction, live: CachedAttempt, now: int) -> None:
     """Notes a sign of life of a dormant attempt, or the first one of an attempt that nobody has claimed."""
     attempts = Attempts(transaction)
     if status_of(live) in DORMANT and now:

@@ -14,7 +14,7 @@ from penstock.gateway.queue.attempts import Attempts, deadline, get, put, status
 from penstock.gateway.queue.results import Looked
 from penstock.gateway.queue.span_operations import SpanOperations
 from penstock.gateway.store import keys, records
-from penstock.gateway.store.cache import Live
+from penstock.gateway.store.cache import CachedAttempt
 from penstock.gateway.store.transaction import Transaction
 
 _STATUS, _SEEN, _WORKER = map(records.ATTEMPT.index, ("status", "last_seen_ns", "worker"))
@@ -72,11 +72,11 @@ class DeadlineOperations(Attempts):
         due, _ = quiet_deadline(values[_SEEN], quiet_s)
         return due if due > now else None
 
-    def _calling(self, live: Live) -> bool:
+    def _calling(self, live: CachedAttempt) -> bool:
         """True while a call of it runs."""
         return next(self._tape.scan("open", live.key), None) is not None
 
-    def _look_at_ended(self, live: Live, rollout: Rollout, now: int) -> Looked:
+    def _look_at_ended(self, live: CachedAttempt, rollout: Rollout, now: int) -> Looked:
         """Lets the next attempt wait until the lease is over, because the worker may still have to kill the agent."""
         lease = get(live, "lease_ns")
         if rollout.status != RolloutStatus.REQUEUING or rollout.attempt != live.name[1]:

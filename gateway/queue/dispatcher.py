@@ -62,7 +62,7 @@ _log = logging.getLogger("penstock.queue")
 T = TypeVar("T")
 
 
-class Desk:
+class Dispatcher:
     """Hands out work. `start` before use, `stop` before the recorder closes."""
 
     def __init__(

@@ -43,7 +43,7 @@ from penstock.gateway.queue.attempts import Attempts, attempt_of, ended_quietly,
 from penstock.gateway.queue.results import MODES, Claimed, Finished
 from penstock.gateway.queue.span_operations import SpanOperations, check_span
 from penstock.gateway.store import keys, records
-from penstock.gateway.store.cache import Known, Live
+from penstock.gateway.store.cache import CachedAttempt, CachedRollout
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
@@ -93,7 +93,7 @@ class QueueOperations(Attempts):
             priority=spec.priority,
             config=spec.config,
         )
-        rollout.place = self._tape.add_rollout(Known(rollout, []))
+        rollout.place = self._tape.add_rollout(CachedRollout(rollout, []))
         self._tape.put_rollout(rollout)
         task = records.task_record(spec.input, spec.metadata)
         if task is not None:
@@ -292,7 +292,7 @@ class QueueOperations(Attempts):
         told = {"reason": secrets.texts([said.reason])[0], "output": secrets.json(said.output)}
         return said.model_copy(update=told)
 
-    def _hand_back(self, live: Live, outcome: Outcome, now: int) -> Finished:
+    def _hand_back(self, live: CachedAttempt, outcome: Outcome, now: int) -> Finished:
         """Takes back a failed attempt that was no try, as its worker has found out. Its rewards do not count, and its
         rollout waits again if this attempt had ended it.
         """

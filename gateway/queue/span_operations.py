@@ -11,7 +11,7 @@ from penstock.gateway.model.queue import RewardAnswer
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Reward, Rollout, RolloutStatus
 from penstock.gateway.queue.attempts import Attempts, decides, get, put, status_of
 from penstock.gateway.store import keys
-from penstock.gateway.store.cache import Live
+from penstock.gateway.store.cache import CachedAttempt
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
 
@@ -28,7 +28,7 @@ class SpanOperations(Attempts):
         return answer, new
 
     def judge(
-        self, live: Live, judgement: Judgement, trusted: bool, now: int, known_new: bool = False
+        self, live: CachedAttempt, judgement: Judgement, trusted: bool, now: int, known_new: bool = False
     ) -> tuple[int, Reward, bool]:
         """(its span, the reward, whether it is new); `known_new` spares looking for its key."""
         late = status_of(live) not in LIVE
@@ -48,7 +48,7 @@ class SpanOperations(Attempts):
             self._tell(live)
         return entry.sequence, reward, True
 
-    def reward_failure(self, rollout: Rollout, live: Live, end: AttemptStatus, now: int) -> bool:
+    def reward_failure(self, rollout: Rollout, live: CachedAttempt, end: AttemptStatus, now: int) -> bool:
         """The attempt with which the rollout is about to fail gets the reward that is configured for that, unless it
         has one already. An attempt ends once, so this is done once."""
         own = rollout.config.reward_on_failure
@@ -77,7 +77,7 @@ class SpanOperations(Attempts):
         return replace(entry, sequence=0, name=name, error=error, attributes=kept)
 
 
-def check_span(live: Live, judgement: Judgement) -> None:
+def check_span(live: CachedAttempt, judgement: Judgement) -> None:
     spans = get(live, "spans")
     if judgement.span is not None and judgement.span > spans:
         message = f"attempt {'/'.join(live.name)} has no span {judgement.span}: the last is {spans}"

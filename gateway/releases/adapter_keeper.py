@@ -30,7 +30,7 @@ EVERY_S: Final = 30.0
 _log = logging.getLogger("penstock.releases")
 
 
-class Residents:
+class AdapterKeeper:
     """The adapters of all servers. `start` before use."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Residents:
         """A resource or a release has changed."""
         self._changed.set()
 
-    def mended(self) -> asyncio.Future[None]:
+    def repaired(self) -> asyncio.Future[None]:
         """A server does not know a version that it should hold: done when all servers have been looked at once more."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(done)

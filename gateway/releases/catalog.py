@@ -90,7 +90,7 @@ class Catalog:
             made.body = replace_model(made.body, weights.served)
         return made, weights
 
-    def taken_back(self, pin: Pin) -> bool:
+    def rolled_back(self, pin: Pin) -> bool:
         """Whether a rollout must get the stable version, because its release was rolled back since."""
         release = None if pin.release is None else self.releases.get(pin.release)
         return pin.arm == "candidate" and not pin.mixed and release is not None and release.stage == "rolled_back"
@@ -106,7 +106,7 @@ def _known(name: str, content: PromptText | ToolText) -> Known:
 
 
 @dataclass(slots=True)
-class Found:
+class Uses:
     """What a call uses."""
 
     resources: list[str]
@@ -130,19 +130,19 @@ class Switched:
     """SHA-256 of each prompt as the agent sent it, by resource."""
 
 
-class Switch:
+class Pins:
     """Holds the catalog and recent pins."""
 
     def __init__(
-        self, tape: Tape, recorder: Recorder, metrics: Metrics, mended: Callable[[], asyncio.Future[None]]
+        self, tape: Tape, recorder: Recorder, metrics: Metrics, repaired: Callable[[], asyncio.Future[None]]
     ) -> None:
-        """`mended` is called when a server does not know the version that it was sent; done when servers were looked
+        """`repaired` is called when a server does not know the version that it was sent; done when servers were looked
         after.
         """
         self._tape = tape
         self._recorder = recorder
         self._metrics = metrics
-        self.mended = mended
+        self.repaired = repaired
         self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
         self._reloading = asyncio.Lock()
         self.catalog = Catalog({}, ())
@@ -157,9 +157,9 @@ class Switch:
 
     # -- what does it use? ------------------------------------------------------------------------------------------
 
-    def look(self, call: Admitted, explicit: str | None) -> Found | None:
+    def look(self, call: Admitted, explicit: str | None) -> Uses | None:
         """What a call uses of the catalog, None for nothing. `explicit`: the prompt that its header names."""
-        catalog, found = self.catalog, Found([], None, None)
+        catalog, found = self.catalog, Uses([], None, None)
         if catalog.templates:
             found.prompts = findings = find(call.body, call.dialect, catalog.recogniser, explicit)
             # First, because it reads the model's name too.
@@ -179,7 +179,7 @@ class Switch:
 
     # -- what is it given? ------------------------------------------------------------------------------------------
 
-    def pinned(self, call: Admitted, found: Found) -> dict[str, Pin] | None:
+    def pinned(self, call: Admitted, found: Uses) -> dict[str, Pin] | None:
         """The pins of what it uses; None when it must be pinned first."""
         pins = self._pins.get(call.address.rollout)
         if pins is None:
@@ -189,15 +189,15 @@ class Switch:
         mine = {pin.resource: pin for pin in pins if pin.agent == agent}
         for resource in found.resources:
             pin = mine.get(resource)
-            if pin is None or self.catalog.taken_back(pin):
+            if pin is None or self.catalog.rolled_back(pin):
                 return None
         return mine
 
-    def taken_back(self, found: Found, pins: Mapping[str, Pin]) -> bool:
+    def rolled_back(self, found: Uses, pins: Mapping[str, Pin]) -> bool:
         """Whether a call with these versions must get others by now."""
-        return any(self.catalog.taken_back(pins[name]) for name in found.resources)
+        return any(self.catalog.rolled_back(pins[name]) for name in found.resources)
 
-    def pin(self, call: Admitted, found: Found, now: int) -> asyncio.Future[list[Pin]]:
+    def pin(self, call: Admitted, found: Uses, now: int) -> asyncio.Future[list[Pin]]:
         """Pins its rollout; done when that is durable. What comes back is remembered."""
         wanted = Wanted(
             call.address.rollout,
@@ -220,7 +220,7 @@ class Switch:
         if len(self._pins) > REMEMBERED:
             self._pins.popitem(last=False)
 
-    def unpinned(self, call: Admitted, found: Found, error: BaseException) -> dict[str, Pin]:
+    def unpinned(self, call: Admitted, found: Uses, error: BaseException) -> dict[str, Pin]:
         """The stable versions, for a call that goes on although the tape takes no pin, unless its rollout is on an arm
         already. They are kept in memory.
         """
@@ -244,7 +244,7 @@ class Switch:
         return any(name in models and models[name][version].adapter for name, version in versions.items())
 
     def _fallen_back(self, pin: Pin) -> Pin:
-        if not self.catalog.taken_back(pin) or pin.release is None:
+        if not self.catalog.rolled_back(pin) or pin.release is None:
             return pin
         return pin.model_copy(update={"version": self.catalog.releases[pin.release].stable, "mixed": True})
 
@@ -257,7 +257,7 @@ class Switch:
 
     # -- the request to send -----------------------------------------------------------------------------------------
 
-    def switched(self, call: Admitted, found: Found, pins: Mapping[str, Pin]) -> Switched:
+    def switched(self, call: Admitted, found: Uses, pins: Mapping[str, Pin]) -> Switched:
         """The request with what its rollout was given in it."""
         given = {name: pins[name].version for name in found.resources}
         made, weights = self.catalog.written(call.body, found.prompts, found.model, given)
@@ -274,7 +274,7 @@ class Switch:
         )
 
 
-def _asker(call: Admitted, found: Found) -> Asker:
+def _asker(call: Admitted, found: Uses) -> Asker:
     """Who asks; facts of its rollout that only the tape has are filled in here."""
     model = found.model or call.model or ""
     return Asker(call.address.agent or "", model, call.address.mode, {})

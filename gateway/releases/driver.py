@@ -30,7 +30,7 @@ from penstock.gateway.releases.needs import needs
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.live import Rehearsals
-from penstock.gateway.releases.replay.sender import Means
+from penstock.gateway.releases.replay.sender import Context
 from penstock.gateway.releases.transitions import ROLLED_BACK, WANTED, entry
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
@@ -60,7 +60,7 @@ class Driver:
 
     def __init__(
         self,
-        means: Means,
+        context: Context,
         feed: Feed,
         jobs: Jobs,
         rehearsals: Rehearsals,
@@ -68,14 +68,14 @@ class Driver:
         changed: Callable[[], None],
     ) -> None:
         """`upstreams`: names of those that are configured; `changed` is told of every change."""
-        self.tape = means.tape
-        self.reader = ReleaseReader(means.tape)
+        self.tape = context.tape
+        self.reader = ReleaseReader(context.tape)
         self.rehearsals = rehearsals
-        self._recorder = means.recorder
-        self._switch = means.switch
+        self._recorder = context.recorder
+        self._pins_of_calls = context.pins
         self._news = asyncio.Event()
         """Set, and replaced, when a release has changed."""
-        self._now_ns = means.now_ns
+        self._now_ns = context.now_ns
         self._jobs: Mapping[Stage, tuple[str, Job]] = {
             "draft": ("check", jobs.check),
             "checked": ("replay", jobs.replay),
@@ -83,12 +83,12 @@ class Driver:
         }
         self._upstreams = upstreams
         self._tell = changed
-        self._counting = Counting(means.tape, means.recorder, feed, means.now_ns, self._changed_now)
+        self._counting = Counting(context.tape, context.recorder, feed, context.now_ns, self._changed_now)
         self._driven: dict[str, _Driven] = {}
 
     async def start(self) -> None:
         """Takes up releases that an earlier process has begun."""
-        await self._switch.reload()
+        await self._pins_of_calls.reload()
         for release in self.reader.releases():
             if release.live:
                 self._drive(release.id)
@@ -110,7 +110,7 @@ class Driver:
 
     async def _changed_now(self) -> None:
         try:
-            await self._switch.reload()
+            await self._pins_of_calls.reload()
         finally:
             news, self._news = self._news, asyncio.Event()
             news.set()

@@ -15,7 +15,7 @@ from penstock.gateway.store.transaction import Transaction
 T = TypeVar("T")
 
 
-class Runs:
+class RunService:
     """The training runs of a gateway. What changes one is durable when it is answered; all raise `Refused`."""
 
     def __init__(self, tape: Store, recorder: Recorder, now_ns: Callable[[], int]) -> None:

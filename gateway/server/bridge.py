@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from penstock.gateway.api.operations import Operations
 from penstock.gateway.calls.admission import Admitted
-from penstock.gateway.http.client_connection import Front
+from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.headers import control_head, framed
 from penstock.gateway.http.request import Request
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.proxy.relay import Relay
 from penstock.gateway.upstreams.pool import Connector
 
@@ -54,40 +54,40 @@ class ControlPlane(Connector):
         super().__init__("control plane")
         self._server = server
         self._operations = operations
-        self._idle: list[Link] = []
+        self._idle: list[UpstreamConnection] = []
 
-    def serve(self, front: Front, request: Request, target: bytes | None = None) -> None:
+    def serve(self, client: ClientConnection, request: Request, target: bytes | None = None) -> None:
         """Begins a request; `target` replaces its own target if the dispatch has checked it."""
         found = self._operations.find(request.method, request.target if target is None else target)
         if found is not None:
-            self._operations.serve(front, request, *found, trusted=target is not None)
+            self._operations.serve(client, request, *found, trusted=target is not None)
             return
-        front.served = call = ControlCall(front, request)
+        client.served = call = ControlCall(client, request)
         call.target = request.target if target is None else target
         if self._idle:
-            link = self._idle.pop()
-            link.reused = True
-            call.on_connected(link)
+            connection = self._idle.pop()
+            connection.reused = True
+            call.on_connected(connection)
         else:
             call.connecting = self.connect(call)
 
-    def put_back(self, link: Link) -> None:
+    def put_back(self, connection: UpstreamConnection) -> None:
         """Keeps a connection for the next request: making one costs as much as serving one."""
-        self._idle.append(link)
+        self._idle.append(connection)
 
-    def forget(self, link: Link) -> None:
+    def forget(self, connection: UpstreamConnection) -> None:
         """The connection is gone."""
-        if link in self._idle:
-            self._idle.remove(link)
+        if connection in self._idle:
+            self._idle.remove(connection)
 
-    async def open(self, link: Link) -> None:
+    async def open(self, connection: UpstreamConnection) -> None:
         """Connects by a socket pair."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
         await loop.connect_accepted_socket(self._server, theirs)
-        await loop.create_unix_connection(lambda: link, sock=ours)
+        await loop.create_unix_connection(lambda: connection, sock=ours)
 
 
 class ControlCall(Relay):
@@ -99,33 +99,33 @@ class ControlCall(Relay):
 
     def on_client_gone(self) -> None:
         """Cancels the handler."""
-        self.cancel_link()
+        self.cancel_upstream()
 
-    def on_connected(self, link: Link) -> None:
+    def on_connected(self, connection: UpstreamConnection) -> None:
         """Sends the request."""
-        self.send(link, control_head(self.request, self.target), framed(self.request, self.request.body()))
+        self.send(connection, control_head(self.request, self.target), framed(self.request, self.request.body()))
 
     def on_unreachable(self, reason: str, detail: str) -> None:
         """Out of file descriptors, or stopping."""
         self.connecting = None
         self.break_off()
 
-    def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
+    def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Passes on the head."""
-        self._pass_on(link, self.begin_answer(link, head, raw))
+        self._pass_on(connection, self.begin_answer(connection, head, raw))
 
-    def on_data(self, link: Link, raw: bytes) -> None:
+    def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
         """Passes on a read."""
-        self._pass_on(link, self.continue_answer(link, raw))
+        self._pass_on(connection, self.continue_answer(connection, raw))
 
-    def _pass_on(self, link: Link, out: bytes) -> None:
-        link.pieces = []
-        self.front.transport.write(out)
-        if link.done:
-            self.release_link()
+    def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
+        connection.pieces = []
+        self.client.transport.write(out)
+        if connection.done:
+            self.release_upstream()
             self.end_answer()
 
-    def on_broken(self, link: Link, reason: str) -> None:
+    def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
         """The handler was cancelled."""
-        self.link = None
+        self.connection = None
         self.break_off()

@@ -13,7 +13,7 @@ from penstock.gateway.api.front_page import front_page
 from penstock.gateway.calls.address import AddressError, from_path
 from penstock.gateway.dialects import family, find
 from penstock.gateway.dialects.family import Family
-from penstock.gateway.http.client_connection import Front
+from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal, internal_fault
 from penstock.gateway.http.headers import refusal_body, refusal_head
 from penstock.gateway.http.request import Request
@@ -28,50 +28,50 @@ class Dispatch:
     """Calls and control requests, as the connections of clients see them."""
 
     def __init__(self, proxy: Shared, control: ControlPlane) -> None:
-        self.fronts: set[Front] = set()
+        self.clients: set[ClientConnection] = set()
         self.header_bytes = proxy.config.limits.header_bytes
         self.request_bytes = proxy.config.limits.request_bytes
         self.epoch_ns = proxy.epoch_ns
         self._proxy = proxy
         self._control = control
 
-    def serve(self, front: Front, request: Request) -> None:
+    def serve(self, client: ClientConnection, request: Request) -> None:
         """Serves a whole request: a refusal, a request of the control plane, or a call."""
         began = monotonic()
         try:
             if request.refusal is not None:
                 raise request.refusal
             if is_control(request.target):
-                self._control.serve(front, request)
+                self._control.serve(client, request)
                 return
             page = front_page(request)
             if page is not None:
-                front.transport.write(page)
-                front.finish(request.keep_alive)
+                client.transport.write(page)
+                client.finish(request.keep_alive)
                 return
-            admitted = self._proxy.admission.admit(request, front.way)
+            admitted = self._proxy.admission.admit(request, client.way)
             target = agent_target(request.method, admitted)
             if target is not None:
-                self._control.serve(front, request, target)
+                self._control.serve(client, request, target)
                 return
         except Refusal as refusal:
-            self._refuse(front, request, refusal)
+            self._refuse(client, request, refusal)
         except Exception:
             _log.exception("a request could not be looked at")
-            self._refuse(front, request, internal_fault())
+            self._refuse(client, request, internal_fault())
         else:
-            front.served = call = make_call(self._proxy, front, request, admitted)
+            client.served = call = make_call(self._proxy, client, request, admitted)
             call.run(began)
 
-    def _refuse(self, front: Front, request: Request, refusal: Refusal) -> None:
+    def _refuse(self, client: ClientConnection, request: Request, refusal: Refusal) -> None:
         """Answers a request that does not become a call: it belongs to no rollout, or is no request at all."""
         body = refusal_body(_spoken(request), refusal)
         head = refusal_head(refusal, len(body), request.keep_alive)
-        front.transport.write(head if request.method == "HEAD" else head + body)
+        client.transport.write(head if request.method == "HEAD" else head + body)
         if request.refusal is None:
-            front.finish(request.keep_alive)
+            client.finish(request.keep_alive)
         else:
-            front.linger()
+            client.linger()
 
 
 def _spoken(request: Request) -> Family:

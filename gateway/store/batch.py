@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.gateway.store.cache import Live
+from penstock.gateway.store.cache import CachedAttempt
 from penstock.gateway.store.environment import Txn
 from penstock.gateway.store.view import View
 
@@ -22,7 +22,7 @@ class Batch:
     log: list[bytes] = field(default_factory=list[bytes])
     index: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
     """Blocks of the index that have changed, by key; the last one of an attempt is not here."""
-    dirty: list[Live] = field(default_factory=list[Live])
+    dirty: list[CachedAttempt] = field(default_factory=list[CachedAttempt])
     wrote: bool = False
     """Whether something was written that shows nowhere else here."""
 

@@ -24,7 +24,7 @@ _OVERHEAD = 2048
 
 
 @dataclass(slots=True)
-class Live:
+class CachedAttempt:
     """An attempt: the stored record, changed in place."""
 
     name: tuple[str, str]
@@ -50,7 +50,7 @@ class Live:
 
 
 @dataclass(slots=True)
-class Known:
+class CachedRollout:
     """A rollout, and the names of its attempts in order."""
 
     rollout: Rollout
@@ -71,9 +71,9 @@ class Memory:
         """`limit`: bytes of bodies kept between transactions; keyframes take at most as much again."""
         self._limit = limit
         self._size = 0
-        self._live: OrderedDict[tuple[str, str], Live] = OrderedDict()
+        self._live: OrderedDict[tuple[str, str], CachedAttempt] = OrderedDict()
         self._keyframes: OrderedDict[bytes, Base] = OrderedDict()
-        self._rollouts: OrderedDict[str, Known] = OrderedDict()
+        self._rollouts: OrderedDict[str, CachedRollout] = OrderedDict()
 
     def clear(self) -> None:
         """Forgets everything."""
@@ -82,25 +82,25 @@ class Memory:
         self._keyframes.clear()
         self._rollouts.clear()
 
-    def rollout(self, name: str) -> Known | None:
+    def rollout(self, name: str) -> CachedRollout | None:
         """A rollout that is remembered."""
         known = self._rollouts.get(name)
         if known is not None:
             self._rollouts.move_to_end(name)
         return known
 
-    def add_rollout(self, known: Known) -> None:
+    def add_rollout(self, known: CachedRollout) -> None:
         """Remembers a rollout."""
         self._rollouts[known.rollout.id] = known
 
-    def find(self, name: tuple[str, str]) -> Live | None:
+    def find(self, name: tuple[str, str]) -> CachedAttempt | None:
         """An attempt that is remembered."""
         live = self._live.get(name)
         if live is not None:
             self._live.move_to_end(name)
         return live
 
-    def add(self, live: Live) -> None:
+    def add(self, live: CachedAttempt) -> None:
         """Remembers an attempt."""
         self._live[live.name] = live
         self._size += _OVERHEAD + (0 if live.base is None else live.base.size)
@@ -113,13 +113,13 @@ class Memory:
         while len(self._rollouts) > _ROLLOUTS:
             self._rollouts.popitem(last=False)
 
-    def base(self, live: Live, request: bytes) -> Base | None:
+    def base(self, live: CachedAttempt, request: bytes) -> Base | None:
         """The body that this request of the attempt is stored against."""
         if live.base is not None and live.base.carries(request):
             return live.base
         return self._keyframe(request)
 
-    def keep(self, live: Live, base: Base) -> None:
+    def keep(self, live: CachedAttempt, base: Base) -> None:
         """Keeps this body as the base of the attempt's next one."""
         self._size += base.size - (0 if live.base is None else live.base.size)
         live.base = base

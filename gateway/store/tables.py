@@ -14,7 +14,7 @@ from penstock.gateway.model.rollout import AttemptStatus, Rollout
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.store import codec, keys, records
 from penstock.gateway.store.batch import Batch
-from penstock.gateway.store.cache import Known, Live, Memory
+from penstock.gateway.store.cache import CachedAttempt, CachedRollout, Memory
 from penstock.gateway.store.codec import Body
 from penstock.gateway.store.environment import ORDER, TapeError
 from penstock.gateway.store.records import Entry, Style
@@ -26,7 +26,7 @@ _SPANS, _SEEN, _SUMS, _STATUS, _WORKER = map(
 )
 DORMANT = (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.SUCCEEDED)
 """Attempts that a sign of life may wake."""
-Heard: TypeAlias = Callable[[Batch, Live, int], None]
+Heard: TypeAlias = Callable[[Batch, CachedAttempt, int], None]
 """Is told of the first call of an attempt that nobody has claimed, and of a sign of life of one that is dormant: the
 attempt, and when it was heard of."""
 
@@ -104,7 +104,7 @@ class Tables:
         if announced:
             batch.txn.delete(live.key + keys.u32(entry.sequence), db=self.dbs["open"])
 
-    def _announce(self, batch: Batch, live: Live, entry: Entry) -> None:
+    def _announce(self, batch: Batch, live: CachedAttempt, entry: Entry) -> None:
         key = live.key + keys.u32(entry.sequence)
         body = None
         if entry.body is not None:
@@ -114,7 +114,7 @@ class Tables:
         batch.append(b"o" + key)
         self._index(batch, live, entry.sequence, 0)
 
-    def _put_body(self, batch: Batch, live: Live, entry: Entry, body: Body) -> int:
+    def _put_body(self, batch: Batch, live: CachedAttempt, entry: Entry, body: Body) -> int:
         number = self._body + len(batch.bodies) + 1
         record, base = codec.pack_body(body, number, self._memory.base(live, body.request), batch.alone)
         self._memory.keep(live, base)
@@ -125,23 +125,23 @@ class Tables:
         batch.bodies.append(record)
         return self._body + len(batch.bodies)
 
-    def _finish(self, batch: Batch, live: Live, sequence: int, head: bytes) -> None:
+    def _finish(self, batch: Batch, live: CachedAttempt, sequence: int, head: bytes) -> None:
         self._index(batch, live, sequence, batch.append(b"s" + live.key + keys.u32(sequence) + head))
 
-    def _index(self, batch: Batch, live: Live, sequence: int, cursor: int) -> None:
+    def _index(self, batch: Batch, live: CachedAttempt, sequence: int, cursor: int) -> None:
         block, at = divmod(sequence - 1, BLOCK)
         cursors = self._block(batch, live, block)
         cursors.extend([0] * (at + 1 - len(cursors)))
         cursors[at] = cursor
         self.touch(batch, live)
 
-    def touch(self, batch: Batch, live: Live) -> None:
+    def touch(self, batch: Batch, live: CachedAttempt) -> None:
         """The attempt's record has changed."""
         if not live.dirty:
             live.dirty = True
             batch.dirty.append(live)
 
-    def _block(self, batch: Batch, live: Live, block: int) -> list[int]:
+    def _block(self, batch: Batch, live: CachedAttempt, block: int) -> list[int]:
         """A block of the attempt's index, about to change. The last one is stored with the attempt, which changes with
         every call anyway; those before it have records of their own."""
         if block > live.block:
@@ -183,7 +183,7 @@ class Tables:
 
     # -- attempts and rollouts ---------------------------------------------------------------------------------------
 
-    def live(self, batch: Batch, entry: Entry) -> Live:
+    def live(self, batch: Batch, entry: Entry) -> CachedAttempt:
         """The attempt that an entry belongs to; it and its rollout are made if need be."""
         live = self._memory.find((entry.rollout, entry.attempt))
         if live is None:
@@ -203,18 +203,18 @@ class Tables:
         stored = batch.view.attempt_values(*name)
         return None if stored is None else stored[1]
 
-    def rollout(self, batch: Batch, name: str) -> Known | None:
+    def rollout(self, batch: Batch, name: str) -> CachedRollout | None:
         """A rollout as the tape has it. What is changed of it must be written in the same transaction."""
         known = self._memory.rollout(name)
         if known is None:
             stored = batch.view.numbered_rollout(name)
             if stored is not None:
                 number, rollout = stored
-                known = Known(rollout, [attempt.id for attempt in batch.view.attempts(name)], number)
+                known = CachedRollout(rollout, [attempt.id for attempt in batch.view.attempts(name)], number)
                 self._memory.add_rollout(known)
         return known
 
-    def add_rollout(self, batch: Batch, known: Known) -> int:
+    def add_rollout(self, batch: Batch, known: CachedRollout) -> int:
         """Makes a rollout; its number, which is the cursor of the change."""
         key = keys.rollout_key(known.rollout.id)
         known.number = batch.append(b"r" + key)
@@ -229,23 +229,23 @@ class Tables:
         record = records.rollout_record(known.number, rollout)
         batch.txn.put(keys.rollout_key(rollout.id), record, db=self.dbs["rollouts"])
 
-    def _new_rollout(self, batch: Batch, entry: Entry) -> Known:
+    def _new_rollout(self, batch: Batch, entry: Entry) -> CachedRollout:
         made = Rollout(id=entry.rollout, origin=entry.origin, mode=entry.mode, created_ns=entry.start_ns)
-        known = Known(made, [])
+        known = CachedRollout(made, [])
         self.add_rollout(batch, known)
         self.put_rollout(batch, made)
         return known
 
-    def _new_attempt(self, batch: Batch, entry: Entry, known: Known) -> Live:
+    def _new_attempt(self, batch: Batch, entry: Entry, known: CachedRollout) -> CachedAttempt:
         key = keys.attempt_key(entry.rollout, entry.attempt)
         known.attempts.append(entry.attempt)
         batch.append(b"a" + key)
         values = records.new_attempt(len(known.attempts), entry.start_ns)
-        return Live((entry.rollout, entry.attempt), values, key, known.origins)
+        return CachedAttempt((entry.rollout, entry.attempt), values, key, known.origins)
 
-    def _recall_attempt(self, batch: Batch, entry: Entry, known: Known) -> Live:
+    def _recall_attempt(self, batch: Batch, entry: Entry, known: CachedRollout) -> CachedAttempt:
         name = entry.rollout, entry.attempt
-        live = Live(name, [], keys.attempt_key(*name), known.origins)
+        live = CachedAttempt(name, [], keys.attempt_key(*name), known.origins)
         stored = batch.view.get("attempts", live.place)
         if stored is None:
             raise TapeError(f"the record of attempt {'/'.join(name)} is missing; run `penstock check`")
@@ -256,7 +256,7 @@ class Tables:
             self._recall_base(batch, live)
         return live
 
-    def _recall_base(self, batch: Batch, live: Live) -> None:
+    def _recall_base(self, batch: Batch, live: CachedAttempt) -> None:
         try:
             found = batch.view.newest_body(*live.name, live.values[_SPANS])
         except (TapeError, *codec.UNREADABLE):
@@ -266,7 +266,7 @@ class Tables:
             live.newest, live.base = found
 
 
-def _link_retry(live: Live, entry: Entry) -> None:
+def _link_retry(live: CachedAttempt, entry: Entry) -> None:
     """A client that repeats itself sends the same body; the link goes to the first of them."""
     if live.base is not None and entry.body is not None and live.base.request == entry.body.request:
         entry.retry_of = live.newest

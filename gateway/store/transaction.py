@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.store.batch import Batch
-from penstock.gateway.store.cache import Known, Live
+from penstock.gateway.store.cache import CachedAttempt, CachedRollout
 from penstock.gateway.store.follower import Follower
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.tables import Tables
@@ -60,11 +60,11 @@ class Transaction:
 
     # -- rollouts, attempts and calls --------------------------------------------------------------------------------
 
-    def rollout(self, name: str) -> Known | None:
+    def rollout(self, name: str) -> CachedRollout | None:
         """A rollout as it is now. What is changed of it must be written in the same transaction."""
         return self._tables.rollout(self._batch, name)
 
-    def add_rollout(self, known: Known) -> int:
+    def add_rollout(self, known: CachedRollout) -> int:
         """Makes a rollout; its number, which is the cursor of the change."""
         return self._tables.add_rollout(self._batch, known)
 
@@ -72,7 +72,7 @@ class Transaction:
         """Writes what changes of a rollout."""
         self._tables.put_rollout(self._batch, rollout)
 
-    def attempt(self, entry: Entry) -> Live:
+    def attempt(self, entry: Entry) -> CachedAttempt:
         """The attempt that an entry belongs to; it and its rollout are made if need be."""
         return self._tables.live(self._batch, entry)
 
@@ -81,7 +81,7 @@ class Transaction:
         that it takes to have it at hand."""
         return self._tables.peek(self._batch, name)
 
-    def touch(self, live: Live) -> None:
+    def touch(self, live: CachedAttempt) -> None:
         """The attempt's record has changed."""
         self._tables.touch(self._batch, live)
 

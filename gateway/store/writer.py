@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from penstock.gateway.model.known_secrets import NONE, Secrets
 from penstock.gateway.store import codec
 from penstock.gateway.store.batch import Batch
-from penstock.gateway.store.cache import Live
+from penstock.gateway.store.cache import CachedAttempt
 from penstock.gateway.store.environment import Environment, Txn
 from penstock.gateway.store.follower import Follower
 from penstock.gateway.store.operation import Task
@@ -25,7 +25,7 @@ from penstock.gateway.store.view import View
 TOGETHER = 32
 """From so many entries on, a batch is compressed together."""
 Item: TypeAlias = "Entry | Task[Any]"
-Woken: TypeAlias = Callable[[Transaction, Live, int], None]
+Woken: TypeAlias = Callable[[Transaction, CachedAttempt, int], None]
 """Is told of the first call of an attempt that nobody has claimed, and of a sign of life of one that is dormant: the
 attempt, and when it was heard of."""
 F = TypeVar("F")
@@ -121,7 +121,7 @@ class Writer:
     def _transaction(self, batch: Batch) -> Transaction:
         return Transaction(batch, self._tables, self._followers, self._secrets)
 
-    def _heard(self, batch: Batch, live: Live, seen_ns: int) -> None:
+    def _heard(self, batch: Batch, live: CachedAttempt, seen_ns: int) -> None:
         assert self._woken is not None
         self._woken(self._transaction(batch), live, seen_ns)
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from penstock.gateway.config import Upstream
 from penstock.gateway.http.headers import RequestHeads
-from penstock.gateway.http.upstream_connection import Caller, Link
+from penstock.gateway.http.upstream_connection import Caller, UpstreamConnection
 from penstock.gateway.upstreams.gate import Gate
 
 _log = logging.getLogger("penstock.upstream")
@@ -31,15 +31,15 @@ class Connector(ABC):
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
-    async def open(self, link: Link) -> None:
+    async def open(self, connection: UpstreamConnection) -> None:
         """Connects a link; raises `OSError` or `TimeoutError`, whose text goes to the client."""
 
     @abstractmethod
-    def put_back(self, link: Link) -> None:
+    def put_back(self, connection: UpstreamConnection) -> None:
         """Takes a link whose answer is complete."""
 
     @abstractmethod
-    def forget(self, link: Link) -> None:
+    def forget(self, connection: UpstreamConnection) -> None:
         """The connection is gone."""
 
     def connect(self, caller: Caller) -> asyncio.Task[None]:
@@ -50,9 +50,9 @@ class Connector(ABC):
         return task
 
     async def _connect(self, caller: Caller) -> None:
-        link = Link(self)
+        connection = UpstreamConnection(self)
         try:
-            await self.open(link)
+            await self.open(connection)
         except TimeoutError as error:
             caller.on_unreachable("connect_timeout", str(error))
         except (OSError, ValueError) as error:
@@ -60,11 +60,11 @@ class Connector(ABC):
             caller.on_unreachable("connect", getattr(error, "strerror", None) or str(error))
         except asyncio.CancelledError:
             # It may have connected in the very moment in which it was given up.
-            if hasattr(link, "transport"):
-                link.transport.abort()
+            if hasattr(connection, "transport"):
+                connection.transport.abort()
             raise
         else:
-            caller.on_connected(link)
+            caller.on_connected(connection)
 
     def _connected(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -87,7 +87,7 @@ class Pool(Connector):
         self.origin = f"{parts.scheme}://{parts.netloc}"
         self.heads = RequestHeads(parts.netloc.encode("ascii"), _credential(config), admin_key)
         self.gate = Gate(config.name)
-        self._idle: deque[Link] = deque()
+        self._idle: deque[UpstreamConnection] = deque()
         self._context = ssl.create_default_context() if self.tls else None
 
     @property
@@ -105,35 +105,35 @@ class Pool(Connector):
             return self.path + path[3:] if path[3:4] in ("/", "?", "") else self.path + path
         return self.path + path
 
-    def take(self) -> Link | None:
+    def take(self) -> UpstreamConnection | None:
         """A connection that stands; None when there is none."""
         while self._idle:
-            link = self._idle.pop()
-            if not link.transport.is_closing():
-                link.reused = True
-                return link
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                connection.reused = True
+                return connection
         return None
 
-    async def open(self, link: Link) -> None:
+    async def open(self, connection: UpstreamConnection) -> None:
         """Connects within the configured time."""
         host = self.address[0] if self.tls else None
         try:
             async with asyncio.timeout(self.config.connect_timeout):
                 await asyncio.get_running_loop().create_connection(
-                    lambda: link, *self.address, ssl=self._context, server_hostname=host
+                    lambda: connection, *self.address, ssl=self._context, server_hostname=host
                 )
         except TimeoutError:
             raise TimeoutError(f"no connection within {self.config.connect_timeout:g} s") from None
 
-    def put_back(self, link: Link) -> None:
+    def put_back(self, connection: UpstreamConnection) -> None:
         """Keeps a connection for the next call."""
-        link.idle_since = monotonic()
-        self._idle.append(link)
+        connection.idle_since = monotonic()
+        self._idle.append(connection)
 
-    def forget(self, link: Link) -> None:
+    def forget(self, connection: UpstreamConnection) -> None:
         """The connection is gone."""
-        if link in self._idle:
-            self._idle.remove(link)
+        if connection in self._idle:
+            self._idle.remove(connection)
 
     def expire(self, now: float) -> None:
         """Closes what has been idle for too long; the oldest are on the left."""

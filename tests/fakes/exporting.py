@@ -32,7 +32,7 @@ def exporter(inlet: Inlet, collector: Collector, figures: Figures | None = None,
     made = Otlp(endpoint=collector.url, **settings)
     url = made.traces_url()
     assert url is not None
-    return Exporter(made, url, SERVERS, inlet.store, inlet.feed, inlet.desk, figures or Figures())
+    return Exporter(made, url, SERVERS, inlet.store, inlet.feed, inlet.dispatcher, figures or Figures())
 
 
 @asynccontextmanager

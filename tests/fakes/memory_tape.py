@@ -21,18 +21,18 @@ from penstock.gateway.model.exchange import Chunk, Exchange
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Attempt, Rollout, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
-from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
-from penstock.gateway.runs.service import Runs
+from penstock.gateway.runs.service import RunService
 
 T0 = 1_790_000_000_000_000_000
 """When the tests' calls begin: 2026-09-21 14:13:20 UTC."""
 EMPTY = QueueStatus(state="open", waiting={}, claimed=0, oldest_ns=None)
-NO_DESK = cast(Desk, SimpleNamespace(reader=SimpleNamespace(queue=lambda: EMPTY, workers=list)))
+NO_DESK = cast(Dispatcher, SimpleNamespace(reader=SimpleNamespace(queue=lambda: EMPTY, workers=list)))
 """Nothing waits."""
 NO_RELEASES = cast(Driver, SimpleNamespace(reader=SimpleNamespace(releases=list)))
 """No more, and there are none."""
-NO_RUNS = cast(Runs, None)
+NO_RUNS = cast(RunService, None)
 SECRET = b"a secret of 16 bytes or more"
 
 

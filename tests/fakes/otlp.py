@@ -32,7 +32,7 @@ from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.span import Span
 from penstock.gateway.otlp.ingest import INGEST, Ingest, post_traces
 from penstock.gateway.otlp.wire import PROTOBUF
-from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.store import Store
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.recorder import Recorder
@@ -45,7 +45,7 @@ class Inlet:
     """Where spans come in, and the tape behind it."""
 
     store: Store
-    desk: Desk
+    dispatcher: Dispatcher
     feed: Feed
     recorder: Recorder
     url: str
@@ -82,19 +82,19 @@ async def inlet_at(path: Path) -> AsyncGenerator[Inlet]:
     with open_store(path) as store:
         feed = Feed(store.cursor())
         recorder = Recorder(store, config.tape, metrics, feed.committed)
-        desk = Desk(recorder, metrics, time.time_ns)
+        dispatcher = Dispatcher(recorder, metrics, time.time_ns)
         recorder.start()
-        await desk.start()
+        await dispatcher.start()
         counted: dict[tuple[str, ...], int] = {}
         app = web.Application()
-        app[INGEST] = Ingest(desk, store, counted, LIMIT)
+        app[INGEST] = Ingest(dispatcher, store, counted, LIMIT)
         for route in ("/v1/traces", "/agent/none/v1/traces", "/agent/{kind}/{rid}/{aid}/v1/traces"):
             app.router.add_post(route, post_traces)
         server = TestServer(app)
         await server.start_server(auto_decompress=False)
         async with server, aiohttp.ClientSession() as http:
-            yield Inlet(store, desk, feed, recorder, str(server.make_url("")).rstrip("/"), http, counted)
-        await desk.stop()
+            yield Inlet(store, dispatcher, feed, recorder, str(server.make_url("")).rstrip("/"), http, counted)
+        await dispatcher.stop()
         await recorder.close()
 
 

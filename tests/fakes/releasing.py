@@ -26,17 +26,17 @@ from penstock.gateway.dialects import find
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.policy import Policy
-from penstock.gateway.model.release import Entry as Link
+from penstock.gateway.model.release import Entry as UpstreamConnection
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.queue.span_operations import SpanOperations
-from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.releases.replay.sender import Means
+from penstock.gateway.releases.replay.sender import Context
 from penstock.gateway.releases.replay.stage import Replay
 from penstock.gateway.store.codec import Body
 from penstock.gateway.store.recorder import Recorder
@@ -138,19 +138,19 @@ def request_of(path: str, text: str, question: str, stream: bool = False, **more
 class Bench:
     """Store, recorder, switch and upstreams of a gateway."""
 
-    means: Means
+    context: Context
     provider: Counting
     progress: Progress = field(default_factory=lambda: Progress("replay"))
 
     async def do(self, operation: Callable[[Transaction], T]) -> T:
         """One transaction."""
-        done = await self.means.recorder.submit(operation)
-        await self.means.switch.reload()
+        done = await self.context.recorder.submit(operation)
+        await self.context.pins.reload()
         return done
 
     async def add(self, name: str, new: NewVersion) -> None:
         """Registers a version."""
-        await self.do(lambda transaction: ReleaseOperations(transaction).add_version(name, new, self.means.now_ns()))
+        await self.do(lambda transaction: ReleaseOperations(transaction).add_version(name, new, self.context.now_ns()))
 
     async def record(
         self,
@@ -166,7 +166,7 @@ class Bench:
         said, stream = answer or lookup(asked), bool(asked.get("stream"))
         raw = b"".join(events(asked, said)) if stream and events else json.dumps(plain(asked, said)).encode()
         body, dialect = more.pop("sent", json.dumps(asked).encode()), find("POST", path)
-        facts, now = dialect.facts(body, raw, stream), self.means.now_ns()
+        facts, now = dialect.facts(body, raw, stream), self.context.now_ns()
         upstream = "anthropic" if path == "/v1/messages" else "openai"
         kind = b"text/event-stream" if stream else b"application/json"
         given: dict[str, Any] = {"start_ns": now, "end_ns": now, "upstream": upstream, "http_status": 200, "path": path}
@@ -191,20 +191,22 @@ class Bench:
             {"id": "new", "resource": resource, "kind": "prompt", "stable": "v1", "candidate": candidate}
             | {"policy": policy, "salt": "s", "only": only}
         )
-        link = Link(number=0, at_ns=0, who="ann", action="start", before=None, after="draft")
-        return await self.do(lambda transaction: ReleaseOperations(transaction).start(new, link, self.means.now_ns()))
+        connection = UpstreamConnection(number=0, at_ns=0, who="ann", action="start", before=None, after="draft")
+        return await self.do(
+            lambda transaction: ReleaseOperations(transaction).start(new, connection, self.context.now_ns())
+        )
 
     async def replay(self, release: Release) -> Report:
         """The report of a replay."""
-        return await Replay(self.means)(release, self.progress)
+        return await Replay(self.context)(release, self.progress)
 
     def spans(self, rollout: str) -> list[Span]:
         """All spans of a rollout."""
-        return list(self.means.tape.spans(rollout))
+        return list(self.context.tape.spans(rollout))
 
     def exchange(self, span: Span) -> Exchange:
         """The bytes of a call."""
-        found = self.means.tape.exchange(span)
+        found = self.context.tape.exchange(span)
         assert found is not None
         return found
 
@@ -224,11 +226,11 @@ async def bench(home: Path, provider: Counting, config: Mapping[str, Any] | None
     pools = {one.name: Pool(one) for one in found.upstreams()}
     store = open_store(home / "data")
     recorder = Recorder(store, Tape(commit_ms=0), Metrics(), lambda cursor: None)
-    switch = Switch(ReleaseReader(store), recorder, Metrics(), asyncio.Future)
+    pins = Pins(ReleaseReader(store), recorder, Metrics(), asyncio.Future)
     recorder.start()
     async with aiohttp.ClientSession() as session:
-        means = Means(store, switch, recorder, pools, Routes(found.route, pools), lambda: session, time.time_ns)
-        made = Bench(means, provider)
+        context = Context(store, pins, recorder, pools, Routes(found.route, pools), lambda: session, time.time_ns)
+        made = Bench(context, provider)
         await made.add("travel", prompt(STABLE, sent=True))
         await made.add("travel", prompt(CANDIDATE))
         try:

@@ -59,13 +59,13 @@ class Trial:
         before = self.release.stage if self.audit else None
         made = self.release.model_copy(update={"stage": stage} | change)
         made.revision += 1
-        link = Entry(
+        connection = Entry(
             number=made.revision, at_ns=self.now, who=who, action=action, before=before, after=stage, step=made.step,
             split=made.split, why=why, assignment=at, evidence=evidence, config=made.config(),
         ).sealed(made.head)  # fmt: skip
-        made.head, made.changed_ns, made.reason = link.hash, self.now, why
+        made.head, made.changed_ns, made.reason = connection.hash, self.now, why
         self.release = made
-        self.audit.append(link)
+        self.audit.append(connection)
 
     def prepare(self, **evidence: dict[str, Any]) -> Trial:
         """Up to the canary."""

@@ -15,9 +15,9 @@ from penstock.gateway.demo.model import Answer, Call, pieces
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.loose_json import Json, loads, obj
 from penstock.gateway.dialects.sse import events
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.proxy.translation.answer import Telling
+from penstock.gateway.proxy.translation.answer import AnswerConverter
 from penstock.gateway.proxy.translation.chat_pieces import Answer as Read
 from penstock.gateway.proxy.translation.chat_pieces import Untold
 from penstock.gateway.proxy.translation.framing import Stream
@@ -42,18 +42,18 @@ class Reads:
     length_known: bool = False
 
 
-def telling(litellm: Library, dialect: str) -> Telling:
+def telling(litellm: Library, dialect: str) -> AnswerConverter:
     return TELLINGS[dialect](litellm, {"model": "policy", "temperature": 0.5, "input": "hi"})
 
 
 def told(litellm: Library, dialect: str, stream: bytes, cuts: list[int] | None = None) -> bytes:
     """What the agent gets of a stream that arrives in these pieces."""
-    way, link = Stream(telling(litellm, dialect), http10=True), Reads()
+    way, connection = Stream(telling(litellm, dialect), http10=True), Reads()
     ends = [*sorted(set(cuts or ())), len(stream)]
     out = b""
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
-        link.pieces, link.done = [stream[start:end]], end == len(stream)
-        out += way.go_on(cast(Link, link), b"")
+        connection.pieces, connection.done = [stream[start:end]], end == len(stream)
+        out += way.go_on(cast(UpstreamConnection, connection), b"")
     assert b"".join(way.sent) == out
     return out
 

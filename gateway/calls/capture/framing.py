@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from penstock.gateway.calls.capture.answer import Cleaner, Events
 from penstock.gateway.calls.capture.request import Asked
-from penstock.gateway.http.upstream_connection import Headers, Link
+from penstock.gateway.http.upstream_connection import Headers, UpstreamConnection
 
 LIMIT: Final = 64 << 20
 """Bytes of a plain answer, or of one event, beyond which it passes as it came."""
@@ -20,7 +20,7 @@ LENGTH: Final = re.compile(rb"(?<=\r\n)(content-length:[ \t]*)[0-9]+", re.IGNORE
 _IDENTITY: Final = (None, b"identity")
 
 
-class Passing(Protocol):
+class Framing(Protocol):
     """The way of one answer."""
 
     @property
@@ -28,11 +28,11 @@ class Passing(Protocol):
         """True once there were token ids of an answer."""
         ...
 
-    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """What the client gets of the head and of the bytes in the same read."""
         ...
 
-    def go_on(self, link: Link, raw: bytes) -> bytes:
+    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """What the client gets of a read."""
         ...
 
@@ -41,16 +41,16 @@ class Passing(Protocol):
         ...
 
 
-def passing(asked: Asked, link: Link, chunked: bool, limit: int = LIMIT) -> Passing | None:
+def cleaned(asked: Asked, connection: UpstreamConnection, chunked: bool, limit: int = LIMIT) -> Framing | None:
     """How an answer is cleaned; None if it is not. `chunked`: whether the client gets it in chunks; `limit`: the most
     bytes that are held back.
     """
-    if link.status >= 300 or link.encoding not in _IDENTITY:
+    if connection.status >= 300 or connection.encoding not in _IDENTITY:
         return None
-    if link.events and not link.length_known:
+    if connection.events and not connection.length_known:
         return Stream(Cleaner(asked), chunked, limit)
-    if link.events or _is_json(link.headers):
-        return Whole(Cleaner(asked), link.events, chunked, limit)
+    if connection.events or _is_json(connection.headers):
+        return Whole(Cleaner(asked), connection.events, chunked, limit)
     return None
 
 
@@ -72,14 +72,14 @@ class Stream:
         """True once there were token ids of an answer."""
         return self.cleaner.ids
 
-    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """The head at once."""
-        return head + self.go_on(link, raw)
+        return head + self.go_on(connection, raw)
 
-    def go_on(self, link: Link, raw: bytes) -> bytes:
+    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """The events that are whole now."""
-        out = self._events.feed(b"".join(link.pieces)) + (self._events.rest() if link.done else b"")
-        return framed(link, out) if self._chunked else out
+        out = self._events.feed(b"".join(connection.pieces)) + (self._events.rest() if connection.done else b"")
+        return framed(connection, out) if self._chunked else out
 
     def broken(self) -> bytes:
         """Nothing: half an event says nothing."""
@@ -105,22 +105,22 @@ class Whole:
         """True once there were token ids of an answer."""
         return self.cleaner.ids
 
-    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """The head waits for the length."""
         self._head = head
-        return self.go_on(link, raw)
+        return self.go_on(connection, raw)
 
-    def go_on(self, link: Link, raw: bytes) -> bytes:
+    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """Everything, once it is whole or too large."""
-        passed = raw if self._chunked or not link.chunked else b"".join(link.pieces)
+        passed = raw if self._chunked or not connection.chunked else b"".join(connection.pieces)
         if self._size is None:
             return passed
         self._raw.append(passed)
-        self._pieces += link.pieces
+        self._pieces += connection.pieces
         self._size += len(raw)
-        if link.done:
+        if connection.done:
             self._size = None
-            return self._cleaned(link)
+            return self._cleaned(connection)
         return self.broken() + b"".join(self._raw) if self._size > self._limit else b""
 
     def broken(self) -> bytes:
@@ -128,18 +128,18 @@ class Whole:
         held, self._size = self._size is not None, None
         return self._head if held else b""
 
-    def _cleaned(self, link: Link) -> bytes:
+    def _cleaned(self, connection: UpstreamConnection) -> bytes:
         body = b"".join(self._pieces)
         made = self.cleaner.document(body) if self._events is None else self._events.feed(body) + self._events.rest()
         if made == body:
             return self._head + b"".join(self._raw)
-        return LENGTH.sub(rb"\g<1>%d" % len(made), self._head) + (framed(link, made) if self._chunked else made)
+        return LENGTH.sub(rb"\g<1>%d" % len(made), self._head) + (framed(connection, made) if self._chunked else made)
 
 
-def framed(link: Link, body: bytes) -> bytes:
+def framed(connection: UpstreamConnection, body: bytes) -> bytes:
     """A piece of an answer as a chunk; after the last one, the end of them with the answer's trailers."""
     chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-    if not link.done:
+    if not connection.done:
         return chunk
-    trailers = b"".join([b"%b: %b\r\n" % field for field in link.headers[link.head_fields :]])
+    trailers = b"".join([b"%b: %b\r\n" % field for field in connection.headers[connection.head_fields :]])
     return b"%b0\r\n%b\r\n" % (chunk, trailers)

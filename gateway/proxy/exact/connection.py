@@ -20,7 +20,7 @@ from penstock.gateway.dialects.base import EVENT_STREAM
 from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.dialects.sse import Parser
 from penstock.gateway.http.redact import url as redact_url
-from penstock.gateway.http.upstream_connection import Caller, Link
+from penstock.gateway.http.upstream_connection import Caller, UpstreamConnection
 from penstock.gateway.model.exchange import Side
 from penstock.gateway.proxy.exact.chat_answer import END, Words
 from penstock.gateway.proxy.exact.chat_stream import Voice
@@ -35,7 +35,7 @@ _STREAM: Final = (
 _PLAIN: Final = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
-class Generation(Link):
+class Generation(UpstreamConnection):
     """The answer to one call."""
 
     def __init__(self, engine: Engine, words: Words, request: Json, prompt: bytes, record: Record) -> None:

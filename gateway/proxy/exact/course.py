@@ -47,10 +47,10 @@ class ExactRoutes:
     def plan(self, send: Send, route: Route | None) -> None:
         """Adds the part that decides, when the call is being connected, how it goes: that needs its engine."""
         if route is not None and route.tokens == "exact" and send.call.dialect.name == "chat":
-            send.parts.append(Course(self._exact))
+            send.parts.append(ExactCall(self._exact))
 
 
-class Course(Part):
+class ExactCall(Part):
     """The way of one call."""
 
     __slots__ = ("_attributes", "_exact", "_how", "_key", "_name", "_record", "_request", "_session")
@@ -89,11 +89,11 @@ class Course(Part):
             if made is not None:
                 # Its connection may be one that was idle, as any other.
                 made.reused = not fresh
-            link = made or (None if fresh else pool.take())
-            if link is None:
+            connection = made or (None if fresh else pool.take())
+            if connection is None:
                 call.connecting = pool.connect(call)
             else:
-                call.on_connected(link)
+                call.on_connected(connection)
 
     async def _way(self, engine: Engine) -> Generation | None:
         """None: the chat request is sent as it is."""

@@ -19,7 +19,7 @@ from penstock.gateway.dialects.loose_json import Json, loads, obj, text
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.proxy.exact.chat_reading import Said, answered, messages, said
 from penstock.gateway.proxy.exact.sessions import SESSION, Attempt, Key, Sessions
-from penstock.gateway.releases.replay.sender import aside
+from penstock.gateway.releases.replay.sender import background
 from penstock.gateway.store import Store
 from penstock.gateway.store.recorder import Recorder
 
@@ -52,7 +52,7 @@ class Exact:
         known = self._sessions.get(name)
         if known is None and any(one.role == "assistant" for one in conversation):
             await self._recorder.flush()
-            read = await aside(lambda: self._read(name))
+            read = await background(lambda: self._read(name))
             known = self._sessions.get(name) or read
         known = known or Attempt()
         self._sessions.put(name, known)

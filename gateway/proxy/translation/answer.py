@@ -11,7 +11,7 @@ from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.proxy.translation.chat_pieces import Answer, Piece
 
 
-class Telling(Protocol):
+class AnswerConverter(Protocol):
     """One answer for its agent. Either `whole` is called, or the others in their order."""
 
     def whole(self, answer: Answer, pieces: list[Piece]) -> Json:

@@ -17,9 +17,9 @@ from penstock.gateway.dialects.loose_json import error_message, loads, obj
 from penstock.gateway.dialects.sse import Parser
 from penstock.gateway.http.errors import UpstreamFault
 from penstock.gateway.http.headers import client_head, refusal_head
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.known_secrets import NONE, Secrets
-from penstock.gateway.proxy.translation.answer import Telling, written
+from penstock.gateway.proxy.translation.answer import AnswerConverter, written
 from penstock.gateway.proxy.translation.chat_pieces import Answer, Untold
 from penstock.gateway.proxy.translation.checks import KIND
 
@@ -32,7 +32,7 @@ _SHOWN: Final = 500
 BROKEN: Final = "the engine broke off its answer"
 
 
-class Told(Protocol):
+class ConvertedAnswer(Protocol):
     """The common part of both ways; has the interface of `gateway.calls.capture.framing.Passing`."""
 
     sent: list[bytes]
@@ -45,11 +45,11 @@ class Told(Protocol):
         """True once there were token ids of an answer."""
         ...
 
-    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """What the client gets of the head, and of what came in the same read."""
         ...
 
-    def go_on(self, link: Link, raw: bytes) -> bytes:
+    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """What the client gets of a read."""
         ...
 
@@ -58,18 +58,18 @@ class Told(Protocol):
         ...
 
 
-def streams(link: Link, http10: bool) -> bool:
+def streams(connection: UpstreamConnection, http10: bool) -> bool:
     """Whether an answer can be passed on as it comes. `http10`: a client that takes no chunks must get its length, if
     the engine's head has one.
     """
-    told = link.status < 400 and link.events and link.encoding in _IDENTITY
-    return told and not (http10 and link.length_known)
+    told = connection.status < 400 and connection.events and connection.encoding in _IDENTITY
+    return told and not (http10 and connection.length_known)
 
 
 class Stream:
     """A stream of events."""
 
-    def __init__(self, telling: Telling, http10: bool) -> None:
+    def __init__(self, telling: AnswerConverter, http10: bool) -> None:
         """`http10`: whether the client takes no chunks."""
         self.sent: list[bytes] = []
         self.problem: str | None = None
@@ -85,21 +85,21 @@ class Stream:
         """True once there were token ids of an answer."""
         return self._answer.ids
 
-    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """The head at once."""
-        if link.length_known:
+        if connection.length_known:
             lines = client_head(head, frozenset({b"content-length"}), close=False)
             head = lines[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"
         else:
-            self._chunked = self._chunked and link.chunked
-        out, self._headed = self.go_on(link, raw), True
+            self._chunked = self._chunked and connection.chunked
+        out, self._headed = self.go_on(connection, raw), True
         return head + out
 
-    def go_on(self, link: Link, raw: bytes) -> bytes:
+    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """The events that follow from the read."""
-        out = b"".join([self._event(event.data) for event in self._parser.feed(b"".join(link.pieces))])
-        out += self._end() if link.done else b""
-        return self._framed(out, link.done)
+        out = b"".join([self._event(event.data) for event in self._parser.feed(b"".join(connection.pieces))])
+        out += self._end() if connection.done else b""
+        return self._framed(out, connection.done)
 
     def broken(self) -> bytes:
         """An event that says so; the stream itself has no end. Nothing if not even its head was sent."""
@@ -152,7 +152,7 @@ class Whole:
     """A plain answer, or an error."""
 
     def __init__(
-        self, telling: Telling, family: Family, asked_stream: bool, own: Secrets = NONE, limit: int = LIMIT
+        self, telling: AnswerConverter, family: Family, asked_stream: bool, own: Secrets = NONE, limit: int = LIMIT
     ) -> None:
         """`family`: whose errors are written; `asked_stream`: whether the agent waits for events; `own`: the gateway's
         keys, which are taken out of errors."""
@@ -174,17 +174,17 @@ class Whole:
         """True once there were token ids of an answer."""
         return self._answer.ids
 
-    def begin(self, link: Link, head: bytes, raw: bytes) -> bytes:
+    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """Nothing before the answer is whole."""
         self._head = head
-        return self.go_on(link, raw)
+        return self.go_on(connection, raw)
 
-    def go_on(self, link: Link, raw: bytes) -> bytes:
+    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """Everything, once it is whole."""
-        self._size += sum(map(len, link.pieces))
+        self._size += sum(map(len, connection.pieces))
         if self._size <= self._limit:
-            self._pieces += link.pieces
-        return self._finished(link) if link.done and not self.sent else b""
+            self._pieces += connection.pieces
+        return self._finished(connection) if connection.done and not self.sent else b""
 
     def broken(self) -> bytes:
         """An answer that says so."""
@@ -193,24 +193,24 @@ class Whole:
             self._last = b"" if self.sent else self._refused(BROKEN)
         return self._last
 
-    def _finished(self, link: Link) -> bytes:
+    def _finished(self, connection: UpstreamConnection) -> bytes:
         body = b"".join(self._pieces)
-        if link.status >= 400:
+        if connection.status >= 400:
             self._head = self._own.hide(self._head)
-            message = _message(keep(self._own, body, (link.encoding or b"").decode("latin-1")).body)
-            return self._mended(self._family.error_body(link.status, message, f"http_{link.status}"))
+            message = _message(keep(self._own, body, (connection.encoding or b"").decode("latin-1")).body)
+            return self._mended(self._family.error_body(connection.status, message, f"http_{connection.status}"))
         try:
-            return self._mended(self._told(link, body))
+            return self._mended(self._told(connection, body))
         except Untold as untold:
             return self._refused(str(untold))
 
-    def _told(self, link: Link, body: bytes) -> bytes:
+    def _told(self, connection: UpstreamConnection, body: bytes) -> bytes:
         if self._size > self._limit:
             raise Untold(f"the engine's answer has more than {self._limit} bytes")
-        if link.encoding not in _IDENTITY:
+        if connection.encoding not in _IDENTITY:
             raise Untold("the engine compressed its answer, unasked")
-        if link.events or self._asked_stream:
-            raise Untold(f"the engine {'streamed' if link.events else 'did not stream'} its answer, unasked")
+        if connection.events or self._asked_stream:
+            raise Untold(f"the engine {'streamed' if connection.events else 'did not stream'} its answer, unasked")
         return orjson.dumps(self._telling.whole(self._answer, self._answer.plain(body)))
 
     def _mended(self, body: bytes) -> bytes:

@@ -25,15 +25,15 @@ from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.http.errors import ClientFault, Refusal
 from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.http.request import Headers
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.proxy.parts import Part, Send
 from penstock.gateway.proxy.translation import messages_request, responses_request
-from penstock.gateway.proxy.translation.answer import Telling
+from penstock.gateway.proxy.translation.answer import AnswerConverter
 from penstock.gateway.proxy.translation.chat_pieces import Answer, Piece
 from penstock.gateway.proxy.translation.checks import KIND, document
-from penstock.gateway.proxy.translation.framing import Stream, Told, Whole, streams
+from penstock.gateway.proxy.translation.framing import ConvertedAnswer, Stream, Whole, streams
 from penstock.gateway.proxy.translation.litellm import Library
 from penstock.gateway.proxy.translation.messages_answer import Messages
 from penstock.gateway.proxy.translation.responses_answer import Responses
@@ -43,7 +43,7 @@ PATH: Final = "/v1/chat/completions"
 ATTRIBUTE: Final = "penstock.translated"
 """Attribute of a call: the dialect that its agent speaks."""
 _Asking: TypeAlias = Callable[[Library, Json], Json]
-_Tellings: TypeAlias = Callable[[Library, Json], Telling]
+_Tellings: TypeAlias = Callable[[Library, Json], AnswerConverter]
 _WAYS: Final[Mapping[str, tuple[_Asking, _Tellings]]] = {
     "messages": (messages_request.asking, Messages),
     "responses": (responses_request.asking, Responses),
@@ -61,16 +61,16 @@ class Translation(Part):
 
     __slots__ = ("_agent", "_framing", "_own", "_stream", "_telling")
 
-    def __init__(self, agent: Admitted, stream: bool, telling: Telling, own: Secrets) -> None:
+    def __init__(self, agent: Admitted, stream: bool, telling: AnswerConverter, own: Secrets) -> None:
         """`agent`: the call as it came; `stream`: whether the agent waits for events; `own`: what an error may not
         tell."""
         self._agent, self._stream, self._telling, self._own = agent, stream, telling, own
-        self._framing: Told | None = None
+        self._framing: ConvertedAnswer | None = None
         """The way of its answer, once there is one."""
 
-    def framing(self, link: Link, http10: bool) -> Told:
+    def framing(self, connection: UpstreamConnection, http10: bool) -> ConvertedAnswer:
         """How an answer is told. `http10`: whether the client takes no chunks."""
-        if self._stream and streams(link, http10):
+        if self._stream and streams(connection, http10):
             self._framing = Stream(self._telling, http10)
         else:
             self._framing = Whole(self._telling, self._agent.dialect.family, self._stream, self._own)
@@ -93,7 +93,7 @@ class Translation(Part):
         side = Side(who="agent", dialect=agent.dialect.name, path=path, request_body=agent.body, response_body=response)
         record.sides = [*record.sides, side]
 
-    def _break(self, told: Told) -> None:
+    def _break(self, told: ConvertedAnswer) -> None:
         """Tells the agent that the answer breaks off. The call must end, even if that fails."""
         try:
             told.broken()
@@ -125,7 +125,7 @@ class Translator:
         dialect = call.dialect.name
         chat, telling = self.chat(dialect, asked), _WAYS[dialect][1]
         send.call, send.body = replace(call, dialect=find("POST", PATH), path=PATH), chat
-        send.retell = lambda body: self.chat(dialect, document(body))
+        send.convert = lambda body: self.chat(dialect, document(body))
         send.attributes[ATTRIBUTE] = dialect
         send.headers = identity(headers(send.headers))
         send.parts.append(Translation(call, bool(asked.get("stream")), telling(self._library, asked), own))

@@ -27,13 +27,13 @@ from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.release_calls import REHEARSAL
 from penstock.gateway.model.rollout import RolloutConfig
-from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.queue.results import Claimed
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.recorded_rollouts import Original, answered
 from penstock.gateway.releases.rehearsal.tool_player import Play, Played, Role
 from penstock.gateway.releases.replay.questions import RUN
-from penstock.gateway.releases.replay.sender import Asking, Means, aside
+from penstock.gateway.releases.replay.sender import Asking, Context, background
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Refused
 
@@ -96,8 +96,8 @@ def leg_name(release: Release, number: int, leg: str) -> str:
 class Rehearsals:
     """All of a gateway."""
 
-    def __init__(self, means: Means) -> None:
-        self._means = means
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._under_way: dict[str, Rehearsed] = {}
         self._legs: dict[str, tuple[Rehearsed, Leg]] = {}
         self._news = asyncio.Event()
@@ -151,7 +151,7 @@ class Rehearsals:
         until = asyncio.get_running_loop().time() + _READY_S
         while (found := self._legs.get(rollout)) is None:
             news = self._news
-            if not await aside(lambda: self._may_come(rollout)):
+            if not await background(lambda: self._may_come(rollout)):
                 raise ClientFault(400, OVER, f"the rehearsal that {rollout} is a run of is over")
             try:
                 async with asyncio.timeout_at(until):
@@ -163,44 +163,44 @@ class Rehearsals:
     def _may_come(self, rollout: str) -> bool:
         return rollout in self._legs or any(
             one.stage == "checked" and rollout.startswith(f"{one.id[-80:]}{REHEARSAL}{one.revision}-")
-            for one in ReleaseReader(self._means.tape).releases()
+            for one in ReleaseReader(self._context.tape).releases()
         )
 
     async def _begin(self, rehearsed: Rehearsed, leg: Leg, attempt: str) -> Play:
         original, name = leg.original, f"{leg.rollout}/{attempt}"
         asker = Asker("", "", original.rollout.mode, original.rollout.metadata or {})
         role = Role(rehearsed.release, leg.version, asker, leg.attributes | {RUN: name}, original.name)
-        play = Play(self._means, rehearsed.asking, role, original.cassette.again())
-        if await aside(lambda: any(map(answered, self._means.tape.spans(leg.rollout, attempt)))):
+        play = Play(self._context, rehearsed.asking, role, original.cassette.again())
+        if await background(lambda: any(map(answered, self._context.tape.spans(leg.rollout, attempt)))):
             message = f"the gateway was restarted in the middle of {name}: it will be rehearsed again"
             play.over = ClientFault(400, RESTARTED, message)
         return play
 
     # -- who runs agents ---------------------------------------------------------------------------------------------
 
-    async def claim(self, release: str, asked: ClaimRequest, desk: Desk) -> tuple[list[Claimed], bool, int]:
+    async def claim(self, release: str, asked: ClaimRequest, dispatcher: Dispatcher) -> tuple[list[Claimed], bool, int]:
         """(runs for a worker, whether there may be more of them, how many wait); waits for them if need be. Raises
         `Refused`."""
         until = asyncio.get_running_loop().time() + asked.wait_s
         while True:
-            news, found = self._news, ReleaseReader(self._means.tape).release(release)
+            news, found = self._news, ReleaseReader(self._context.tape).release(release)
             if found is None:
                 message = f"there is no release {release!r}; `penstock release list` lists them"
                 raise Refused("not_found", message, "release", release)
             if not found.policy.replay.closed_loop:
                 message = f"release {release} rehearses nothing: its policy has replay.closed_loop = 0"
                 raise Refused("conflict", message, "release", release)
-            claimed = await self._claim(release, asked, desk)
+            claimed = await self._claim(release, asked, dispatcher)
             more = found.stage in ("draft", "checked")
             if claimed or not more or not await _until(news, until):
                 return claimed, more, len(self._waiting(release))
 
-    async def _claim(self, release: str, asked: ClaimRequest, desk: Desk) -> list[Claimed]:
+    async def _claim(self, release: str, asked: ClaimRequest, dispatcher: Dispatcher) -> list[Claimed]:
         claimed: list[Claimed] = []
         for leg in self._waiting(release)[: asked.limit]:
             leg.state = "running"
             # If its worker leaves now, it is handed out again when the lease is over.
-            claimed.append(await asyncio.shield(_hand_out(leg, asked, desk)))
+            claimed.append(await asyncio.shield(_hand_out(leg, asked, dispatcher)))
         return claimed
 
     def _waiting(self, release: str) -> list[Leg]:
@@ -208,9 +208,9 @@ class Rehearsals:
         return [] if rehearsed is None else [leg for leg in rehearsed.legs.values() if leg.state == "waiting"]
 
 
-async def _hand_out(leg: Leg, asked: ClaimRequest, desk: Desk) -> Claimed:
+async def _hand_out(leg: Leg, asked: ClaimRequest, dispatcher: Dispatcher) -> Claimed:
     try:
-        made = await desk.hand_out(leg.rollout, leg.spec, asked)
+        made = await dispatcher.hand_out(leg.rollout, leg.spec, asked)
     except (Refused, TapeError):
         leg.state = "waiting"
         raise

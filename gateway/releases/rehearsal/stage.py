@@ -41,7 +41,7 @@ from penstock.gateway.releases.rehearsal.tool_player import DIVERGED, SPENT, UNF
 from penstock.gateway.releases.replay.judges import JudgeError, make_judge
 from penstock.gateway.releases.replay.questions import CANDIDATE, INCUMBENT
 from penstock.gateway.releases.replay.recorded_calls import Recordings
-from penstock.gateway.releases.replay.sender import Asking, Means, aside
+from penstock.gateway.releases.replay.sender import Asking, Context, background
 from penstock.gateway.releases.replay.stage import HOPELESS, SHOWN, Replay
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.operation import Refused
@@ -69,9 +69,9 @@ class End:
 class Replays:
     """The job of the stage `checked`: recorded calls asked again and then, where the policy wants it, rehearsals."""
 
-    def __init__(self, means: Means, rehearsals: Rehearsals, feed: Feed) -> None:
-        self._means = means
-        self._replay = Replay(means)
+    def __init__(self, context: Context, rehearsals: Rehearsals, feed: Feed) -> None:
+        self._context = context
+        self._replay = Replay(context)
         self._rehearsals = rehearsals
         self._feed = feed
 
@@ -82,7 +82,7 @@ class Replays:
         report = await self._replayed(release, progress)
         if not report.ok:
             return report
-        rehearsal = Rehearsal(self._means, self._rehearsals, self._feed, release, progress)
+        rehearsal = Rehearsal(self._context, self._rehearsals, self._feed, release, progress)
         try:
             found = await rehearsal.run()
         except JudgeError as error:
@@ -94,11 +94,11 @@ class Replays:
     async def _replayed(self, release: Release, progress: Progress) -> Report:
         """What the calls have come to; after a restart, what they had come to: a judge is not asked again."""
         name = f"replay {release.id} {release.revision}"
-        noted = await aside(lambda: self._means.tape.note(name))
+        noted = await background(lambda: self._context.tape.note(name))
         if noted is not None:
             return Report(**loads(noted))
         report = await self._replay(release, progress)
-        await self._means.recorder.submit(
+        await self._context.recorder.submit(
             lambda transaction: QueueOperations(transaction).note(name, dumps(asdict(report)).encode())
         )
         return report
@@ -107,10 +107,12 @@ class Replays:
 class Rehearsal:
     """One release's."""
 
-    def __init__(self, means: Means, rehearsals: Rehearsals, feed: Feed, release: Release, progress: Progress) -> None:
+    def __init__(
+        self, context: Context, rehearsals: Rehearsals, feed: Feed, release: Release, progress: Progress
+    ) -> None:
         policy = release.policy.replay
-        self.asking = Asking(means, release, "rehearsal", policy.budget, policy.concurrency)
-        self._means = means
+        self.asking = Asking(context, release, "rehearsal", policy.budget, policy.concurrency)
+        self._context = context
         self._rehearsals = rehearsals
         self._feed = feed
         self._release = release
@@ -131,7 +133,7 @@ class Rehearsal:
 
     async def run(self) -> Report:
         """Waits until its runs were done by somebody, or it is decided; raises `JudgeError`."""
-        self._judge = make_judge(self._policy.judge, self.asking, self._means.routes)
+        self._judge = make_judge(self._policy.judge, self.asking, self._context.routes)
         _ = await self.asking.earlier()
         drawn = await self._draw()
         self._passed_over = drawn.passed_over
@@ -149,9 +151,9 @@ class Rehearsal:
 
     async def _draw(self) -> Originals:
         stopped = threading.Event()
-        recordings = Recordings(self._means, self._release)
+        recordings = Recordings(self._context, self._release)
         try:
-            return await aside(lambda: draw(self._means.tape, self._release, recordings, stopped.is_set))
+            return await background(lambda: draw(self._context.tape, self._release, recordings, stopped.is_set))
         finally:
             stopped.set()
 
@@ -185,13 +187,15 @@ class Rehearsal:
 
     async def _cancel(self, leg: Leg) -> None:
         """Its worker hears of it with its next heartbeat and kills the agent."""
-        now = self._means.now_ns()
+        now = self._context.now_ns()
         with suppress(Refused):
-            await self._means.recorder.submit(lambda transaction: QueueOperations(transaction).cancel(leg.rollout, now))
+            await self._context.recorder.submit(
+                lambda transaction: QueueOperations(transaction).cancel(leg.rollout, now)
+            )
 
     async def _look(self, leg: Leg) -> None:
         """Where a run stands, as the tape has it."""
-        attempt, end = await aside(lambda: self._read(leg))
+        attempt, end = await background(lambda: self._read(leg))
         if attempt is None:
             return
         if attempt.status in LIVE:
@@ -205,14 +209,14 @@ class Rehearsal:
 
     def _read(self, leg: Leg) -> tuple[Attempt | None, End | None]:
         """(its newest attempt, how it has ended; None when it is not over, or must be done again)."""
-        rollout = self._means.tape.rollout(leg.rollout)
+        rollout = self._context.tape.rollout(leg.rollout)
         if rollout is None:
             return None, None
-        last = next(one for one in self._means.tape.attempts(leg.rollout) if one.id == rollout.attempt)
+        last = next(one for one in self._context.tape.attempts(leg.rollout) if one.id == rollout.attempt)
         if last.status in LIVE:
             return last, None
         again = rollout.tries < TRIES
-        spans = [span for span in self._means.tape.spans(leg.rollout, last.id) if span.kind == "llm"]
+        spans = [span for span in self._context.tape.spans(leg.rollout, last.id) if span.kind == "llm"]
         refused = {span.error: span for span in spans if span.error in (DIVERGED, RESTARTED, SPENT, UNFIT)}
         if DIVERGED in refused:
             return last, End("diverged", self._said(refused[DIVERGED]))
@@ -228,14 +232,14 @@ class Rehearsal:
         if not spans:
             return End("failed", "the agent has asked no model")
         span = final(spans)
-        exchange = self._means.tape.exchange(span)
+        exchange = self._context.tape.exchange(span)
         if exchange is None:
             return End("failed", "the bytes of its last answer were not kept")
         return End("answered", "", read_exchange(span.dialect, exchange, span))
 
     def _said(self, span: Span) -> str:
         """Why a call was refused."""
-        exchange = self._means.tape.exchange(span)
+        exchange = self._context.tape.exchange(span)
         return span.error or "" if exchange is None else read_exchange(span.dialect, exchange, span).error or ""
 
     # -- scoring -----------------------------------------------------------------------------------------------------

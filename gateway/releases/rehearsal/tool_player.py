@@ -42,7 +42,7 @@ from penstock.gateway.releases.rehearsal.continuation import (
 from penstock.gateway.releases.rehearsal.recorded_tools import Cassette
 from penstock.gateway.releases.replay.questions import Question, rewritten, unrepeatable
 from penstock.gateway.releases.replay.replies import Reply
-from penstock.gateway.releases.replay.sender import Asking, Means
+from penstock.gateway.releases.replay.sender import Asking, Context
 from penstock.gateway.upstreams.pool import Pool
 
 DIVERGED: Final = "diverged"
@@ -110,9 +110,9 @@ class Role:
 class Play:
     """One agent at work."""
 
-    def __init__(self, means: Means, asking: Asking, role: Role, cassette: Cassette) -> None:
+    def __init__(self, context: Context, asking: Asking, role: Role, cassette: Cassette) -> None:
         """`cassette` from its beginning."""
-        self._means = means
+        self._context = context
         self._asking = asking
         self._role = role
         self._cassette = cassette
@@ -217,12 +217,12 @@ class Play:
     def _question(self, call: Admitted, request: Request, prompt: str | None) -> Question:
         """The agent's call with its versions in it, and with what the agent has not seen."""
         call = self._restored(call)
-        means, model = self._means, call.model
-        found = means.switch.look(call, prompt)
+        context, model = self._context, call.model
+        found = context.pins.look(call, prompt)
         versions = {} if found is None else {name: self._version(name, call, model) for name in found.resources}
         body, upstream = call.body, None
         if found is not None:
-            made = rewritten(means.switch.catalog, call.body, found.prompts, found.model, versions)
+            made = rewritten(context.pins.catalog, call.body, found.prompts, found.model, versions)
             if isinstance(made, str):
                 self._end(UNFIT, f"this rehearsal cannot go on: {made}")
             body, upstream = made[0], None if made[1] is None else made[1].upstream
@@ -245,14 +245,14 @@ class Play:
         asker = role.asker._replace(agent=call.address.agent or "", model=model or "")
         if resource == role.release.resource and speaks_to(role.release.only, asker):
             return role.version
-        return stable_version(self._means.switch.catalog.stable[resource], asker)
+        return stable_version(self._context.pins.catalog.stable[resource], asker)
 
     def _pool(self, call: Admitted, model: str | None, upstream: str | None) -> tuple[Pool, str | None]:
         """(where it goes, model name to send instead)."""
         if upstream is None:
-            pools, alias = self._means.routes.of(model, call.dialect.family)
+            pools, alias = self._context.routes.of(model, call.dialect.family)
             return pools[0], alias
-        pool = self._means.pools.get(upstream)
+        pool = self._context.pools.get(upstream)
         if pool is None:
             raise GatewayFault(503, "upstream", f"upstream {upstream!r} is not configured any more")
         return pool, None

@@ -39,7 +39,7 @@ from penstock.gateway.prompts.rewrite import Findings, find
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.replay.agreement import action
 from penstock.gateway.releases.replay.questions import Question, place, rewritten, unmasked, unrepeatable
-from penstock.gateway.releases.replay.sender import Means
+from penstock.gateway.releases.replay.sender import Context
 from penstock.gateway.upstreams.pool import Pool
 
 FEW = 5
@@ -80,10 +80,10 @@ class Drawn:
 class Recordings:
     """Recorded calls of a release's resource."""
 
-    def __init__(self, means: Means, release: Release) -> None:
-        self._tape = means.tape
-        self._pools = means.pools
-        self._catalog = means.switch.catalog
+    def __init__(self, context: Context, release: Release) -> None:
+        self._tape = context.tape
+        self._pools = context.pools
+        self._catalog = context.pins.catalog
         self._release = release
         self._known: dict[str, Recogniser] = {}
         """Tells a version in the requests that it was written into."""

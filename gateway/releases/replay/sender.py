@@ -25,7 +25,7 @@ from penstock.gateway.model.rollout import AttemptStatus, Outcome
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.queue.operations import QueueOperations
-from penstock.gateway.releases.catalog import Switch
+from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.replay.questions import Question, headers
 from penstock.gateway.releases.replay.replies import LARGEST, Reply, TooLarge, complete
 from penstock.gateway.store import Store
@@ -42,11 +42,11 @@ _UNTOUCHED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class Context:
     """What the gateway gives to those who send requests of its own."""
 
     tape: Store
-    switch: Switch
+    pins: Pins
     recorder: Recorder
     pools: Mapping[str, Pool]
     routes: Routes
@@ -77,7 +77,7 @@ class Answer:
 class Asking:
     """Asks for one release, with a budget and few requests at a time; keeps what comes."""
 
-    def __init__(self, means: Means, release: Release, stage: str, budget: int, concurrency: int) -> None:
+    def __init__(self, context: Context, release: Release, stage: str, budget: int, concurrency: int) -> None:
         """`stage`: what is asked for, `replay`, `rehearsal` or `shadow`; `budget`: requests at most."""
         # A release's name may be as long as a rollout's; its number is at the end.
         self.rollout = f"{release.id[-118:]}-{stage}"
@@ -85,12 +85,12 @@ class Asking:
         self.spent = 0
         self.left = budget
         """Requests that may still be set aside."""
-        self._means = means
+        self._context = context
         self._slots = asyncio.Semaphore(concurrency)
 
     async def earlier(self) -> list[Span]:
         """What was asked in this stage before the gateway was restarted; it counts."""
-        found = await aside(lambda: list(self._means.tape.spans(self.rollout, self.attempt)))
+        found = await background(lambda: list(self._context.tape.spans(self.rollout, self.attempt)))
         self.spent += len(found)
         self.left -= len(found)
         return found
@@ -113,23 +113,23 @@ class Asking:
             entry, began = self._opened(question), time.monotonic()
             try:
                 reply = await self._send(question, began)
-                seconds, entry.end_ns = time.monotonic() - began, self._means.now_ns()
-                turn, problem = await aside(lambda: complete(question, reply, entry, self._means.redactor))
+                seconds, entry.end_ns = time.monotonic() - began, self._context.now_ns()
+                turn, problem = await background(lambda: complete(question, reply, entry, self._context.redactor))
             except asyncio.CancelledError:
-                entry.status, entry.error, entry.end_ns = "cancelled", "stopped", self._means.now_ns()
-                self._means.recorder.put(_Made(entry))
+                entry.status, entry.error, entry.end_ns = "cancelled", "stopped", self._context.now_ns()
+                self._context.recorder.put(_Made(entry))
                 raise
             await self._keep(entry)
             return Answer(turn, seconds, problem, reply)
 
     def _opened(self, question: Question) -> Entry:
-        entry = Entry(self.rollout, self.attempt, mode="test", start_ns=self._means.now_ns())
+        entry = Entry(self.rollout, self.attempt, mode="test", start_ns=self._context.now_ns())
         entry.dialect, entry.method = question.dialect.name, question.request.method
         entry.path, entry.upstream = redact_url(question.path), question.pool.name
         entry.model, entry.agent = question.model, question.agent
         entry.versions, entry.attributes = dict(question.versions) or None, dict(question.attributes)
         entry.request_bytes = len(question.body)
-        body = self._means.redactor.own.hide(question.body)
+        body = self._context.redactor.own.hide(question.body)
         entry.body = Body(redact_url(question.pool.url(question.path)), b"", body, b"", b"", b"", [])
         return entry
 
@@ -142,7 +142,7 @@ class Asking:
         try:
             if pool.gate.shut:
                 await _open(pool.gate)
-            async with self._means.session().request(
+            async with self._context.session().request(
                 question.request.method,
                 URL(pool.url(question.path), encoded=True),
                 data=question.body,
@@ -169,21 +169,21 @@ class Asking:
     async def close(self, why: str) -> None:
         """Nothing more will be asked."""
         if self.spent:
-            name, now = (self.rollout, self.attempt), self._means.now_ns()
+            name, now = (self.rollout, self.attempt), self._context.now_ns()
             end = AttemptStatus.SUCCEEDED, Outcome(reason=why[:2000])
             with suppress(Refused):
-                await self._means.recorder.submit(
+                await self._context.recorder.submit(
                     lambda transaction: QueueOperations(transaction).finish(name, None, *end, [], now)
                 )
 
     async def _keep(self, entry: Entry) -> None:
         """Waits until the request is on the tape: a full queue slows down this sender and nobody else."""
         kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._means.recorder.put(_Made(entry), lambda done: None if kept.done() else kept.set_result(done))
+        self._context.recorder.put(_Made(entry), lambda done: None if kept.done() else kept.set_result(done))
         await kept
 
 
-async def aside(do: Callable[[], T]) -> T:
+async def background(do: Callable[[], T]) -> T:
     """Runs something on a thread. Even when cancelled it waits for the thread: the tape may be closed afterwards."""
     working = asyncio.ensure_future(asyncio.to_thread(do))
     try:

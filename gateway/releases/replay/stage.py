@@ -28,7 +28,7 @@ from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.replay.judges import Judge, JudgeError, make_judge
 from penstock.gateway.releases.replay.questions import CANDIDATE, INCUMBENT, place
 from penstock.gateway.releases.replay.recorded_calls import Recorded, Recordings, without_key
-from penstock.gateway.releases.replay.sender import Answer, Asking, Means, aside
+from penstock.gateway.releases.replay.sender import Answer, Asking, Context, background
 
 HOPELESS: Final = 10
 """After so many calls without any result the stage is given up."""
@@ -39,12 +39,12 @@ SHOWN: Final = 20
 class Replay:
     """Recorded calls, asked again."""
 
-    def __init__(self, means: Means) -> None:
-        self._means = means
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
     async def __call__(self, release: Release, progress: Progress) -> Report:
         """Whether the candidate passes."""
-        replaying = Replaying(self._means, release, progress)
+        replaying = Replaying(self._context, release, progress)
         try:
             report = await replaying.run()
         except JudgeError as error:
@@ -70,14 +70,14 @@ class Pair:
 class Replaying:
     """One replay."""
 
-    def __init__(self, means: Means, release: Release, progress: Progress) -> None:
+    def __init__(self, context: Context, release: Release, progress: Progress) -> None:
         policy = release.policy.replay
-        self.asking = Asking(means, release, "replay", policy.budget, policy.concurrency)
-        self._means = means
+        self.asking = Asking(context, release, "replay", policy.budget, policy.concurrency)
+        self._context = context
         self._release = release
         self._policy = policy
         self._progress = progress
-        self._recordings = Recordings(means, release)
+        self._recordings = Recordings(context, release)
         self._trial = Trial(policy.margin, policy.alpha)
         self._order: InOrder[Pair] = InOrder()
         self._kept: dict[tuple[str, str], Span] = {}
@@ -91,7 +91,7 @@ class Replaying:
 
     async def run(self) -> Report:
         """Asks until it is decided; raises `JudgeError`."""
-        self._judge = make_judge(self._policy.judge, self.asking, self._means.routes)
+        self._judge = make_judge(self._policy.judge, self.asking, self._context.routes)
         for span in await self.asking.earlier():
             said = span.attributes or {}
             if span.status in (SpanStatus.OK, SpanStatus.ERROR):
@@ -116,7 +116,9 @@ class Replaying:
     async def _draw(self) -> list[Span]:
         stopped = threading.Event()
         try:
-            drawn = await aside(lambda: self._recordings.draw(self._policy.calls, self._release.salt, stopped.is_set))
+            drawn = await background(
+                lambda: self._recordings.draw(self._policy.calls, self._release.salt, stopped.is_set)
+            )
         finally:
             stopped.set()
         self._passed_over = drawn.passed_over
@@ -144,7 +146,7 @@ class Replaying:
 
     async def _pair(self, span: Span) -> tuple[Pair, int]:
         """(what became of the call, requests that it took)."""
-        recorded = await aside(lambda: self._recordings.open(span))
+        recorded = await background(lambda: self._recordings.open(span))
         if isinstance(recorded, str):
             return Pair(place(span.rollout, span.attempt, span.sequence), problem=recorded), 0
         release, of = self._release, recorded.name
@@ -155,7 +157,7 @@ class Replaying:
         answers = [done.result() for done in asking]
         failed = answers[0].failed, answers[1].failed
         if all(failed):
-            self._keyless = self._keyless or without_key(self._means.pools.get(span.upstream or ""))
+            self._keyless = self._keyless or without_key(self._context.pools.get(span.upstream or ""))
             return Pair(of, problem=answers[1].problem or "", failed=failed), len(asked)
         one, first = await self._score(recorded, answers[0])
         other, second = await self._score(recorded, answers[1])
@@ -165,13 +167,13 @@ class Replaying:
     async def _leg(self, recorded: Recorded, leg: str, version: str) -> Answer:
         kept = self._kept.get((recorded.name, leg))
         if kept is not None:
-            return await aside(lambda: self._answered(kept))
-        question = await aside(lambda: self._recordings.question(recorded, version, leg))
+            return await background(lambda: self._answered(kept))
+        question = await background(lambda: self._recordings.question(recorded, version, leg))
         return Answer(None, 0.0, question) if isinstance(question, str) else await self.asking.ask(question)
 
     def _answered(self, span: Span) -> Answer:
         """An answer from before a restart."""
-        exchange = self._means.tape.exchange(span)
+        exchange = self._context.tape.exchange(span)
         if exchange is None or span.status != SpanStatus.OK:
             return Answer(None, (span.duration_ns or 0) / 1e9, span.error)
         return Answer(read_exchange(span.dialect, exchange, span), (span.duration_ns or 0) / 1e9)

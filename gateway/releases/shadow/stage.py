@@ -30,12 +30,12 @@ from penstock.gateway.model.attributes import LEG, SHADOW_OF
 from penstock.gateway.model.release import Pin, Release
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.releases.catalog import Found
+from penstock.gateway.releases.catalog import Uses
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.replay.agreement import action
 from penstock.gateway.releases.replay.judges import Judge, JudgeError, make_judge
 from penstock.gateway.releases.replay.questions import CANDIDATE, Question, place, rewritten, unrepeatable
-from penstock.gateway.releases.replay.sender import Answer, Asking, Means, aside
+from penstock.gateway.releases.replay.sender import Answer, Asking, Context, background
 
 ALPHA: Final = 0.05
 """Probability of stopping a candidate that fails no more often."""
@@ -44,19 +44,19 @@ ALPHA: Final = 0.05
 class Shadow:
     """The job of the stage `replayed`; every finished call is offered to it."""
 
-    def __init__(self, means: Means) -> None:
-        self._means = means
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self.mirrors: dict[str, Mirror] = {}
         """Releases that mirror now, by name."""
 
-    def offer(self, record: Record, found: Found, pins: Mapping[str, Pin]) -> None:
+    def offer(self, record: Record, found: Uses, pins: Mapping[str, Pin]) -> None:
         """Takes a call that is over and was handed to the recorder; never raises and never waits."""
         for mirror in self.mirrors.values():
             mirror.offer(record, found, pins)
 
     async def __call__(self, release: Release, progress: Progress) -> Report:
         """Whether the candidate passes; waits for traffic as long as it takes."""
-        mirror = Mirror(self._means, release, progress)
+        mirror = Mirror(self._context, release, progress)
         try:
             await mirror.prepare()
             self.mirrors[release.id] = mirror
@@ -86,10 +86,10 @@ class Mirrored:
 class Mirror:
     """One release that mirrors."""
 
-    def __init__(self, means: Means, release: Release, progress: Progress) -> None:
+    def __init__(self, context: Context, release: Release, progress: Progress) -> None:
         self._policy = policy = release.policy.shadow
-        self.asking = Asking(means, release, "shadow", policy.budget, policy.concurrency)
-        self._means = means
+        self.asking = Asking(context, release, "shadow", policy.budget, policy.concurrency)
+        self._context = context
         self._release = release
         self._progress = progress
         self._judge: Judge
@@ -105,10 +105,10 @@ class Mirror:
 
     async def prepare(self) -> None:
         """Takes in what was mirrored before a restart; raises `JudgeError`."""
-        self._judge = make_judge(self._policy.judge, self.asking, self._means.routes)
+        self._judge = make_judge(self._policy.judge, self.asking, self._context.routes)
         self._progress.total = self._policy.calls
         for span in await self.asking.earlier():
-            live = await aside(lambda span=span: self._live(span))
+            live = await background(lambda span=span: self._live(span))
             if live is not None and span.status in (SpanStatus.OK, SpanStatus.ERROR):
                 self._count(_again(span, live))
         self._look()
@@ -117,7 +117,7 @@ class Mirror:
         said = span.attributes or {}
         name, _, sequence = str(said.get(SHADOW_OF, "")).rpartition("#")
         rollout, _, attempt = name.partition("/")
-        return self._means.tape.span(rollout, attempt, int(sequence)) if said.get(LEG) == CANDIDATE else None
+        return self._context.tape.span(rollout, attempt, int(sequence)) if said.get(LEG) == CANDIDATE else None
 
     async def run(self) -> Report:
         """Until enough were mirrored; raises `JudgeError`."""
@@ -132,7 +132,7 @@ class Mirror:
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
-    def offer(self, record: Record, found: Found, pins: Mapping[str, Pin]) -> None:
+    def offer(self, record: Record, found: Uses, pins: Mapping[str, Pin]) -> None:
         """Decides whether it is mirrored."""
         if self._release.resource not in found.resources or self._over.done():
             return
@@ -154,9 +154,9 @@ class Mirror:
             self._over.set_exception(error)
         self._look()
 
-    async def _mirror(self, number: int, record: Record, found: Found, pins: Mapping[str, Pin]) -> None:
-        await self._means.recorder.flush()
-        used, made = 0, await aside(lambda: self._question(record, found, pins))
+    async def _mirror(self, number: int, record: Record, found: Uses, pins: Mapping[str, Pin]) -> None:
+        await self._context.recorder.flush()
+        used, made = 0, await background(lambda: self._question(record, found, pins))
         mirrored: Mirrored | None = None
         if isinstance(made, Question):
             answer = await self.asking.ask(made)
@@ -169,17 +169,17 @@ class Mirror:
             if one is not None:
                 self._count(one)
 
-    def _question(self, record: Record, found: Found, pins: Mapping[str, Pin]) -> Question | str:
+    def _question(self, record: Record, found: Uses, pins: Mapping[str, Pin]) -> Question | str:
         """What the call would have been on the candidate; why it is not mirrored, empty when it is not meant."""
-        call, pool, catalog, release = record.call, record.pool, self._means.switch.catalog, self._release
-        rollout, address = self._means.tape.rollout(call.address.rollout), call.address
+        call, pool, catalog, release = record.call, record.pool, self._context.pins.catalog, self._release
+        rollout, address = self._context.tape.rollout(call.address.rollout), call.address
         model = found.model or call.model
         mode, metadata = (address.mode, {}) if rollout is None else (rollout.mode, rollout.metadata or {})
         if not speaks_to(release.only, Asker(address.agent or "", model or "", mode, metadata)):
             return ""
         if not call.dialect.generates or record.truncated or not record.sequence or pool is None:
             return "it was not answered or recorded whole"
-        problem = None if record.retell else unrepeatable(call.dialect, call.body)
+        problem = None if record.convert else unrepeatable(call.dialect, call.body)
         if problem is not None:
             return problem
         versions = {name: pins[name].version for name in found.resources} | {release.resource: release.candidate}
@@ -190,10 +190,10 @@ class Mirror:
         if weights is None:
             # A route may have given the model another name.
             body = replace_model(body, call.dialect.model(record.plain) or "")
-        elif (pool := self._means.pools.get(weights.upstream)) is None:
+        elif (pool := self._context.pools.get(weights.upstream)) is None:
             return f"upstream {weights.upstream!r} is not configured any more"
-        if record.retell is not None:
-            body = record.retell(body)
+        if record.convert is not None:
+            body = record.convert(body)
         of = place(address.rollout, address.attempt, record.sequence)
         said = {SHADOW_OF: of, LEG: CANDIDATE}
         return Question(pool, call.dialect, record.request, call.path, body, said, model, call.address.agent, versions)
@@ -202,7 +202,7 @@ class Mirror:
         """(what is known of both, requests that it took)."""
         if record.status != "ok" or answer.turn is None:
             return Mirrored(answer.turn is not None, record.status == "ok"), 0
-        live = await aside(lambda: _turn(record))
+        live = await background(lambda: _turn(record))
         seconds = answer.seconds, ((record.end_ns or 0) - record.request.started_ns) / 1e9
         if action(live) is None:
             return Mirrored(True, True, seconds), 0

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.calls.answer_masking import HELD, hiding, keep, rescaled
-from penstock.gateway.calls.capture.framing import Passing
+from penstock.gateway.calls.capture.framing import Framing
 from penstock.gateway.dialects.family import ANTHROPIC
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.proxy.translation.framing import Whole as Told
 from penstock.gateway.releases.rehearsal.tool_player import Played
@@ -38,19 +38,19 @@ class Client:
 
     def __init__(self) -> None:
         self.got: list[bytes] = []
-        self.way: Passing | None = None
+        self.way: Framing | None = None
 
-    def on_answer(self, link: Link, head: bytes, raw: bytes) -> None:
-        self.way = hiding(OWN, link, link.chunked)
-        self.got.append(self.way.begin(link, head, raw))
-        link.pieces = []
+    def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+        self.way = hiding(OWN, connection, connection.chunked)
+        self.got.append(self.way.begin(connection, head, raw))
+        connection.pieces = []
 
-    def on_data(self, link: Link, raw: bytes) -> None:
+    def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
         assert self.way is not None
-        self.got.append(self.way.go_on(link, raw))
-        link.pieces = []
+        self.got.append(self.way.go_on(connection, raw))
+        connection.pieces = []
 
-    def on_broken(self, link: Link, reason: str) -> None:
+    def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
         assert self.way is not None
         self.got.append(self.way.broken())
 
@@ -58,13 +58,13 @@ class Client:
 def received(reads: Sequence[bytes], lost: bool = False) -> list[bytes]:
     """What the client has got of each read, and of the end."""
     owner = SimpleNamespace(name="u", connections=0, put_back=lambda it: None, forget=lambda it: None)  # pyright: ignore
-    link, client = Link(cast(Any, owner)), Client()
-    link.connection_made(cast(Any, SimpleNamespace(is_closing=lambda: False, write=lambda it: None)))  # pyright: ignore
-    link.send(cast(Any, client), b"", b"")
+    connection, client = UpstreamConnection(cast(Any, owner)), Client()
+    connection.connection_made(cast(Any, SimpleNamespace(is_closing=lambda: False, write=lambda it: None)))  # pyright: ignore
+    connection.send(cast(Any, client), b"", b"")
     for read in reads:
-        link.data_received(read)
+        connection.data_received(read)
     if lost:
-        link.connection_lost(ConnectionError())
+        connection.connection_lost(ConnectionError())
     return client.got
 
 
@@ -179,10 +179,10 @@ def test_a_reply_is_one() -> None:
 def test_an_error_that_is_told_in_another_format() -> None:
     """The key stands where what is shown of an error ends: no part of it is left."""
     body = b"x" * 490 + KEY
-    link = SimpleNamespace(
+    connection = SimpleNamespace(
         status=401, done=True, pieces=[body], encoding=None, events=False, chunked=False, headers=[(b"X-Seen", KEY)]
     )
-    told = Told(cast(Any, None), ANTHROPIC, False, OWN).begin(cast(Any, link), HEAD + b"\r\n", body)
+    told = Told(cast(Any, None), ANTHROPIC, False, OWN).begin(cast(Any, connection), HEAD + b"\r\n", body)
     assert b"sk-own" not in told
     assert b"X-Seen: " + GONE + b"\r\n" in told
 

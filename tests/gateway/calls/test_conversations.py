@@ -49,7 +49,7 @@ class Plain:
 
 
 @dataclass(slots=True)
-class Desk:
+class Dispatcher:
     """What admission does, without requests."""
 
     conversations: Conversations = field(default_factory=Conversations)
@@ -97,87 +97,87 @@ class Desk:
 
 
 def test_a_continuation_belongs_where_it_began() -> None:
-    desk = Desk()
-    desk.told(OPENING, b"hi", "one")
-    second = desk.ask([*OPENING, b"hi", b"and now?"])
+    dispatcher = Dispatcher()
+    dispatcher.told(OPENING, b"hi", "one")
+    second = dispatcher.ask([*OPENING, b"hi", b"and now?"])
     assert second.rollout == "one"
-    desk.answer(second, b"this")
-    assert desk.find([*OPENING, b"hi", b"and now?", b"this", b"thanks"]) == "one"
-    assert desk.read == [], "one conversation needs no answer to be told from others"
+    dispatcher.answer(second, b"this")
+    assert dispatcher.find([*OPENING, b"hi", b"and now?", b"this", b"thanks"]) == "one"
+    assert dispatcher.read == [], "one conversation needs no answer to be told from others"
 
 
 def test_a_new_opening_is_new() -> None:
-    desk = Desk()
-    desk.told(OPENING, b"hi", "one")
+    dispatcher = Dispatcher()
+    dispatcher.told(OPENING, b"hi", "one")
     for messages in ([], OPENING, [b"system", b"other", b"hi"], [b"hello", b"system", b"x"]):
-        assert desk.find(messages) is None
+        assert dispatcher.find(messages) is None
 
 
 def test_equal_openings_are_told_apart_by_the_answer() -> None:
-    desk = Desk()
-    desk.told(OPENING, b"hi", "one")
-    desk.told(OPENING, b"good day", "two")
-    assert sorted(desk.read) == [b"good day", b"hi"]
+    dispatcher = Dispatcher()
+    dispatcher.told(OPENING, b"hi", "one")
+    dispatcher.told(OPENING, b"good day", "two")
+    assert sorted(dispatcher.read) == [b"good day", b"hi"]
     for answer, rollout in ((b"hi", "one"), (b"good day", "two")):
-        found = desk.look([*OPENING, answer, b"x"], Way())[1]
+        found = dispatcher.look([*OPENING, answer, b"x"], Way())[1]
         assert (found.rollout, found.ambiguous) == (rollout, False)
 
 
 def test_of_equal_openings_with_an_edited_answer_the_connection_tells() -> None:
-    desk, mine, yours = Desk(), Way(), Way()
-    desk.told(OPENING, b"hi", "one", mine)
-    desk.told(OPENING, b"good day", "two", yours)
+    dispatcher, mine, yours = Dispatcher(), Way(), Way()
+    dispatcher.told(OPENING, b"hi", "one", mine)
+    dispatcher.told(OPENING, b"good day", "two", yours)
     edited = [*OPENING, b"an answer that was never given", b"x"]
-    assert desk.find(edited, mine) == "one"
-    assert desk.find(edited, yours) == "two"
-    found = desk.look(edited, Way())[1]
+    assert dispatcher.find(edited, mine) == "one"
+    assert dispatcher.find(edited, yours) == "two"
+    found = dispatcher.look(edited, Way())[1]
     assert (found.rollout, found.ambiguous) == (None, True), "it may be either, or a conversation that began elsewhere"
 
 
 def test_an_edited_answer_still_continues_the_only_candidate() -> None:
-    desk = Desk()
-    desk.told(OPENING, b"hi", "one")
-    assert desk.find([*OPENING, b"hi, trimmed", b"x"]) == "one"
+    dispatcher = Dispatcher()
+    dispatcher.told(OPENING, b"hi", "one")
+    assert dispatcher.find([*OPENING, b"hi, trimmed", b"x"]) == "one"
 
 
 def test_an_answer_of_several_items_is_one_answer() -> None:
-    desk = Desk()
-    desk.answer(desk.ask(OPENING, rollout="one"), b"look up", b"look down")
-    desk.answer(desk.ask(OPENING, rollout="two"), b"look up")
-    assert desk.find([*OPENING, b"look up", b"look down", b"x"]) == "one", "the one that explains more"
-    assert desk.find([*OPENING, b"look up", b"x"]) == "two"
+    dispatcher = Dispatcher()
+    dispatcher.answer(dispatcher.ask(OPENING, rollout="one"), b"look up", b"look down")
+    dispatcher.answer(dispatcher.ask(OPENING, rollout="two"), b"look up")
+    assert dispatcher.find([*OPENING, b"look up", b"look down", b"x"]) == "one", "the one that explains more"
+    assert dispatcher.find([*OPENING, b"look up", b"x"]) == "two"
 
 
 def test_message_borders_count() -> None:
-    desk = Desk()
-    desk.told([b"ab", b"c"], b"hi", "one")
-    assert desk.find([b"a", b"bc", b"hi"]) is None
+    dispatcher = Dispatcher()
+    dispatcher.told([b"ab", b"c"], b"hi", "one")
+    assert dispatcher.find([b"a", b"bc", b"hi"]) is None
 
 
 def test_the_longest_untouched_are_forgotten_first() -> None:
-    desk = Desk(Conversations(remembered=2))
+    dispatcher = Dispatcher(Conversations(remembered=2))
     for name in ("one", "two", "three"):
-        desk.told([name.encode()], b"hi", name)
-        desk.conversations.remember_response(f"resp-{name}", name)
-    assert desk.find([b"one", b"hi"]) is None
-    assert desk.find([b"two", b"hi"]) == "two"
-    assert desk.conversations.find_response("resp-one") is None
-    assert desk.conversations.find_response("resp-three") == "three"
+        dispatcher.told([name.encode()], b"hi", name)
+        dispatcher.conversations.remember_response(f"resp-{name}", name)
+    assert dispatcher.find([b"one", b"hi"]) is None
+    assert dispatcher.find([b"two", b"hi"]) == "two"
+    assert dispatcher.conversations.find_response("resp-one") is None
+    assert dispatcher.conversations.find_response("resp-three") == "three"
 
 
 def test_equal_openings_do_not_pile_up() -> None:
-    desk = Desk()
+    dispatcher = Dispatcher()
     for number in range(1000):
-        desk.told([b"hello"], b"%d" % number, f"r{number}")
-    assert desk.find([b"hello", b"999", b"x"]) == "r999"
-    assert desk.find([b"hello", b"0", b"x"]) is None
+        dispatcher.told([b"hello"], b"%d" % number, f"r{number}")
+    assert dispatcher.find([b"hello", b"999", b"x"]) == "r999"
+    assert dispatcher.find([b"hello", b"0", b"x"]) is None
 
 
 def test_what_does_not_count_may_come_and_go() -> None:
-    desk = Desk()
+    dispatcher = Dispatcher()
 
     def look(messages: list[bytes]) -> Story:
-        return desk.fingerprints.read(Plain(), told(messages)).story
+        return dispatcher.fingerprints.read(Plain(), told(messages)).story
 
     assert look([b"a", b"~", b"b~"]) == look([b"a", b"b", b"~~"])
     assert look([b"a", b"b"]) != look([b"b", b"a"])
@@ -186,54 +186,54 @@ def test_what_does_not_count_may_come_and_go() -> None:
 
 
 def test_answers_that_nobody_had_to_read_are_let_go_and_then_count_as_unknown() -> None:
-    desk = Desk(Conversations(unread_bytes=1000))
-    desk.answer(desk.ask(OPENING, rollout="one"), b"hi", weight=600)
+    dispatcher = Dispatcher(Conversations(unread_bytes=1000))
+    dispatcher.answer(dispatcher.ask(OPENING, rollout="one"), b"hi", weight=600)
     for number in range(2):
-        desk.answer(desk.ask([b"other %d" % number]), b"hi", weight=600)
-    desk.answer(desk.ask(OPENING, rollout="two"), b"good day")
-    found = desk.look([*OPENING, b"good day", b"x"], Way())[1]
+        dispatcher.answer(dispatcher.ask([b"other %d" % number]), b"hi", weight=600)
+    dispatcher.answer(dispatcher.ask(OPENING, rollout="two"), b"good day")
+    found = dispatcher.look([*OPENING, b"good day", b"x"], Way())[1]
     assert (found.rollout, found.ambiguous) == ("two", True), "nobody knows any more what the first one was answered"
-    assert desk.find([*OPENING, b"hi", b"x"]) == "one"
+    assert dispatcher.find([*OPENING, b"hi", b"x"]) == "one"
 
 
 def test_a_call_that_came_to_nothing_has_continued_nothing() -> None:
-    desk, mine, yours = Desk(), Way(), Way()
+    dispatcher, mine, yours = Dispatcher(), Way(), Way()
     for way, name in ((mine, "one"), (yours, "two")):
-        desk.told(OPENING, b"hi", name, way)
+        dispatcher.told(OPENING, b"hi", name, way)
     again = [*OPENING, b"hi", b"x"]
-    failed = desk.ask(again, mine)
+    failed = dispatcher.ask(again, mine)
     assert failed.rollout == "one"
-    desk.conversations.undo(failed.found, failed.story)
-    retried = desk.ask(again, mine)
+    dispatcher.conversations.undo(failed.found, failed.story)
+    retried = dispatcher.ask(again, mine)
     assert (retried.rollout, retried.found.ambiguous) == ("one", False)
 
 
 def test_the_address_tells_where_connections_do_not() -> None:
-    desk = Desk()
+    dispatcher = Dispatcher()
     for name in ("one", "two"):
-        desk.told(OPENING, b"hi", name, Way(peer=name))
+        dispatcher.told(OPENING, b"hi", name, Way(peer=name))
     for name in ("two", "one"):
-        asked = desk.ask([*OPENING, b"hi", b"x"], Way(peer=name))
+        asked = dispatcher.ask([*OPENING, b"hi", b"x"], Way(peer=name))
         assert (asked.rollout, asked.found.ambiguous) == (name, False)
 
 
 def test_a_connection_on_which_conversations_take_turns_is_no_evidence() -> None:
-    desk, pool, other = Desk(), Way(), Way()
-    desk.told([b"first"], b"a", "first", pool)
-    desk.told([b"second"], b"b", "second", pool)
-    desk.answer(desk.ask([b"first", b"a", b"x"], pool), b"c")
+    dispatcher, pool, other = Dispatcher(), Way(), Way()
+    dispatcher.told([b"first"], b"a", "first", pool)
+    dispatcher.told([b"second"], b"b", "second", pool)
+    dispatcher.answer(dispatcher.ask([b"first", b"a", b"x"], pool), b"c")
     assert pool.mixed
-    desk.told(OPENING, b"hi", "one", pool)
-    desk.told(OPENING, b"hi", "two", other)
-    asked = desk.ask([*OPENING, b"hi", b"x"], pool)
+    dispatcher.told(OPENING, b"hi", "one", pool)
+    dispatcher.told(OPENING, b"hi", "two", other)
+    asked = dispatcher.ask([*OPENING, b"hi", b"x"], pool)
     assert (asked.rollout, asked.found.ambiguous) == ("one", True)
 
 
 def test_one_agent_after_the_other_on_a_connection_is_no_pool() -> None:
-    desk, way = Desk(), Way()
+    dispatcher, way = Dispatcher(), Way()
     for name in ("one", "two"):
-        desk.told([name.encode()], b"a", name, way)
-        desk.answer(desk.ask([name.encode(), b"a", b"x"], way), b"b")
+        dispatcher.told([name.encode()], b"a", name, way)
+        dispatcher.answer(dispatcher.ask([name.encode(), b"a", b"x"], way), b"b")
     assert not way.mixed
 
 
@@ -255,12 +255,12 @@ class Agent:
         turns = [it for at, answer in enumerate(self.answers[: len(self.calls)]) for it in (answer, b"then %d" % at)]
         return [*OPENING, *turns]
 
-    def step(self, desk: Desk, way: Way) -> None:
+    def step(self, dispatcher: Dispatcher, way: Way) -> None:
         """It asks, or is answered what it has asked."""
         if self.asked is None:
-            self.asked = desk.ask(self.messages, way)
+            self.asked = dispatcher.ask(self.messages, way)
         else:
-            desk.answer(self.asked, self.answers[len(self.calls)])
+            dispatcher.answer(self.asked, self.answers[len(self.calls)])
             self.calls.append(self.asked)
             self.asked = None
 
@@ -274,10 +274,10 @@ def schedules(draw: st.DrawFn) -> list[int]:
 
 def played(schedule: list[int], answers: list[list[bytes]], ways: list[list[Way]]) -> list[Agent]:
     """All agents after their last call. `ways`: of each call of each agent."""
-    desk, agents = Desk(), [Agent(number, answers[number]) for number in range(max(schedule) + 1)]
+    dispatcher, agents = Dispatcher(), [Agent(number, answers[number]) for number in range(max(schedule) + 1)]
     for number in schedule:
         agent = agents[number]
-        agent.step(desk, ways[number][len(agent.calls)])
+        agent.step(dispatcher, ways[number][len(agent.calls)])
     return agents
 
 
@@ -338,18 +338,18 @@ def test_equal_agents_in_a_pool_get_as_many_calls_each(schedule: list[int], data
 @given(st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=12), st.binary(min_size=1, max_size=8),
        st.lists(st.binary(min_size=1, max_size=8)))  # fmt: skip
 def test_any_conversation_goes_on(messages: list[bytes], reply: bytes, more: list[bytes]) -> None:
-    desk = Desk()
-    desk.told(messages, reply, "one")
-    assert desk.find([*messages, reply, *more]) == "one"
+    dispatcher = Dispatcher()
+    dispatcher.told(messages, reply, "one")
+    assert dispatcher.find([*messages, reply, *more]) == "one"
 
 
 @pytest.mark.parametrize("size", [10, 300 << 10])
 def test_a_large_item_is_known_by_its_bytes(size: int) -> None:
-    desk = Desk()
+    dispatcher = Dispatcher()
     large = b"x" * size
-    desk.told([b"system", large], b"hi", "one")
-    assert desk.find([b"system", large, b"hi", b"y"]) == "one"
-    assert desk.find([b"system", large[:-1] + b"y", b"hi", b"y"]) is None
+    dispatcher.told([b"system", large], b"hi", "one")
+    assert dispatcher.find([b"system", large, b"hi", b"y"]) == "one"
+    assert dispatcher.find([b"system", large[:-1] + b"y", b"hi", b"y"]) is None
 
 
 def test_new_rollouts_have_valid_names_in_order_of_time() -> None:
@@ -362,10 +362,10 @@ def test_new_rollouts_have_valid_names_in_order_of_time() -> None:
 @pytest.mark.parametrize("more", [1, 2, 15, 16, 17, 40])
 @pytest.mark.parametrize("before", [1, 2, 30])
 def test_however_much_is_new_the_longest_known_beginning_counts(before: int, more: int) -> None:
-    desk = Desk()
+    dispatcher = Dispatcher()
     opening = [b"%d" % at for at in range(before)]
-    desk.told(opening, b"hi", "one")
+    dispatcher.told(opening, b"hi", "one")
     if before > 1:
-        desk.told(opening[: before // 2], b"hi", "shorter")
-    assert desk.find([*opening, *[b"new"] * more]) == "one"
-    assert desk.find([b"other", *opening, *[b"new"] * more]) is None
+        dispatcher.told(opening[: before // 2], b"hi", "shorter")
+    assert dispatcher.find([*opening, *[b"new"] * more]) == "one"
+    assert dispatcher.find([b"other", *opening, *[b"new"] * more]) is None

@@ -19,7 +19,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.release import Entry, Pin, Release
 from penstock.gateway.model.resource import Audience
-from penstock.gateway.releases.catalog import Found, Switch
+from penstock.gateway.releases.catalog import Pins, Uses
 from penstock.gateway.releases.operations import ReleaseOperations, Wanted
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store import Store
@@ -98,7 +98,7 @@ class Rig:
         self.store = store
         self.full = False
         self.metrics = Metrics()
-        self.switch = Switch(ReleaseReader(store), cast(Recorder, self), self.metrics, asyncio.Future)
+        self.pins = Pins(ReleaseReader(store), cast(Recorder, self), self.metrics, asyncio.Future)
 
     def submit(self, do: Callable[[Transaction], Any]) -> Any:
         """As the recorder does it, at once."""
@@ -141,22 +141,22 @@ class Rig:
 
     async def call(self, agent: str, rollout: str = "r1") -> Pin:
         """What the data plane gives to a call."""
-        await self.switch.reload()
+        await self.pins.reload()
         address = Address(rollout, "a1", agent=agent, origin="header", mode="online")
         body = b'{"model": "m"}'
         call = Admitted(address, find("POST", PATH), PATH, body)
-        found = Found(["travel"], None, None)
-        pins = self.switch.pinned(call, found)
+        found = Uses(["travel"], None, None)
+        pins = self.pins.pinned(call, found)
         if pins is None:
-            pinning = self.switch.pin(call, found, 9)
+            pinning = self.pins.pin(call, found, 9)
             # What is remembered of it is so in the next turn of the loop.
             await asyncio.sleep(0)
             try:
                 await pinning
             except TapeError as error:
-                pins = self.switch.unpinned(call, found, error)
+                pins = self.pins.unpinned(call, found, error)
             else:
-                pins = self.switch.pinned(call, found)
+                pins = self.pins.pinned(call, found)
         assert pins is not None
         return pins["travel"]
 
@@ -284,10 +284,10 @@ async def test_what_was_held_before_its_checks_cannot_be_promoted(rig: Rig) -> N
 
 
 async def test_a_prompt_that_is_named_and_not_there_is_counted(rig: Rig) -> None:
-    await rig.switch.reload()
+    await rig.pins.reload()
     address = Address("r1", "a1", agent="", origin="header", mode="online")
     body = b'{"model": "m", "messages": [{"role": "system", "content": "Hello {{penstock:nobody}}"}]}'
     call = Admitted(address, find("POST", PATH), PATH, body)
     before = rig.metrics.prompt_misses[("unknown",)]
-    assert rig.switch.look(call, None) is None
+    assert rig.pins.look(call, None) is None
     assert rig.metrics.prompt_misses[("unknown",)] == before + 1

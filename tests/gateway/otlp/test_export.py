@@ -31,7 +31,7 @@ async def collector() -> AsyncGenerator[Collector]:
 
 async def exported(inlet: Inlet, collector: Collector, *entries: Entry, **settings: Any) -> Sequence[Any]:
     async with exporting(inlet, collector, **settings):
-        await inlet.desk.add(entries)
+        await inlet.dispatcher.add(entries)
     return collector.taken
 
 
@@ -110,8 +110,8 @@ async def test_calls_of_every_kind(
 
 async def test_a_rollout_of_the_queue_is_one_tree(inlet: Inlet, collector: Collector) -> None:
     async with exporting(inlet, collector):
-        await inlet.desk.enqueue([RolloutSpec(id="q1")])
-        await inlet.desk.claim(ClaimRequest(worker="w1"))
+        await inlet.dispatcher.enqueue([RolloutSpec(id="q1")])
+        await inlet.dispatcher.claim(ClaimRequest(worker="w1"))
         made = [
             call(rollout="q1", response_id="c-1"),
             call(rollout="q1", trace_id="ab" * 16),
@@ -122,10 +122,12 @@ async def test_a_rollout_of_the_queue_is_one_tree(inlet: Inlet, collector: Colle
                 "mcp.method.name": "tools/call", "gen_ai.tool.name": "search", "gen_ai.operation.name": "execute_tool",
                 "gen_ai.tool.call.arguments": {"q": "secret"}}),
         ]  # fmt: skip
-        await inlet.desk.add(made)
-        await inlet.desk.reward("q1", "a1", Judgement(value=0.5, dimensions={"style": 1.0}, reason="fine", span=1))
-        await inlet.desk.reward("q1", "a1", Judgement(value=1.0))
-        await inlet.desk.finish(
+        await inlet.dispatcher.add(made)
+        await inlet.dispatcher.reward(
+            "q1", "a1", Judgement(value=0.5, dimensions={"style": 1.0}, reason="fine", span=1)
+        )
+        await inlet.dispatcher.reward("q1", "a1", Judgement(value=1.0))
+        await inlet.dispatcher.finish(
             "q1", "a1", FinishRequest(status="failed", outcome=Outcome(exit_code=3, reason="gave up"))
         )
     (root,) = collector.named("invoke_agent")
@@ -269,7 +271,7 @@ async def test_a_span_that_says_that_it_went_well_still_says_so(inlet: Inlet, co
 async def test_it_goes_in_batches(inlet: Inlet, collector: Collector) -> None:
     figures = Figures()
     async with exporting(inlet, collector, figures, batch=10):
-        await inlet.desk.add([call(number) for number in range(95)])
+        await inlet.dispatcher.add([call(number) for number in range(95)])
         await collector.until(spans=95)
     assert len(set(collector.ids)) == len(collector.ids) == 95 == figures.otlp_exported
     assert len(collector.requests) == 10
@@ -295,7 +297,7 @@ async def test_what_passes_is_tried_again(inlet: Inlet, collector: Collector, re
     figures = Figures()
     collector.script.append(reply)
     async with exporting(inlet, collector, figures):
-        await inlet.desk.add([call()])
+        await inlet.dispatcher.add([call()])
         await collector.until(spans=1)
     assert (figures.otlp_exported, figures.otlp_retries, figures.otlp_dropped) == (1, 1, 0)
 
@@ -304,7 +306,7 @@ async def test_the_collector_says_how_long_to_wait(inlet: Inlet, collector: Coll
     loop = asyncio.get_running_loop()
     collector.script += [Reply(503, headers={"Retry-After": "1.5"})]
     async with exporting(inlet, collector):
-        await inlet.desk.add([call()])
+        await inlet.dispatcher.add([call()])
         await collector.until(requests=1)
         asked = loop.time()
         await collector.until(spans=1)
@@ -316,9 +318,9 @@ async def test_what_is_refused_for_good_is_dropped_and_counted(inlet: Inlet, col
     figures = Figures()
     collector.script.append(Reply(code, headers={"Location": "http://127.0.0.1:1/"}))
     async with exporting(inlet, collector, figures):
-        await inlet.desk.add([call(1), call(2)])
+        await inlet.dispatcher.add([call(1), call(2)])
         await collector.until(requests=1)
-        await inlet.desk.add([call(3)])
+        await inlet.dispatcher.add([call(3)])
         await collector.until(spans=1)
     assert (figures.otlp_exported, figures.otlp_retries) == (1, 0)
     assert figures.otlp_dropped == 2
@@ -328,7 +330,7 @@ async def test_a_partial_success_is_counted_and_not_repeated(inlet: Inlet, colle
     figures = Figures()
     collector.script.append(Reply(rejected=2, message="two were strange"))
     async with exporting(inlet, collector, figures):
-        await inlet.desk.add([call(1), call(2), call(3)])
+        await inlet.dispatcher.add([call(1), call(2), call(3)])
         await collector.until(spans=3)
     assert (figures.otlp_exported, figures.otlp_dropped) == (1, 2)
     assert len(collector.requests) == 1
@@ -338,7 +340,7 @@ async def test_a_silent_collector_is_asked_again(inlet: Inlet, collector: Collec
     never = asyncio.Event()
     collector.script.append(Reply(before=never))
     async with exporting(inlet, collector, timeout=0.2):
-        await inlet.desk.add([call()])
+        await inlet.dispatcher.add([call()])
         await collector.until(spans=1)
     assert len(collector.requests) == 2
     never.set()
@@ -349,7 +351,7 @@ async def test_a_collector_that_is_away_harms_nothing(inlet: Inlet, collector: C
     collector.script += [Reply(503)] * 3
     loop = asyncio.get_running_loop()
     async with exporting(inlet, collector, figures, timeout=15.0):
-        await inlet.desk.add([call(number) for number in range(50)])
+        await inlet.dispatcher.add([call(number) for number in range(50)])
         await collector.until(requests=1)
         await collector.until(requests=2)
         assert figures.otlp_lag_changes >= 50
@@ -366,7 +368,7 @@ async def test_nobody_listens_at_first(inlet: Inlet) -> None:
     async with collecting() as gone:
         port = int(gone.url.rpartition(":")[2])
     async with exporting(inlet, gone):
-        await inlet.desk.add([call()])
+        await inlet.dispatcher.add([call()])
         async with collecting(port) as back:
             await back.until(spans=1)
 
@@ -374,26 +376,26 @@ async def test_nobody_listens_at_first(inlet: Inlet) -> None:
 async def test_a_restart_goes_on_where_it_was(tmp_path: Path, collector: Collector) -> None:
     for life in range(3):
         async with inlet_at(tmp_path) as inlet, exporting(inlet, collector):
-            await inlet.desk.add([call(number, f"r{life}") for number in range(20)])
+            await inlet.dispatcher.add([call(number, f"r{life}") for number in range(20)])
     assert len(collector.ids) == len(set(collector.ids)) == 60
 
 
 async def test_the_first_time_it_begins_with_what_comes(inlet: Inlet, collector: Collector) -> None:
-    await inlet.desk.add([call(1)])
+    await inlet.dispatcher.add([call(1)])
     async with exporting(inlet, collector):
         assert inlet.store.note(NOTE) == str(inlet.store.cursor()).encode()
-        await inlet.desk.add([call(2)])
+        await inlet.dispatcher.add([call(2)])
         await collector.until(spans=1)
     assert [one.attributes["penstock.span.sequence"] for one in collector.taken] == [2]
 
 
 async def test_a_root_is_sent_once(inlet: Inlet, collector: Collector) -> None:
     async with exporting(inlet, collector):
-        await inlet.desk.enqueue([RolloutSpec(id="q1")])
-        await inlet.desk.claim(ClaimRequest(worker="w1"))
-        await inlet.desk.finish("q1", "a1", FinishRequest(status="succeeded"))
+        await inlet.dispatcher.enqueue([RolloutSpec(id="q1")])
+        await inlet.dispatcher.claim(ClaimRequest(worker="w1"))
+        await inlet.dispatcher.finish("q1", "a1", FinishRequest(status="succeeded"))
         await collector.until(spans=1)
-        await inlet.desk.reward("q1", "a1", Judgement(value=1.0))
+        await inlet.dispatcher.reward("q1", "a1", Judgement(value=1.0))
         await collector.until(spans=2)
     assert len(collector.named("invoke_agent")) == 1
 
@@ -419,7 +421,7 @@ async def test_one_span_that_cannot_be_sent_keeps_nothing_back(
 
     monkeypatch.setattr(fill_request.span_out, "of_call", broken)
     async with exporting(inlet, collector, figures):
-        await inlet.desk.add([call(1), call(2), call(3)])
+        await inlet.dispatcher.add([call(1), call(2), call(3)])
         await collector.until(spans=2)
     assert (figures.otlp_exported, figures.otlp_dropped) == (2, 1)
     assert "cannot be exported" in caplog.text

@@ -37,8 +37,8 @@ async def collector() -> AsyncGenerator[Collector]:
 
 
 async def claimed(inlet: Inlet) -> None:
-    await inlet.desk.enqueue([RolloutSpec(id="q1")])
-    assert await inlet.desk.claim(ClaimRequest(worker="w1"))
+    await inlet.dispatcher.enqueue([RolloutSpec(id="q1")])
+    assert await inlet.dispatcher.claim(ClaimRequest(worker="w1"))
 
 
 async def send(inlet: Inlet, *spans: Made) -> None:
@@ -47,7 +47,7 @@ async def send(inlet: Inlet, *spans: Made) -> None:
 
 
 async def finish(inlet: Inlet) -> None:
-    await inlet.desk.finish("q1", "a1", FinishRequest(status="succeeded"))
+    await inlet.dispatcher.finish("q1", "a1", FinishRequest(status="succeeded"))
 
 
 def agent(name: str, start: int = 0, end: int = 10, rollout: str = "q1", **more: Any) -> Made:
@@ -94,9 +94,9 @@ def pieces(made: Reader, since: int = 0) -> Iterator[Piece]:
 async def test_an_attempt_goes_out_when_it_has_ended(inlet: Inlet, collector: Collector) -> None:
     async with exporting(inlet, collector):
         await claimed(inlet)
-        await inlet.desk.add([call(1, "q1")])
+        await inlet.dispatcher.add([call(1, "q1")])
         await send(inlet, agent("step"))
-        await inlet.desk.add([call(2, "other")])
+        await inlet.dispatcher.add([call(2, "other")])
         await collector.until(spans=1)
         assert [one.attributes["penstock.rollout.id"] for one in collector.taken] == ["other"]
         await finish(inlet)
@@ -104,7 +104,7 @@ async def test_an_attempt_goes_out_when_it_has_ended(inlet: Inlet, collector: Co
         # What comes later comes as it is.
         await send(inlet, agent("late"))
         await collector.until(spans=5)
-        await inlet.desk.reward("q1", "a1", Judgement(value=1.0))
+        await inlet.dispatcher.reward("q1", "a1", Judgement(value=1.0))
     assert len(collector.ids) == len(set(collector.ids)) == 6
     ours = [one.span for one in collector.taken if one.attributes["penstock.rollout.id"] == "q1"]
     assert {span.trace_id.hex() for span in ours} == {TRACE}
@@ -116,7 +116,7 @@ async def test_an_attempt_goes_out_when_it_has_ended(inlet: Inlet, collector: Co
 
 async def test_a_large_attempt_goes_in_batches(inlet: Inlet) -> None:
     await claimed(inlet)
-    await inlet.desk.add([call(number, "q1") for number in range(95)])
+    await inlet.dispatcher.add([call(number, "q1") for number in range(95)])
     await finish(inlet)
     found = [spans_of(piece) for piece in pieces(reader(inlet.store, batch=10))]
     assert [len(some) for some in found if some] == [10] * 9 + [6]
@@ -128,13 +128,13 @@ async def test_a_gateway_that_comes_back_sends_what_waited_and_nothing_twice(
 ) -> None:
     async with exporting(inlet, collector):
         await claimed(inlet)
-        await inlet.desk.add([call(1, "q1")])
+        await inlet.dispatcher.add([call(1, "q1")])
     assert collector.taken == []
     async with exporting(inlet, collector):
         await finish(inlet)
         await collector.until(spans=2)
     async with exporting(inlet, collector):
-        await inlet.desk.reward("q1", "a1", Judgement(value=1.0, span=1))
+        await inlet.dispatcher.reward("q1", "a1", Judgement(value=1.0, span=1))
         await collector.until(spans=3)
     assert len(collector.ids) == len(set(collector.ids)) == 3
     (reward,), (judged,) = collector.named("gen_ai.evaluation.result"), collector.named("chat m-1")
@@ -158,7 +158,7 @@ async def test_a_tape_that_fails_in_the_middle_of_an_attempt_costs_nothing(inlet
                 yield span
 
     await claimed(inlet)
-    await inlet.desk.add([call(number, "q1") for number in range(5)])
+    await inlet.dispatcher.add([call(number, "q1") for number in range(5)])
     await finish(inlet)
     made = reader(Failing(), batch=2)
     with pytest.raises(TapeError):
@@ -169,7 +169,7 @@ async def test_a_tape_that_fails_in_the_middle_of_an_attempt_costs_nothing(inlet
 
 async def test_a_trace_that_the_agent_reports_elsewhere_is_left_alone(inlet: Inlet) -> None:
     await claimed(inlet)
-    await inlet.desk.add([call(1, "q1", trace_id="ab" * 16, parent_id="cd" * 8, start_ns=T0 + S)])
+    await inlet.dispatcher.add([call(1, "q1", trace_id="ab" * 16, parent_id="cd" * 8, start_ns=T0 + S)])
     await send(inlet, agent("step"))
     await finish(inlet)
     found = {span.name: span for piece in pieces(reader(inlet.store)) for span in spans_of(piece)}
@@ -197,7 +197,7 @@ async def test_links_between_traces_that_become_one_still_lead_somewhere(inlet: 
 async def test_a_call_that_may_be_of_several_spans_is_linked_to_them(inlet: Inlet) -> None:
     branches = [agent("a"), agent("b")]
     await claimed(inlet)
-    await inlet.desk.add([call(1, "q1")])
+    await inlet.dispatcher.add([call(1, "q1")])
     await send(inlet, *branches)
     await finish(inlet)
     found = {span.name: span for piece in pieces(reader(inlet.store)) for span in spans_of(piece)}
@@ -210,7 +210,7 @@ async def test_a_call_that_may_be_of_several_spans_is_linked_to_them(inlet: Inle
 
 async def test_a_span_that_comes_after_a_restart_brings_its_attempt_again_as_it_was(inlet: Inlet) -> None:
     await claimed(inlet)
-    await inlet.desk.add([call(1, "q1")])
+    await inlet.dispatcher.add([call(1, "q1")])
     await send(inlet, agent("step"))
     await finish(inlet)
     before = [span for piece in pieces(reader(inlet.store)) for span in spans_of(piece)]
@@ -274,7 +274,7 @@ def test_an_attempt_that_came_alive_again_goes_on_where_it_was() -> None:
 async def test_a_call_waits_for_its_agents_spans_and_joins_them(inlet: Inlet) -> None:
     clock = Clock(T0 + 5 * S)
     made = reader(inlet.store, clock)
-    await inlet.desk.add([call(1), call(2, trace_id="ab" * 16, parent_id="cd" * 8)])
+    await inlet.dispatcher.add([call(1), call(2, trace_id="ab" * 16, parent_id="cd" * 8)])
     waiting = made.read(0)
     assert (spans_of(waiting), waiting.full) == ([], False)
     run = agent("run", 0, 8, "r1")
@@ -289,14 +289,14 @@ async def test_a_call_waits_for_its_agents_spans_and_joins_them(inlet: Inlet) ->
 
 
 async def test_a_reward_goes_where_its_call_went(inlet: Inlet) -> None:
-    await inlet.desk.add([call(1)])
+    await inlet.dispatcher.add([call(1)])
     llm = agent("llm", 0, 2, "r1")
     await send(inlet, llm)
     made = reader(inlet.store)
     (first,) = pieces(made)
     sent, *_ = spans_of(first)
     assert (sent.trace_id.hex(), sent.parent_span_id.hex()) == (llm.trace, llm.span)
-    await inlet.desk.reward("r1", "a1", Judgement(value=1.0, span=1))
+    await inlet.dispatcher.reward("r1", "a1", Judgement(value=1.0, span=1))
     (second,) = pieces(made, first.after)
     (reward,) = spans_of(second)
     assert (reward.trace_id, reward.parent_span_id) == (sent.trace_id, sent.span_id)
@@ -304,12 +304,12 @@ async def test_a_reward_goes_where_its_call_went(inlet: Inlet) -> None:
 
 @pytest.mark.parametrize("now", [T0 - 3600 * S, T0 + 11 * S + 2])
 async def test_nothing_waits_for_a_clock_that_was_set_back_or_longer_than_it_should(inlet: Inlet, now: int) -> None:
-    await inlet.desk.add([call(1)])
+    await inlet.dispatcher.add([call(1)])
     assert len(spans_of(reader(inlet.store, Clock(now)).read(0))) == 1
 
 
 async def test_a_gateway_that_stops_waits_for_nothing(inlet: Inlet) -> None:
-    await inlet.desk.add([call(1)])
+    await inlet.dispatcher.add([call(1)])
     made = reader(inlet.store, Clock(T0 + 2 * S))
     assert spans_of(made.read(0)) == []
     assert len(spans_of(made.read(0, patient=False))) == 1
@@ -319,7 +319,7 @@ async def test_the_calls_of_a_long_rollout_find_their_spans_piece_by_piece(inlet
     llms = [agent(f"llm-{n}", n, n, "r1", attributes={"gen_ai.response.id": f"c-{n}"}) for n in range(20)]
     for number, llm in enumerate(llms):
         begun = T0 + number * S
-        await inlet.desk.add([call(1, start_ns=begun, end_ns=begun + S, response_id=f"c-{number}")])
+        await inlet.dispatcher.add([call(1, start_ns=begun, end_ns=begun + S, response_id=f"c-{number}")])
         await send(inlet, llm)
     found = [span for piece in pieces(reader(inlet.store, batch=3)) for span in spans_of(piece)]
     calls = [span for span in found if span.name == "chat m-1"]

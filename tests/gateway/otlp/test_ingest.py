@@ -226,7 +226,7 @@ async def test_the_resource_goes_before_the_span_and_ours_before_lightnings(inle
 
 async def call(inlet: Inlet, rollout: str, attempt: str = "a1", trace: str | None = None) -> None:
     entry = Entry(rollout, attempt, status="ok", start_ns=1, end_ns=2, trace_id=trace)
-    await inlet.desk.add([entry])
+    await inlet.dispatcher.add([entry])
 
 
 async def test_a_trace_leads_to_the_attempt_whose_calls_were_in_it(inlet: Inlet) -> None:
@@ -258,8 +258,8 @@ async def test_a_trace_of_several_attempts_leads_nowhere(inlet: Inlet) -> None:
 
 
 async def test_a_rollout_without_an_attempt_is_its_newest(inlet: Inlet) -> None:
-    await inlet.desk.enqueue([RolloutSpec(id="q1")])
-    (claimed,) = await inlet.desk.claim(ClaimRequest(worker="w"))
+    await inlet.dispatcher.enqueue([RolloutSpec(id="q1")])
+    (claimed,) = await inlet.dispatcher.claim(ClaimRequest(worker="w"))
     assert (await inlet.post(request(Made(resource={"penstock.rollout_id": "q1"})).SerializeToString())).body == b""
     (span,) = inlet.spans("q1")
     assert span.attempt == claimed.attempt.id

@@ -36,7 +36,7 @@ from penstock.gateway.model.rollout import (
 )
 from penstock.gateway.queue import dispatcher
 from penstock.gateway.queue.deadline_operations import DeadlineOperations
-from penstock.gateway.queue.dispatcher import Desk
+from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.queue.reader import QueueReader
 from penstock.gateway.queue.results import Claimed, Looked
@@ -82,10 +82,10 @@ class Life:
         self.store = open_store(path, map_bytes=1 << 20)
         self.metrics = Metrics()
         self.recorder = Recorder(self.store, Tape(commit_ms=1.0), self.metrics, lambda cursor: None)
-        self.desk = Desk(self.recorder, self.metrics, clock, quiet_s=quiet_s)
+        self.dispatcher = Dispatcher(self.recorder, self.metrics, clock, quiet_s=quiet_s)
 
     async def enqueue(self, *names: str, mode: Mode = "train", config: RolloutConfig = AGAIN) -> None:
-        await self.desk.enqueue([RolloutSpec(id=name, mode=mode, config=config) for name in names])
+        await self.dispatcher.enqueue([RolloutSpec(id=name, mode=mode, config=config) for name in names])
 
     async def claim(
         self,
@@ -97,18 +97,21 @@ class Life:
     ) -> list[str]:
         """ROLLOUT/ATTEMPT of each."""
         asked = ClaimRequest(worker=worker, wait_s=wait_s, lease_s=lease_s, limit=limit, modes=modes)
-        return list(map(name_of, await self.desk.claim(asked)))
+        return list(map(name_of, await self.dispatcher.claim(asked)))
 
     async def beat(self, *names: str, worker: str = "w1", lease_s: float = 30, running: bool = False) -> list[bool]:
         held = [Held(rollout=name.split("/")[0], attempt=name.split("/")[1], running=running) for name in names]
-        return [one.held for one in await self.desk.heartbeat(worker, HeartbeatRequest(attempts=held, lease_s=lease_s))]
+        return [
+            one.held
+            for one in await self.dispatcher.heartbeat(worker, HeartbeatRequest(attempts=held, lease_s=lease_s))
+        ]
 
     async def finish(
         self, name: str, status: End = "succeeded", worker: str | None = "w1", rewards: Sequence[Judgement] = ()
     ) -> RolloutStatus:
         asked = FinishRequest(worker=worker, status=status, outcome=Outcome(exit_code=0), rewards=list(rewards))
         rollout, attempt = name.split("/")
-        return (await self.desk.finish(rollout, attempt, asked)).rollout.status
+        return (await self.dispatcher.finish(rollout, attempt, asked)).rollout.status
 
     async def agent_calls(self, name: str) -> None:
         rollout, attempt = name.split("/")
@@ -132,7 +135,7 @@ class Life:
 
     async def waiting(self, count: int) -> None:
         """Comes back when so many wait in the line."""
-        await self.when(lambda: len(self.desk._line) == count)
+        await self.when(lambda: len(self.dispatcher._line) == count)
 
 
 def name_of(claimed: Claimed) -> str:
@@ -144,11 +147,11 @@ async def living(path: Path, clock: Clock | None = None, quiet_s: float = 1800) 
     """A desk at work."""
     life = Life(path, clock or Clock(), quiet_s)
     life.recorder.start()
-    await life.desk.start()
+    await life.dispatcher.start()
     try:
         yield life
     finally:
-        await life.desk.stop()
+        await life.dispatcher.stop()
         await life.recorder.close()
         assert list(problems(life.store)) == []
         life.store.close()
@@ -327,7 +330,7 @@ async def test_the_clock_ends_an_attempt_and_its_worker_says_the_same(life: Life
     outcome = Outcome(signal="SIGTERM", duration_ns=5)
     asked = FinishRequest(worker="w1", status="timeout", outcome=outcome, rewards=[Judgement(value=0.0)])
     for _ in range(2):
-        done = await life.desk.finish("q1", "a1", asked)
+        done = await life.dispatcher.finish("q1", "a1", asked)
         assert done.attempt.outcome is not None
         assert (done.attempt.outcome.signal, done.attempt.reward) == ("SIGTERM", 0.0)
     assert sum(span.kind == "reward" for span in life.store.spans("q1", "a1")) == 1
@@ -376,11 +379,11 @@ async def test_a_restart_takes_leases_up_with_grace_and_forgets_nobody(
     async with living(tmp_path, clock) as life:
         await life.enqueue("q1", "q2", "q3")
         assert await life.claim("w1", lease_s=5, limit=2) == ["q1/a1", "q2/a1"]
-        await life.desk.set_state("paused")
+        await life.dispatcher.set_state("paused")
     clock.ahead += 3600 * SECOND
     async with living(tmp_path, clock) as life:
         assert life.store.follower(Waiting).state == "paused"
-        await life.desk.set_state("open")
+        await life.dispatcher.set_state("open")
         for name in ("q1/a1", "q2/a1"):
             assert life.attempt(name).status == AttemptStatus.PREPARING
             assert 0 < (life.attempt(name).lease_ns or 0) - clock() <= 1.5 * SECOND
@@ -416,8 +419,8 @@ async def test_a_thousand_wait_and_as_many_are_given_work_as_there_is(life: Life
     assert sorted(name for [name] in claimed) == sorted(f"q{number}/a1" for number in range(300))
     await life.enqueue("last")
     await life.when(lambda: sum(one.done() for one in waiting) == 301)
-    assert len(life.desk._line) == 699
-    await life.desk.set_state("draining")
+    assert len(life.dispatcher._line) == 699
+    await life.dispatcher.set_state("draining")
     assert await asyncio.gather(*(one for one in waiting if not one.done())) == [[]] * 699
 
 
@@ -492,15 +495,15 @@ async def test_a_client_that_leaves_in_the_middle_of_a_claim_costs_no_try(life: 
 
 async def test_a_closed_queue_hands_out_nothing(life: Life) -> None:
     await life.enqueue("q1")
-    await life.desk.set_state("paused")
+    await life.dispatcher.set_state("paused")
     assert await life.claim() == []
     waiting = patient(life.claim(wait_s=60))
     await life.waiting(1)
-    await life.desk.set_state("open")
+    await life.dispatcher.set_state("open")
     assert await waiting == ["q1/a1"]
     waiting = patient(life.claim(wait_s=60))
     await life.waiting(1)
-    await life.desk.set_state("draining")
+    await life.dispatcher.set_state("draining")
     assert await waiting == []
     await life.enqueue("q2")
     assert await life.claim(wait_s=60) == []
@@ -538,7 +541,7 @@ async def test_a_tape_that_fails_loses_nothing_and_starves_nobody(life: Life) ->
     await life.enqueue("q1", "q2")
     assert await life.claim(lease_s=1) == ["q1/a1"]
     disk.full = True
-    for refused in (life.claim(), life.desk.set_state("paused"), life.enqueue("q3"), life.finish("q1/a1")):
+    for refused in (life.claim(), life.dispatcher.set_state("paused"), life.enqueue("q3"), life.finish("q1/a1")):
         with pytest.raises(TapeError):
             await refused
     # The queue in memory is the queue on the tape again, without anybody having written in between.
@@ -582,7 +585,7 @@ async def test_who_nobody_has_claimed_ends_when_it_is_quiet_and_comes_alive_with
         ended = life.attempt("by-hand/0")
         assert (ended.status, ended.outcome, ended.reward) == (AttemptStatus.SUCCEEDED, None, None)
         assert ended.ended_ns == ended.last_seen_ns
-        told = await life.desk.reward("by-hand", "0", Judgement(value=1.0))
+        told = await life.dispatcher.reward("by-hand", "0", Judgement(value=1.0))
         assert told.late
         assert life.status("by-hand") == RolloutStatus.SUCCEEDED
         before = life.store.cursor()
@@ -696,7 +699,7 @@ async def test_the_last_failure_of_a_rollout_has_the_reward_that_was_said_before
     await life.enqueue("q1", config=config)
     for attempt in ("a1", "a2"):
         asked = ClaimRequest(worker="w1", wait_s=PATIENCE, lease_s=1, reward_on_failure=0.0)
-        assert [name_of(one) for one in await life.desk.claim(asked)] == [f"q1/{attempt}"]
+        assert [name_of(one) for one in await life.dispatcher.claim(asked)] == [f"q1/{attempt}"]
         if how == "failed":
             await life.finish(f"q1/{attempt}", "failed")
     await life.when(lambda: life.status("q1") == RolloutStatus.FAILED)
@@ -712,6 +715,6 @@ async def test_what_was_judged_is_not_judged_by_the_rule(life: Life) -> None:
     assert len(await life.claim(limit=3)) == 3
     await life.finish("q1/a1", "failed", rewards=[Judgement(value=0.3, source="runner")])
     await life.finish("q2/a1", "cancelled")
-    await life.desk.reward("q3", "a1", Judgement(value=0.9, source="agent"))  # what an agent says is not trusted
+    await life.dispatcher.reward("q3", "a1", Judgement(value=0.9, source="agent"))  # what an agent says is not trusted
     await life.finish("q3/a1", "failed")
     assert [life.attempt(f"q{number}/a1").reward for number in (1, 2, 3)] == [0.3, None, 0.0]

@@ -21,7 +21,7 @@ from penstock.gateway.config import Upstream
 from penstock.gateway.model.release import Decision, Release, Seen
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.queue.span_operations import SpanOperations
-from penstock.gateway.releases.adapter_keeper import Residents
+from penstock.gateway.releases.adapter_keeper import AdapterKeeper
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.jobs import Jobs, Progress, Report
 from penstock.gateway.releases.needs import QUIET_NS
@@ -66,20 +66,20 @@ class Submitting:
 
 
 def driver(made: Bench, recorder: Submitting | None = None) -> Driver:
-    means = made.means
-    feed = Feed(means.tape.cursor())
+    context = made.context
+    feed = Feed(context.tape.cursor())
     jobs = Jobs(never, never, never)
-    given = replace(means, recorder=cast(Recorder, recorder or means.recorder))
-    return Driver(given, feed, jobs, Rehearsals(means), [], lambda: None)
+    given = replace(context, recorder=cast(Recorder, recorder or context.recorder))
+    return Driver(given, feed, jobs, Rehearsals(context), [], lambda: None)
 
 
 async def test_a_person_decides_about_the_release_as_it_is(tmp_path: Path) -> None:
     """What has become of it since somebody looked is what is held, and what is resumed."""
     async with counting() as provider, bench(tmp_path, provider) as made:
         release = await made.release(checked="required")
-        recorder = Submitting(made.means.recorder)
+        recorder = Submitting(made.context.recorder)
         drives = driver(made, recorder)
-        moved = made.means.recorder.submit(
+        moved = made.context.recorder.submit(
             lambda transaction: ReleaseOperations(transaction).change(
                 release.id, None, {"stage": "checked"}, entry("check", "gateway", ""), 5
             )
@@ -111,9 +111,9 @@ async def test_what_was_counted_in_the_meantime_is_in_the_evidence(tmp_path: Pat
         moved = await made.do(begin)
         seen = [Seen(number=at, rollout=f"r{at - 1}", seen_ns=6, reward=0.5, guards={}) for at in range(1, 9)]
         await made.do(lambda transaction: ReleaseOperations(transaction).count(release.id, moved.revision, seen[:3]))
-        recorder = Submitting(made.means.recorder)
+        recorder = Submitting(made.context.recorder)
         drives = driver(made, recorder)
-        more = made.means.recorder.submit(
+        more = made.context.recorder.submit(
             lambda transaction: ReleaseOperations(transaction).count(release.id, moved.revision, seen[3:])
         )
         aborting = asyncio.ensure_future(drives.decide(release.id, "abort", ANN))
@@ -121,7 +121,7 @@ async def test_what_was_counted_in_the_meantime_is_in_the_evidence(tmp_path: Pat
         assert not more.done()
         recorder.go()
         ended = await aborting
-        tape = made.means.tape
+        tape = made.context.tape
         last = ReleaseReader(tape).audit(release.id)[-1]
         assert (last.action, last.assignment, last.evidence["seen"], last.evidence["split"]) == ("abort", 8, 8, 0.05)
         assert (
@@ -138,10 +138,10 @@ async def test_two_people_who_decide_at_once_are_both_heard(tmp_path: Path) -> N
         hold, abort = (drives.decide(release.id, action, ANN) for action in ("hold", "abort"))
         held, aborted = await asyncio.gather(hold, abort, return_exceptions=True)
         assert not isinstance(aborted, BaseException)
-        found = ReleaseReader(made.means.tape).release(release.id)
+        found = ReleaseReader(made.context.tape).release(release.id)
         assert found is not None
         assert found.stage == "aborted"
-        told = [one.action for one in ReleaseReader(made.means.tape).audit(release.id)]
+        told = [one.action for one in ReleaseReader(made.context.tape).audit(release.id)]
         if isinstance(held, Refused):
             # The other was quicker: what has ended cannot be held, and who asked is told.
             assert told == ["start", "abort"]
@@ -196,7 +196,7 @@ async def test_a_rollout_that_never_ends_needs_its_adapter_for_an_hour_after_its
         async with engine() as vllm, aiohttp.ClientSession() as session:
             vllm.adapters = {f"policy@v{number}": f"/adapters/{number}" for number in (1, 2, 3)}
             upstream = Upstream(name="u", base_url=vllm.openai_url)
-            residents = Residents(store, {"u": upstream}, lambda: session, lambda: now)
-            await residents.settle()
+            adapter_keeper = AdapterKeeper(store, {"u": upstream}, lambda: session, lambda: now)
+            await adapter_keeper.settle()
             assert [body["lora_name"] for path, body in vllm.asked if path == UNLOAD] == ["policy@v3"]
             assert vllm.adapters.keys() == {"policy@v1", "policy@v2"}

@@ -14,7 +14,7 @@ from fakes.odd import Step, abort, close, gone, request, send, wait
 from fakes.raw import body_of, chunk, events_head, reply
 from fakes.rig import Inside, inside
 
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.upstreams.gate import Gate
 
 OK = reply(200, b'{"fine":1}')
@@ -120,7 +120,7 @@ async def test_a_connection_that_fails_while_the_engine_starts_again(
 ) -> None:
     began, fails = asyncio.Event(), asyncio.Event()
 
-    async def refused(_: Link) -> None:
+    async def refused(_: UpstreamConnection) -> None:
         began.set()
         await fails.wait()
         raise ConnectionRefusedError("planted")

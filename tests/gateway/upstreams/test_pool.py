@@ -20,7 +20,7 @@ from fakes.rig import CHAT, MESSAGES, Rig, inside
 from fakes.tape import Tape
 
 from penstock.gateway.config import Upstream
-from penstock.gateway.http.upstream_connection import Link
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.proxy.call import Call
 from penstock.gateway.upstreams.pool import Connector, Pool
 
@@ -347,14 +347,14 @@ class Late(Connector):
         self.transport = Mock()
         self.connected = asyncio.Event()
 
-    async def open(self, link: Link) -> None:
-        link.connection_made(self.transport)
+    async def open(self, connection: UpstreamConnection) -> None:
+        connection.connection_made(self.transport)
         self.connected.set()
         await asyncio.Event().wait()
 
-    def put_back(self, link: Link) -> None: ...
+    def put_back(self, connection: UpstreamConnection) -> None: ...
 
-    def forget(self, link: Link) -> None: ...
+    def forget(self, connection: UpstreamConnection) -> None: ...
 
 
 async def test_a_connection_that_comes_too_late_is_closed() -> None:

@@ -30,7 +30,7 @@ from fakes.raw import body_of, chunk, connect, events_head, head, header_fields,
 from fakes.rig import CHAT, Inside, Rig, inside
 from openai.types.chat import ChatCompletionToolUnionParam
 
-from penstock.gateway.calls.capture.framing import passing
+from penstock.gateway.calls.capture.framing import cleaned
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Call
 from penstock.gateway.dialects.token_ids import read_tokens
@@ -336,7 +336,7 @@ async def test_a_stream_without_tokens_passes_event_by_event(rig: Rig) -> None:
 async def test_what_is_too_large_to_be_held_passes_as_it_came(
     tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, framing: str
 ) -> None:
-    monkeypatch.setattr("penstock.gateway.proxy.features.passing", partial(passing, limit=1000))
+    monkeypatch.setattr("penstock.gateway.proxy.features.passing", partial(cleaned, limit=1000))
     answer = reply(200, PLAIN_GIVEN)
     if framing == "chunked":
         headers = [("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")]

@@ -157,7 +157,7 @@ async def test_its_spans_stand_apart_and_say_what_they_repeat(rig: Bench) -> Non
         assert span.usage is not None
         assert exchange.url == rig.provider.openai_url + "/chat/completions"
         assert (span.first_byte_ns or 0) > 0
-    rollout = rig.means.tape.rollout(f"{release.id}-replay")
+    rollout = rig.context.tape.rollout(f"{release.id}-replay")
     assert rollout is not None
     assert (rollout.mode, rollout.origin, rollout.status) == ("test", "header", "succeeded")
     for number in range(3):
@@ -168,7 +168,7 @@ async def test_a_replay_is_never_replayed(rig: Bench) -> None:
     await rig.record_many(3)
     release = await rig.release()
     _ = await rig.replay(release)
-    later = release.model_copy(update={"changed_ns": rig.means.now_ns(), "revision": 9})
+    later = release.model_copy(update={"changed_ns": rig.context.now_ns(), "revision": 9})
     report = await rig.replay(later)
     assert report.evidence["calls"] == 3
 
@@ -281,11 +281,11 @@ async def test_a_long_rollout_does_not_speak_for_all(rig: Bench) -> None:
         await rig.record("long", request_of(CHAT, OLD, f"long {number}"))
     await rig.record_many(6, 2)
     release = await rig.release()
-    drawn = Recordings(rig.means, release).draw(100, "s", lambda: False)
+    drawn = Recordings(rig.context, release).draw(100, "s", lambda: False)
     assert Counter(span.rollout for span in drawn.spans) == {"long": FEW} | {f"r{number}": 2 for number in range(6)}
-    again = Recordings(rig.means, release).draw(100, "s", lambda: False)
+    again = Recordings(rig.context, release).draw(100, "s", lambda: False)
     assert again.spans == drawn.spans
-    few = Recordings(rig.means, release).draw(7, "s", lambda: False)
+    few = Recordings(rig.context, release).draw(7, "s", lambda: False)
     assert Counter(span.rollout for span in few.spans) == {"long": 1} | {f"r{number}": 1 for number in range(6)}
 
 
@@ -347,7 +347,7 @@ async def test_the_upstreams_own_key_is_sent_and_kept_secret(
 async def test_an_upstream_that_is_gone_is_an_answer_that_failed(rig: Bench, provider: Counting) -> None:
     await rig.record_many(12)
     release = await rig.release(replay={"concurrency": 1})
-    pool = rig.means.pools["openai"]
+    pool = rig.context.pools["openai"]
     pool.origin = "http://127.0.0.1:9"
     report = await rig.replay(release)
     assert not report.ok
@@ -380,7 +380,7 @@ async def test_a_replay_that_is_stopped_leaves_nothing_running(rig: Bench) -> No
         await replaying
     assert asyncio.all_tasks() - before <= {asyncio.current_task()} | _served(rig)
     await rig.provider.until(lambda: rig.provider.running == 0)
-    assert await rig.means.recorder.flush()
+    assert await rig.context.recorder.flush()
     assert [span.status for span in rig.spans(f"{release.id}-replay")] == ["cancelled"] * 4
 
 
@@ -398,7 +398,7 @@ async def test_after_a_restart_nothing_is_asked_or_paid_for_twice(rig: Bench) ->
     replaying.cancel()
     with pytest.raises(asyncio.CancelledError):
         await replaying
-    assert await rig.means.recorder.flush()
+    assert await rig.context.recorder.flush()
     answered = len([span for span in rig.spans(f"{release.id}-replay") if span.status == "ok"])
     assert answered == 20
     await rig.record("later", request_of(CHAT, OLD, "later"))
@@ -567,7 +567,7 @@ async def test_on_real_trajectories_an_identical_candidate_agrees_with_the_incum
             await rig.record(f"t{number}", json.loads(body), recorded(json.loads(body)))
     rig.provider.script = recorded
     release = await rig.release("airline")
-    report = await Replay(rig.means)(release, Progress("replay"))
+    report = await Replay(rig.context)(release, Progress("replay"))
     assert report.ok
     assert report.evidence["verdict"] == "pass"
     assert report.evidence["candidate"] == report.evidence["incumbent"] == 1.0

@@ -35,7 +35,7 @@ from penstock.gateway.model.release import Decision, Entry, NewRelease, Pin, Rel
 from penstock.gateway.model.resource import Audience
 from penstock.gateway.model.span import Span
 from penstock.gateway.prompts.rewrite import find
-from penstock.gateway.releases.catalog import Found
+from penstock.gateway.releases.catalog import Uses
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.shadow.stage import Shadow
 
@@ -272,12 +272,12 @@ class Offers:
     progress: Progress
     job: asyncio.Future[Report]
 
-    def record(self, rollout: str = "r1", agent: str | None = None, **more: Any) -> tuple[Record, Found]:
+    def record(self, rollout: str = "r1", agent: str | None = None, **more: Any) -> tuple[Record, Uses]:
         """A call that has been answered."""
         asked = request_of(CHAT, OLD, "Hello", **more)
         dialect, body = by_name("chat"), json.dumps(asked).encode()
         request = Request()
-        request.method, request.started_ns = "POST", self.rig.means.now_ns()
+        request.method, request.started_ns = "POST", self.rig.context.now_ns()
         request.headers = [
             (b"authorization", b"Authorization", b"Bearer sk-agent"),
             (b"idempotency-key", b"Idempotency-Key", b"1"),
@@ -285,13 +285,13 @@ class Offers:
         ]
         call = Admitted(Address(rollout, "a1", agent), dialect, CHAT, body)
         record = Record(call, request, Redactor(), 1 << 20)
-        record.pool = self.rig.means.pools["openai"]
+        record.pool = self.rig.context.pools["openai"]
         record.answered(200, json.dumps(chat(asked, Answer("Hello"))).encode())
-        record.status, record.end_ns = "ok", self.rig.means.now_ns()
-        self.rig.means.recorder.put(record)
-        return record, Found(["travel"], find(body, dialect, self.rig.means.switch.catalog.recogniser), None)
+        record.status, record.end_ns = "ok", self.rig.context.now_ns()
+        self.rig.context.recorder.put(record)
+        return record, Uses(["travel"], find(body, dialect, self.rig.context.pins.catalog.recogniser), None)
 
-    def offer(self, record: Record, found: Found, **pin: Any) -> None:
+    def offer(self, record: Record, found: Uses, **pin: Any) -> None:
         pins = {"travel": Pin.model_validate({"resource": "travel", "version": "v1"} | pin)}
         if self.shadow.mirrors:
             self.shadow.offer(record, found, pins)
@@ -299,13 +299,13 @@ class Offers:
     async def spans(self, count: int) -> list[Span]:
         await self.rig.provider.until(lambda: len(self.rig.provider.log) >= count)
         while len(found := self.rig.spans(f"{self.release.id}-shadow")) < count:
-            await self.rig.means.recorder.flush()
+            await self.rig.context.recorder.flush()
         return found
 
 
 async def mirroring(rig: Bench, **shadow: Any) -> Offers:
     """A shadow that mirrors."""
-    job = Shadow(rig.means)
+    job = Shadow(rig.context)
     release, progress = await rig.release(shadow={"share": 1.0} | shadow), Progress("shadow")
     made = Offers(rig, job, release, progress, asyncio.ensure_future(job(release, progress)))
     while not job.mirrors:  # noqa: ASYNC110 -- it takes a few turns of this loop
