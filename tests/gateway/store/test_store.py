@@ -515,7 +515,7 @@ DAMAGE = [
         r"attempts r1/a1: #2",
     ),
     ("attempts", PLACE, codec.encode([[], *RUNNING, 1], [None] * 6), r"#1: it was given out but is not in the index"),
-    ("attempts", PLACE, codec.encode([[2, 2], *RUNNING, 2], [None] * 6), r"change 3 is not the head of r1/a1#2"),
+    ("attempts", PLACE, codec.encode([[2, 2], *RUNNING, 2], [None] * 6), r"change 3 is not the summary of r1/a1#2"),
     ("attempts", PLACE, b"\xff", r"attempts r1/a1"),
     ("attempts", PLACE, codec.encode([[2, 3], *RUNNING, 2], [None] * 6), r"it counts 0 finished"),
     ("rollouts", keys.rollout_key("r1"), b"\xff", r"rollouts r1"),
