@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from penstock.gateway.client.console import FLAT, LOCAL, Failure, RolloutTerms, Url, joined_terms, pairs, with_client
+from penstock.gateway.client.files import check_format, whole_file
 
 if TYPE_CHECKING:
     from penstock.adapters.export import Form, Format
@@ -91,9 +92,8 @@ def samples(
     terms = joined_terms(filter)
     if not margin >= 0:
         raise Failure(f"--margin is {margin}: it must not be negative", 2)
-    if format == "parquet" and output is None:
-        raise Failure("Parquet goes to a file: say which, as --output FILE", 2)
     _check_extras(form, format)
+    check_format(format, output)
     options = sampling.options()
     try:
         with_client(gateway, lambda client: _write(client, terms, form, format, options, margin, output))
@@ -110,7 +110,6 @@ async def _write(
     from penstock.adapters.making import rows
     from penstock.adapters.report import Report
     from penstock.adapters.source import load
-    from penstock.gateway.client.files import whole_file
 
     report = Report()
     with whole_file(output) as file:
@@ -128,14 +127,11 @@ def _check_extras(form: Form, format: Format) -> None:
     """Conversations and preferences need none as JSON lines."""
     from penstock.adapters.making import TOKENS
 
-    parquet = format == "parquet" and find_spec("pyarrow") is None
     if form in TOKENS and find_spec("numpy") is None:
-        extras = "samples,parquet" if parquet else "samples"
+        extras = "samples,parquet" if format == "parquet" and find_spec("pyarrow") is None else "samples"
         raise Failure(
             f"--form {form} needs numpy: pip install 'penstock-gateway[{extras}]'; chat and preferences do without"
         )
-    if parquet:
-        raise Failure("Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'")
 
 
 def _weights(words: Sequence[str] | None) -> dict[str, float] | None:

@@ -11,7 +11,7 @@ at one by one: prefixes are hashed, and a sample is made of slices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,16 +95,6 @@ def samples(episode: Episode, options: Options | None = None) -> tuple[list[Samp
     report.choices = sum(len(sample.segments) for sample in made)
     report.tokens = sum(int(np.count_nonzero(sample.mask)) for sample in made)
     return made, report
-
-
-def collect(episodes: Iterable[Episode], options: Options | None = None) -> tuple[list[Sample], Report]:
-    """The samples of several episodes, and one report of all."""
-    found, whole = list[Sample](), Report()
-    for episode in episodes:
-        made, report = samples(episode, options)
-        found += made
-        whole.add(report)
-    return found, whole
 
 
 def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> Iterator[Sample]:

@@ -27,7 +27,7 @@ from penstock.gateway.prompts.anchors import Tree
 from penstock.gateway.prompts.induce import Sample, propose
 from penstock.gateway.prompts.match import LONG, match
 from penstock.gateway.prompts.recognise import Known, Recognised, Recogniser
-from penstock.gateway.prompts.rewrite import find, rewrite
+from penstock.gateway.prompts.rewrite import find, write
 
 OUT = HERE / "out" / "prompts.json"
 SEEDS = 50
@@ -173,7 +173,7 @@ def _rewriting(body: bytes, known: list[Known], version: Template, forgetting: b
     def rewritten() -> object:
         if forgetting:
             recogniser.forget()
-        done = rewrite(body, dialect, recogniser, {"0": version})
+        done = write(body, find(body, dialect, recogniser), {"0": version})
         assert done.uses
         return done
 

@@ -32,7 +32,7 @@ from bench.release_peers import Peer
 from bench.store import Figure, report
 from penstock.gateway.canary.decision import Canary
 from penstock.gateway.canary.evidence import Observation
-from penstock.gateway.model.policy import Guard, Guards, Policy, Stage
+from penstock.gateway.model.policy import SRM_ALPHA, Guard, Guards, Policy, Stage
 
 OUT = Path(__file__).parent / "out" / "releases.json"
 HORIZON = 6000
@@ -45,7 +45,6 @@ NONE: dict[str, float] = {}
 OFF = Guards(error=Guard(alpha=0), violation=Guard(alpha=0), missing=Guard(alpha=0))
 PLAIN = Policy(alpha=0.05, guards=OFF, hold_split=True, horizon=HORIZON)
 HALF = PLAIN.model_copy(update={"stages": [Stage(split=0.5)]})
-ADAPTIVE = PLAIN.model_copy(update={"adaptive": True})
 ERRORS = Policy(guards=Guards(violation=Guard(alpha=0), missing=Guard(alpha=0)), hold_split=True, horizon=HORIZON)
 WHOLE = Policy(horizon=HORIZON)
 
@@ -55,6 +54,7 @@ class Scenario:
     """A world in which releases are tried."""
 
     policy: Policy = PLAIN
+    srm_alpha: float = SRM_ALPHA
     rates: tuple[float, float] = (RATE, RATE)
     """Mean reward of (stable, candidate)."""
     errors: tuple[float, float] | None = None
@@ -95,12 +95,12 @@ FEWER = 0.2
 
 
 def _worse(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
-    return Scenario(policy.model_copy(update=changes), (RATE, RATE * (1 - share)), part=part)
+    return Scenario(policy.model_copy(update=changes), rates=(RATE, RATE * (1 - share)), part=part)
 
 
 def _drop(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
     """Without the alarm about the split, which holds about one sound release in 200."""
-    return _worse(share, policy, part, srm_alpha=1e-9, **changes)
+    return replace(_worse(share, policy, part, **changes), srm_alpha=1e-9)
 
 
 def _whole(share: float, part: float = 1.0) -> Scenario:
@@ -110,7 +110,6 @@ def _whole(share: float, part: float = 1.0) -> Scenario:
 SCENARIOS: dict[str, Scenario] = {
     "A/A": Scenario(),
     "A/A, rewards drift by -30 %": Scenario(drift=0.3),
-    "A/A, adaptive ramp": Scenario(ADAPTIVE),
     "A/A, mean reward 0.1": Scenario(rates=(0.1, 0.1)),
     "A/A, 1 % errors": Scenario(ERRORS, errors=(0.01, 0.01)),
     "A/A, failures 5x faster, assignment order": Scenario(running=200, haste=5),
@@ -176,7 +175,7 @@ def _binomial(rate: float, checks: int) -> list[float]:
 
 def play(scenario: Scenario, rng: Random) -> Ending:
     """One release from start to end."""
-    canary = Canary(scenario.policy, MARGIN if not scenario.policy.hold_split else 0.0)
+    canary = Canary(scenario.policy, MARGIN if not scenario.policy.hold_split else 0.0, scenario.srm_alpha)
     world = World(scenario, rng)
     if scenario.running:
         _overlapping(canary, world, scenario)

@@ -63,6 +63,7 @@ name = "lookup"
 directory = "{home}/run"
 steps = {steps}
 seed = {seed}
+checkpoint_every = 5
 
 [model]
 path = "{home}/model"
@@ -91,9 +92,6 @@ flags = [
 
 [evaluate]
 tasks = "{home}/held-out.jsonl"
-every = 5
-
-[checkpoint]
 every = 5
 """
 
@@ -186,8 +184,8 @@ def teach(source: Path, made: Path, examples: Sequence[Example], seed: int) -> f
         "run": {"seed": seed, "steps": 1},
         "model": {"path": str(source), "weights": "full"},
         "optimiser": {"learning_rate": 3e-3, "warmup": 20, "schedule": "cosine"},
-        "engine": {"batch_tokens": 2048, "sample_tokens": 512},
-        "sft": {"batch": 64, "epochs": 1},
+        "engine": {"batch_tokens": 2048},
+        "data": {"batch": 64},
     }
     config = Config.model_validate(tree)
     engine = Engine(config, updates=updates(examples, config))

@@ -31,7 +31,7 @@ from penstock.gateway.api.operations import Operations
 from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.calls.conversations import Conversations
-from penstock.gateway.config import Config, ConfigError, load
+from penstock.gateway.config import Config, ConfigError, admin_key, load
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
@@ -59,7 +59,7 @@ from penstock.gateway.releases.shadow.stage import Shadow
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.server.bridge import ControlPlane
 from penstock.gateway.server.dispatch import Dispatch
-from penstock.gateway.store import Store
+from penstock.gateway.store import MAP_BYTES, MEMORY_BYTES, Store
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.recorder import Recorder
@@ -103,7 +103,9 @@ class State:
         return self.metrics.recording_gaps
 
 
-def open_store(path: Path, map_bytes: int = 1 << 30, memory_bytes: int = 64 << 20, secrets: Secrets = NONE) -> Store:
+def open_store(
+    path: Path, map_bytes: int = MAP_BYTES, memory_bytes: int = MEMORY_BYTES, secrets: Secrets = NONE
+) -> Store:
     """A tape that is written: with what the queue and releases remember of it."""
     return Store(
         path,
@@ -124,23 +126,18 @@ class Gateway:
         self.config = config
         self._translator = _make_translator(config)
         self.metrics = Metrics()
-        admin_key = config.auth.admin_key()
-        self.pools = {upstream.name: Pool(upstream, admin_key) for upstream in config.upstreams()}
+        key = admin_key()
+        self.pools = {upstream.name: Pool(upstream, key) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
-        self.store = open_store(
-            config.data,
-            map_bytes=config.tape.map_bytes,
-            memory_bytes=config.tape.memory_bytes,
-            secrets=self._redactor.own,
-        )
+        self.store = open_store(config.data, secrets=self._redactor.own)
         self.feed = Feed(self.store.cursor())
-        self.auth = Auth(admin_key, self.store.secret())
+        self.auth = Auth(key, self.store.secret())
         self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed)
         self.state = State(self.metrics, self.recorder)
         # Times are counted from here, so that they never run backwards while the process lives.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self.dispatcher = Dispatcher(
-            self.recorder, self.metrics, self._now_ns, config.rewards.trust_agent, config.rollouts.quiet_seconds
+            self.recorder, self.metrics, self._now_ns, config.trust_agent_rewards, config.quiet_seconds
         )
         self._make_releases()
         self._make_control()
@@ -182,9 +179,7 @@ class Gateway:
         )
         self.operations = Operations(context, control.OPERATIONS)
         application = control.make_control(context)
-        application[INGEST] = Ingest(
-            self.dispatcher, self.store, self.metrics.otlp_spans, self.config.otlp.request_bytes
-        )
+        application[INGEST] = Ingest(self.dispatcher, self.store, self.metrics.otlp_spans)
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,
@@ -202,16 +197,13 @@ class Gateway:
         return self._session
 
     def _make_exporter(self) -> Exporter | None:
-        url = self.config.otlp.traces_url()
-        if url is None:
+        if self.config.otlp.endpoint is None:
             return None
         # Protobuf costs a tenth of a second and some megabytes: only where it is used.
         from penstock.gateway.otlp.exporter import Exporter
 
         servers = {upstream.name: upstream.base_url for upstream in self.config.upstreams()}
-        return Exporter(
-            self.config.otlp, url, servers, self.store, self.feed, self.dispatcher, self.metrics, self._now_ns
-        )
+        return Exporter(self.config.otlp, servers, self.store, self.feed, self.dispatcher, self.metrics, self._now_ns)
 
     def _now_ns(self) -> int:
         """The clock of the tape."""
@@ -262,12 +254,11 @@ class Gateway:
     def _tick(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
         now = monotonic()
-        limits = self.config.limits
         self.proxy.sweep(now)
         self._ticks += 1
         # Idle clients are many and in no hurry.
         for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
-            if client.overdue(now, limits.head_timeout, limits.keepalive_timeout):
+            if client.overdue(now, self.config.limits.client_timeout):
                 client.close()
         self.metrics.clients = len(self._port.clients)
         if self.state.draining and not self.proxy.running:

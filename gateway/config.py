@@ -19,6 +19,14 @@ from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
 
+ADMIN_KEY = "PENSTOCK_ADMIN_KEY"
+"""Environment variable with the key that opens the control API; commands read it too."""
+
+
+def admin_key() -> str | None:
+    """The admin key, None when there is none."""
+    return os.environ.get(ADMIN_KEY) or None
+
 
 def _http_url(value: str, keys: str) -> str:
     parts = urlsplit(value)
@@ -85,10 +93,9 @@ class Route(Section):
     """Name of the upstream, or several: the next is tried when one cannot be reached, before the first byte."""
     alias: str | None = None
     """Model name to send instead."""
-    train: bool = False
-    """Whether the model is trained: its calls are recorded with token ids and log-probabilities."""
-    tokens: Literal["rendered", "exact"] = "rendered"
-    """`exact`: a conversation goes on from the very tokens that the engine made; `rendered`: from its rendering."""
+    train: bool | Literal["exact"] = False
+    """Whether the model is trained: its calls are recorded with token ids and log-probabilities. With `exact` a
+    conversation also goes on from the very tokens that the engine made, not from a rendering of its text."""
     translate: bool | None = None
     """Whether calls of messages and responses are translated to chat completions. Default: where `train` is set."""
 
@@ -100,33 +107,11 @@ class Route(Section):
     @property
     def translates(self) -> bool:
         """Whether calls are translated."""
-        return self.train if self.translate is None else self.translate
-
-    @model_validator(mode="after")
-    def _exact_is_trained(self) -> Route:
-        if self.tokens == "exact" and not self.train:
-            raise ValueError(
-                f'route {self.model!r} has tokens = "exact", which is about token ids, and does not record them: '
-                "set train = true, or leave tokens out"
-            )
-        return self
+        return bool(self.train) if self.translate is None else self.translate
 
     def matches(self, model: str) -> bool:
         """True when this route serves the model."""
         return fnmatchcase(model, self.model)
-
-
-class Auth(Section):
-    """`[auth]`: who may do what."""
-
-    admin_key_env: str = "PENSTOCK_ADMIN_KEY"
-    """Environment variable with the key that opens the control API. Needed to listen beyond loopback."""
-    require_token: bool | None = None
-    """Whether agents need a token (`penstock token`). Default: only when listening beyond loopback."""
-
-    def admin_key(self) -> str | None:
-        """The admin key, None when the variable is not set."""
-        return os.environ.get(self.admin_key_env) or None
 
 
 class Limits(Section):
@@ -134,14 +119,10 @@ class Limits(Section):
 
     request_bytes: int = Field(default=256 << 20, gt=0)
     """Largest request body; a larger one is refused with 413."""
-    header_bytes: int = Field(default=64 << 10, ge=1024)
-    """Largest request head, request line included; a larger one is refused with 431."""
     recorded_bytes: int = Field(default=64 << 20, gt=0)
     """Largest part of a response body that is kept; the rest passes on and the span is marked truncated."""
-    head_timeout: float = Field(default=60.0, gt=0)
-    """Seconds within which a request must have arrived completely, counted anew with every read."""
-    keepalive_timeout: float = Field(default=120.0, gt=0)
-    """Seconds after which an unused client connection is closed."""
+    client_timeout: float = Field(default=120.0, gt=0)
+    """Seconds without a byte after which a client's connection is closed: between requests and within one."""
     drain_seconds: float = Field(default=30.0, ge=0)
     """Seconds that running calls are given to finish after SIGTERM."""
 
@@ -151,16 +132,8 @@ class Tape(Section):
 
     record: Literal["batched", "strict"] = "batched"
     """`strict` writes a call before it is sent upstream, and its span before its last byte goes; `batched` later."""
-    commit_ms: float = Field(default=5.0, ge=0)
-    """Milliseconds that the writer gathers calls for one commit (batched only)."""
     queue_bytes: int = Field(default=256 << 20, gt=0)
     """Bytes that may wait for the writer; beyond it the ends of calls wait instead of being dropped."""
-    announce_seconds: float = Field(default=0.25, gt=0)
-    """Seconds after which a running call is put on the tape as open (batched only)."""
-    map_bytes: int = Field(default=1 << 30, ge=1 << 20)
-    """Initial size of the memory map; it doubles when needed."""
-    memory_bytes: int = Field(default=32 << 20, ge=1 << 20)
-    """Memory for the previous bodies that new ones are compressed against."""
     on_record_failure: dict[Mode, Literal["pass", "refuse"]] = Field(
         default={"online": "pass", "train": "refuse", "val": "refuse", "test": "refuse"}
     )
@@ -173,35 +146,13 @@ class Tape(Section):
         return default | value if isinstance(value, dict) else value
 
 
-class Rewards(Section):
-    """`[rewards]`: whose judgement counts."""
-
-    trust_agent: bool = False
-    """Whether rewards that agents give themselves, with their own tokens, are trained on."""
-
-
-class Rollouts(Section):
-    """`[rollouts]`: those that no worker has claimed, because an agent or a client has come by itself."""
-
-    quiet_seconds: float = Field(default=1800.0, gt=0, le=LONGEST_S)
-    """Seconds without a call or an event after which such an attempt has ended. The next one makes it run again."""
-
-
 class Otlp(Section):
     """`[otlp]`: OpenTelemetry, in at `/v1/traces` and out to a collector."""
 
-    request_bytes: int = Field(default=64 << 20, ge=1024)
-    """Largest request to `/v1/traces`, without its compression; a larger one is refused with 413."""
     endpoint: str | None = None
     """Where every finished span is sent, as `OTEL_EXPORTER_OTLP_ENDPOINT` names it: `/v1/traces` is added."""
     headers_env: str | None = None
     """Environment variable with headers to send along, such as keys: `name=value,name=value`, percent-encoded."""
-    protocol: Literal["http/protobuf"] = "http/protobuf"
-    """How it is sent."""
-    batch: int = Field(default=512, ge=1, le=10_000)
-    """Spans sent in one request, at most."""
-    timeout: float = Field(default=10.0, gt=0)
-    """Seconds after which a request that was not answered is sent again."""
     wait: float = Field(default=10.0, ge=0, le=300)
     """Seconds that a call outside of the queue waits for its agent's spans; 0 sends every span at once, as it came."""
     capture_content: bool = False
@@ -212,11 +163,9 @@ class Otlp(Section):
     def _is_http(cls, value: str | None) -> str | None:
         return None if value is None else _http_url(value, "headers_env")
 
-    def traces_url(self) -> str | None:
-        """Where traces are sent; None when they are not."""
-        if self.endpoint is None or self.endpoint.endswith("/v1/traces"):
-            return self.endpoint
-        return f"{self.endpoint}/v1/traces"
+    def traces_url(self) -> str:
+        """Where traces are sent, if there is an endpoint."""
+        return f"{(self.endpoint or '').removesuffix('/v1/traces')}/v1/traces"
 
     def headers(self) -> dict[str, str]:
         """The headers from the environment; raises `ConfigError` when they are named and missing or malformed."""
@@ -240,11 +189,14 @@ class Config(Section):
     """Port to listen on; 0 takes a free one."""
     data: Path = Field(default=Path("penstock-data"), strict=False)
     """Directory of the tape."""
-    auth: Auth = Auth()
+    require_token: bool | None = None
+    """Whether agents need a token (`penstock token`). Default: only when listening beyond loopback."""
+    trust_agent_rewards: bool = False
+    """Whether rewards that agents give themselves, with their own tokens, are trained on."""
+    quiet_seconds: float = Field(default=1800.0, gt=0, le=LONGEST_S)
+    """Seconds without a call or an event after which an attempt that no worker has claimed has ended."""
     limits: Limits = Limits()
     tape: Tape = Tape()
-    rewards: Rewards = Rewards()
-    rollouts: Rollouts = Rollouts()
     otlp: Otlp = Otlp()
     upstream: list[Upstream] = Field(default=[])
     route: list[Route] = Field(default=[])
@@ -289,7 +241,7 @@ class Config(Section):
 
     def secrets(self) -> list[str | None]:
         """The keys that it names, from the environment."""
-        return [self.auth.admin_key(), *(one.key() for one in self.upstream), *self.otlp.headers().values()]
+        return [admin_key(), *(one.key() for one in self.upstream), *self.otlp.headers().values()]
 
     @property
     def loopback(self) -> bool:
@@ -304,14 +256,14 @@ class Config(Section):
     @property
     def token_required(self) -> bool:
         """Whether calls need an agent token."""
-        return not self.loopback if self.auth.require_token is None else self.auth.require_token
+        return not self.loopback if self.require_token is None else self.require_token
 
     def refuse_open_door(self) -> None:
         """Raises `ConfigError` when it would listen beyond loopback without a key."""
-        if not self.loopback and self.auth.admin_key() is None:
+        if not self.loopback and admin_key() is None:
             raise ConfigError(
                 f"host {self.host!r} is reachable from other machines and no admin key is set: "
-                f"export {self.auth.admin_key_env}=..., or listen on 127.0.0.1"
+                f"export {ADMIN_KEY}=..., or listen on 127.0.0.1"
             )
 
 

@@ -81,11 +81,11 @@ def _run(settings: Settings, options: RunOptions) -> Tally:
     if options.on == "ray":
         from penstock.sidecar.engines import ray
 
-        return ray.run(settings, options.ray_address, options.ray_options)
+        return ray.run(settings, options.ray_options)
     if options.on == "kubernetes":
         from penstock.sidecar.engines import kubernetes
 
-        return asyncio.run(here(settings, kubernetes.engine(settings, options.job_template, options.namespace)))
+        return asyncio.run(here(settings, kubernetes.engine(settings, options.job_template)))
     from penstock.sidecar.engines.local import Here
 
     return asyncio.run(here(settings, Here(settings)))

@@ -74,14 +74,10 @@ class RunOptions:
     """Time between TERM and KILL, at most half of the lease; 5s, or half of a shorter lease, if not given."""
     on: Literal["here", "ray", "kubernetes"] = "here"
     """Where agents run: here, on a Ray cluster (extra `ray`), or as Kubernetes Jobs (extra `kubernetes`)."""
-    ray_address: str | None = None
-    """Address of the Ray cluster; the one that Ray finds if not given."""
     ray_options: str | None = None
     """JSON with more options of each worker's Ray actor, such as {"num_gpus": 1}."""
     job_template: Path | None = None
     """Kubernetes Job, as YAML or JSON, that attempts are put into."""
-    namespace: str | None = None
-    """Namespace of the Jobs; the configured one if not given."""
 
     def settings(self, gateway: str, command: tuple[str, ...]) -> Settings:
         """What a runner is told. Raises `UsageError`."""

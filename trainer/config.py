@@ -34,11 +34,13 @@ class Run(Section):
     name: str = Field(default="policy", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """What the run is called on the tape."""
     directory: Path = Field(default=Path("penstock-run"), strict=False)
-    """Directory of its checkpoints and adapters; a run that finds its own checkpoint there goes on from it."""
+    """Directory of its checkpoints and versions, which servers read; a run that finds its checkpoint there goes on."""
     steps: int = Field(default=100, ge=1)
     """Steps to go, counted from the very first start; sft and dpo go by epochs instead."""
     seed: int = Field(default=0, ge=0)
-    """Seed of everything that is drawn: initial adapter, order of tasks, dropout."""
+    """Seed of everything that is drawn: initial adapter, order of tasks."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Steps from one checkpoint to the next; the newest two are kept."""
 
 
 class Model(Section):
@@ -53,11 +55,7 @@ class Model(Section):
     adapter: Path | None = Field(default=None, strict=False)
     """Directory of a PEFT adapter to begin with (lora only). Default: a new one, which changes nothing."""
     rank: int = Field(default=16, ge=1, le=512)
-    """Rank of a new adapter."""
-    alpha: int = Field(default=32, ge=1)
-    """Scale of a new adapter: its output is multiplied by alpha / rank."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout of a new adapter, a probability."""
+    """Rank of a new adapter; its output is doubled, whatever the rank."""
     targets: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the modules that a new adapter changes."""
 
@@ -98,8 +96,6 @@ class Advantage(Section):
     """Baseline: `dr_grpo` (group mean), `grpo` (also scaled), `rloo` (mean of the others), `reinforce++` (batch)."""
     credit: Credit = "rollout"
     """Whether a rollout's reward counts for all its tokens, or each call's own return for those of the call."""
-    gamma: float = Field(default=1.0, ge=0, le=1)
-    """Discount of later rewards in a call's return, per call (turn only)."""
 
 
 class Loss(Section):
@@ -107,26 +103,24 @@ class Loss(Section):
 
     kind: Surrogate = "ppo"
     """`ppo` (clipped), `gspo` (clipped by sequence), `cispo` (clipped weights) or `pg` (plain policy gradient)."""
-    clip_low: float | None = Field(default=None, ge=0, le=1)
-    """How far a ratio may fall below 1. Default: ppo 0.2, gspo 0.0003, cispo 1.0 (no bound)."""
-    clip_high: float | None = Field(default=None, ge=0)
-    """How far a ratio may rise above 1. Default: ppo 0.28, gspo 0.0004, cispo 4.0."""
+    clip: tuple[float, float] | None = Field(default=None, strict=False)
+    """How far a ratio may fall below 1 and rise above. Default: ppo 0.2, 0.28; gspo 0.0003, 0.0004; cispo 1.0, 4.0."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the reference: the model without adapter, or as it was at the start (full)."""
-    kl_estimator: Literal["k1", "k3"] = "k3"
-    """How the divergence is estimated."""
     correction: Literal["token", "sequence", "icepop", "none"] = "token"
     """Importance sampling between engine and trainer: `token` or `sequence` (truncated), `icepop` (masked), `none`."""
-    correction_high: float = Field(default=2.0, ge=1)
-    """Largest weight; `icepop` drops tokens beyond it, the others truncate."""
-    correction_low: float = Field(default=0.5, ge=0, le=1)
-    """Smallest weight, below which `icepop` drops a token."""
+
+    @field_validator("clip")
+    @classmethod
+    def _around_one(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not (0 <= value[0] <= 1 and value[1] >= 0):
+            raise ValueError(f"{list(value)} is not how far below 1 (0 to 1) and how far above it (from 0)")
+        return value
 
     @property
-    def clip(self) -> tuple[float, float]:
+    def bounds(self) -> tuple[float, float]:
         """(below, above) 1 that a ratio may go."""
-        low, high = CLIPS[self.kind]
-        return low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high
+        return CLIPS[self.kind] if self.clip is None else self.clip
 
 
 class Optimiser(Section):
@@ -138,10 +132,6 @@ class Optimiser(Section):
     """Steps in which the learning rate rises from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rate does after the warm-up: it stays, or falls to 0 at the last step."""
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
-    """Decay of the running means of gradient and squared gradient."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay, per step and learning rate."""
     max_norm: float = Field(default=1.0, gt=0)
     """Norm that gradients are clipped to."""
     updates: int = Field(default=1, ge=1)
@@ -159,18 +149,12 @@ class Engine(Section):
     """Machines that the ranks are on, as many on each (verl only)."""
     ray: str = "local"
     """Ray cluster: `local` starts one on this machine, `auto` finds the one that runs, or its address (verl only)."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; `auto` takes a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the computation. What is trained, and its optimiser, stay in float32."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Implementation of attention, as transformers names it."""
     layout: Literal["packed", "padded"] = "packed"
     """Whether short samples share a row with others, or have one each."""
-    batch_tokens: int = Field(default=16_384, ge=1)
-    """Tokens in one forward pass, padding included: what the memory allows."""
-    sample_tokens: int = Field(default=16_384, ge=2)
-    """Longest sample, prompt and response together; longer ones are left out and reported, never cut."""
+    batch_tokens: int = Field(default=16_384, ge=2)
+    """Tokens in one forward pass: what the memory allows. Longer samples are left out and reported, never cut."""
     gradient_checkpointing: bool = False
     """Whether activations are computed again in the backward pass instead of kept."""
 
@@ -180,15 +164,6 @@ class Engine(Section):
             raise ValueError('ranks: several ranks or nodes need kind = "verl"')
         if self.ranks % self.nodes:
             raise ValueError(f"ranks: {self.ranks} are not as many on each of {self.nodes} nodes")
-        return self
-
-    @model_validator(mode="after")
-    def _a_sample_fits(self) -> Self:
-        if self.sample_tokens > self.batch_tokens:
-            raise ValueError(
-                f"sample_tokens: {self.sample_tokens} do not fit into batch_tokens = {self.batch_tokens}; a sample is "
-                "never split over two forward passes"
-            )
         return self
 
 
@@ -203,14 +178,16 @@ class Data(Section):
     """Calls of this model only. Default: the one that most calls of a rollout ask for."""
     agent: str | None = None
     """Calls of this agent only. Default: all."""
-    attempt: Literal["final", "succeeded", "last", "all"] = "final"
-    """Which attempt counts: the newest that succeeded, else the newest (`final`), or as the others say."""
     rewards: dict[str, float] = Field(default={})
     """Weights of the reward's dimensions, of which it is then the sum. Default: its value."""
     allow: list[str] = Field(default=[])
     """Reasons of `penstock doctor` that shall not keep a call out."""
     held_out: float = Field(default=0.0, ge=0, lt=1)
     """Share of the groups that is not trained on but evaluated."""
+    batch: int = Field(default=16, ge=1)
+    """Rollouts (sft) or pairs (dpo) in one optimiser step."""
+    epochs: int = Field(default=1, ge=1)
+    """Times that every one of them is seen."""
 
     @field_validator("allow")
     @classmethod
@@ -230,10 +207,6 @@ class Sft(Section):
     """Least reward of a rollout that is trained on. Default: all are, judged or not."""
     best: int | None = Field(default=None, ge=1)
     """Most rollouts of a group that are trained on, those with the highest rewards. Default: all."""
-    batch: int = Field(default=16, ge=1)
-    """Rollouts in one optimiser step."""
-    epochs: int = Field(default=1, ge=1)
-    """Times that every rollout is seen."""
 
 
 class Dpo(Section):
@@ -243,14 +216,8 @@ class Dpo(Section):
     """Pairs of a group: its best rollout and its worst, or every two."""
     margin: float = Field(default=0.0, ge=0)
     """Least difference of the rewards of a pair; equal ones are never a pair."""
-    batch: int = Field(default=16, ge=1)
-    """Pairs in one optimiser step."""
-    epochs: int = Field(default=1, ge=1)
-    """Times that every pair is seen."""
     beta: float = Field(default=0.1, gt=0)
     """How firmly the policy is held to the reference; smaller lets it go further."""
-    normalise: bool = False
-    """Whether log-probabilities are means over tokens instead of sums, so that length does not decide."""
 
 
 class Inference(Section):
@@ -260,18 +227,14 @@ class Inference(Section):
     """Base URLs of servers that run already, with `/v1`. Default: none, one is started."""
     python: Path | None = Field(default=None, strict=False)
     """Python of the environment with vLLM in it, for a server that is started."""
-    port: int = Field(default=8000, ge=1, le=65535)
-    """Port of a server that is started."""
+    port: int = Field(default=8000, ge=1, le=65534)
+    """Port of a server that is started; the second one, which `model.weights = "full"` needs, has the next."""
     flags: list[str] = Field(default=[])
     """More flags for a server that is started."""
-    upstream: str = Field(default="vllm", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What the gateway calls the server: the name of its `[[upstream]]`."""
+    upstream: str = Field(default="vllm", pattern=r"^[A-Za-z0-9._-]{1,62}$")
+    """What the gateway calls the server: the name of its `[[upstream]]`. The second one's is the same with `-2`."""
     base: str = Field(default="base", pattern=r"^[!-~]{1,256}$")
     """Name that the server serves the base model under."""
-    second_upstream: str = Field(default="vllm-2", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What the gateway calls the second server, which `model.weights = "full"` needs."""
-    second_port: int = Field(default=8001, ge=1, le=65535)
-    """Port of the second server."""
 
     @field_validator("urls")
     @classmethod
@@ -280,14 +243,6 @@ class Inference(Section):
             if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
                 raise ValueError(f"{url!r} is not an http:// or https:// URL")
         return [url.rstrip("/") for url in value]
-
-    @model_validator(mode="after")
-    def _they_are_two(self) -> Self:
-        if self.second_upstream == self.upstream:
-            raise ValueError(f"second_upstream: {self.upstream!r} is the first server; give the second its own")
-        if self.second_port == self.port:
-            raise ValueError(f"second_port: {self.port} is the first server's; give the second its own")
-        return self
 
 
 class Publish(Section):
@@ -299,8 +254,6 @@ class Publish(Section):
     """TOML file with the policy of that release. Default: the policy of `penstock release start`."""
     every: int = Field(default=1, ge=1)
     """Steps from one published version to the next; sft and dpo publish their last one."""
-    directory: Path | None = Field(default=None, strict=False)
-    """Directory for versions, which the servers can read. Default: `adapters` in the run's, or `models` (full)."""
     keep: int = Field(default=4, ge=1)
     """Newest versions whose directories are kept; older ones go as soon as no release and no rollout needs them."""
 
@@ -321,25 +274,14 @@ class Online(Section):
 
     filter: str = ""
     """Filter of spans, as of `penstock spans`: only rollouts with a span that it finds. Default: all of production."""
-    enough: int = Field(default=64, ge=2)
+    batch_rollouts: int = Field(default=64, ge=2)
     """Rollouts with a reward that one step takes."""
-    settle: float = Field(default=60.0, ge=0)
+    quiet_seconds: float = Field(default=60.0, ge=0)
     """Seconds without a call or a reward of a rollout before it is learnt from; what comes later is not."""
     grouped: bool = False
     """Whether rollouts are compared within their group, of `rollouts.group_size` or more; others are then left out."""
-    fall: float = Field(default=0.05, ge=0)
-    """How far below its best so far an evaluation counts as low, in units of reward."""
-    patience: int = Field(default=2, ge=1)
-    """Low evaluations in a row after which the run stops itself."""
-
-
-class Checkpoint(Section):
-    """`[checkpoint]`: what a killed run goes on from."""
-
-    every: int = Field(default=10, ge=1)
-    """Steps from one checkpoint to the next."""
-    keep: int = Field(default=2, ge=1)
-    """Newest checkpoints that are kept."""
+    max_drop: float = Field(default=0.05, ge=0)
+    """How far below its best so far an evaluation counts as low, in units of reward; two in a row stop the run."""
 
 
 class Config(Section):
@@ -359,7 +301,6 @@ class Config(Section):
     publish: Publish = Publish()
     evaluate: Evaluate = Evaluate()
     online: Online = Online()
-    checkpoint: Checkpoint = Checkpoint()
 
     @model_validator(mode="after")
     def _groups_are_comparable(self) -> Self:
@@ -372,8 +313,6 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _verl_can_do_it(self) -> Self:
-        if self.engine.kind == "verl" and self.model.dropout:
-            raise ValueError('model.dropout: adapters have none with engine.kind = "verl"; set it to 0')
         if self.engine.kind == "verl" and self.model.weights == "full" and self.loss.kl:
             raise ValueError(
                 'loss.kl: with engine.kind = "verl" the reference is the model without its adapter; set it to 0, or '
@@ -390,11 +329,11 @@ class Config(Section):
     def versions(self) -> Path:
         """Directory for versions; absolute."""
         own = "adapters" if self.model.weights == "lora" else "models"
-        return (self.publish.directory or self.run.directory / own).absolute()
+        return (self.run.directory / own).absolute()
 
 
 def check_full(config: Config) -> None:
-    """Raises `ConfigError` where all weights are trained and cannot be served meanwhile."""
+    """Raises `ConfigError` where all weights are trained and cannot be served."""
     if config.model.weights != "full":
         return
     if config.inference.urls:
@@ -404,8 +343,8 @@ def check_full(config: Config) -> None:
         )
     if config.publish.release != "none":
         raise ConfigError(
-            'publish.release: the servers of model.weights = "full" end with the run; set it to "none", start a server '
-            "with the directory of the last version, and release that (docs/training.md)"
+            "publish.release: all weights need a server of their own, and those of a run end with it; set it to "
+            '"none", start a server with the directory of the last version, and release that (docs/training.md)'
         )
 
 

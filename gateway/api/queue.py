@@ -129,7 +129,7 @@ async def set_queue(control: Control, ids: Ids, asked: QueueRequest) -> QueueSta
 
 async def agent_reward(control: Control, ids: Ids, asked: Judgement) -> RewardAnswer:
     """An agent judges its own attempt. It is kept with the source `agent` and not trained on, unless the configuration
-    trusts agents (`rewards.trust_agent`)."""
+    trusts agents (`trust_agent_rewards`)."""
     said = asked.model_copy(update={"source": "agent"})
     return await control.dispatcher.reward(ids["rid"], ids["aid"], said)
 

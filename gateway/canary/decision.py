@@ -12,12 +12,12 @@ allow any looking, stopping and going on). Both take effect at the rollout that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.gateway.canary.evidence import Evidence, Observation, StageCount
-from penstock.gateway.model.policy import MISSING, Policy, Stage
+from penstock.gateway.model.policy import MISSING, SRM_ALPHA, Policy, Stage
 
 Action = Literal["continue", "advance", "promote", "roll_back", "hold"]
 FEW = 50
@@ -45,15 +45,21 @@ GO_ON = Verdict("continue")
 
 
 def decide(
-    policy: Policy, stage: int, evidence: Evidence, *, approved: bool = False, waived: Collection[str] = ()
+    policy: Policy,
+    stage: int,
+    evidence: Evidence,
+    *,
+    approved: bool = False,
+    waived: Collection[str] = (),
+    srm_alpha: float = SRM_ALPHA,
 ) -> Verdict:
     """The verdict on all that has been seen. `stage`: index of the stage that new rollouts are assigned in.
 
     `approved`: whether a person lets this stage be left. `waived`: causes of holding that a person has set aside.
     """
-    if evidence.violations[1] > policy.hard_violations:
-        return _verdict("roll_back", "violations", _violated(policy, evidence.violations[1]), evidence)
-    found = _harm(policy, evidence) or _mistrust(policy, evidence, waived)
+    if violated := hard_stop(evidence.violations[1]):
+        return _verdict("roll_back", "violations", violated, evidence)
+    found = _harm(policy, evidence) or _mistrust(policy, evidence, waived, srm_alpha)
     if found is not None:
         return found
     if _complete(policy.stages[stage], evidence):
@@ -63,19 +69,20 @@ def decide(
     return found or GO_ON
 
 
-def hard_stop(policy: Policy, violations: int) -> str | None:
+def hard_stop(violations: int) -> str | None:
     """Why a release ends at once with so many hard violations on the candidate; None if it does not. For a driver that
     sees one before the outcomes of earlier rollouts are known; `decide` says the same when its turn comes.
     """
-    return _violated(policy, violations) if violations > policy.hard_violations else None
+    return f"violations: {violations} hard violations on the candidate, none is allowed" if violations else None
 
 
 class Canary:
     """A release under way: policy, evidence and stage. Steps until a verdict ends it."""
 
-    def __init__(self, policy: Policy, d: float) -> None:
+    def __init__(self, policy: Policy, d: float, srm_alpha: float = SRM_ALPHA) -> None:
         """`d`: the margin as a difference in [0, 1], as `Policy.d` gave it at the start."""
         self.policy = policy
+        self._srm_alpha = srm_alpha
         self.evidence = Evidence(d, tuple(policy.guard_alphas))
         self.stage = 0
         self.verdict = GO_ON
@@ -109,20 +116,18 @@ class Canary:
         return self._decide()
 
     def _decide(self) -> Verdict:
-        self.verdict = decide(self.policy, self.stage, self.evidence, approved=self._approved, waived=self._waived)
+        self.verdict = decide(
+            self.policy,
+            self.stage,
+            self.evidence,
+            approved=self._approved,
+            waived=self._waived,
+            srm_alpha=self._srm_alpha,
+        )
         if self.verdict.action == "advance":
             self.stage += 1
             self._approved = False
         return self.verdict
-
-
-def run(policy: Policy, d: float, observations: Iterable[Observation]) -> Iterator[Verdict]:
-    """A verdict after every rollout, up to the one that ends the release."""
-    canary = Canary(policy, d)
-    for observation in observations:
-        yield canary.step(observation)
-        if canary.ended:
-            return
 
 
 def figures(evidence: Evidence) -> dict[str, float]:
@@ -161,8 +166,8 @@ def _harm(policy: Policy, evidence: Evidence) -> Verdict | None:
     return None
 
 
-def _mistrust(policy: Policy, evidence: Evidence, waived: Collection[str]) -> Verdict | None:
-    limit = 1 / policy.srm_alpha
+def _mistrust(policy: Policy, evidence: Evidence, waived: Collection[str], srm_alpha: float) -> Verdict | None:
+    limit = 1 / srm_alpha
     for name, count in evidence.stages.items():
         if count.bayes >= limit and f"srm:{name}" not in waived:
             return _verdict("hold", f"srm:{name}", _lopsided(name, count, limit), evidence)
@@ -189,8 +194,6 @@ def _move(policy: Policy, index: int, evidence: Evidence, approved: bool) -> Ver
     not_worse, limit = evidence.non_inferiority, 1 / policy.alpha_promote
     if last and not_worse < limit:
         return None
-    if not last and policy.adaptive and not_worse < evidence.harm:
-        return None
     reason = (
         f"non-inferiority: e = {not_worse:.4g} >= {limit:.4g} with a margin of {evidence.reward.d:.4g}"
         if last
@@ -208,10 +211,6 @@ def _verdict(action: Action, cause: str, reason: str, evidence: Evidence) -> Ver
 
 def _after(evidence: Evidence) -> str:
     return f"after {evidence.seen} rollouts ({evidence.assigned[1]} on the candidate)"
-
-
-def _violated(policy: Policy, violations: int) -> str:
-    return f"violations: {violations} hard violations on the candidate, {policy.hard_violations} are allowed"
 
 
 def _lopsided(name: str, count: StageCount, limit: float) -> str:

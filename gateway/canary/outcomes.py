@@ -1,7 +1,7 @@
 """The outcome of a rollout that takes part in a release: read from the tape once, when its turn has come.
 
 Its turn comes when its reward is there (and, if it came from the queue, its end), when it failed, or when its deadline
-has passed. A rollout that failed without a reward counts as `policy.failed`; one that was cancelled, or that has seen
+has passed. A rollout that failed without a reward counts as the worst; one that was cancelled, or that has seen
 both versions, is left out. The outcome is written down (`Seen`) and never read again: a reward that comes later changes
 no decision.
 
@@ -52,7 +52,7 @@ def look(tape: Tape, pins: Iterable[Pin], release: Release, assignment: Assignme
         return None
     _read(tape, release, rollout, seen)
     if seen.reward is None and rollout.status == RolloutStatus.FAILED:
-        seen.reward = release.policy.failed
+        seen.reward = 0.0
     return seen if seen.reward is not None or overdue else None
 
 

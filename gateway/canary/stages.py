@@ -54,9 +54,3 @@ def check_move(before: Stage, after: Stage) -> None:
         raise MoveError(f"a release that is {before} has ended; start another one")
     if after not in MOVES[before]:
         raise MoveError(f"a release that is {before} cannot become {after}; it may become {', '.join(MOVES[before])}")
-
-
-def diagram() -> str:
-    """The table as a Mermaid state diagram."""
-    lines = [f"    {before} --> {after}: {why}" for before, ends in MOVES.items() for after, why in ends.items()]
-    return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> draft", *lines, "```", ""])

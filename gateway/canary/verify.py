@@ -152,7 +152,7 @@ def _decisions(
         ruled = entry.who == GATEWAY and entry.action in BY_RULE and entry.action != "roll_back"
         if ruled and entry.assignment is None:
             yield f"entry {entry.number} says {entry.action} by the rules and names no assignment after which"
-        if found is not None and found <= release.policy.hard_violations:
+        if found == 0:
             yield f"entry {entry.number} rolled back for {found} hard violations, which are allowed"
     canary = Canary(release.policy, release.margin)
     for found, entry in zip_longest(walk(canary, assigned, seen, audit), made):

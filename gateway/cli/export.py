@@ -11,12 +11,9 @@ from cyclopts import Parameter
 from penstock.gateway.client.console import LOCAL, PARALLEL, Failure, Terms, Url, joined_terms, note, with_client
 
 if TYPE_CHECKING:
-    from typing import IO
-
     from pydantic import BaseModel
 
     from penstock.gateway.client.client import Client
-    from penstock.gateway.client.tables import Sink
     from penstock.gateway.model.span import Span
 
 What = Literal["rollouts", "spans", "messages"]
@@ -44,16 +41,14 @@ def export(
         File to write, which appears when it is whole; stdout if not given.
     """
     from penstock.gateway.client import tables
-    from penstock.gateway.client.files import whole_file
+    from penstock.gateway.client.files import check_format, whole_file
 
     terms = joined_terms(filter)
-    if format == "parquet" and output is None:
-        raise Failure("Parquet goes to a file: say which, as --output FILE", 2)
+    check_format(format, output)
 
     async def ask(client: Client) -> None:
         with whole_file(output) as file:
-            sink = _sink(file, what, format)
-            count = await tables.export(_rows(client, what, terms), sink)
+            count = await tables.export(_rows(client, what, terms), tables.sink(file, what, format))
         if output is not None:
             note(f"{output}: {count:,} rows")
         elif not count:
@@ -65,15 +60,6 @@ def export(
         if output is None:
             raise
         raise Failure(f"{output}: {e.strerror}") from None
-
-
-def _sink(file: IO[bytes], what: What, format: str) -> Sink:
-    from penstock.gateway.client.tables import Lines, Parquet
-
-    try:
-        return Lines(file) if format == "jsonl" else Parquet(file, what)
-    except ImportError:
-        raise Failure("Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'") from None
 
 
 def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:

@@ -74,7 +74,7 @@ async def _reward(client: Client, release: Release, seen: Seen) -> str | None:
     """What is wrong with the reward of an observation."""
     who = f"observation {seen.number} of rollout {seen.rollout}"
     if seen.span is None:
-        failed = seen.reward is None or seen.reward == release.policy.failed
+        failed = seen.reward is None or seen.reward == 0
         return None if failed else f"{who} has the goodness {seen.reward:g} and names no reward"
     attempt, _, sequence = seen.span.rpartition("#")
     try:

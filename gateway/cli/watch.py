@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from pydantic import BaseModel
+from rich.console import Console, RenderableType
+from rich.live import Live
 
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.model.change import Change
@@ -59,6 +64,31 @@ async def whenever(
             await _until(listening, changed, seconds)
     finally:
         listening.cancel()
+
+
+async def show(
+    found: AsyncGenerator[T],
+    screen: Console,
+    noun: Callable[[T], BaseModel] | None,
+    picture: Callable[[T], RenderableType],
+    tell: Callable[[T, T | None], None],
+) -> T | None:
+    """Shows what looks find until it is over: a `noun` of each as JSON, else drawn in place or told line by line;
+    the last look. `tell` is given the look before."""
+    before: T | None = None
+    live = screen.is_terminal and noun is None
+    # It draws itself anew every second, so that ages go on; that asks the gateway nothing.
+    drawn = Live(console=screen, get_renderable=lambda: "" if before is None else picture(before), refresh_per_second=1)
+    with drawn if live else nullcontext():
+        async for one in found:
+            if noun is not None:
+                print(noun(one).model_dump_json(exclude_none=True), flush=True)
+            elif not live:
+                tell(one, before)
+            before = one
+            if live:
+                drawn.refresh()
+    return before
 
 
 async def _until(listening: asyncio.Task[None], changed: asyncio.Event, seconds: float) -> None:

@@ -8,17 +8,15 @@ watcher looks by itself.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import RenderableType
-from rich.live import Live
 
 from penstock.gateway.cli.terminal import console
 from penstock.gateway.cli.verify import history
-from penstock.gateway.cli.watch import whenever
+from penstock.gateway.cli.watch import show, whenever
 from penstock.gateway.client.console import Failure
 from penstock.gateway.client.files import whole_file
 from penstock.gateway.display import releases
@@ -90,40 +88,31 @@ def _patience(view: ReleaseView) -> float | None:
 
 async def watch(client: Client, name: str, html: Path | None, json: bool) -> None:
     """Shows it until it ends."""
-    shown: list[Look] = []
     screen = console()
-    live = screen.is_terminal and not json
-    display: AbstractContextManager[Live | None] = nullcontext()
-    if live:
-        # It draws itself anew every second, so that ages go on; that asks the gateway nothing.
-        display = Live(console=screen, get_renderable=lambda: _picture(shown), refresh_per_second=1)
-    with display as drawn:
+
+    async def written() -> AsyncGenerator[Look]:
         async for found in looks(client, name, html is not None):
             if html is not None:
                 _write(html, found)
-            if json:
-                print(found.view.model_dump_json(exclude_none=True), flush=True)
-            elif not live:
-                _tell(found, len(shown[-1].history.audit) if shown else 0, screen.print)
-            shown[:] = [found]
-            if drawn is not None:
-                drawn.refresh()
-    if not live and not json:
-        screen.print(_picture(shown))
+            yield found
+
+    def tell(found: Look, before: Look | None) -> None:
+        """Where nothing can be drawn over: each new entry, once."""
+        for entry in found.history.audit[0 if before is None else len(before.history.audit) :]:
+            screen.print(releases.entry(entry), soft_wrap=True)
+
+    last = await show(written(), screen, _view if json else None, _picture, tell)
+    if last is not None and not screen.is_terminal and not json:
+        screen.print(_picture(last))
 
 
-def _picture(shown: Sequence[Look]) -> RenderableType:
-    """The newest look."""
-    if not shown:
-        return ""
-    view, found, awaited = shown[-1]
-    return releases.status(view, found.audit, awaited, time.time_ns(), LAST)
+def _view(found: Look) -> ReleaseView:
+    return found.view
 
 
-def _tell(found: Look, told: int, tell: Callable[..., None]) -> None:
-    """Prints each new entry once, where nothing can be drawn over."""
-    for entry in found.history.audit[told:]:
-        tell(releases.entry(entry), soft_wrap=True)
+def _picture(found: Look) -> RenderableType:
+    view, history, awaited = found
+    return releases.status(view, history.audit, awaited, time.time_ns(), LAST)
 
 
 def _write(path: Path, found: Look) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console, RenderableType
-from rich.live import Live
 
 from penstock.gateway.cli.terminal import console
-from penstock.gateway.cli.watch import whenever
+from penstock.gateway.cli.watch import show, whenever
 from penstock.gateway.display import runs
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.run import ENDS, Curve, Run, RunEvent
@@ -42,8 +40,8 @@ async def look(client: Client, name: str, events: int) -> Look:
     return Look(run, curves, [event async for event in client.run_events(name, events)])
 
 
-def looks(client: Client, name: str, events: int) -> AsyncGenerator[Look]:
-    """A run whenever it has changed, until it ends."""
+def looks(client: Client, name: str, metrics: Sequence[str], events: int) -> AsyncGenerator[Look]:
+    """A run whenever it has changed, until it ends, with the curves of these metrics."""
 
     def concerns(change: Change) -> bool:
         return change.kind == "run" and change.name == name
@@ -51,27 +49,18 @@ def looks(client: Client, name: str, events: int) -> AsyncGenerator[Look]:
     def patience(found: Look) -> float | None:
         return None if found.run.status in ENDS else LONGEST_S
 
-    return whenever(client, concerns, lambda: look(client, name, events), patience)
+    async def next_look() -> Look:
+        found = await look(client, name, events)
+        return found._replace(curves=_wanted(found.curves, metrics))
+
+    return whenever(client, concerns, next_look, patience)
 
 
 async def watch(client: Client, name: str, metrics: Sequence[str], json: bool) -> None:
     """Shows it until it ends; `metrics` are patterns of those that are shown, the first ones when there are none."""
-    shown: list[Look] = []
     screen = console()
-    live = screen.is_terminal and not json
-    display: AbstractContextManager[Live | None] = nullcontext()
-    if live:
-        display = Live(console=screen, get_renderable=lambda: _picture(shown), refresh_per_second=1)
-    with display as drawn:
-        async for found in looks(client, name, EVENTS if live else MOST_EVENTS):
-            found = found._replace(curves=_wanted(found.curves, metrics))
-            if json:
-                print(found.run.model_dump_json(exclude_none=True), flush=True)
-            elif not live:
-                _tell(found, shown[-1] if shown else None, screen)
-            shown[:] = [found]
-            if drawn is not None:
-                drawn.refresh()
+    found = looks(client, name, metrics, EVENTS if screen.is_terminal and not json else MOST_EVENTS)
+    await show(found, screen, _run if json else None, _picture, lambda look, before: _tell(look, before, screen))
 
 
 def _wanted(curves: Sequence[Curve], patterns: Sequence[str]) -> list[Curve]:
@@ -79,12 +68,12 @@ def _wanted(curves: Sequence[Curve], patterns: Sequence[str]) -> list[Curve]:
     return found if patterns else list(curves[:METRICS])
 
 
-def _picture(shown: Sequence[Look]) -> RenderableType:
-    """The newest look."""
-    if not shown:
-        return ""
-    run, curves, events = shown[-1]
-    return runs.watched(run, curves, events, time.time_ns())
+def _run(found: Look) -> Run:
+    return found.run
+
+
+def _picture(found: Look) -> RenderableType:
+    return runs.watched(found.run, found.curves, found.events, time.time_ns())
 
 
 def _tell(found: Look, before: Look | None, screen: Console) -> None:

@@ -6,8 +6,12 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
+
+from penstock.gateway.client.console import Failure
+from penstock.gateway.client.sinks import Format
 
 
 @contextmanager
@@ -23,3 +27,11 @@ def whole_file(path: Path | None) -> Generator[IO[bytes]]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def check_format(format: Format, output: Path | None) -> None:
+    """Raises `Failure` where Parquet cannot be written."""
+    if format == "parquet" and output is None:
+        raise Failure("Parquet goes to a file: say which, as --output FILE", 2)
+    if format == "parquet" and find_spec("pyarrow") is None:
+        raise Failure("Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'")

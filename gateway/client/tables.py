@@ -1,8 +1,8 @@
-"""Rows for other tools: rollouts, spans and conversations as flat tables, streamed to JSON lines or Parquet.
+"""Rows for other tools: rollouts, spans and conversations as flat tables, streamed to a sink.
 
 The columns are the fields of the nouns. Sums and usage are spread into columns of their own; what is a list or an
-object is a JSON value in JSON lines and JSON text in Parquet. Memory is bounded: rows come page by page and leave as
-they come, or by row groups. A file appears under its name when it is whole and not before.
+object is JSON. Rows come page by page and leave as they come. A file appears under its name when it is whole and not
+before.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import json
 from collections.abc import AsyncIterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from importlib import import_module
 from types import NoneType, UnionType
-from typing import IO, Any, Final, Literal, Protocol, Union, get_args, get_origin
+from typing import IO, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from penstock.gateway.client import sinks
+from penstock.gateway.client.sinks import Format, Kind, Sink
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.base import Id, Noun
 from penstock.gateway.model.rollout import RolloutSummary, Totals
@@ -24,20 +25,10 @@ from penstock.gateway.model.span import Estimate, Span, SpanStatus, Usage
 from penstock.gateway.model.turn import Choice, Message, Tool
 
 What = Literal["rollouts", "spans", "messages"]
-Kind = Literal["text", "whole", "number", "flag", "json"]
 
 SPREAD: Final[dict[Any, str]] = {Totals: "", Usage: "", Estimate: "estimated_"}
 """Nouns whose fields are columns, and what their names begin with."""
 KINDS: Final[dict[Any, Kind]] = {str: "text", int: "whole", float: "number", bool: "flag"}
-ARROW: Final[dict[Kind, str]] = {
-    "text": "string",
-    "whole": "int64",
-    "number": "double",
-    "flag": "bool",
-    "json": "string",
-}
-GROUP_ROWS, GROUP_BYTES = 10_000, 32 << 20
-"""A row group ends when it has so many rows, or so much JSON text."""
 
 
 class Conversation(Noun):
@@ -120,63 +111,13 @@ def row(noun: BaseModel) -> dict[str, Any]:
     return found
 
 
-class Sink(Protocol):
-    """Where rows go."""
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Take a row."""
-        ...
-
-    def close(self) -> None:
-        """Everything has been taken."""
-        ...
+def sink(file: IO[bytes], what: What, format: Format) -> Sink:
+    """Where rows of an export go."""
+    return sinks.sink(file, {column.name: column.kind for column in columns(what)}, format, _json)
 
 
-class Lines:
-    """JSON lines."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def write(self, row: dict[str, Any]) -> None:
-        """A line."""
-        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-
-    def close(self) -> None:
-        """Nothing is held back."""
-
-
-class Parquet:
-    """Parquet, a row group at a time; raises ImportError where pyarrow is not installed."""
-
-    def __init__(self, file: IO[bytes], what: What) -> None:
-        self._columns = columns(what)
-        self._arrow = import_module("pyarrow")
-        types = {name: self._arrow.type_for_alias(alias) for name, alias in ARROW.items()}
-        self._schema = self._arrow.schema([(column.name, types[column.kind]) for column in self._columns])
-        self._writer = import_module("pyarrow.parquet").ParquetWriter(file, self._schema, compression="zstd")
-        self._rows: list[dict[str, Any]] = []
-        self._bytes = 0
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Hold the row until its group is large enough."""
-        for column in self._columns:
-            if column.kind == "json" and row[column.name] is not None:
-                row[column.name] = json.dumps(row[column.name], ensure_ascii=False)
-                self._bytes += len(row[column.name])
-        self._rows.append(row)
-        if len(self._rows) >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
-            self._flush()
-
-    def close(self) -> None:
-        """Write what is held, and the end of the file."""
-        self._flush()
-        self._writer.close()
-
-    def _flush(self) -> None:
-        if self._rows:
-            self._writer.write_batch(self._arrow.RecordBatch.from_pylist(self._rows, schema=self._schema))
-        self._rows, self._bytes = [], 0
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
 
 
 async def export(nouns: AsyncIterable[BaseModel], sink: Sink) -> int:

@@ -51,7 +51,7 @@ FIXES: Final[dict[Trouble, str]] = {
     "no_token_ids": "set train = true on the [[route]] of {model} in penstock.toml, then {again}",
     "no_logprobs": 'set train = true on the [[route]] of {model}, let the agent leave "logprobs" out, then {again}',
     "cut_off": "raise max_tokens, then {again}",
-    "retokenised": 'set tokens = "exact" on the [[route]] of {model} in penstock.toml, then {again}',
+    "retokenised": 'set train = "exact" on the [[route]] of {model} in penstock.toml, then {again}',
     "forced": "let the agent leave the model free, or mask what the grammar forced",
     "sampling": "start vLLM with --logprobs-mode processed_logprobs, or let the agent sample with temperature 1 alone",
 }

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from penstock.gateway.canary.stages import NEXT
 from penstock.gateway.display.text import duration, moment
-from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.policy import SRM_ALPHA, Policy
 from penstock.gateway.model.release import ENDED, Entry, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import Audience, audience_terms
 
@@ -124,7 +124,7 @@ def _mean(value: float | None) -> str:
 def reward_name(policy: Policy) -> str:
     """What the reward is called: statistics see it mapped to 0 (worst) to 1 (best)."""
     dimension = "reward" if policy.reward is None else policy.reward
-    mapped = (policy.reward_low, policy.reward_high) != (0.0, 1.0)
+    mapped = policy.reward_range != (0.0, 1.0)
     return f"mean {dimension} (n)" if not mapped else f"mean {dimension}, as 0 to 1 (n)"
 
 
@@ -145,7 +145,7 @@ def measures(release: Release, figures: Figures) -> list[Measure]:
         found.append(Measure(f"guard {name}", figures.get(f"guard.{name}", 1.0), 1 / alpha, "rolls back"))
     for name, value in figures.items():
         if name.startswith("srm."):
-            found.append(Measure(f"split in {name.removeprefix('srm.')}", value, 1 / policy.srm_alpha, "holds"))
+            found.append(Measure(f"split in {name.removeprefix('srm.')}", value, 1 / SRM_ALPHA, "holds"))
     return found
 
 

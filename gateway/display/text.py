@@ -69,11 +69,6 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def tokens(given: int | None, made: int | None) -> str:
-    """1,200 → 80."""
-    return "" if given is None and made is None else f"{tally(given)} → {tally(made)}"
-
-
 def abbreviate(text: str, limit: int | None) -> str:
     """On one line, and cut with a note of how much is missing; None leaves it as it is."""
     if limit is None:

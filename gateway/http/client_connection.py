@@ -44,7 +44,6 @@ class Planes(Protocol):
     clients: set[ClientConnection]
     epoch_ns: int
     """What the monotonic clock's zero is on the clock of the tape."""
-    header_bytes: int
     request_bytes: int
 
     def serve(self, client: ClientConnection, request: Request) -> None:
@@ -80,7 +79,7 @@ class ClientConnection(asyncio.Protocol):
         """When the last byte of an unfinished request, or the end of the last answer, was seen; monotonic seconds."""
         self.way = Way()
         """What is known of the conversations on this connection."""
-        self._reader = RequestReader(planes.header_bytes, planes.request_bytes, planes.epoch_ns)
+        self._reader = RequestReader(planes.request_bytes, planes.epoch_ns)
         self._draining = self._serving = False
 
     # -- transport callbacks -----------------------------------------------------------------------------------------
@@ -186,11 +185,9 @@ class ClientConnection(asyncio.Protocol):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
-    def overdue(self, now: float, head_timeout: float, keepalive_timeout: float) -> bool:
+    def overdue(self, now: float, timeout: float) -> bool:
         """True when the rest of a request, or a new one, has been awaited for too long."""
-        if self.served is not None:
-            return False
-        return now - self.seen > (head_timeout if self._reader.unfinished or self.closing else keepalive_timeout)
+        return self.served is None and now - self.seen > timeout
 
 
 @dataclass(slots=True, eq=False)

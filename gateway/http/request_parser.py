@@ -17,6 +17,8 @@ from penstock.gateway.http.request import Request
 
 _WATCHED = frozenset({b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
 _PIPELINED = 64
+HEADER_BYTES = 64 << 10
+"""Largest request head, request line included: eight times what agents with baggage and cookies send."""
 _FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
 
 
@@ -39,8 +41,8 @@ class RequestReader:
         "requests",
     )
 
-    def __init__(self, header_bytes: int, request_bytes: int, epoch_ns: int) -> None:
-        """The limits of a head and a body, and what the monotonic clock's zero is on the clock of the tape."""
+    def __init__(self, request_bytes: int, epoch_ns: int, header_bytes: int = HEADER_BYTES) -> None:
+        """The limits of a body and a head, and what the monotonic clock's zero is on the clock of the tape."""
         self.requests: deque[Request] = deque()
         """Whole ones, oldest first."""
         self.expects = False
@@ -198,7 +200,7 @@ class RequestReader:
     def _limit_head(self, size: int) -> None:
         limit = self._header_bytes
         if size > limit:
-            self._refuse(431, f"the request head is larger than limits.header_bytes = {limit}", "headers")
+            self._refuse(431, f"the request head is larger than {limit} bytes", "headers")
 
     def _too_large(self) -> None:
         limit = self._request_bytes

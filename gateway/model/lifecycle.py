@@ -21,7 +21,6 @@ last of its attempts. The next call or event makes both run again. An end that s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from penstock.gateway.model.base import LONGEST_S, Origin
@@ -150,19 +149,6 @@ def claimed(origin: Origin, status: RolloutStatus) -> bool:
 def quiet_deadline(seen_ns: int, quiet_s: float) -> tuple[int, AttemptStatus]:
     """When an attempt that nobody has claimed ends by itself without a further sign of life, and how."""
     return seen_ns + _ns(quiet_s), AttemptStatus.SUCCEEDED
-
-
-def diagram() -> str:
-    """The tables as Mermaid state diagrams, for the documentation."""
-    rollout = [(a, b, why) for a, ends in ROLLOUT_MOVES.items() for b, why in ends.items()]
-    attempt = [(a, b, why) for a, ends in ATTEMPT_MOVES.items() for b, why in ends.items()]
-    return "\n".join([_diagram("Rollout", rollout), _diagram("Attempt", attempt)])
-
-
-def _diagram(title: str, moves: Sequence[tuple[str, str, str]]) -> str:
-    lines = [f"    {before} --> {after}: {why}" for before, after, why in moves]
-    begin = f"    [*] --> {moves[0][0]}"
-    return "\n".join([f"{title}:", "", "```mermaid", "stateDiagram-v2", begin, *lines, "```", ""])
 
 
 def _ns(seconds: float) -> int:

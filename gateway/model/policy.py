@@ -6,12 +6,13 @@ that is no worse in anything is rolled back with at most that probability.
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from penstock.gateway.model.base import LONGEST_S
 from penstock.gateway.model.toml import ConfigError, Section, unknown_key
@@ -23,6 +24,21 @@ MISSING = "missing"
 
 MOST_ALPHA = 0.05
 """What the error probabilities of reward and guards may add up to."""
+QUARTER = 0.0025
+"""Error probability of the guards of latency and costs: with both on, and the rest as it is, all are used up."""
+SRM_ALPHA = 0.01
+"""Probability per stage of a false alarm about the split of outcomes: a person looks, and nothing is lost by it."""
+REPLAY_ALPHA = 0.05
+"""Probability of passing in replay a candidate that is worse by the margin. The canary has the last word."""
+FIXED: dict[str, Any] = {
+    "failed": 0.0,
+    "hard_violations": 0,
+    "srm_alpha": SRM_ALPHA,
+    "adaptive": False,
+    "replay": {"alpha": REPLAY_ALPHA},
+    "guards": {"latency": {"alpha": QUARTER}, "cost": {"alpha": QUARTER}},
+}
+"""What a policy says on the tape and nobody can set: decisions are recomputed from all that they followed from."""
 
 Gate = Literal["required", "report", "skip"]
 
@@ -32,8 +48,6 @@ class Stage(Section):
 
     split: float = Field(gt=0, lt=1)
     """Share of new rollouts that get the candidate, above 0 and below 1; larger than in the stage before."""
-    name: str = Field(default="", max_length=32, validate_default=True)
-    """What it is called; the split in percent unless given."""
     rollouts: int = Field(default=20, ge=0, le=1_000_000)
     """Rewarded rollouts on the candidate, assigned in this stage, before it may be left, 0 to 1,000,000."""
     seconds: float = Field(default=0.0, ge=0, le=LONGEST_S)
@@ -41,10 +55,10 @@ class Stage(Section):
     approval: bool = False
     """Whether a person must approve before it is left; in the last stage that is before the promotion."""
 
-    @field_validator("name")
-    @classmethod
-    def _named_by_its_split(cls, value: str, info: ValidationInfo) -> str:
-        return value or f"{info.data.get('split', 0) * 100:g}%"
+    @property
+    def name(self) -> str:
+        """What it is called: its split in percent."""
+        return f"{self.split * 100:g}%"
 
 
 class Guard(Section):
@@ -54,11 +68,10 @@ class Guard(Section):
     """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
 
 
-class LatencyGuard(Guard):
+class LatencyGuard(Section):
     """`[guards.latency]`: the share of rollouts within a time; off unless given."""
 
-    alpha: float = Field(default=0.0025, ge=0, le=MOST_ALPHA)
-    """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
+    alpha: ClassVar[float] = QUARTER
     slo_s: float = Field(gt=0, le=LONGEST_S)
     """Seconds within which a rollout counts as fast enough, above 0."""
 
@@ -67,11 +80,10 @@ class LatencyGuard(Guard):
         return 1.0 if seconds <= self.slo_s else 0.0
 
 
-class CostGuard(Guard):
+class CostGuard(Section):
     """`[guards.cost]`: what a rollout costs; off unless given."""
 
-    alpha: float = Field(default=0.0025, ge=0, le=MOST_ALPHA)
-    """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
+    alpha: ClassVar[float] = QUARTER
     cap: float = Field(gt=0)
     """Cost of a rollout from which it counts as worst, above 0, in the unit in which costs are given; about four times
     what one usually costs."""
@@ -105,12 +117,8 @@ class Replay(Section):
     """Requests to models at most, both legs and the judge counted, 2 to 1,000,000."""
     concurrency: int = Field(default=8, ge=1, le=1000)
     """Requests at the same time, 1 to 1,000."""
-    judge: str = Field(default="exact", pattern=r"^\S{1,200}$")
-    """Who says whether an answer agrees: `exact`, `module:function`, or the name of a model."""
     margin: float = Field(default=0.1, ge=0, lt=1)
     """How much lower than the incumbent's own the candidate's agreement may be, 0 to below 1."""
-    alpha: float = Field(default=0.05, gt=0, le=0.2)
-    """Probability of passing a candidate that is worse by the margin, above 0 to 0.2."""
     closed_loop: int = Field(default=0, ge=0, le=10_000)
     """Recorded rollouts to rehearse with the agent itself and recorded tool results, 0 to 10,000; 0 is none."""
     steps: int = Field(default=100, ge=1, le=100_000)
@@ -128,8 +136,6 @@ class Shadow(Section):
     """Mirrored calls after which the stage is done, 1 to 100,000."""
     concurrency: int = Field(default=2, ge=1, le=1000)
     """Requests at the same time, 1 to 1,000; a call that finds none free is not mirrored."""
-    judge: str = Field(default="exact", pattern=r"^\S{1,200}$")
-    """Who says whether an answer agrees: `exact`, `module:function`, or the name of a model."""
 
 
 class Policy(Section):
@@ -149,12 +155,8 @@ class Policy(Section):
     """Mirrored live calls: `required`, `report` or `skip`."""
     reward: str | None = Field(default=None, min_length=1, max_length=128)
     """Dimension of the reward that decides; the rollout's reward itself unless given."""
-    reward_low: float = 0.0
-    """Reward that counts as worst; what is below counts as this."""
-    reward_high: float = 1.0
-    """Reward that counts as best; what is above counts as this."""
-    failed: float = Field(default=0.0, ge=0, le=1)
-    """Goodness of a rollout that failed and has no reward, 0 to 1."""
+    reward_range: tuple[float, float] = Field(default=(0.0, 1.0), strict=False)
+    """Rewards that count as worst and as best; what is beyond counts as these."""
     margin: float = Field(default=0.1, ge=0, lt=1)
     """How much worse a candidate may be and still be promoted, as a share of the stable's mean reward before the start,
     0 to below 1."""
@@ -166,10 +168,6 @@ class Policy(Section):
     """Probability of promoting a candidate that is worse by the margin, above 0 to 0.2."""
     guards: Guards = Guards()
     """What is watched besides the reward."""
-    hard_violations: int = Field(default=0, ge=0, le=1_000_000)
-    """Hard violations on the candidate that are borne; one more rolls back at once, without statistics."""
-    srm_alpha: float = Field(default=0.01, gt=0, le=0.1)
-    """Probability per stage of a false alarm about the split of outcomes, above 0 to 0.1; the release is then held."""
     missing_limit: float = Field(default=0.5, gt=0, le=1)
     """Share of rollouts without a reward, of the first 50 or more, above which the release is held; 1 turns it off."""
     outcome_deadline_s: float = Field(default=3600.0, gt=0, le=LONGEST_S)
@@ -179,8 +177,8 @@ class Policy(Section):
     """Rollouts after which an undecided release is held, 10 to 10,000,000."""
     hold_split: bool = False
     """Whether it is a plain experiment: never promoted, the margin is 0; harm still rolls back."""
-    adaptive: bool = False
-    """Whether a stage is left only while the evidence for the candidate outweighs that against it."""
+    judge: str = Field(default="exact", pattern=r"^\S{1,200}$")
+    """Who says whether an answer of replay or shadow agrees: `exact`, `module:function`, or the name of a model."""
     replay: Replay = Replay()
     """How recorded calls are asked again."""
     shadow: Shadow = Shadow()
@@ -191,9 +189,6 @@ class Policy(Section):
         splits = [stage.split for stage in self.stages]
         if any(later <= earlier for earlier, later in pairwise(splits)):
             raise ValueError(f"stages: splits must rise, since no rollout may change its arm; found {_listed(splits)}")
-        names = [stage.name for stage in self.stages]
-        if len(set(names)) != len(names):
-            raise ValueError(f"stages: names must differ; found {_listed(names)}")
         needed = int(sum(stage.rollouts / stage.split for stage in self.stages))
         if needed > self.horizon:
             raise ValueError(
@@ -216,18 +211,18 @@ class Policy(Section):
 
     @model_validator(mode="after")
     def _margin_has_a_unit(self) -> Self:
-        low, high = self.reward_low, self.reward_high
+        low, high = self.reward_range
         if low >= high:
-            raise ValueError(f"reward_low: {low:g} must be below reward_high, {high:g}")
+            raise ValueError(f"reward_range: the worst, {low:g}, must be below the best, {high:g}")
         if self.margin_absolute is not None and self.margin_absolute >= high - low:
             raise ValueError(
-                f"margin_absolute: {self.margin_absolute:g} must be below {high - low:g}, reward_high - reward_low: "
+                f"margin_absolute: {self.margin_absolute:g} must be below {high - low:g}, the width of reward_range: "
                 "nothing could be worse than that"
             )
         if self.margin_absolute is None and low != 0 and not self.hold_split:
             raise ValueError(
-                f"margin: a share of the stable's reward needs rewards that start at 0, and reward_low is {low:g}; "
-                "give margin_absolute"
+                "margin: a share of the stable's reward needs rewards that start at 0, and reward_range starts at "
+                f"{low:g}; give margin_absolute"
             )
         return self
 
@@ -249,7 +244,8 @@ class Policy(Section):
 
     def goodness(self, reward: float) -> float:
         """A reward in [0, 1]."""
-        share = (reward - self.reward_low) / (self.reward_high - self.reward_low)
+        low, high = self.reward_range
+        share = (reward - low) / (high - low)
         return min(1.0, max(0.0, share))
 
     def d(self, baseline: float | None) -> float:
@@ -261,13 +257,59 @@ class Policy(Section):
         if self.hold_split:
             return 0.0
         if self.margin_absolute is not None:
-            return self.margin_absolute / (self.reward_high - self.reward_low)
+            return self.margin_absolute / (self.reward_range[1] - self.reward_range[0])
         if baseline is None:
             raise ConfigError(
                 f"margin: {self.margin:g} of the stable's mean reward, but no reward of it has been recorded; give "
                 "margin_absolute, or start when there are some"
             )
         return self.margin * baseline
+
+
+def frozen(policy: Policy) -> dict[str, Any]:
+    """A policy as the tape has it, with what is fixed."""
+    made = policy.model_dump(mode="json")
+    _add(made, FIXED)
+    made["replay"]["judge"] = made["shadow"]["judge"] = made.pop("judge")
+    made["reward_low"], made["reward_high"] = made.pop("reward_range")
+    for stage, own in zip(made["stages"], policy.stages, strict=True):
+        stage["name"] = own.name
+    return made
+
+
+def thawed(value: Any) -> Any:
+    """What a policy on the tape says that can be set; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    made = copy.deepcopy(cast(dict[str, Any], value))
+    _take(made, FIXED)
+    replay, shadow = made.get("replay", {}), made.get("shadow", {})
+    if "judge" in replay and replay["judge"] == shadow.get("judge"):
+        made["judge"] = replay.pop("judge")
+        del shadow["judge"]
+    if "reward_low" in made and "reward_high" in made:
+        made["reward_range"] = [made.pop("reward_low"), made.pop("reward_high")]
+    for stage in made.get("stages", ()):
+        if stage.get("name") == f"{stage['split'] * 100:g}%":
+            del stage["name"]
+    return made
+
+
+def _add(made: dict[str, Any], fixed: dict[str, Any]) -> None:
+    for name, value in fixed.items():
+        if not isinstance(value, dict):
+            made[name] = value
+        elif made.get(name) is not None:
+            _add(made[name], cast(dict[str, Any], value))
+
+
+def _take(made: dict[str, Any], fixed: dict[str, Any]) -> None:
+    """Takes out what is as it is fixed; what is not stays, and is refused."""
+    for name, value in fixed.items():
+        if isinstance(value, dict) and made.get(name) is not None:
+            _take(made[name], cast(dict[str, Any], value))
+        elif made.get(name) == value:
+            made.pop(name, None)
 
 
 def _listed(values: list[Any]) -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 
 from penstock.gateway.model.base import Id, Noun
-from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.policy import Policy, frozen, thawed
 from penstock.gateway.model.resource import Audience, Person, ResourceKind
 
 Stage = Literal["draft", "checked", "replayed", "shadowed", "canary", "promoted", "rolled_back", "aborted", "held"]
@@ -137,6 +137,10 @@ class Entry(Noun):
         return digest(self.previous, self.model_dump(mode="json", exclude={"hash"}))
 
 
+Frozen = Annotated[Policy, BeforeValidator(thawed), PlainSerializer(frozen)]
+"""A policy as it was when a release began, with what was fixed then."""
+
+
 class Release(Noun):
     """An experiment that moves rollouts from the stable version of a resource to a candidate."""
 
@@ -152,7 +156,7 @@ class Release(Noun):
     """The version it tries."""
     only: Audience = Field(default_factory=Audience)
     """Which calls it speaks to."""
-    policy: Policy = Field(default_factory=Policy)
+    policy: Frozen = Field(default_factory=Policy)
     """What it may do by itself."""
     stage: Stage = "draft"
     """How far it has come."""

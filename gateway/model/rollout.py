@@ -147,7 +147,7 @@ class Reward(Judgement):
     """A judgement as it is kept: a span of kind `reward`."""
 
     trusted: bool = True
-    """False for what an agent says of itself, unless `rewards.trust_agent` is set: not trained on."""
+    """False for what an agent says of itself, unless `trust_agent_rewards` is set: not trained on."""
     late: bool = False
     """True when it came after the attempt had ended."""
 

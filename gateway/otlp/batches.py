@@ -16,7 +16,7 @@ from penstock.gateway.config import Otlp
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Attempt
 from penstock.gateway.otlp import fill_request, selection
-from penstock.gateway.otlp.delivery import Figures
+from penstock.gateway.otlp.delivery import PACE, Figures
 from penstock.gateway.otlp.export_request import Request
 from penstock.gateway.otlp.selection import Selection, Sending
 from penstock.gateway.store.directory import TapeError
@@ -48,10 +48,17 @@ class Reader:
     """Turns pieces of the feed into requests; for one thread at a time."""
 
     def __init__(
-        self, tape: Tape, settings: Otlp, servers: Mapping[str, str], figures: Figures, now_ns: Callable[[], int]
+        self,
+        tape: Tape,
+        settings: Otlp,
+        servers: Mapping[str, str],
+        figures: Figures,
+        now_ns: Callable[[], int],
+        batch: int = PACE.batch,
     ) -> None:
+        """`batch`: spans in one request, at most."""
         self._tape = tape
-        self._batch = settings.batch
+        self._batch = batch
         self._selection = Selection(tape, settings.wait, now_ns)
         self._maker = fill_request.Maker(tape, settings, servers)
         self._figures = figures

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import aiohttp
 from google.protobuf.message import DecodeError
@@ -24,8 +24,21 @@ RETRYABLE = frozenset({429, 502, 503, 504})
 FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_WAIT_S = 0.5, 30.0, 300.0
 """Pauses double from the first to the longest; a collector may ask for a longer one, up to the last."""
 LARGEST_ANSWER = 4 << 20
+
 _HEADERS = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
 _log = logging.getLogger("penstock.otlp")
+
+
+class Pace(NamedTuple):
+    """How much is sent at once, and how long an answer may take."""
+
+    batch: int = 512
+    """Spans in one request at most: what SDKs send at most, so that every collector takes it."""
+    timeout: float = 10.0
+    """Seconds after which a request that was not answered is sent again: the OTLP specification's."""
+
+
+PACE = Pace()
 
 
 class Figures(Protocol):

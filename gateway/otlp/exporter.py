@@ -18,7 +18,7 @@ from typing import Protocol
 
 from penstock.gateway.config import Otlp
 from penstock.gateway.otlp import batches
-from penstock.gateway.otlp.delivery import Delivery, Figures
+from penstock.gateway.otlp.delivery import PACE, Delivery, Figures, Pace
 from penstock.gateway.store.directory import TapeError
 
 NOTE = "otlp.cursor"
@@ -52,22 +52,22 @@ class Exporter:
     def __init__(
         self,
         settings: Otlp,
-        url: str,
         servers: Mapping[str, str],
         tape: Tape,
         feed: Feed,
         dispatcher: Dispatcher,
         figures: Figures,
         now_ns: Callable[[], int] = time_ns,
+        pace: Pace = PACE,
     ) -> None:
-        """`url`: where to send; `servers`: base URL of each upstream. Raises `ConfigError` without its headers."""
-        self._settings = settings
+        """`settings`: with an endpoint; `servers`: base URL of each upstream. Raises `ConfigError`."""
+        self._timeout = pace.timeout
         self._tape = tape
         self._feed = feed
         self._dispatcher = dispatcher
         self._figures = figures
-        self._delivery = Delivery(url, settings.headers(), settings.timeout, figures)
-        self._reader = batches.Reader(tape, settings, servers, figures, now_ns)
+        self._delivery = Delivery(settings.traces_url(), settings.headers(), pace.timeout, figures)
+        self._reader = batches.Reader(tape, settings, servers, figures, now_ns, pace.batch)
         self._cursor = self._noted = 0
         self._noted_at = 0.0
         self._stopping = asyncio.Event()
@@ -87,7 +87,7 @@ class Exporter:
         """Sends what is on the tape, unless the collector takes nothing or too much time, and keeps the cursor."""
         self._stopping.set()
         if self._task is not None:
-            patience = 0.0 if self._delivery.failing else self._settings.timeout
+            patience = 0.0 if self._delivery.failing else self._timeout
             await asyncio.wait([self._task], timeout=patience)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Encoding = Literal["application/x-protobuf", "application/json"]
 PROTOBUF: Encoding = "application/x-protobuf"
 JSON: Encoding = "application/json"
+REQUEST_BYTES = 64 << 20
+"""What one request may have, without its compression: sixteen times what SDKs and collectors send at most."""
 COMPRESSIONS = ("", "identity", "gzip")
 _SERVICE = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
 _INVALID, _UNAVAILABLE, _TOO_LARGE, _UNIMPLEMENTED, _INTERNAL = 3, 14, 8, 12, 13
@@ -65,7 +67,7 @@ async def body_of(request: web.Request, limit: int) -> bytes:
 
 def _check_size(size: int, limit: int) -> None:
     if size > limit:
-        raise Failure(413, f"the request is larger than {limit} bytes (otlp.request_bytes); send smaller batches")
+        raise Failure(413, f"the request is larger than {limit} bytes; send smaller batches")
 
 
 def _gunzip(body: bytes, limit: int) -> bytes:

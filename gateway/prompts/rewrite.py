@@ -78,13 +78,6 @@ class Rewritten:
     misses: list[Miss]
 
 
-def rewrite(
-    body: bytes, dialect: Dialect, recogniser: Recogniser, versions: Mapping[str, Template], explicit: str | None = None
-) -> Rewritten:
-    """Finds and writes in one go."""
-    return write(body, find(body, dialect, recogniser, explicit), versions)
-
-
 def find(body: bytes, dialect: Dialect, recogniser: Recogniser, explicit: str | None = None) -> Findings:
     """What each text of a request is. `explicit`: the resource that the first system text is said to be."""
     found = Findings()

@@ -24,6 +24,8 @@ from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
 
 _log = logging.getLogger("penstock.proxy")
+_ANNOUNCE_SECONDS = 0.25
+"""After which a running call is put on the tape as open: most calls of an engine are over by then, or run for long."""
 
 
 class Running(Protocol):
@@ -96,7 +98,7 @@ class Shared:
 
     def sweep(self, now: float) -> None:
         """Once a tick: announces calls that have run for a while, ends those whose upstream is silent."""
-        announce = now - self.config.tape.announce_seconds
+        announce = now - _ANNOUNCE_SECONDS
         for call in list(self.running):
             try:
                 call.check(now, announce)

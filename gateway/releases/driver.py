@@ -187,7 +187,7 @@ class Driver:
 
     async def _stop_hard(self, release: Release, rollout: str) -> None:
         number = await asyncio.to_thread(self._violations, release)
-        why = hard_stop(release.policy, number)
+        why = hard_stop(number)
         if why is not None:
             link, now = entry("roll_back", GATEWAY, why), self._now_ns()
             link.evidence = {OUT_OF_TURN: number, "rollout": rollout}

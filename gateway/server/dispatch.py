@@ -29,7 +29,6 @@ class Dispatch:
 
     def __init__(self, proxy: Shared, control: ControlPlane) -> None:
         self.clients: set[ClientConnection] = set()
-        self.header_bytes = proxy.config.limits.header_bytes
         self.request_bytes = proxy.config.limits.request_bytes
         self.epoch_ns = proxy.epoch_ns
         self._proxy = proxy

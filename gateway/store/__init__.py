@@ -29,6 +29,11 @@ from penstock.gateway.store.writer import Item, Woken, Writer
 
 F = TypeVar("F")
 
+MAP_BYTES = 1 << 30
+"""Initial size of the map, which doubles when needed. Address space, not disk: the file is as large as its content."""
+MEMORY_BYTES = 32 << 20
+"""What the writer keeps in memory as bases for the next bodies: those of the last hundreds of conversations."""
+
 
 class Store(Reader):
     """One tape. Thread-safe for reading; writing is for one thread."""
@@ -38,16 +43,15 @@ class Store(Reader):
         path: Path,
         *,
         readonly: bool = False,
-        map_bytes: int = 1 << 30,
-        memory_bytes: int = 64 << 20,
+        map_bytes: int = MAP_BYTES,
+        memory_bytes: int = MEMORY_BYTES,
         followers: Iterable[Follower] = (),
         woken: Woken | None = None,
         secrets: Secrets = NONE,
     ) -> None:
         """Opens the tape in `path`/tape, making it if need be.
 
-        `map_bytes`: initial size of the map; it doubles when needed. `memory_bytes`: what the writer keeps in memory as
-        bases for the next bodies. `followers`, `woken`: who remembers something of the tape, and who is told of agents
+        `followers`, `woken`: who remembers something of the tape, and who is told of agents
         that show themselves. `secrets`: what is taken out of all that others say. Raises `TapeError` when it is not a
         tape of this format or is in use.
         """

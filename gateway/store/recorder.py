@@ -1,7 +1,7 @@
 """Writes finished calls and operations to the tape, in batches and in order, on one thread, never delaying a byte.
 
 The loop appends calls to a queue; the thread takes what is there, reads facts out of the bodies, masks secrets and
-commits. A call that has run for `announce_seconds` is put on the tape as open, so that people see it, and so that a
+commits. A call that has run for a quarter of a second is put on the tape as open, so that people see it, and so that a
 crash leaves an `interrupted` span and not a hole. With `record = "strict"` every call is put on the tape before it is
 sent upstream.
 
@@ -37,6 +37,8 @@ _BATCH_BYTES = 16 << 20
 _KEPT_GAPS = 10_000
 _RETRY_SECONDS = 0.5
 _SWITCH_SECONDS = 0.0002
+_GATHER_SECONDS = 0.005
+"""How long calls are gathered for one commit: about what an fsync takes, so that the disk is never idle for long."""
 
 
 class Recordable(Protocol):
@@ -186,7 +188,7 @@ class Recorder:
             _log.error("%d calls that were answered are not on the tape: %s", len(self._held), self.failing)
 
     def _await_work(self) -> bool:
-        """False when it is time to stop. Otherwise there is work, gathered for `commit_ms`."""
+        """False when it is time to stop. Otherwise there is work, gathered for a moment."""
         if not self._queue:
             if self._closed:
                 return False
@@ -196,7 +198,7 @@ class Recorder:
             self._sleeping = False
             self._wake.clear()
         if not self._strict and not self._closed and len(self._queue) < _BATCH:
-            self._hurry.wait(self._config.commit_ms / 1000)
+            self._hurry.wait(_GATHER_SECONDS)
         self._hurry.clear()
         return True
 

@@ -193,11 +193,11 @@ class Jobs:
 
 
 @asynccontextmanager
-async def engine(settings: Settings, template: Path | None, namespace: str | None) -> AsyncGenerator[Jobs]:
+async def engine(settings: Settings, template: Path | None) -> AsyncGenerator[Jobs]:
     """Runs agents as Jobs; raises `UsageError` when there is no cluster, no template or no image, or when the cluster
     does not take such a Job."""
     checked = kubernetes_job.checked(read(template), settings.agents.image)
-    async with connect(namespace) as cluster:
+    async with connect() as cluster:
         await _try_out(cluster, checked, settings)
         yield Jobs(settings, checked, cluster)
 

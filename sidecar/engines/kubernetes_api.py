@@ -93,7 +93,7 @@ async def _message(response: aiohttp.ClientResponse) -> str:
 
 
 @asynccontextmanager
-async def connect(namespace: str | None) -> AsyncGenerator[Cluster]:
+async def connect() -> AsyncGenerator[Cluster]:
     """The API server that the kubeconfig or the pod names; raises `UsageError` when neither does."""
     configuration = Configuration()
     configuration.connection_pool_maxsize = 0  # every attempt holds a watch and a log
@@ -102,7 +102,7 @@ async def connect(namespace: str | None) -> AsyncGenerator[Cluster]:
     except (_config.ConfigException, OSError) as e:
         raise UsageError(f"--on kubernetes: no cluster is configured: {e}") from None
     async with ApiClient(configuration) as api:
-        yield Cluster(api, namespace or found or "default")
+        yield Cluster(api, found or "default")
 
 
 async def _configure(configuration: Any) -> str | None:

@@ -159,9 +159,9 @@ class Fleet:
             slot.tell.remote(order)
 
 
-def run(settings: Settings, address: str | None, options: str | None) -> Tally:
-    """Work on a cluster until there is no more."""
-    given = _options(options)
+def run(settings: Settings, options: str | None) -> Tally:
+    """Work on a cluster until there is no more: on that of RAY_ADDRESS, or the one that Ray finds."""
+    given, address = _options(options), os.environ.get("RAY_ADDRESS")
     _check_address(address)
     _ = os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -187,7 +187,7 @@ def _check_address(address: str | None) -> None:
     except (OSError, OverflowError):
         raise RunnerError(
             f"cannot reach the Ray cluster at {address}: nothing answers there; correct "
-            "--ray-address, or start it with `ray start --head`"
+            "RAY_ADDRESS, or start it with `ray start --head`"
         ) from None
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.adapters.chat import Conversation, conversations
 from penstock.adapters.preferences import Trajectory, of_rollouts, pairs, row
-from penstock.adapters.samples import collect
+from penstock.adapters.samples import samples
 
 S, U = message("system", [100]), message("user", [1])
 
@@ -66,7 +66,7 @@ def test_samples_are_paired_by_rollout() -> None:
     for talk in talks:
         talk.call([1], [(2,)])
         talk.call([1], [(3,)])
-    made, _ = collect(talk.episode() for talk in talks)
+    made = [sample for talk in talks for sample in samples(talk.episode())[0]]
     (pair,), _ = pairs(of_rollouts(made))
     assert [s.rollout for s in pair.chosen.samples] == ["r2", "r2"]
     assert [s.rollout for s in pair.rejected.samples] == ["r1", "r1"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.adapters.report import Report
 from penstock.adapters.rewards import returns
-from penstock.adapters.samples import Options, Sample, collect, samples
+from penstock.adapters.samples import Options, Sample, samples
 
 
 def places(made: Iterable[Sample], report: Report, calls: Iterable[Made]) -> Counter[tuple[int, int]]:
@@ -124,9 +124,10 @@ def test_a_call_that_goes_on_from_exact_tokens_is_merged_unless_another_one_was(
 @given(st.lists(STEPS, max_size=3))
 def test_reports_add_up(many: list[list[Step]]) -> None:
     episodes = [played(steps)[0].episode() for steps in many]
-    made, report = collect(episodes)
-    apart = [samples(episode) for episode in episodes]
-    assert len(made) == sum(len(one) for one, _ in apart) == report.samples
+    apart, report = [samples(episode) for episode in episodes], Report()
+    for _, one in apart:
+        report.add(one)
+    assert sum(len(made) for made, _ in apart) == report.samples
     assert report.rollouts == len(episodes)
     assert report.tokens == sum(one.tokens for _, one in apart)
     assert report.reasons == Counter(it.reason for _, one in apart for it in one.dropped)

@@ -34,19 +34,13 @@ directory = "run"
 [model]
 path = "model"
 rank = 4
-alpha = 8
 
 [data]
 file = "chats.jsonl"
-
-[sft]
 batch = 4
-epochs = 1
 
 [engine]
-device = "cpu"
 batch_tokens = 64
-sample_tokens = 64
 """
 
 

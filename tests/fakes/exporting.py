@@ -11,6 +11,7 @@ from fakes.collector import Collector
 from fakes.otlp import Inlet
 
 from penstock.gateway.config import Otlp
+from penstock.gateway.otlp.delivery import Pace
 from penstock.gateway.otlp.exporter import Exporter
 from penstock.gateway.store.records import Entry
 
@@ -29,10 +30,9 @@ class Figures:
 
 
 def exporter(inlet: Inlet, collector: Collector, figures: Figures | None = None, **settings: Any) -> Exporter:
+    pace = Pace(**{name: settings.pop(name) for name in Pace._fields if name in settings})
     made = Otlp(endpoint=collector.url, **settings)
-    url = made.traces_url()
-    assert url is not None
-    return Exporter(made, url, SERVERS, inlet.store, inlet.feed, inlet.dispatcher, figures or Figures())
+    return Exporter(made, SERVERS, inlet.store, inlet.feed, inlet.dispatcher, figures or Figures(), pace=pace)
 
 
 @asynccontextmanager

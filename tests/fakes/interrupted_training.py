@@ -28,7 +28,7 @@ from penstock.trainer.mathematics.batch import micro_batches
 
 def settings(model: Path) -> Config:
     """Everything that has a state: dropout, a schedule, momenta."""
-    return config(model, model={"dropout": 0.2}, optimiser={"schedule": "cosine", "warmup": 2}, run={"steps": 8})
+    return config(model, optimiser={"schedule": "cosine", "warmup": 2}, run={"steps": 8})
 
 
 def step(engine: Engine) -> dict[str, float]:

@@ -14,14 +14,14 @@ FIRST = 10_000
 
 
 def steady_ports(count: int) -> list[int]:
-    """Ports that nobody uses and the system gives to nobody."""
+    """Ports in a row that nobody uses and the system gives to nobody."""
     given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: set[int] = set()
-    while len(found) < count:
-        port = random.randrange(FIRST, given)
+    while True:
+        first = random.randrange(FIRST, given - count)
+        found = list(range(first, first + count))
         try:
-            socket.create_server(("127.0.0.1", port)).close()
+            for port in found:
+                socket.create_server(("127.0.0.1", port)).close()
         except OSError:
             continue
-        found.add(port)
-    return list(found)
+        return found

@@ -55,8 +55,8 @@ def lookup_template() -> str:
 def config(path: Path, **sections: dict[str, Any]) -> Config:
     """A configuration for such a model, on a CPU: LoRA unless said otherwise, learning fast enough to see it."""
     given: dict[str, dict[str, Any]] = {
-        "model": {"path": path, "rank": 4, "alpha": 8},
-        "engine": {"device": "cpu", "batch_tokens": 64, "sample_tokens": 64},
+        "model": {"path": path, "rank": 4},
+        "engine": {"batch_tokens": 64},
         "optimiser": {"learning_rate": 0.01},
     }
     names = given.keys() | sections.keys()

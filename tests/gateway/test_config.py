@@ -17,11 +17,8 @@ from penstock.gateway.config import Config, ConfigError, load
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 UPSTREAM = '[[upstream]]\nname = "local"\nbase_url = "http://127.0.0.1:8000/v1/"\n'
 SECTIONS = {
-    "auth": "[auth]",
     "limits": "[limits]",
     "tape": "[tape]",
-    "rewards": "[rewards]",
-    "rollouts": "[rollouts]",
     "otlp": "[otlp]",
     "upstream": "[[upstream]]",
     "route": "[[route]]",
@@ -86,7 +83,7 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: 
 
 
 def test_a_key_that_is_like_no_other_is_answered_with_all(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="zzz: unknown key; known keys: record, commit_ms"):
+    with pytest.raises(ConfigError, match="zzz: unknown key; known keys: record, queue_bytes"):
         read(tmp_path, "[tape]\nzzz = 1\n")
 
 
@@ -96,11 +93,8 @@ WRONG = [
     ("", 'port = "80"'),
     ("", "port = true"),
     ("", "data = 1"),
-    ("", "auth = 1"),
     ("", "limits = 1"),
     ("", "tape = 1"),
-    ("", "rewards = 1"),
-    ("", "rollouts = 1"),
     ("", "otlp = 1"),
     ("", "upstream = 1"),
     ("", "route = 1"),
@@ -117,35 +111,23 @@ WRONG = [
     ("route", "upstream = []"),
     ("route", "alias = 1"),
     ("route", "train = 1"),
-    ("route", 'tokens = "rough"'),
     ("route", "translate = 1"),
-    ("auth", "admin_key_env = 1"),
-    ("auth", 'require_token = "yes"'),
+    ("", 'require_token = "yes"'),
     ("limits", "request_bytes = 0"),
-    ("limits", "header_bytes = 1"),
     ("limits", "recorded_bytes = 1.5"),
-    ("limits", "head_timeout = -1"),
-    ("limits", "keepalive_timeout = 0"),
+    ("limits", "client_timeout = 0"),
     ("limits", "drain_seconds = -1"),
     ("tape", 'record = "sometimes"'),
-    ("tape", "commit_ms = -1"),
     ("tape", "queue_bytes = 0"),
-    ("tape", "announce_seconds = 0"),
-    ("tape", "map_bytes = 1"),
-    ("tape", "memory_bytes = 1"),
     ("tape", 'on_record_failure = { online = "drop" }'),
     ("tape", 'on_record_failure = { onlin = "pass" }'),
     ("tape", "on_record_failure = 1"),
-    ("rewards", "trust_agent = 1"),
-    ("rollouts", "quiet_seconds = 0"),
-    ("otlp", "request_bytes = 1"),
+    ("", "trust_agent_rewards = 1"),
+    ("", "quiet_seconds = 0"),
     ("otlp", 'endpoint = "collector:4318"'),
     ("otlp", "wait = 301"),
     ("otlp", 'endpoint = "http://me:pw@x"'),
     ("otlp", "headers_env = 1"),
-    ("otlp", 'protocol = "grpc"'),
-    ("otlp", "batch = 0"),
-    ("otlp", "timeout = 0"),
     ("otlp", 'capture_content = "yes"'),
 ]
 
@@ -164,8 +146,8 @@ def test_every_key_has_a_wrong_value_above() -> None:
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"penstock\.toml: .*port.*; .*commit_ms: -1 is not 0 or more"):
-        read(tmp_path, "port = -1\n[tape]\ncommit_ms = -1\n")
+    with pytest.raises(ConfigError, match=r"penstock\.toml: .*port.*; .*drain_seconds: -1 is not 0 or more"):
+        read(tmp_path, "port = -1\n[limits]\ndrain_seconds = -1\n")
 
 
 def test_only_engines_can_be_asked_for_token_ids(tmp_path: Path) -> None:
@@ -180,10 +162,10 @@ def test_only_engines_can_be_asked_for_token_ids(tmp_path: Path) -> None:
 
 
 def test_exact_tokens_are_those_of_a_model_that_is_trained(tmp_path: Path) -> None:
-    route = '[[route]]\nmodel = "policy"\nupstream = "local"\ntokens = "exact"\n'
-    assert read(tmp_path, UPSTREAM + route + "train = true\n").route[0].tokens == "exact"
-    with pytest.raises(ConfigError, match=r"route 'policy' has tokens = \"exact\", .* set train = true"):
-        read(tmp_path, UPSTREAM + route)
+    (route,) = read(tmp_path, UPSTREAM + '[[route]]\nmodel = "policy"\nupstream = "local"\ntrain = "exact"\n').route
+    assert (route.train, route.translates) == ("exact", True)
+    with pytest.raises(ConfigError, match=r"route\.0\.train"):
+        read(tmp_path, UPSTREAM + '[[route]]\nmodel = "policy"\nupstream = "local"\ntrain = "rough"\n')
 
 
 def test_names_must_exist_and_differ(tmp_path: Path) -> None:
@@ -258,7 +240,7 @@ def test_documentation_tells_the_default_and_the_docstring(section: str, key: st
     field = (model_of(section) if section else Config).model_fields[key]
     default, meaning = documented()[section, key]
     assert field.description is not None
-    assert meaning.startswith(field.description.split(" Default:")[0])
+    assert meaning.startswith(" ".join(field.description.split(" Default:")[0].split()))
     if field.is_required():
         assert default == "required"
     elif field.default is not None:

@@ -35,7 +35,7 @@ async def exact(tmp_path_factory: pytest.TempPathFactory, vllm: ScaleOut, patien
     """A gateway that translates, in front of an engine whose template drifts."""
     if not PYTHON.exists():
         pytest.skip(NOWHERE)
-    config = ROUTE.rstrip() + '\ntokens = "exact"\n\n' + upstream("vllm", vllm.openai_url, "openai")
+    config = ROUTE.replace("train = true", 'train = "exact"') + upstream("vllm", vllm.openai_url, "openai")
     async with running(tmp_path_factory.mktemp("exact"), config, python=PYTHON) as made:
         yield made
 

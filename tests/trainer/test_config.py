@@ -36,8 +36,8 @@ def keys() -> list[tuple[str, str]]:
 
 def test_only_the_model_must_be_named(tmp_path: Path) -> None:
     config = read(tmp_path, MODEL)
-    assert config.loss.clip == (0.2, 0.28)
-    assert (config.advantage.estimator, config.loss.correction, config.loss.correction_high) == ("dr_grpo", "token", 2)
+    assert config.loss.bounds == (0.2, 0.28)
+    assert (config.advantage.estimator, config.loss.correction) == ("dr_grpo", "token")
     assert config.learning_rate == 1e-4
     assert read(tmp_path, MODEL + 'weights = "full"\n').learning_rate == 1e-6
     with pytest.raises(ConfigError, match=r"train\.toml: model: it is missing"):
@@ -56,9 +56,10 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: 
     ("text", "problem"),
     [
         (MODEL + '[loss]\nkind = "ppg"', r"loss.kind: 'ppg' is not 'ppo', 'gspo', 'cispo' or 'pg'"),
-        (MODEL + "[optimiser]\nbetas = [0.9]", "optimiser.betas"),
+        (MODEL + "[loss]\nclip = [0.2]", "loss.clip"),
+        (MODEL + "[loss]\nclip = [1.5, 2]", r"loss.clip: \[1.5, 2\.0\] is not how far below 1 \(0 to 1\) and"),
         (MODEL + 'weights = "full"\nadapter = "x"', 'model: adapter: it goes with weights = "lora"'),
-        (MODEL + "[engine]\nbatch_tokens = 100", "engine: sample_tokens: 16384 do not fit into batch_tokens = 100"),
+        (MODEL + "[engine]\nbatch_tokens = 1", "engine.batch_tokens: 1 is not 2 or more"),
         (MODEL + "[rollouts]\ngroup_size = 1", "rollouts.group_size: in a group of 1 dr_grpo has nothing"),
         (MODEL + "[run]\nsteps = 0", "run.steps: 0 is not 1 or more"),
         (MODEL + "[engine]\ndtype = 16", "engine.dtype"),

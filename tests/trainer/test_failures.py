@@ -60,11 +60,11 @@ TRAIN = """
 name = "run"
 directory = "{home}/run"
 steps = {steps}
+checkpoint_every = 1
 
 [model]
 path = "{model}"
 rank = 4
-alpha = 8
 
 [rollouts]
 tasks = "{home}/tasks.jsonl"
@@ -76,17 +76,12 @@ run = {run}
 learning_rate = 0.01
 
 [engine]
-device = "cpu"
 batch_tokens = 512
-sample_tokens = 512
 
 [inference]
 python = "{python}"
 port = {port}
 flags = {flags}
-
-[checkpoint]
-every = 1
 """
 
 

@@ -79,7 +79,7 @@ def test_every_message_is_in_the_tokens_and_every_answer_is_trained_once(chats: 
 
 @pytest.mark.parametrize("which", ["best", "all"])
 def test_pairs_hold_both_trajectories_whole(chats: list[Conversation], which: str) -> None:
-    engine = {"sample_tokens": 1 << 20, "batch_tokens": 1 << 20}
+    engine = {"batch_tokens": 1 << 20}
     config = Config.model_validate({"model": {"path": "model"}, "dpo": {"pairs": which}, "engine": engine})
     tokenizer, by_name = make_tokenizer(), {chat.rollout: chat for chat in chats}
     made = Maker(config, tokenizer).of_pairs(told(chats))

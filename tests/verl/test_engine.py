@@ -292,7 +292,7 @@ def test_it_may_begin_with_an_adapter(cluster: int, local: Engine, start: State,
     local.restore(copy.deepcopy(start))
     local.save_adapter(tmp_path / "adapter")
     (batch,) = batched(random_examples(2, VOCABULARY), 4096)
-    given = {"adapter": tmp_path / "adapter", "rank": 4, "alpha": 8}
+    given = {"adapter": tmp_path / "adapter", "rank": 4}
     for one in opened(settings(path, 1, model=given)):
         assert torch.allclose(one.logprobs(batch), local.logprobs(batch), atol=1e-5)
         assert torch.allclose(one.model.reference(batch), local.model.reference(batch), atol=1e-5)

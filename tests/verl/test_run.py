@@ -51,7 +51,6 @@ steps = {steps}
 [model]
 path = "{model}"
 rank = 4
-alpha = 8
 
 [rollouts]
 tasks = "{home}/tasks.jsonl"
@@ -63,9 +62,7 @@ run = {run}
 learning_rate = 0.01
 
 [engine]
-device = "cpu"
 batch_tokens = 64
-sample_tokens = 64
 {engine}
 
 [inference]

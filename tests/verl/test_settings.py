@@ -20,7 +20,6 @@ MODEL, VERL = '[model]\npath = "model"\n', '[engine]\nkind = "verl"\n'
         (MODEL + "[engine]\nranks = 2", 'engine: ranks: several ranks or nodes need kind = "verl"'),
         (MODEL + VERL + "ranks = 3\nnodes = 2", "engine: ranks: 3 are not as many on each of 2 nodes"),
         (MODEL + VERL + "ranks = 0", "engine.ranks: 0 is not"),
-        (MODEL + "dropout = 0.1\n" + VERL, 'model.dropout: adapters have none with engine.kind = "verl"; set it to 0'),
         (MODEL + 'weights = "full"\n' + VERL + "[loss]\nkl = 0.1", 'loss.kl: with engine.kind = "verl" the reference'),
         (MODEL + '[engine]\nkind = "ray"', r"engine.kind: 'ray' is not 'local' or 'verl'"),
     ],

@@ -29,7 +29,7 @@ from .test_adapters import published
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(900)]
 
 Json = dict[str, Any]
-ROUTE = '[[route]]\nmodel = "{}"\nupstream = "vllm"\ntrain = true\ntokens = "{}"\n\n'
+ROUTE = '[[route]]\nmodel = "{}"\nupstream = "vllm"\ntrain = {}\n\n'
 CALL = '<tool_call>\n{"name":  "get", "arguments": {"x":"é1",   "a": [1]}}\n</tool_call>'
 FORCED = [f"  The mill.\n{CALL}", f" And {CALL}\n{CALL}", "\nIt is 42. "]
 """None of it is what the template would write."""
@@ -39,7 +39,7 @@ BOTH = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Gateway]:
     """Models whose names begin with `base` are exact; `plain` is the same model, and is not."""
-    routes = ROUTE.format("base*", "exact") + ROUTE.format("plain", "rendered")
+    routes = ROUTE.format("base*", '"exact"') + ROUTE.format("plain", "true")
     routes = routes.replace('model = "plain"', 'model = "plain"\nalias = "base"')
     config = routes + upstream("vllm", vllm.url + "/v1", "openai")
     async with running(tmp_path_factory.mktemp("exact"), config) as made:

@@ -29,6 +29,7 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import brief
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Data
+from penstock.trainer.data.json_lines import json_lines
 from penstock.trainer.engines.checkpoint import CheckpointError, write_directory
 
 Tuning = Literal["sft", "dpo"]
@@ -81,7 +82,7 @@ def _conversation(row: Row) -> Conversation:
 
 async def _of_tape(kind: Tuning, data: Data, client: Client) -> tuple[list[Row], dict[str, float]]:
     report, weights = Report(), data.rewards or None
-    options = Options(data.model, data.agent, data.attempt, weights=weights, allow=frozenset(data.allow))
+    options = Options(data.model, data.agent, weights=weights, allow=frozenset(data.allow))
     wanted = client.rollouts(FILTERS[kind] if data.rollouts is None else data.rollouts)
     try:
         async with aclosing(load(client, wanted)) as episodes:
@@ -134,33 +135,27 @@ class Preference(BaseModel):
 
 
 def _of_file(kind: Tuning, path: Path) -> tuple[list[Row], dict[str, float]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"data.file: {path} cannot be read: {error}") from None
     made: list[Conversation] = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            made += _of_line(kind, line, number, f"data.file: {path}, line {number}")
+    for number, value in json_lines("data.file", path):
+        try:
+            made += _of_line(kind, value, f"line-{number}")
+        except ValueError as error:
+            said = brief(error) if isinstance(error, ValidationError) else str(error)
+            raise ConfigError(f"data.file: {path}, line {number}: {said}") from None
     return list(of_conversations(made)), {"rollouts": float(len({(one.rollout, one.attempt) for one in made}))}
 
 
-def _of_line(kind: Tuning, line: str, number: int, where: str) -> Iterator[Conversation]:
-    try:
-        given = json.loads(line)
-        if isinstance(given, dict) and "chosen" in given:
-            pair = Preference.model_validate(given)
-            if kind == "sft":
-                raise ConfigError(f"{where}: it is a preference, and sft learns from chats; dpo learns from these")
-            yield from _of_pair(pair, f"line-{number}")
-        else:
-            chat = Chat.model_validate(given)
-            name = chat.rollout or f"line-{number}"
-            yield _conversation(chat.model_dump() | {"rollout": name, "group": chat.group or name})
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON: {error.msg}") from None
-    except ValidationError as error:
-        raise ConfigError(f"{where}: {brief(error)}") from None
+def _of_line(kind: Tuning, value: Any, name: str) -> Iterator[Conversation]:
+    """Raises `ValueError`."""
+    if isinstance(value, dict) and "chosen" in value:
+        pair = Preference.model_validate(value)
+        if kind == "sft":
+            raise ValueError("it is a preference, and sft learns from chats; dpo learns from these")
+        yield from _of_pair(pair, name)
+    else:
+        chat = Chat.model_validate(value)
+        rollout = chat.rollout or name
+        yield _conversation(chat.model_dump() | {"rollout": rollout, "group": chat.group or rollout})
 
 
 def _of_pair(pair: Preference, name: str) -> Iterator[Conversation]:

@@ -113,7 +113,7 @@ class Maker:
     def _encoded(self, one: Told) -> tuple[tuple[Example, ...], bool]:
         """(its examples, whether they are all of it)."""
         made, unusable = tokenise(one.chats, self._tokenizer)
-        kept, refused = admit(made, self._config.engine.sample_tokens)
+        kept, refused = admit(made, self._config.engine.batch_tokens)
         self.lessons.dropped.update(f"chats_{it.reason}" for it in (*unusable, *refused))
         if unusable and self.lessons.trouble is None:
             self.lessons.trouble = f"{one.rollout}: {unusable[0].detail}"

@@ -1,7 +1,7 @@
 """Production's rollouts for a step: found as their rewards come, inspected when they are quiet, taken once.
 
     run      follows the gateway's changes: a reward makes a rollout known, every later call or reward puts it off
-    look     inspects those that are quiet for `online.settle` seconds
+    look     inspects those that are quiet for `online.quiet_seconds` seconds
     take     picks, writes down what is taken, and reads it as samples
 
 When the run begins it finds on the tape what came while nobody followed. It reads from the newest back to the oldest
@@ -107,7 +107,7 @@ class Traffic:
             self._news.set()
         self._known.add(name)
         self._ready.pop(name, None)
-        self._due[name] = asyncio.get_running_loop().time() + self._config.online.settle
+        self._due[name] = asyncio.get_running_loop().time() + self._config.online.quiet_seconds
 
     async def news(self) -> bool:
         """Waits until something may have changed; returns whether a release has."""
@@ -153,7 +153,7 @@ class Traffic:
             self._drop_stale(version)
             wanted = self._config.online
             least = self._config.rollouts.group_size if wanted.grouped else None
-            chosen = pick(self._ready.values(), wanted.enough, least)
+            chosen = pick(self._ready.values(), wanted.batch_rollouts, least)
             if not chosen:
                 return None
             names = self._taken.take(step, chosen)

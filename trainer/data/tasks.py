@@ -6,42 +6,30 @@ its own, which follows from the seed: step 17 takes the same tasks whenever and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-
-class TaskError(ValueError):
-    """The tasks cannot be used; the message names the file, the line and what is wrong."""
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.data.json_lines import json_lines
 
 
 class Task(NamedTuple):
     """A task and its place."""
 
     number: int
-    """Line of the file, from 0."""
+    """Place in the file, from 0."""
     input: Any
     """What its rollouts are given."""
 
 
-def read_tasks(path: Path) -> list[Task]:
-    """The tasks of a file. Raises `TaskError`."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path} cannot be read: {error}") from None
-    found: list[Task] = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                found.append(Task(len(found), json.loads(line)))
-            except json.JSONDecodeError as error:
-                raise TaskError(f"{path}, line {number}: not JSON: {error.msg}") from None
+def read_tasks(key: str, path: Path) -> list[Task]:
+    """The tasks of a file that a setting names. Raises `ConfigError`."""
+    found = [Task(number, line.value) for number, line in enumerate(json_lines(key, path))]
     if not found:
-        raise TaskError(f"{path} has no tasks")
+        raise ConfigError(f"{key}: {path} has no tasks")
     return found
 
 

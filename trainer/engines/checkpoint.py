@@ -55,11 +55,15 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+KEEP = 2
+"""Newest checkpoints that are kept: one to go on from, and one should that be damaged."""
+
+
 class Checkpoints:
     """The checkpoints below a directory, by the step after which they were made. `kind`: of the runs that go on from
     them; another kind's are refused."""
 
-    def __init__(self, directory: Path, keep: int, kind: Kind = "grpo") -> None:
+    def __init__(self, directory: Path, keep: int = KEEP, kind: Kind = "grpo") -> None:
         self.directory = directory
         self.keep = keep
         self.kind: Kind = kind

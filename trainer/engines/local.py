@@ -49,8 +49,7 @@ class Engine:
         self.optimiser = torch.optim.AdamW(
             self.model.trained.values(),
             config.learning_rate,
-            config.optimiser.betas,
-            weight_decay=config.optimiser.weight_decay,
+            weight_decay=0.0,
         )
 
     def logprobs(self, batch: MicroBatch) -> Tensor:

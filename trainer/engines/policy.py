@@ -31,15 +31,18 @@ from penstock.trainer.mathematics.batch import MicroBatch
 
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 """Endings of files with weights, and of what says where they are."""
+LORA_SCALE: Final = 2
+"""What a new adapter's output is multiplied by (`alpha / rank`), at any rank."""
 
 
 class Policy:
-    """A model and what of it is trained. `reference`: whether log-probabilities of one will be asked for."""
+    """A model and what of it is trained. `reference`: whether log-probabilities of one will be asked for; `device`:
+    where it is, a GPU if there is one."""
 
-    def __init__(self, config: Config, reference: bool = False) -> None:
+    def __init__(self, config: Config, reference: bool = False, device: torch.device | None = None) -> None:
         self.config = config
         self.full = config.model.weights == "full"
-        self.device = _device(config)
+        self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.dtype = cast(torch.dtype, getattr(torch, config.engine.dtype))
         self.network = self._load().to(self.device)
         self._frozen = copy.deepcopy(self.network).requires_grad_(False).eval() if reference and self.full else None
@@ -55,7 +58,6 @@ class Policy:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch.float32 if self.full else self.dtype,
-            attn_implementation=engine.attention,
             local_files_only=True,
         )
         if engine.gradient_checkpointing:
@@ -176,18 +178,10 @@ def _adapted(model: PreTrainedModel, config: Config) -> torch.nn.Module:
     made = LoraConfig(
         task_type="CAUSAL_LM",
         r=wanted.rank,
-        lora_alpha=wanted.alpha,
-        lora_dropout=wanted.dropout,
+        lora_alpha=LORA_SCALE * wanted.rank,
         target_modules=wanted.targets,
     )
     with warnings.catch_warnings():
         # peft asks transformers for an attribute by its former name.
         warnings.simplefilter("ignore", FutureWarning)
         return get_peft_model(model, made)
-
-
-def _device(config: Config) -> torch.device:
-    wanted = config.engine.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError('engine.device: there is no usable GPU here; set "cpu" or "auto"')
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")

@@ -84,8 +84,8 @@ class RemoteEngine(Engine):
 
     def save_model(self, directory: Path) -> None:
         """As `Engine.save_model`; this machine needs the memory for the whole model."""
-        here = self.config.engine.model_copy(update={"kind": "local", "ranks": 1, "nodes": 1, "device": "cpu"})
-        policy = Policy(self.config.model_copy(update={"engine": here}))
+        here = self.config.engine.model_copy(update={"kind": "local", "ranks": 1, "nodes": 1})
+        policy = Policy(self.config.model_copy(update={"engine": here}), device=torch.device("cpu"))
         weights = self._ranks.ask("weights")[0]
         with torch.no_grad():
             for name, one in policy.trained.items():

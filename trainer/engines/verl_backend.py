@@ -36,6 +36,7 @@ from penstock.trainer.engines import seeds
 from penstock.trainer.engines.checkpoint import State
 from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.engines.local import Objective
+from penstock.trainer.engines.policy import LORA_SCALE
 from penstock.trainer.engines.rank import Sharded, Spread
 from penstock.trainer.mathematics.batch import MicroBatch
 from penstock.trainer.mathematics.loss import Tally
@@ -55,7 +56,7 @@ class Ranks:
     def __init__(self, config: Config) -> None:
         wanted = config.engine
         _join(config)
-        self._gpu = wanted.device == "cuda" or (wanted.device == "auto" and bool(ray.cluster_resources().get("GPU")))
+        self._gpu = bool(ray.cluster_resources().get("GPU"))
         _refuse_few("GPU" if self._gpu else "CPU", config)
         _settle(self._gpu)
         # verl would draw a name, and with the run's seed every time the same.
@@ -175,11 +176,11 @@ def _built(config: Config) -> Any:
     settings = HFModelConfig(
         path=str(model.path),
         load_tokenizer=False,
-        override_config={"attn_implementation": wanted.attention},
+        override_config={"attn_implementation": "sdpa"},
         enable_gradient_checkpointing=wanted.gradient_checkpointing,
         use_remove_padding=False,
         lora_rank=model.rank if model.weights == "lora" else 0,
-        lora_alpha=model.alpha,
+        lora_alpha=LORA_SCALE * model.rank,
         target_modules=model.targets,
         lora_adapter_path=None if model.adapter is None else str(model.adapter),
     )
@@ -193,8 +194,8 @@ def _built(config: Config) -> Any:
     )
     steps = FSDPOptimizerConfig(
         lr=config.learning_rate,
-        betas=optimiser.betas,
-        weight_decay=optimiser.weight_decay,
+        betas=(0.9, 0.999),
+        weight_decay=0.0,
         clip_grad=optimiser.max_norm,
         total_training_steps=1,  # of its own schedule, which is not used
     )

@@ -99,7 +99,7 @@ def _units(samples: Sequence[Sample], config: Advantage) -> dict[Key, float]:
         if config.credit == "rollout" or not np.isfinite(reward):
             found[owner, 0, 0] = reward
             continue
-        for sample, values in zip(mine, returns(mine, config.gamma), strict=True):
+        for sample, values in zip(mine, returns(mine), strict=True):
             keys = (_key(sample, segment, "turn") for segment in sample.segments)
             found |= zip(keys, values.tolist(), strict=True)
     return found

@@ -8,7 +8,7 @@ The reference is the policy as the run finds it, with the adapter that it begins
 computed once, so no second model is kept. The loss joins the log-probabilities of two whole rollouts, which together
 may be longer than a forward pass can hold. So a step goes twice over its micro-batches: first for the log-probabilities
 alone, then, once the derivative of the loss by each side's is known, for the gradients. That is exact as long as
-nothing is dropped at random (`model.dropout` 0), and no pair has to fit into one micro-batch.
+nothing is dropped at random, which adapters here do not, and no pair has to fit into one micro-batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config
 from penstock.trainer.engines.local import Engine
 from penstock.trainer.mathematics.batch import MicroBatch, micro_batches, passes
@@ -30,45 +29,38 @@ Sides = tuple[Sequence[Example], Sequence[Example]]
 """All examples of the chosen rollout and all of the rejected one."""
 
 
-def check(config: Config) -> None:
-    """Raises `ConfigError` for what would make the two passes of a step differ."""
-    if config.model.dropout:
-        raise ConfigError(f"model.dropout: dpo needs 0 (found {config.model.dropout})")
-
-
 def updates(pairs: Sequence[Sides], config: Config) -> int:
     """Optimiser updates that `train` will do."""
     return len(_order(pairs, config))
 
 
 def reference(engine: Engine, pairs: Sequence[Sides]) -> Tensor:
-    """[P, 2] log-probability of both sides of each pair under the policy as it is, in nats (means with
-    `dpo.normalise`). Raises `ValueError` for a pair with an empty side."""
+    """[P, 2] log-probability of both sides of each pair under the policy as it is, in nats. Raises `ValueError` for a
+    pair with an empty side."""
     if any(not side for pair in pairs for side in pair):
         raise ValueError("a pair has no examples on one of its sides")
-    size = engine.config.dpo.batch
+    size = engine.config.data.batch
     parts = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-    found = [_totals(batches, engine.logprobs) * _scale(batches, engine) for batches in _batched(parts, engine)]
+    found = [_totals(batches, engine.logprobs) for batches in _batched(parts, engine)]
     return torch.cat([torch.zeros(0, 2), *(one.reshape(-1, 2) for one in found)])
 
 
 def train(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> Iterator[dict[str, float]]:
     """Trains on pairs whose examples `batch.admit` has let pass; yields the metrics of each update. `before`: their
-    `reference`. Raises `ConfigError` with dropout."""
-    check(engine.config)
+    `reference`."""
     for places in _order(pairs, engine.config)[engine.done :]:
         yield step(engine, [pairs[place] for place in places], before[places])
 
 
 def _order(pairs: Sequence[Sides], config: Config) -> list[list[int]]:
-    return passes(len(pairs), config.dpo.batch, config.dpo.epochs, config.run.seed)
+    return passes(len(pairs), config.data.batch, config.data.epochs, config.run.seed)
 
 
 def step(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> dict[str, float]:
     """One update on all of `pairs`; `before` [P, 2]: their `reference`."""
     (batches,) = _batched([pairs], engine)
     policy = _totals(batches, engine.logprobs).requires_grad_()
-    loss, tally = _loss((policy * _scale(batches, engine)).reshape(-1, 2), before, engine)
+    loss, tally = _loss(policy.reshape(-1, 2), before, engine)
     (worth,) = torch.autograd.grad(loss, policy)
     weighted = [replace(batch, advantages=worth.numpy()[batch.owners]) for batch in batches]
     tokens = float(sum(len(batch.owners) for batch in batches))
@@ -105,13 +97,6 @@ def _totals(batches: Sequence[MicroBatch], values: Callable[[MicroBatch], Tensor
     for batch in batches:
         found.index_add_(0, torch.from_numpy(batch.owners), values(batch).cpu())
     return found
-
-
-def _scale(batches: Sequence[MicroBatch], engine: Engine) -> Tensor | float:
-    """[2P] what sums over a side are multiplied by."""
-    if not engine.config.dpo.normalise:
-        return 1.0
-    return 1 / _totals(batches, lambda batch: torch.ones(len(batch.owners)))
 
 
 def _by_worth(logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tally]:

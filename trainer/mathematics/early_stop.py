@@ -1,7 +1,7 @@
 """Decides when a run that nobody watches stops itself: when its evaluation falls, and stays low. Pure.
 
-An evaluation is *low* when it is more than `fall` below the best one so far, the one before any training included. One
-may be bad luck; `patience` of them in a row are not.
+An evaluation is *low* when it is more than `max_drop` below the best one so far, the one before any training included.
+One may be bad luck; two in a row are not.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 class Evaluations:
     """The evaluations of a run, in their order."""
 
-    fall: float
+    max_drop: float
     """How far below the best one is low, in units of reward."""
-    patience: int
+    patience: int = 2
     """How many low ones in a row are too many."""
     best: tuple[int, float] | None = None
     """The step of the first best one, and its mean reward."""
@@ -24,7 +24,7 @@ class Evaluations:
 
     def add(self, step: int, reward: float) -> None:
         """The next one."""
-        if self.best is not None and reward < self.best[1] - self.fall:
+        if self.best is not None and reward < self.best[1] - self.max_drop:
             self.low.append((step, reward))
             return
         self.low.clear()
@@ -38,4 +38,5 @@ class Evaluations:
             return None
         values = ", ".join(f"{reward:.4g} after step {step}" for step, reward in self.low)
         step, reward = self.best
-        return f"evaluation fell: {values}; the best was {reward:.4g} after step {step} (online.fall = {self.fall:g})"
+        best = f"the best was {reward:.4g} after step {step} (online.max_drop = {self.max_drop:g})"
+        return f"evaluation fell: {values}; {best}"

@@ -36,6 +36,8 @@ from torch.nn.functional import logsigmoid
 from penstock.trainer.config import Loss
 
 T = TypeVar("T")
+LEAST_WEIGHT, MOST_WEIGHT = 0.5, 2.0
+"""Bounds of importance weights: `icepop` drops tokens beyond either, the others cut at the upper one."""
 FAR = 20.0
 """Differences of log-probabilities are cut to this before `exp`, which would overflow: 2 is a lot already."""
 
@@ -109,7 +111,7 @@ def policy_loss(logprobs: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor,
     sums = {"loss": loss.detach(), "clip_fraction": (weights * clipped).sum(), "ratio": (weights * ratio).sum()}
     sums["policy_kl"] = (weights * _k3(-gap)).sum()
     if tokens.reference is not None:
-        kl = kl_to_reference(logprobs, tokens.reference, config)
+        kl = kl_to_reference(logprobs, tokens.reference)
         sums["kl"] = (weights * kl.detach()).sum()
         loss = loss + config.kl * (weights * kl).sum()
     tally.add(Tally(sums, {"ratio_max": ratio.max()}))
@@ -158,7 +160,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, config: Loss) -> Surrogates:
 
 
 def _bounded(ratio: Tensor, config: Loss) -> Tensor:
-    low, high = config.clip
+    low, high = config.bounds
     return ratio.clamp(1 - low, 1 + high)
 
 
@@ -185,7 +187,7 @@ def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
     known = torch.isfinite(tokens.behaviour)
     gap = torch.where(known, old.detach() - tokens.behaviour, 0.0)
     u = _apart(_per_sequence(gap, tokens.sequences) if config.correction == "sequence" else gap).exp()
-    made = weigh(u, config)
+    made = weigh(u)
     weights = tokens.weights
     sums = {
         "tokens": torch.full((), float(len(u)), dtype=torch.float64),
@@ -200,19 +202,19 @@ def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
     return made, Tally(sums, {"mismatch_max": gap.abs().max()}, {"mismatch": [gap[known].abs()]})
 
 
-def _uncorrected(u: Tensor, config: Loss) -> Tensor:
+def _uncorrected(u: Tensor) -> Tensor:
     return torch.ones_like(u)
 
 
-def _truncated(u: Tensor, config: Loss) -> Tensor:
-    return u.clamp(max=config.correction_high)
+def _truncated(u: Tensor) -> Tensor:
+    return u.clamp(max=MOST_WEIGHT)
 
 
-def _masked(u: Tensor, config: Loss) -> Tensor:
-    return torch.where((u >= config.correction_low) & (u <= config.correction_high), u, 0.0)
+def _masked(u: Tensor) -> Tensor:
+    return torch.where((u >= LEAST_WEIGHT) & (u <= MOST_WEIGHT), u, 0.0)
 
 
-CORRECTIONS: dict[str, Callable[[Tensor, Loss], Tensor]] = {
+CORRECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "token": _truncated,
     "sequence": _truncated,
     "icepop": _masked,
@@ -221,29 +223,18 @@ CORRECTIONS: dict[str, Callable[[Tensor, Loss], Tensor]] = {
 """By `loss.correction`: u' of u. With `sequence` u is the product over a call."""
 
 
-def kl_to_reference(logprobs: Tensor, reference: Tensor, config: Loss) -> Tensor:
+def kl_to_reference(logprobs: Tensor, reference: Tensor) -> Tensor:
     """[N] estimates of KL(pi || reference), from samples of pi.
 
-    `k3` is (ref / pi) - 1 - log(ref / pi), unbiased and never negative. `k1`, log(pi / ref), is unbiased too, but the
-    gradient of its value is 0 on average: it gets that of k2, half its square, which is the gradient of the divergence
-    (Liu et al. 2025, arXiv:2510.01555).
+    This is `k3`, (ref / pi) - 1 - log(ref / pi): unbiased and never negative.
     """
-    return _named("kl_estimator", config.kl_estimator, ESTIMATORS)(_apart(reference - logprobs))
-
-
-def _k1(gap: Tensor) -> Tensor:
-    half = 0.5 * gap.square()
-    return -gap.detach() + half - half.detach()
+    return _k3(_apart(reference - logprobs))
 
 
 def _k3(gap: Tensor) -> Tensor:
     """exp(x) - 1 - x, exact for small x too."""
     cut = _apart(gap)
     return torch.expm1(cut) - cut
-
-
-ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": _k1, "k3": _k3}
-"""By `loss.kl_estimator`: of log(reference / pi)."""
 
 
 # -- without rewards ---------------------------------------------------------------------------------------------------

@@ -44,4 +44,4 @@ def evaluate(engine: Engine, examples: Sequence[Example]) -> dict[str, float]:
 
 
 def _order(count: int, config: Config) -> list[list[int]]:
-    return passes(count, config.sft.batch, config.sft.epochs, config.run.seed)
+    return passes(count, config.data.batch, config.data.epochs, config.run.seed)

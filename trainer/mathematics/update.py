@@ -20,7 +20,7 @@ def learn(engine: Engine, samples: Sequence[Sample], staleness: Callable[[str | 
     """Updates the weights. Everything that is left out is counted below `dropped/`."""
     fresh, ages, stale = by_age(samples, staleness, config.rollouts.staleness)
     credited = credit(fresh, config.advantage)
-    examples, refused = admit(credited.examples, config.engine.sample_tokens)
+    examples, refused = admit(credited.examples, config.engine.batch_tokens)
     dropped = Counter(f"rollouts_{reason}" for reason in credited.dropped.values())
     dropped.update(f"samples_{one.reason}" for one in refused)
     found: Metrics = {f"dropped/{name}": float(count) for name, count in dropped.items()}

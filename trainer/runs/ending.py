@@ -14,7 +14,6 @@ from typing import Any
 from penstock.gateway.client.client import ClientError
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.data.collect import CollectError
-from penstock.trainer.data.tasks import TaskError
 from penstock.trainer.engines.checkpoint import CheckpointError
 from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.runs.report import Reporter
@@ -32,7 +31,6 @@ class RunError(Exception):
 
 EXPECTED = (
     CheckpointError, ClientError, CollectError, ConfigError, EngineError, InferenceError, PublishError, RunError,
-    TaskError,
 )  # fmt: skip
 """Errors that end a run with a sentence and not with a traceback."""
 

@@ -61,7 +61,7 @@ class Loop:
         self.place = Place()
         self._collector, self._publisher, self._reporter = collector, publisher, reporter
         self._tasks, self._held_out, self._servers = tasks, held_out, servers
-        self._checkpoints = Checkpoints(config.run.directory / "checkpoints", config.checkpoint.keep)
+        self._checkpoints = Checkpoints(config.run.directory / "checkpoints")
         self._ordered: Order | None = None
         """What the next step takes, when it is queued already."""
 
@@ -190,7 +190,7 @@ class Loop:
             await self._reporter.event(self.place.step, *said)
 
     async def _checkpoint(self, step: int) -> None:
-        if step % self.config.checkpoint.every == 0 or step == self.config.run.steps:
+        if step % self.config.run.checkpoint_every == 0 or step == self.config.run.steps:
             state = {"engine": self.engine.state(), "place": asdict(self.place)}
             _ = await asyncio.to_thread(self._checkpoints.save, step, state)
 

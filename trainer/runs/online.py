@@ -56,7 +56,7 @@ class OnlineLoop(Loop):
         self.traffic = Traffic(client, config, Taken(config.run.directory / "taken"))
         policy = release_policy(config.publish)
         self._showing = Showing(client, publisher, reporter, config.model.name, config.run.name, policy)
-        self._evaluations = Evaluations(config.online.fall, config.online.patience)
+        self._evaluations = Evaluations(config.online.max_drop)
 
     async def run(self) -> None:
         """Until the last step is done. Raises `Halted`."""

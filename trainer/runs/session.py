@@ -41,10 +41,10 @@ def grpo(config: Config, gateway: str, key: str | None, online: bool = False) ->
 async def _grpo(config: Config, gateway: str, key: str | None, shown: Display, online: bool) -> None:
     run = config.run
     run.directory.mkdir(parents=True, exist_ok=True)
-    tasks = [] if online else read_tasks(_named(config))
+    tasks = [] if online else read_tasks("rollouts.tasks", _named(config))
     # What is wrong with it shall be known before the training, not after.
     _ = release_policy(config.publish)
-    held_out = [] if config.evaluate.tasks is None else read_tasks(config.evaluate.tasks)
+    held_out = [] if config.evaluate.tasks is None else read_tasks("evaluate.tasks", config.evaluate.tasks)
     engine = await asyncio.to_thread(make_engine, config, config.loss.kl > 0)
     async with Patient(gateway, key) as client:
         collector = Collector(client, run.name, Options(model=config.model.name))

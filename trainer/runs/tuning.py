@@ -19,14 +19,13 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config
+from penstock.trainer.config import Config, check_full
 from penstock.trainer.data.conversations import Material, Tuning, material
 from penstock.trainer.data.lessons import Lessons, Maker, told
 from penstock.trainer.engines.checkpoint import CheckpointError, Checkpoints, State
 from penstock.trainer.engines.choose import make_engine
 from penstock.trainer.engines.local import Engine
 from penstock.trainer.engines.machine import described
-from penstock.trainer.mathematics import dpo
 from penstock.trainer.runs.display import display
 from penstock.trainer.runs.ending import RunError, to_its_end, whole
 from penstock.trainer.runs.patient_client import Patient
@@ -43,9 +42,9 @@ def tune(kind: Tuning, config: Config, gateway: str, key: str | None) -> None:
 
 
 async def _tune(kind: Tuning, config: Config, gateway: str, key: str | None) -> None:
-    config = _checked(kind, config)
+    config = _checked(config)
     tokenizer = _tokenizer(config.model.path)
-    checkpoints = Checkpoints(config.run.directory / "checkpoints", config.checkpoint.keep, kind)
+    checkpoints = Checkpoints(config.run.directory / "checkpoints", kind=kind)
     last = checkpoints.latest()
     async with Patient(gateway, key) as client:
         found = await material(config.run.directory, kind, config.data, client, last is not None)
@@ -69,12 +68,9 @@ def _method(kind: Tuning, config: Config, tokenizer: Any, found: Material) -> tu
     return lessons, Preferences(config, lessons)
 
 
-def _checked(kind: Tuning, config: Config) -> Config:
+def _checked(config: Config) -> Config:
     """Raises for errors in the configuration before anything is read."""
-    if kind == "dpo":
-        dpo.check(config)
-    if config.model.weights == "full" and config.publish.release != "none":
-        raise ConfigError('publish.release: all weights need a server of their own (docs/weights.md); set it to "none"')
+    check_full(config)
     _ = release_policy(config.publish)
     # That of rollouts: what stands on the tape was not sampled from this policy.
     return config.model_copy(update={"rollouts": config.rollouts.model_copy(update={"temperature": 1.0})})
@@ -151,7 +147,7 @@ class Run:
         timing["epoch"] = step * self.method.epochs / self.method.updates
         evaluated = await self._evaluated() if last or step % self.config.evaluate.every == 0 else {}
         await self.reporter.point(step, learnt | evaluated | timing)
-        if last or step % self.config.checkpoint.every == 0:
+        if last or step % self.config.run.checkpoint_every == 0:
             await asyncio.to_thread(self.checkpoints.save, step, self._state())
 
     async def _evaluated(self) -> Metrics:

@@ -50,7 +50,7 @@ class Supervised:
 
     def __init__(self, config: Config, lessons: Lessons) -> None:
         self._taught, self._held_out = _rollouts(lessons.taught), _rollouts(lessons.held_out)
-        self.updates, self.epochs = sft.updates(self._taught, config), config.sft.epochs
+        self.updates, self.epochs = sft.updates(self._taught, config), config.data.epochs
 
     def begin(self, engine: Engine) -> None:
         """Nothing."""
@@ -75,7 +75,7 @@ class Preferences:
 
     def __init__(self, config: Config, lessons: Lessons) -> None:
         self._taught, self._held_out = _pairs(lessons.taught), _pairs(lessons.held_out)
-        self.updates, self.epochs = dpo.updates(self._taught, config), config.dpo.epochs
+        self.updates, self.epochs = dpo.updates(self._taught, config), config.data.epochs
         self._before = (torch.zeros(0, 2), torch.zeros(0, 2))
 
     def begin(self, engine: Engine) -> None:

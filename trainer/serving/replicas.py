@@ -165,10 +165,11 @@ class Replicas:
     async def _refuse_unknown(self) -> None:
         listed = json.loads(await self._client.read("GET", "/api/upstreams"))["upstreams"]
         names = [one["name"] for one in listed]
-        for key, replica in zip(("upstream", "second_upstream"), self._replicas, strict=True):
+        for replica in self._replicas:
             if replica.upstream not in names:
                 raise ConfigError(
-                    f"inference.{key}: the gateway has no [[upstream]] {replica.upstream!r}; it has {', '.join(names)}"
+                    f"inference.upstream: the gateway has no [[upstream]] {replica.upstream!r}; it has "
+                    f"{', '.join(names)}"
                 )
 
     async def _restore(self) -> None:
@@ -205,7 +206,7 @@ def replicas_of(
 ) -> Replicas:
     """As a configuration wants them. `say`: told of what has happened; `cpu`: whether there is no GPU."""
     wanted, logs = config.inference, config.run.directory
-    places = ((wanted.upstream, wanted.port, "vllm.log"), (wanted.second_upstream, wanted.second_port, "vllm-2.log"))
+    places = ((wanted.upstream, wanted.port, "vllm.log"), (f"{wanted.upstream}-2", wanted.port + 1, "vllm-2.log"))
     replicas: list[Replica] = []
     for upstream, port, log in places:
         server = Server(python, [], f"http://127.0.0.1:{port}/v1", logs / log, cpu)

@@ -46,7 +46,7 @@ class ExactRoutes:
 
     def plan(self, send: Send, route: Route | None) -> None:
         """Adds the part that decides, when the call is being connected, how it goes: that needs its engine."""
-        if route is not None and route.tokens == "exact" and send.call.dialect.name == "chat":
+        if route is not None and route.train == "exact" and send.call.dialect.name == "chat":
             send.parts.append(ExactCall(self._exact))
 
 

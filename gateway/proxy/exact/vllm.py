@@ -111,7 +111,7 @@ class Engine:
     def _unserved(self) -> str:
         return (
             f"upstream {self.pool.name!r} ({self.pool.origin}) does not serve {RENDER}, which a route with "
-            'tokens = "exact" needs: start vLLM (0.32 or newer) with --enable-scale-out, or leave tokens out'
+            'train = "exact" needs: start vLLM (0.32 or newer) with --enable-scale-out, or set it to true'
         )
 
 

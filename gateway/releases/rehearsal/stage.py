@@ -29,6 +29,7 @@ from penstock.gateway.canary.betting import Paired
 from penstock.gateway.canary.pass_test import InOrder, Trial
 from penstock.gateway.dialects.loose_json import dumps, loads
 from penstock.gateway.model.attributes import REPLAY_OF
+from penstock.gateway.model.policy import REPLAY_ALPHA
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.rollout import Attempt, AttemptStatus
 from penstock.gateway.model.span import Span
@@ -124,7 +125,7 @@ class Rehearsal:
         self._order: InOrder[int] = InOrder()
         self._scores: dict[int, tuple[float, float] | None] = {}
         """Of candidate and incumbent, by place in the order; None when nothing is known."""
-        self._trial = Trial(policy.margin, policy.alpha)
+        self._trial = Trial(policy.margin, REPLAY_ALPHA)
         self._diverging = Paired(0.0)
         self._counted = 0
         self._passed_over: Counter[str] = Counter()
@@ -133,7 +134,7 @@ class Rehearsal:
 
     async def run(self) -> Report:
         """Waits until its runs were done by somebody, or it is decided; raises `JudgeError`."""
-        self._judge = make_judge(self._policy.judge, self.asking, self._context.routes)
+        self._judge = make_judge(self._release.policy.judge, self.asking, self._context.routes)
         _ = await self.asking.earlier()
         drawn = await self._draw()
         self._passed_over = drawn.passed_over
@@ -326,6 +327,6 @@ class Rehearsal:
             "requests": self.asking.spent,
             "spans": f"{self.asking.rollout}/{self.asking.attempt}",
             "runs": leg_name(release, 1, "*").removesuffix("1-*") + "*",
-            "judge": policy.judge,
+            "judge": release.policy.judge,
             "steps": policy.steps,
         }

@@ -22,6 +22,7 @@ from typing import Any, Final
 from penstock.gateway.calls.turns import read_exchange
 from penstock.gateway.canary.pass_test import InOrder, Trial, Verdict
 from penstock.gateway.model.attributes import LEG, REPLAY_OF
+from penstock.gateway.model.policy import REPLAY_ALPHA
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.releases.jobs import Progress, Report
@@ -78,7 +79,7 @@ class Replaying:
         self._policy = policy
         self._progress = progress
         self._recordings = Recordings(context, release)
-        self._trial = Trial(policy.margin, policy.alpha)
+        self._trial = Trial(policy.margin, REPLAY_ALPHA)
         self._order: InOrder[Pair] = InOrder()
         self._kept: dict[tuple[str, str], Span] = {}
         """What was answered before the gateway was restarted, by call and leg."""
@@ -91,7 +92,7 @@ class Replaying:
 
     async def run(self) -> Report:
         """Asks until it is decided; raises `JudgeError`."""
-        self._judge = make_judge(self._policy.judge, self.asking, self._context.routes)
+        self._judge = make_judge(self._release.policy.judge, self.asking, self._context.routes)
         for span in await self.asking.earlier():
             said = span.attributes or {}
             if span.status in (SpanStatus.OK, SpanStatus.ERROR):
@@ -237,9 +238,9 @@ class Replaying:
             "requests": self.asking.spent,
             "worse": self._worse[:SHOWN],
             "spans": f"{self.asking.rollout}/{self.asking.attempt}",
-            "judge": policy.judge,
+            "judge": release.policy.judge,
             "margin": policy.margin,
-            "alpha": policy.alpha,
+            "alpha": REPLAY_ALPHA,
             "seed": release.salt,
             "until_ns": release.changed_ns,
         }

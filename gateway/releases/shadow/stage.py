@@ -105,7 +105,7 @@ class Mirror:
 
     async def prepare(self) -> None:
         """Takes in what was mirrored before a restart; raises `JudgeError`."""
-        self._judge = make_judge(self._policy.judge, self.asking, self._context.routes)
+        self._judge = make_judge(self._release.policy.judge, self.asking, self._context.routes)
         self._progress.total = self._policy.calls
         for span in await self.asking.earlier():
             live = await background(lambda span=span: self._live(span))
@@ -255,7 +255,7 @@ class Mirror:
             "left_out": dict(self._left_out),
             "requests": self.asking.spent,
             "spans": f"{self.asking.rollout}/{self.asking.attempt}",
-            "judge": policy.judge,
+            "judge": self._release.policy.judge,
             "share": policy.share,
         }
 

@@ -623,8 +623,7 @@ async def test_who_waits_for_work_does_not_hold_up_the_end(start_gateway: StartG
 
 
 async def test_an_admin_key_guards_all_of_it(start_gateway: StartGateway) -> None:
-    config = '[auth]\nadmin_key_env = "ADMIN"\n'
-    gateway = await start_gateway(config, env={"ADMIN": "correct horse battery staple"})
+    gateway = await start_gateway("", env={"PENSTOCK_ADMIN_KEY": "correct horse battery staple"})
     async with Client(gateway.url, "wrong") as stranger, Client(gateway.url, "correct horse battery staple") as owner:
         for step in (stranger.queue(), stranger.enqueue([RolloutSpec()]), stranger.claim(ClaimRequest(worker="w"))):
             assert await refused(step, 401)

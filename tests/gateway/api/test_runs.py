@@ -222,7 +222,7 @@ async def test_numbers_that_json_does_not_know_are_null(
 
 
 async def test_the_admin_key_is_asked_for(start_gateway: StartGateway) -> None:
-    gateway = await start_gateway('[auth]\nadmin_key_env = "ADMIN"\n', env={"ADMIN": "a long admin key"})
+    gateway = await start_gateway("", env={"PENSTOCK_ADMIN_KEY": "a long admin key"})
     async with Client(gateway.url) as client:
         with pytest.raises(ClientError, match="the admin key is missing"):
             await client.start_run(NewRun(kind="sft"))

@@ -115,11 +115,11 @@ def test_what_came_from_the_queue_must_have_ended(tape: FakeTape) -> None:
 
 def test_a_failure_without_a_reward_is_one(tape: FakeTape) -> None:
     tape.rollouts["r1"] = Rollout(id="r1", origin="queued", status=RolloutStatus.FAILED)
-    one = seen(tape, failed=0.125)
+    one = seen(tape)
     assert one is not None
-    assert (one.reward, one.raw_reward, one.span, one.guards["error"]) == (0.125, None, None, 0.0)
+    assert (one.reward, one.raw_reward, one.span, one.guards["error"]) == (0.0, None, None, 0.0)
     tape.reward(0.5)
-    rewarded = seen(tape, failed=0.125)
+    rewarded = seen(tape)
     assert rewarded is not None
     assert rewarded.reward == 0.5
 
@@ -160,7 +160,7 @@ def test_the_newest_reward_of_the_wanted_dimension_counts_as_the_policy_maps_it(
     tape.reward(None, dimensions={"quality": 4.0})
     tape.reward(None, attempt="a2", dimensions={"quality": 2.0})
     tape.reward(1.0, dimensions={"speed": 9.0})
-    one = seen(tape, reward="quality", reward_low=0.0, reward_high=8.0)
+    one = seen(tape, reward="quality", reward_range=(0.0, 8.0))
     assert one is not None
     assert (one.raw_reward, one.reward, one.span) == (2.0, 0.25, "a2#2")
 

@@ -18,9 +18,9 @@ from pydantic import BaseModel
 
 from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.api.reading import detail_of
-from penstock.gateway.client import tables
+from penstock.gateway.client import sinks
 from penstock.gateway.client.files import whole_file
-from penstock.gateway.client.tables import NOUNS, SPREAD, Conversation, Lines, Parquet, columns, export, row
+from penstock.gateway.client.tables import NOUNS, SPREAD, Conversation, What, columns, export, row, sink
 from penstock.gateway.model.rollout import Attempt, Reward, RolloutSummary, Totals
 
 DOCS = (Path(__file__).parents[3] / "docs" / "export.md").read_text(encoding="utf-8")
@@ -54,10 +54,10 @@ async def given(items: list[BaseModel]) -> AsyncIterator[BaseModel]:
 
 
 @pytest.mark.parametrize("what", list(NOUNS))
-async def test_both_formats_hold_the_same(what: tables.What) -> None:
+async def test_both_formats_hold_the_same(what: What) -> None:
     lines, parquet = io.BytesIO(), io.BytesIO()
-    assert await export(given(nouns(what)), Lines(lines)) == 2
-    assert await export(given(nouns(what)), Parquet(parquet, what)) == 2
+    assert await export(given(nouns(what)), sink(lines, what, "jsonl")) == 2
+    assert await export(given(nouns(what)), sink(parquet, what, "parquet")) == 2
     plain = [json.loads(line) for line in lines.getvalue().decode().split("\n")[:-1]]
     table = import_module("pyarrow.parquet").read_table(io.BytesIO(parquet.getvalue()))
     assert table.schema.names == [column.name for column in columns(what)] == list(plain[0])
@@ -86,10 +86,10 @@ def test_what_was_never_recorded_is_no_conversation() -> None:
 async def test_row_groups_are_written_as_it_goes(
     monkeypatch: pytest.MonkeyPatch, rows: int, size: int, groups: list[int]
 ) -> None:
-    monkeypatch.setattr(tables, "GROUP_ROWS", rows)
-    monkeypatch.setattr(tables, "GROUP_BYTES", size)
+    monkeypatch.setattr(sinks, "GROUP_ROWS", rows)
+    monkeypatch.setattr(sinks, "GROUP_BYTES", size)
     file = io.BytesIO()
-    await export(given([a_rollout()] * 5), Parquet(file, "rollouts"))
+    await export(given([a_rollout()] * 5), sink(file, "rollouts", "parquet"))
     found: Any = import_module("pyarrow.parquet").ParquetFile(io.BytesIO(file.getvalue())).metadata
     assert [found.row_group(n).num_rows for n in range(found.num_row_groups)] == groups
 
@@ -100,7 +100,7 @@ async def test_parquet_that_fails_leaves_nothing_and_says_one_thing(tmp_path: Pa
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError), whole_file(tmp_path / "out.parquet") as file:
-        await export(broken(), Parquet(file, "rollouts"))
+        await export(broken(), sink(file, "rollouts", "parquet"))
     gc.collect()  # a writer that was left open complains when it is gone
     assert os.listdir(tmp_path) == []
 
@@ -124,7 +124,7 @@ def test_a_file_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", list(NOUNS))
-def test_every_column_is_documented_and_exists(what: tables.What) -> None:
+def test_every_column_is_documented_and_exists(what: What) -> None:
     section = DOCS.split(f"\n## `--what {what}`\n", 1)[1].split("\n## ", 1)[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (.+) \|$", section, re.MULTILINE)
     assert [(name, kind) for name, kind, _ in rows] == [(c.name, TYPES[c.kind]) for c in columns(what)]

@@ -23,7 +23,7 @@ from fakes.shell import Shell
 from penstock.gateway.__main__ import COMMANDS, GROUPS, app, main
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.config import Auth
+from penstock.gateway.config import ADMIN_KEY
 from penstock.gateway.model.exchange import Side
 from penstock.sidecar.agent.environment import REMOVED
 
@@ -173,7 +173,7 @@ def test_every_option_is_named_plainly_and_explained(name: str) -> None:
 
 def test_there_is_one_name_for_the_key() -> None:
     """The server's configuration, its commands and its agents' environment agree."""
-    assert Auth().admin_key_env == "PENSTOCK_ADMIN_KEY"
+    assert ADMIN_KEY == "PENSTOCK_ADMIN_KEY"
     assert "PENSTOCK_ADMIN_KEY" in REMOVED
     pages = [
         *ROOT.glob("*.md"),

@@ -276,7 +276,7 @@ def test_what_an_exact_session_says_of_itself_is_told() -> None:
         judge((span(1), good()), (span(2, attributes=told), good(MORE, prompt=(1, 2, 9), ids=(6,))))
         for told in (None, {"penstock.session": "s2", "penstock.session.began": "tools"})
     ]
-    assert found(plain)[0].fix.startswith('set tokens = "exact" on the [[route]] of m in penstock.toml')
+    assert found(plain)[0].fix.startswith('set train = "exact" on the [[route]] of m in penstock.toml')
     assert found(exact)[0].reason == found(plain)[0].reason + "; its session began anew (tools)"
     assert found(exact)[0].fix == "penstock show r1/a1#2 --raw request"
 

@@ -15,7 +15,6 @@ from penstock.gateway.api.pages import summary
 from penstock.gateway.api.reading import detail_of
 from penstock.gateway.display import queue as pictures
 from penstock.gateway.display import rollout_tree, rollouts
-from penstock.gateway.display.text import tokens
 from penstock.gateway.model.answers import ModelStats, RewardStats, SpanDetail, Stats
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import Enqueued, QueueStatus, RewardAnswer
@@ -306,13 +305,6 @@ def test_sizes(count: int, text: str) -> None:
 )
 def test_ages(s: int, text: str) -> None:
     assert rollouts.ago(T0 - s * 10**9, T0) == text
-
-
-@pytest.mark.parametrize(
-    ("given", "made", "text"), [(None, None, ""), (1200, None, "1,200 → ?"), (0, 5, "0 → 5"), (None, 5, "? → 5")]
-)
-def test_tokens(given: int | None, made: int | None, text: str) -> None:
-    assert tokens(given, made) == text
 
 
 def test_abbreviation_says_how_much_is_missing() -> None:

@@ -38,7 +38,7 @@ LAST = [
 
 
 def reader() -> RequestReader:
-    return RequestReader(header_bytes=LIMIT, request_bytes=LIMIT, epoch_ns=0)
+    return RequestReader(LIMIT, 0, LIMIT)
 
 
 def seen(request: Request) -> tuple[Any, ...]:
@@ -120,7 +120,7 @@ def test_a_head_may_be_as_large_as_the_limit_wherever_it_begins() -> None:
 
 
 def test_absurdly_many_chunks_lose_their_boundaries_and_nothing_else() -> None:
-    made = RequestReader(LIMIT, 1_000_000, 0)
+    made = RequestReader(1_000_000, 0, LIMIT)
     made.feed(CHUNKED + chunk(b"x") * 100_000 + chunk(b""))
     (request,) = made.requests
     assert request.body() == b"x" * 100_000

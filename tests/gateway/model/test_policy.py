@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.gateway.config import ConfigError
-from penstock.gateway.model.policy import CostGuard, Guards, LatencyGuard, Policy, Stage
+from penstock.gateway.model.policy import CostGuard, Guards, LatencyGuard, Policy, Stage, frozen, thawed
 
 
 def test_an_empty_policy_is_the_default_ramp() -> None:
@@ -26,11 +26,30 @@ def test_all_guards_may_be_on_with_their_defaults() -> None:
 
 def test_a_policy_is_the_same_after_it_was_stored() -> None:
     policy = Policy.load(
-        'margin_absolute = 0.2\nreward = "solved"\nreward_low = -1\n[[stages]]\nsplit = 0.125\nname = "eighth"\n'
+        'margin_absolute = 0.2\nreward = "solved"\nreward_range = [-1, 1]\n[[stages]]\nsplit = 0.125\n'
         "approval = true\n[guards.latency]\nslo_s = 30\n[shadow]\nshare = 1\n"
     )
     assert Policy.model_validate_json(policy.model_dump_json()) == policy
     assert Policy.model_validate(policy.model_dump(mode="json")) == policy
+
+
+def test_the_tape_has_what_nobody_can_set_too() -> None:
+    """A release of before says it all, and its hash is of all of it."""
+    policy = Policy.load('judge = "module:judge"\n[[stages]]\nsplit = 0.125\n[guards]\nlatency = {slo_s = 30}')
+    kept = frozen(policy)
+    assert (kept["failed"], kept["hard_violations"], kept["srm_alpha"], kept["adaptive"]) == (0.0, 0, 0.01, False)
+    assert (kept["replay"]["judge"], kept["shadow"]["judge"], kept["replay"]["alpha"]) == (*["module:judge"] * 2, 0.05)
+    assert (kept["stages"][0]["name"], kept["guards"]["latency"], kept["guards"]["cost"]) == (
+        "12.5%",
+        {"alpha": 0.0025, "slo_s": 30.0},
+        None,
+    )
+    assert (kept["reward_low"], kept["reward_high"]) == (0.0, 1.0)
+    assert Policy.model_validate(thawed(kept)) == policy
+    assert frozen(Policy.model_validate(thawed(kept))) == kept
+    for other in ({"srm_alpha": 0.02}, {"shadow": kept["shadow"] | {"judge": "exact"}}):
+        with pytest.raises(ValueError, match="Extra inputs"):
+            Policy.model_validate(thawed(kept | other))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +59,7 @@ def test_a_policy_is_the_same_after_it_was_stored() -> None:
         ("zzz = 1", "policy: zzz: unknown key; known keys: stages, checked"),
         ("[[stages]]\nsplit = 0.5\nrollout = 3", "stages.0.rollout: unknown key; did you mean 'rollouts'?"),
         ("[guards.error]\nalpa = 0", "guards.error.alpa: unknown key; did you mean 'alpha'?"),
-        ("[guards.latency]\nalpha = 0.01", "guards.latency.slo_s: it is missing"),
+        ("[guards.latency]", "guards.latency.slo_s: it is missing"),
         ("[[stages]]\nsplit = 1.0", "stages.0.split: 1.0 is not less than 1"),
         ("[[stages]]\nsplit = 0.0", "stages.0.split: 0.0 is not more than 0"),
         ("margin = '5%'", "margin: '5%' is not a number"),
@@ -52,18 +71,18 @@ def test_a_policy_is_the_same_after_it_was_stored() -> None:
             "[[stages]]\nsplit = 0.5\n[[stages]]\nsplit = 0.2",
             "splits must rise, since no rollout may change its arm; found 0.5, 0.2",
         ),
-        ("[[stages]]\nsplit=0.2\nname='a'\n[[stages]]\nsplit=0.5\nname='a'", "names must differ; found a, a"),
+        ("[guards.latency]\nslo_s = 1\nalpha = 0.01", "guards.latency.alpha: unknown key; known keys: slo_s"),
         ("horizon = 500", "horizon: 500 rollouts, but the stages take about 840"),
         (
             "alpha = 0.03",
             "alpha 0.03 + guards.error.alpha 0.01 + guards.violation.alpha 0.01 + guards.missing.alpha 0.005 = 0.055",
         ),
-        ("reward_low = 1", "reward_low: 1 must be below reward_high, 1"),
+        ("reward_range = [1, 1]", "reward_range: the worst, 1, must be below the best, 1"),
         (
-            "reward_low = -1",
-            "a share of the stable's reward needs rewards that start at 0, and reward_low is -1; give margin_ab",
+            "reward_range = [-1, 1]",
+            "a share of the stable's reward needs rewards that start at 0, and reward_range starts at -1; give",
         ),
-        ("margin_absolute = 1.0", "margin_absolute: 1 must be below 1, reward_high - reward_low"),
+        ("margin_absolute = 1.0", "margin_absolute: 1 must be below 1, the width of reward_range"),
         ("alpha =", "policy cannot be read as TOML"),
     ],
 )
@@ -81,15 +100,15 @@ def test_every_wrong_key_is_named_at_once() -> None:
 
 def test_the_margin_is_fixed_from_the_baseline_before_the_start() -> None:
     assert Policy().d(0.6) == pytest.approx(0.06)
-    assert Policy(margin_absolute=0.5, reward_high=10).d(None) == 0.05
+    assert Policy(margin_absolute=0.5, reward_range=(0, 10)).d(None) == 0.05
     assert Policy(hold_split=True).d(None) == 0.0
-    assert Policy(hold_split=True, reward_low=-1).d(0.3) == 0.0
+    assert Policy(hold_split=True, reward_range=(-1, 1)).d(0.3) == 0.0
     with pytest.raises(ConfigError, match="no reward of it has been recorded; give margin_absolute"):
         Policy().d(None)
 
 
 def test_goodness_is_within_bounds() -> None:
-    policy = Policy(reward_low=-1, reward_high=3, margin_absolute=0.1)
+    policy = Policy(reward_range=(-1, 3), margin_absolute=0.1)
     assert [policy.goodness(reward) for reward in (-5, -1, 0, 3, 9)] == [0, 0, 0.25, 1, 1]
     assert [LatencyGuard(slo_s=2).goodness(seconds) for seconds in (1, 2, 2.1)] == [1, 1, 0]
     assert [CostGuard(cap=4).goodness(cost) for cost in (0, 1, 4, 9)] == [1, 0.75, 0, 0]

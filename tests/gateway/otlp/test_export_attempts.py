@@ -66,8 +66,8 @@ class Clock:
         return self.now_ns
 
 
-def reader(tape: Any, clock: Clock | None = None, **settings: Any) -> Reader:
-    return Reader(tape, Otlp(**settings), SERVERS, Figures(), clock or Clock())
+def reader(tape: Any, clock: Clock | None = None, batch: int = 512) -> Reader:
+    return Reader(tape, Otlp(), SERVERS, Figures(), clock or Clock(), batch)
 
 
 def spans_of(piece: Piece) -> list[Span]:

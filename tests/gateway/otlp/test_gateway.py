@@ -129,7 +129,7 @@ async def test_what_was_answered_survives_a_crash(tmp_path: Path, http: aiohttp.
 
 
 def config(provider: Provider, collector: Collector) -> str:
-    return upstreams(openai=provider.openai_url) + f'[otlp]\nendpoint = "{collector.url}"\nbatch = 8\nwait = 0\n'
+    return upstreams(openai=provider.openai_url) + f'[otlp]\nendpoint = "{collector.url}"\nwait = 0\n'
 
 
 async def test_everything_goes_out_whatever_dies(

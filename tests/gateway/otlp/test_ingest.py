@@ -139,8 +139,8 @@ REFUSED: list[tuple[str, bytes, dict[str, str], int, str]] = [
     (PROTOBUF, b"{}", {"Content_Encoding": "gzip"}, 400, "not gzip"),
     (JSON, gzip.compress(b"{}", mtime=0)[:-4], {"Content_Encoding": "gzip"}, 400, "ends early"),
     (JSON, gzip.compress(b"{}", mtime=0) * 2, {"Content_Encoding": "gzip"}, 400, "goes on after its end"),
-    (PROTOBUF, b"x" * (LIMIT + 1), {}, 413, "otlp.request_bytes"),
-    (PROTOBUF, gzip.compress(b"x" * (LIMIT + 1), mtime=0), {"Content_Encoding": "gzip"}, 413, "otlp.request_bytes"),
+    (PROTOBUF, b"x" * (LIMIT + 1), {}, 413, "send smaller batches"),
+    (PROTOBUF, gzip.compress(b"x" * (LIMIT + 1), mtime=0), {"Content_Encoding": "gzip"}, 413, "send smaller batches"),
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -16,7 +17,7 @@ from penstock.gateway.dialects.text_spans import encoded, spans
 from penstock.gateway.model.template import Template
 from penstock.gateway.prompts.placeholder import PlaceholderError, placeholders
 from penstock.gateway.prompts.recognise import Known, Recogniser, sha256
-from penstock.gateway.prompts.rewrite import Rewritten, rewrite
+from penstock.gateway.prompts.rewrite import Rewritten, find, write
 
 STABLE = Template.parse("You are an agent.\nCustomer: {customer}\nToday: {date}")
 OTHER = Template.parse("Today is {date}. Help {customer} — “at once”.")
@@ -38,13 +39,20 @@ def ask(name: str, text: str) -> Any:
     return requests[name]
 
 
+def rewrite(
+    body: bytes, name: str, recogniser: Recogniser, versions: Mapping[str, Template], explicit: str | None = None
+) -> Rewritten:
+    """Finds and writes in one go."""
+    return write(body, find(body, by_name(name), recogniser, explicit), versions)
+
+
 DIALECT_NAMES = ("chat", "responses", "messages", "gemini")
 
 
 def sent(asked: Any, name: str = "chat", version: Template = OTHER, explicit: str | None = None) -> Rewritten:
     """A request rewritten with one pinned version."""
     body = asked if isinstance(asked, bytes) else json.dumps(asked, ensure_ascii=False).encode()
-    return rewrite(body, by_name(name), KNOWN, {"planner": version, "find-text": version}, explicit)
+    return rewrite(body, name, KNOWN, {"planner": version, "find-text": version}, explicit)
 
 
 @pytest.mark.parametrize("name", DIALECT_NAMES)
@@ -66,14 +74,14 @@ def test_the_version_that_the_agent_sent_is_a_no_op(name: str, values: dict[str,
         assert sent(body, name, version).body is body
     there = sent(body, name)
     if there.uses:
-        back = rewrite(there.body, by_name(name), Recogniser([Known("planner", OTHER)]), {"planner": STABLE})
+        back = rewrite(there.body, name, Recogniser([Known("planner", OTHER)]), {"planner": STABLE})
         assert not back.uses or json.loads(back.body) == json.loads(body)
 
 
 def test_a_version_that_says_the_same_is_a_no_op() -> None:
     body = json.dumps(ask("chat", OWN)).encode()
     renamed = Recogniser([Known("planner", Template.parse(STABLE.source))])
-    assert rewrite(body, by_name("chat"), renamed, {"planner": STABLE}).body is body
+    assert rewrite(body, "chat", renamed, {"planner": STABLE}).body is body
 
 
 @pytest.mark.parametrize("text", ["You are another agent.", "", OWN + " "])
@@ -99,7 +107,7 @@ def test_a_version_with_other_slots_is_not_written() -> None:
 
 def test_a_resource_without_a_version_is_unknown() -> None:
     body = json.dumps(ask("chat", OWN)).encode()
-    done = rewrite(body, by_name("chat"), KNOWN, {})
+    done = rewrite(body, "chat", KNOWN, {})
     assert done.body is body
     assert [(miss.why, miss.detail) for miss in done.misses] == [("unknown", "there is no version of 'planner'")]
 
@@ -185,9 +193,9 @@ def test_an_explicit_name_comes_first() -> None:
     fixed = Template.parse("Be brief.")
     both = Recogniser([Known("a", Template.parse("You are {x}.")), Known("b", Template.parse("You are an {x}."))])
     body = json.dumps(ask("chat", "You are an owl.")).encode()
-    assert rewrite(body, by_name("chat"), both, {"b": fixed}).misses[0].why == "ambiguous"
+    assert rewrite(body, "chat", both, {"b": fixed}).misses[0].why == "ambiguous"
     versions = {"b": Template.parse("Be an {x}!")}
-    assert system(rewrite(body, by_name("chat"), both, versions, "b")) == "Be an owl!"
+    assert system(rewrite(body, "chat", both, versions, "b")) == "Be an owl!"
     done = sent(ask("chat", "{{penstock:other}} or anything"), version=fixed, explicit="planner")
     assert (system(done), done.uses[0].way) == ("Be brief.", "explicit")
     assert sent(ask("chat", "anything"), explicit="planner").misses[0].why == "slots"

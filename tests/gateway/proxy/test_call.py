@@ -257,7 +257,7 @@ async def test_with_a_key_of_its_own_and_tokens_required(rig: Rig, start_gateway
         "a", f"http://{rig.host}", "anthropic", "UP_KEY"
     )
     env = {"UP_KEY": "sk-upstream", "PENSTOCK_ADMIN_KEY": "admin-key"}
-    gateway = await start_gateway("[auth]\nrequire_token = true\n" + config, env=env)
+    gateway = await start_gateway("require_token = true\n" + config, env=env)
     token = await token_for(rig, "mine", "admin-key", gateway.url)
     agents = [
         ("Authorization", f"Bearer {token}"),
@@ -284,7 +284,7 @@ async def test_with_a_key_of_its_own_and_tokens_required(rig: Rig, start_gateway
 
 
 async def test_the_admin_key_is_not_passed_on_as_the_agents(rig: Rig, start_gateway: StartGateway) -> None:
-    config = "[auth]\nrequire_token = true\n" + upstream("up", f"http://{rig.host}/v1", "openai")
+    config = "require_token = true\n" + upstream("up", f"http://{rig.host}/v1", "openai")
     gateway = await start_gateway(config, env={"PENSTOCK_ADMIN_KEY": "admin-key"})
     async with rig.upstream(answering(1)) as upstream_, connect(gateway.url) as client:
         client.send(post(f"/rollout/mine/attempt/a1{CHAT}", b"{}", [("Authorization", "Bearer admin-key")]))

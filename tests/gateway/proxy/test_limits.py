@@ -22,8 +22,8 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture(scope="module")
 def gateway_config() -> str:
-    """Little is kept of an answer, and running calls are announced."""
-    return f"[limits]\nrecorded_bytes = {MEGABYTE}\n[tape]\nannounce_seconds = 0.1\n"
+    """Little is kept of an answer."""
+    return f"[limits]\nrecorded_bytes = {MEGABYTE}\n"
 
 
 async def test_a_thousand_slow_calls_at_once(rig: Rig) -> None:

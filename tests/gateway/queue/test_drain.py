@@ -99,7 +99,7 @@ async def test_a_request_that_is_being_sent_is_still_served(http: aiohttp.Client
 
 
 async def test_what_is_queued_is_written(http: aiohttp.ClientSession, tmp_path: Path) -> None:
-    with stopping(tmp_path, http, "[tape]\ncommit_ms = 500.0\n") as rig:
+    with stopping(tmp_path, http) as rig:
         script = [step for _ in range(200) for step in (request(), send(reply(200, b"{}")))]
         async with rig.upstream(script), rig.client() as client:
             for _ in range(200):

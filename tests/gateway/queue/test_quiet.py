@@ -40,7 +40,7 @@ async def when(client: Client, rollout: str, status: RolloutStatus, since: int =
 
 @pytest.fixture
 def config(provider: Provider) -> str:
-    return upstreams(openai=provider.openai_url) + "\n[rollouts]\nquiet_seconds = 3.0\n"
+    return "quiet_seconds = 3.0\n" + upstreams(openai=provider.openai_url)
 
 
 async def test_they_end_and_come_back_and_are_nobodys(start_gateway: StartGateway, config: str) -> None:

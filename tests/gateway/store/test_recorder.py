@@ -78,7 +78,7 @@ class Rack:
         self.cursors: list[int] = []
         store: Any = self.store
         self.committed = asyncio.Event()
-        self.recorder = Recorder(store, Tape(commit_ms=1.0, **config), self.metrics, self.commit)
+        self.recorder = Recorder(store, Tape(**config), self.metrics, self.commit)
         self.recorder.start()
 
     def commit(self, cursor: int) -> None:
@@ -278,7 +278,7 @@ async def test_a_gateway_is_not_ready_while_its_tape_fails(http: aiohttp.ClientS
 
 async def test_the_end_of_a_call_waits_when_the_queue_is_full(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     """With a queue of one byte every call waits; nothing is dropped, nothing hangs."""
-    with based(tmp_path, "[tape]\nqueue_bytes = 1\ncommit_ms = 2.0\n") as base:
+    with based(tmp_path, "[tape]\nqueue_bytes = 1\n") as base:
         rig = Rig(base, TapeView(base.url, http), "full")
         async with rig.upstream(answering(100)):
 
@@ -354,7 +354,7 @@ async def test_a_full_disk(http: aiohttp.ClientSession, tmp_path: Path) -> None:
 
 async def test_kill_9_under_load(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     """Whatever was running is interrupted, whatever was committed is whole, and the numbering has no holes."""
-    with based(tmp_path, "[tape]\nannounce_seconds = 0.05\n") as base:
+    with based(tmp_path) as base:
         rig = Rig(base, TapeView(base.url, http), "killed")
         stuck = [request(), wait("never")]
         async with rig.upstream(*[stuck] * 3, answering(10_000)) as upstream, AsyncExitStack() as stack:

@@ -138,7 +138,7 @@ async def test_a_job_ends_with_its_attempt(
     kubernetes: Kubernetes, client: Client, start_run: StartRun, tmp_path: Path
 ) -> None:
     _ = await enqueue(client, None)
-    words = ("--on", "kubernetes", "--image", "example/agent", "--lease", "1s", "--namespace", NAMESPACE)
+    words = ("--on", "kubernetes", "--image", "example/agent", "--lease", "1s")
     agent = (PYTHON, "-c", "import time; print('here', flush=True); time.sleep(600)")
     run = await start_run(*words, agent=agent, env={"KUBECONFIG": str(kubernetes.kubeconfig(tmp_path))})
     await until(lambda: len(kubernetes.deadlines) > 1)

@@ -70,9 +70,10 @@ async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
     meet = f"import os, pathlib, time; pathlib.Path({str(tmp_path)!r}, os.environ['PENSTOCK_ROLLOUT_ID']).touch()\n"
     meet += f"while len(list(pathlib.Path({str(tmp_path)!r}).glob('r?'))) < 2: time.sleep(0.01)\n"
     meet += "print('{\"reward\": 1}')"
-    ray = ("--on", "ray", "--ray-address", nodes.address, "--workers", "2", "--lease", "1s", "--grace", "100ms")
+    ray = ("--on", "ray", "--workers", "2", "--lease", "1s", "--grace", "100ms")
+    at = {"RAY_ADDRESS": nodes.address}
     _ = await enqueue(client, None, None)
-    run = await start_run(*ray, agent=(PYTHON, "-c", meet))
+    run = await start_run(*ray, agent=(PYTHON, "-c", meet), env=at)
     assert await run.ended() == 0, run.stderr
     assert run.stdout == "2 succeeded, 0 failed, mean reward 1.000 of 2\n"
     workers = {(await only_attempt(client, rollout)).worker for rollout in ("r1", "r2")}
@@ -83,7 +84,7 @@ async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
     again = f"test $PENSTOCK_ATTEMPT_ID = a2 && exec {stay}; exit 0"
     for rollout in ("r1", "r2"):
         _ = await client.requeue(rollout)
-    run = await start_run(*ray, agent=("/bin/sh", "-c", again))
+    run = await start_run(*ray, agent=("/bin/sh", "-c", again), env=at)
     pids = [*await written(tmp_path / "r1.pids"), *await written(tmp_path / "r2.pids")]
     await asyncio.to_thread(nodes.cluster.remove_node, nodes.second, allow_graceful=False)
     lost = await requeued(client)
@@ -98,10 +99,10 @@ async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
 
 async def test_agents_that_cannot_work_stop_all_actors(nodes: Nodes, client: Client, start_run: StartRun) -> None:
     names = await enqueue(client, *range(3 * EQUAL))
-    ray = ("--on", "ray", "--ray-address", nodes.address, "--workers", "2")
+    ray = ("--on", "ray", "--workers", "2")
     # Some seconds each: the driver hears of them in time.
     agent = ("/bin/sh", "-c", "sleep 1; echo no such thing >&2; exit 1")
-    run = await start_run(*ray, agent=agent)
+    run = await start_run(*ray, agent=agent, env={"RAY_ADDRESS": nodes.address})
     assert await run.ended() == 3, run.stderr
     assert f"{EQUAL} tasks failed in the same way" in run.stderr
     found = [await client.rollout(name) for name in names]
@@ -148,18 +149,23 @@ async def test_the_driver_hands_back_what_its_actors_could_not_do(client: Client
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "message"),
+    ("options", "env", "code", "message"),
     [
-        (("--ray-address", "127.0.0.1:1"), 1, "cannot reach the Ray cluster at 127.0.0.1:1: nothing answers there;"),
-        (("--ray-options", '{"num_cpu": 1}'), 2, "penstock: --ray-options: Invalid option keyword num_cpu for actors."),
+        ((), {"RAY_ADDRESS": "127.0.0.1:1"}, 1, "cannot reach the Ray cluster at 127.0.0.1:1: nothing answers there;"),
+        (
+            ("--ray-options", '{"num_cpu": 1}'),
+            {},
+            2,
+            "penstock: --ray-options: Invalid option keyword num_cpu for actors.",
+        ),
     ],
 )
 async def test_wrong_options_are_told_in_one_line(
-    client: Client, start_run: StartRun, options: tuple[str, ...], code: int, message: str
+    client: Client, start_run: StartRun, options: tuple[str, ...], env: dict[str, str], code: int, message: str
 ) -> None:
     """Ray would ask for minutes, or show where in its code it stopped."""
     _ = await enqueue(client, None)
-    run = await start_run("--on", "ray", *options, agent=("true",))
+    run = await start_run("--on", "ray", *options, agent=("true",), env=env)
     assert await run.ended(3 * PATIENCE) == code
     assert message in run.stderr
     assert "Traceback" not in run.stderr

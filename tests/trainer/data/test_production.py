@@ -54,7 +54,7 @@ class Learner:
     """A run without its learning."""
 
     def __init__(self, shop: Shop, home: Path, **sections: dict[str, Any]) -> None:
-        own: dict[str, dict[str, Any]] = {"run": {"name": "run"}, "online": {"enough": 4, "settle": 0.0}}
+        own: dict[str, dict[str, Any]] = {"run": {"name": "run"}, "online": {"batch_rollouts": 4, "quiet_seconds": 0.0}}
         self.directory = home / "taken"
         settings = config(home, **{name: own.get(name, {}) | sections.get(name, {}) for name in {**own, **sections}})
         self.traffic = Traffic(shop.client, settings, Taken(self.directory))
@@ -187,13 +187,15 @@ async def test_only_production_by_weights_of_this_run_that_are_not_too_old(shop:
         assert (later.of(1), found.figures) == (run.of(1), {})
     # Another run that goes on from what one has made begins with what is served by it.
     begun = {"path": tmp_path, "adapter": Path("/adapters/run.3")}
-    async with learner(shop, tmp_path / "next", run={"name": "next"}, model=begun, online={"enough": 2}) as other:
+    async with learner(
+        shop, tmp_path / "next", run={"name": "next"}, model=begun, online={"batch_rollouts": 2}
+    ) as other:
         await other.step(1, version=0)
         assert other.of(1) == ["run.3-1", "run.3-2"]
 
 
 async def test_the_filter_says_who_is_learnt_from(shop: Shop, tmp_path: Path) -> None:
-    async with learner(shop, tmp_path, online={"filter": "rollout:vip-*", "enough": 2}) as run:
+    async with learner(shop, tmp_path, online={"filter": "rollout:vip-*", "batch_rollouts": 2}) as run:
         first = asyncio.ensure_future(run.step(1))
         # What has never asked for the model is nobody's business either.
         await replace(shop, model="base").busy("vip-0")
@@ -220,7 +222,9 @@ async def test_groups_of_the_queue_are_compared_where_it_is_told_so(shop: Shop, 
         asked = FinishRequest(worker="w", status="succeeded", rewards=rewards)
         await shop.client.finish(claim.rollout.id, claim.attempt.id, asked)
 
-    async with learner(shop, tmp_path, online={"grouped": True, "enough": 2}, rollouts={"group_size": 2}) as run:
+    async with learner(
+        shop, tmp_path, online={"grouped": True, "batch_rollouts": 2}, rollouts={"group_size": 2}
+    ) as run:
         first = asyncio.ensure_future(run.step(1))
         await shop.busy("alone-1", "alone-2")
         # Judged, and not over.

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.trainer.data.tasks import Task, TaskError, drawn, read_tasks
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.data.tasks import Task, drawn, read_tasks
 
 some = st.integers(1, 12).map(lambda count: [Task(number, {"n": number}) for number in range(count)])
 
@@ -36,12 +37,12 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 def test_a_file_is_read_and_what_is_wrong_with_it_is_named(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"question": "why?"}\n\n7\n')
-    assert read_tasks(path) == [Task(0, {"question": "why?"}), Task(1, 7)]
+    assert read_tasks("rollouts.tasks", path) == [Task(0, {"question": "why?"}), Task(1, 7)]
     path.write_text('{"question": 1}\n{oops\n')
-    with pytest.raises(TaskError, match=r"tasks\.jsonl, line 2: not JSON"):
-        read_tasks(path)
+    with pytest.raises(ConfigError, match=r"rollouts\.tasks: .*tasks\.jsonl, line 2: not JSON"):
+        read_tasks("rollouts.tasks", path)
     path.write_text("\n")
-    with pytest.raises(TaskError, match="has no tasks"):
-        read_tasks(path)
-    with pytest.raises(TaskError, match="cannot be read"):
-        read_tasks(tmp_path / "none.jsonl")
+    with pytest.raises(ConfigError, match="has no tasks"):
+        read_tasks("rollouts.tasks", path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_tasks("rollouts.tasks", tmp_path / "none.jsonl")

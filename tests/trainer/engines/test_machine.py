@@ -17,7 +17,7 @@ from penstock.trainer.engines.machine import described
 
 def test_a_machine_without_a_gpu_says_what_it_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    model = Engine(config(make_model(tmp_path), engine={"device": "auto"})).model
+    model = Engine(config(make_model(tmp_path))).model
     size = sum(one.numel() for one in model.network.parameters())
     assert f"{size / 1e3:.0f} k" in described(model)
     assert described(model).startswith("there is no usable GPU here: computes on the CPU (threads: 1); for ")

@@ -88,21 +88,21 @@ def test_the_batch_needs_no_groups_but_a_difference() -> None:
 
 
 def test_turns_have_returns_of_their_own() -> None:
-    """Returns with gamma 0.5: the first rollout's calls have 1 + 0.5 (0 + 4) = 3 and 4, the second's 0 and 0, and 1."""
+    """Returns: the first rollout's calls have 1 + 0 + 4 = 5 and 4, the second's 0 + 1."""
     first = [sample("a", 4.0, [1], [2], [3], [4], rewards=[1.0, None])]
     # The same calls in two samples: merging must not matter.
     cut = [sample("a", 4.0, [1], [2], rewards=[1.0]), sample("a", 4.0, [1, 2, 3], [4], first=2)]
     other = [sample("b", 1.0, [1], [2], rewards=[0.0])]
-    config = Advantage(credit="turn", gamma=0.5)
-    mean = (3 + 4 + 1) / 3
+    config = Advantage(credit="turn")
+    mean = (5 + 4 + 1) / 3
     whole = credit([*first, *other], config).examples
-    assert whole[0].advantages.tolist() == pytest.approx([3 - mean, 0, 4 - mean])
+    assert whole[0].advantages.tolist() == pytest.approx([5 - mean, 0, 4 - mean])
     pieces = credit([*cut, *other], config).examples
-    assert [float(one.advantages[0]) for one in pieces] == pytest.approx([3 - mean, 4 - mean, 1 - mean])
+    assert [float(one.advantages[0]) for one in pieces] == pytest.approx([5 - mean, 4 - mean, 1 - mean])
     # Leave-one-out leaves the rollout out, not the call.
-    out = credit([*first, *other], Advantage(credit="turn", gamma=0.5, estimator="rloo")).examples
-    assert out[0].advantages.tolist() == pytest.approx([3 - 1, 0, 4 - 1])
-    assert out[1].advantages.tolist() == pytest.approx([1 - 3.5])
+    out = credit([*first, *other], Advantage(credit="turn", estimator="rloo")).examples
+    assert out[0].advantages.tolist() == pytest.approx([5 - 1, 0, 4 - 1])
+    assert out[1].advantages.tolist() == pytest.approx([1 - 4.5])
 
 
 def test_a_rollout_without_a_reward_is_dropped_by_turns_too() -> None:

@@ -54,6 +54,7 @@ TRAIN = """
 name = "run"
 directory = "{home}/run"
 steps = {steps}
+checkpoint_every = 2
 
 [model]
 path = "{model}"
@@ -70,21 +71,15 @@ run = ["--lease=60s", "--workers=6", "--callable=fakes.asking:agent", "--preload
 learning_rate = 0.01
 
 [engine]
-device = "cpu"
 batch_tokens = 64
-sample_tokens = 64
 
 [inference]
 python = "{python}"
 port = {ports[0]}
-second_port = {ports[1]}
 flags = ["--hold={home}/hold"]
 
 [publish]
 keep = {keep}
-
-[checkpoint]
-every = 2
 """
 
 

@@ -46,11 +46,11 @@ TRAIN = """\
 name = "run"
 directory = "{home}/run"
 steps = {steps}
+checkpoint_every = {keep}
 
 [model]
 path = "{model}"
 rank = 4
-alpha = 8
 
 [advantage]
 estimator = "reinforce++"
@@ -59,9 +59,7 @@ estimator = "reinforce++"
 learning_rate = 0.01
 
 [engine]
-device = "cpu"
 batch_tokens = 512
-sample_tokens = 512
 
 [inference]
 urls = ["{vllm}"]
@@ -70,14 +68,10 @@ urls = ["{vllm}"]
 release = "auto"
 policy = "{home}/policy.toml"
 
-[checkpoint]
-every = {keep}
-
 [online]
-enough = 4
-settle = 0.0
-fall = 0.1
-patience = {patience}
+batch_rollouts = 4
+quiet_seconds = 0.0
+max_drop = 0.1
 
 [evaluate]
 every = {every}
@@ -203,10 +197,10 @@ class Begin:
     def __init__(self, shop: Shop, vllm: FakeEngine, home: Path, model: Path, start: StartTrainer) -> None:
         self.shop, self.vllm, self.home, self.model, self.start = shop, vllm, home, model, start
 
-    async def __call__(self, steps: int, evaluate: int = 0, patience: int = 2, keep: int = 1) -> Story:
+    async def __call__(self, steps: int, evaluate: int = 0, keep: int = 1) -> Story:
         """A trainer that has started. `evaluate`, `keep`: steps between evaluations, and between checkpoints."""
         text = TRAIN.format(
-            home=self.home, steps=steps, model=self.model, vllm=self.vllm.openai_url, patience=patience,
+            home=self.home, steps=steps, model=self.model, vllm=self.vllm.openai_url,
             every=evaluate or 1000, keep=keep,
         )  # fmt: skip
         (self.home / "tasks.jsonl").write_text('{"question": 1}\n')
@@ -350,7 +344,7 @@ def _weights(adapter: Path) -> bytes:
 
 
 async def test_it_stops_itself_when_evaluation_falls(begin: Begin) -> None:
-    story = await begin(steps=9, evaluate=1, patience=2)
+    story = await begin(steps=9, evaluate=1)
     shop = story.shop
     await story.evaluate(0.6)
     for word, reward in (("a", 0.8), ("b", 0.75)):
@@ -368,7 +362,7 @@ async def test_it_stops_itself_when_evaluation_falls(begin: Begin) -> None:
     run = await story.run()
     assert run is not None
     assert (run.status, run.step) == ("stopped", 4)
-    fell = "evaluation fell: 0.4 after step 3, 0.3 after step 4; the best was 0.8 after step 1 (online.fall = 0.1)"
+    fell = "evaluation fell: 0.4 after step 3, 0.3 after step 4; the best was 0.8 after step 1 (online.max_drop = 0.1)"
     assert run.message == fell
     assert [one.candidate for one in await story.releases()] == [live.candidate]
     assert await story.stable() == live.candidate
@@ -381,16 +375,18 @@ async def test_it_stops_itself_when_evaluation_falls(begin: Begin) -> None:
 
 
 async def test_what_is_live_when_evaluation_falls_is_held_for_a_person(begin: Begin) -> None:
-    story = await begin(steps=9, evaluate=2, patience=1)
+    story = await begin(steps=9, evaluate=1)
     await story.evaluate(0.6)
     await story.shop.busy(*names("a"))
+    await story.evaluate(0.6)
     live = await story.release(1)
-    await story.shop.busy(*names("b"))
-    await story.evaluate(0.2)
+    for word in "bc":
+        await story.shop.busy(*names(word))
+        await story.evaluate(0.2)
     assert await story.ended() == 1, story.log
     (release,) = await story.releases()
     assert (release.id, release.stage, await story.stable()) == (live.id, "held", "base")
-    assert release.reason.startswith("evaluation fell: 0.2 after step 2")
+    assert release.reason.startswith("evaluation fell: 0.2 after step 2, 0.2 after step 3")
 
 
 async def test_when_production_is_too_far_behind_it_waits_for_a_release(begin: Begin) -> None:

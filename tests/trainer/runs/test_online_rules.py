@@ -110,8 +110,8 @@ def test_versions_are_of_the_run_or_what_it_began_from() -> None:
 rewards = st.lists(st.integers(0, 20).map(lambda tenth: tenth / 10), max_size=12)
 
 
-def evaluated(values: list[float], fall: float, patience: int) -> Evaluations:
-    found = Evaluations(fall, patience)
+def evaluated(values: list[float], max_drop: float, patience: int) -> Evaluations:
+    found = Evaluations(max_drop, patience)
     for step, value in enumerate(values):
         found.add(step, value)
     return found
@@ -119,12 +119,12 @@ def evaluated(values: list[float], fall: float, patience: int) -> Evaluations:
 
 @given(rewards, st.sampled_from([0.0, 0.25, 1.0]), st.integers(1, 3))
 def test_it_stops_when_the_last_ones_are_all_far_below_the_best(
-    values: list[float], fall: float, patience: int
+    values: list[float], max_drop: float, patience: int
 ) -> None:
     last = values[-patience:]
     bests = [max(values[: len(values) - patience + place], default=0.0) for place in range(patience)]
-    low = len(values) > patience and all(one < best - fall for one, best in zip(last, bests, strict=True))
-    assert (evaluated(values, fall, patience).trouble is not None) == low
+    low = len(values) > patience and all(one < best - max_drop for one, best in zip(last, bests, strict=True))
+    assert (evaluated(values, max_drop, patience).trouble is not None) == low
 
 
 @given(rewards, st.integers(1, 3))
@@ -135,7 +135,7 @@ def test_what_gets_better_never_stops_it(values: list[float], patience: int) -> 
 def test_it_says_why() -> None:
     assert evaluated([0.5, 0.8, 0.7, 0.4, 0.8, 0.3], 0.2, 2).trouble is None
     assert evaluated([0.5, 0.8, 0.75, 0.4, 0.3], 0.2, 2).trouble == (
-        "evaluation fell: 0.4 after step 3, 0.3 after step 4; the best was 0.8 after step 1 (online.fall = 0.2)"
+        "evaluation fell: 0.4 after step 3, 0.3 after step 4; the best was 0.8 after step 1 (online.max_drop = 0.2)"
     )
 
 

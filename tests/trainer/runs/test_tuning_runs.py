@@ -69,14 +69,13 @@ async def taught(served: Gateway, client: Client, http: aiohttp.ClientSession) -
 def settings(path: Path, home: Path, name: str, **sections: dict[str, Any]) -> Sections:
     """What train.toml says."""
     given: Sections = {
-        "run": {"name": name, "directory": str(home / name)},
-        "model": {"path": str(path), "rank": 4, "alpha": 8},
-        "engine": {"device": "cpu", "batch_tokens": 256, "sample_tokens": 128},
+        "run": {"name": name, "directory": str(home / name), "checkpoint_every": 2},
+        "model": {"path": str(path), "rank": 4},
+        "engine": {"batch_tokens": 256},
         "optimiser": {"learning_rate": 0.03, "schedule": "cosine"},
-        "data": {"held_out": 0.3},
-        "sft": {"reward": 0.5, "batch": 4, "epochs": 4},
-        "dpo": {"pairs": "all", "batch": 4, "epochs": 3},
-        "checkpoint": {"every": 2},
+        "data": {"held_out": 0.3, "batch": 4, "epochs": 4},
+        "sft": {"reward": 0.5},
+        "dpo": {"pairs": "all"},
         "evaluate": {"every": 4},
     }
     return {key: given.get(key, {}) | sections.get(key, {}) for key in given.keys() | sections.keys()}
@@ -126,7 +125,7 @@ async def test_good_answers_are_learnt(taught: Gateway, client: Client, model: P
 
 
 async def test_the_better_is_preferred(taught: Gateway, client: Client, model: Path, tmp_path: Path) -> None:
-    await tuned("dpo", taught.url, settings(model, tmp_path, "prefers"))
+    await tuned("dpo", taught.url, settings(model, tmp_path, "prefers", data={"epochs": 3}))
     run = await client.run("prefers")
     assert (run.kind, run.status, run.steps) == ("dpo", "succeeded", 12)
     first, *others = await points(client, "prefers")
@@ -144,8 +143,8 @@ async def test_the_better_is_preferred(taught: Gateway, client: Client, model: P
 async def test_a_killed_run_goes_on_to_the_same_weights(
     kind: Tuning, taught: Gateway, client: Client, http: aiohttp.ClientSession, model: Path, tmp_path: Path
 ) -> None:
-    more = {"model": {"dropout": 0.2}} if kind == "sft" else {}
-    whole, broken = (settings(model, tmp_path, name, **more) for name in ("a", "b"))
+    epochs = {"epochs": 4 if kind == "sft" else 3}
+    whole, broken = (settings(model, tmp_path, name, data=epochs) for name in ("a", "b"))
     await tuned(kind, taught.url, whole)
     await killed(kind, taught.url, broken | {"publish": {"release": "auto"}}, tmp_path)
     # `--release` is stronger than the file.
@@ -191,7 +190,7 @@ async def killed(kind: Tuning, url: str, sections: Sections, home: Path) -> None
 
 
 async def test_of_a_group_the_best_are_taken(taught: Gateway, client: Client, model: Path, tmp_path: Path) -> None:
-    wanted = settings(model, tmp_path, "best", sft={"reward": None, "best": 1, "epochs": 1}, data={"held_out": 0.0})
+    wanted = settings(model, tmp_path, "best", sft={"reward": None, "best": 1}, data={"held_out": 0.0, "epochs": 1})
     await tuned("sft", taught.url, wanted)
     (first, *_) = await points(client, "best")
     assert (first.values["lessons"], first.values["dropped/rollouts_beaten"]) == (GROUPS, GROUPS * (PER_GROUP - 1))
@@ -199,7 +198,7 @@ async def test_of_a_group_the_best_are_taken(taught: Gateway, client: Client, mo
 
 async def test_all_weights_become_a_directory(taught: Gateway, client: Client, model: Path, tmp_path: Path) -> None:
     full = settings(
-        model, tmp_path, "full", model={"weights": "full"}, sft={"epochs": 1}, optimiser={"learning_rate": 1e-3}
+        model, tmp_path, "full", model={"weights": "full"}, data={"epochs": 1}, optimiser={"learning_rate": 1e-3}
     )
     await tuned("sft", taught.url, full)
     assert (await client.run("full")).made == []
@@ -219,7 +218,9 @@ async def test_files_are_learnt_from_too(served: Gateway, client: Client, model:
     ]
     # A pair: what stands in the prompt is told and not trained on.
     file.write_text(json.dumps({"prompt": [*question, *good, *question], "chosen": good, "rejected": bad}) + "\n")
-    await tuned("dpo", served.url, settings(model, tmp_path, "p", data={"file": str(file), "held_out": 0.0}))
+    await tuned(
+        "dpo", served.url, settings(model, tmp_path, "p", data={"file": str(file), "held_out": 0.0, "epochs": 3})
+    )
     assert [[one.get("weight") for one in row["messages"]] for row in kept(tmp_path, "p")] == [
         [None, 0, None, None]
     ] * 2
@@ -257,7 +258,7 @@ async def test_what_does_not_go_together_is_refused(taught: Gateway, model: Path
         await tuned("sft", taught.url, settings(model, tmp_path, "y", sft={"reward": 2.0}))
     with pytest.raises(ConfigError, match=r"model.path: .* holds no tokenizer"):
         await tuned("sft", taught.url, settings(tmp_path, tmp_path, "z"))
-    short = settings(model, tmp_path, "one", sft={"epochs": 1})
+    short = settings(model, tmp_path, "one", data={"epochs": 1})
     await tuned("sft", taught.url, short)
     with pytest.raises(CheckpointError, match=r"is of a run of sft; give this one a run.directory of its own"):
         await tuned("dpo", taught.url, short)
@@ -278,14 +279,14 @@ async def test_before_the_first_checkpoint_it_begins_anew(
     """What a start that failed has read is not what the next one learns from."""
     with pytest.raises(ConfigError, match=r"nothing to learn from \(nothing was read\)"):
         await tuned("sft", taught.url, settings(model, tmp_path, "new", data={"rollouts": "group:none"}))
-    await tuned("sft", taught.url, settings(model, tmp_path, "new", sft={"epochs": 1}))
+    await tuned("sft", taught.url, settings(model, tmp_path, "new", data={"epochs": 1}))
     assert (await client.run("new")).status == "succeeded"
 
 
 async def test_where_the_gateway_knows_no_such_server_the_weights_are_there(
     taught: Gateway, client: Client, model: Path, tmp_path: Path
 ) -> None:
-    nowhere = settings(model, tmp_path, "lost", sft={"epochs": 1}, inference={"upstream": "nowhere"})
+    nowhere = settings(model, tmp_path, "lost", data={"epochs": 1}, inference={"upstream": "nowhere"})
     await tuned("sft", taught.url, nowhere)
     assert (tmp_path / "lost" / "adapters" / "lost.2").is_dir()
     assert any("not registered: policy@base cannot be registered" in text for text in await events(client, "lost"))

@@ -71,7 +71,6 @@ learning_rate = 1e-3
 [inference]
 python = "{python}"
 port = {ports[0]}
-second_port = {ports[1]}
 flags = ["--dtype=float32", "--enforce-eager", "--max-model-len=512", "--max-num-seqs=8"]
 
 [evaluate]

@@ -71,7 +71,7 @@ class Stage:
 
     def replicas(self, timeout: float = 60.0, **more: Any) -> Replicas:
         """A life's."""
-        wanted = {"python": install(self.home), "port": self.ports[0], "second_port": self.ports[1]}
+        wanted = {"python": install(self.home), "port": self.ports[0]}
         tree: dict[str, Any] = {
             "run": {"name": "run", "directory": self.home},
             "model": {"path": self.home, "weights": "full"},
@@ -304,26 +304,20 @@ async def test_a_port_that_somebody_else_has_is_named(stage: Stage, monkeypatch:
 
 
 async def test_an_upstream_that_the_gateway_does_not_know_is_named_at_once(stage: Stage) -> None:
-    with pytest.raises(
-        ConfigError, match=r"inference\.second_upstream: the gateway has no .* 'b'; it has .*vllm, vllm-2"
-    ):
-        await stage.replicas(second_upstream="b").ready()
+    with pytest.raises(ConfigError, match=r"inference\.upstream: the gateway has no .* 'b'; it has .*vllm, vllm-2"):
+        await stage.replicas(upstream="b").ready()
+    with pytest.raises(ConfigError, match=r"inference\.upstream: the gateway has no .* 'vllm-2-2'; it has"):
+        await stage.replicas(upstream="vllm-2").ready()
 
 
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
         ({"inference": {"urls": ["http://gpu:8000/v1"]}}, r"inference\.urls: what others have started"),
-        ({"publish": {"release": "auto"}}, r"publish\.release: the servers of model\.weights = \"full\" end with"),
+        ({"publish": {"release": "auto"}}, r"publish\.release: all weights need a server of their own"),
     ],
 )
 def test_what_cannot_be_served_is_refused(sections: dict[str, Any], problem: str) -> None:
     check_full(Config.model_validate({"model": {"path": Path("m")}} | sections))
     with pytest.raises(ConfigError, match=problem):
         check_full(Config.model_validate({"model": {"path": Path("m"), "weights": "full"}} | sections))
-
-
-@pytest.mark.parametrize("wrong", [{"second_upstream": "vllm"}, {"second_port": 8000}])
-def test_the_servers_are_two(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="is the first server"):
-        Config.model_validate({"model": {"path": Path("m")}, "inference": wrong})

@@ -30,7 +30,7 @@ from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
 from penstock.gateway.proxy.call import Call
 
-ROUTE: Json = {"model": "policy*", "upstream": ["vllm"], "train": True, "tokens": "exact"}
+ROUTE: Json = {"model": "policy*", "upstream": ["vllm"], "train": "exact"}
 DRIFTS = Template(strips=True, rewrites=True, thinks=True)
 GET = f'  Let me look. {CALL}{{"name":  "get", "arguments": {{"y":2,"x":1}}}}{CALLED}'
 SAYS = [GET, GET + GET, " It is 42. ", "Because.\n"]
@@ -106,7 +106,7 @@ async def on_tape(made: Inside, vllm: ScaleOut, span: Span) -> tuple[str, list[s
 async def test_without_it_the_past_is_retokenised(
     tmp_path: Path, http: aiohttp.ClientSession, vllm: ScaleOut, stream: bool
 ) -> None:
-    async with exact(tmp_path, http, vllm, tokens="rendered") as made:
+    async with exact(tmp_path, http, vllm, train=True) as made:
         await story(agent_of(made, stream), vllm, SAYS)
         await made.tape.spans(made.rollout, 4)
         assert codes(await diagnosed(made.tape, made.rollout)) == ["retokenised"] * 3
@@ -456,7 +456,7 @@ async def test_sub_agents_and_their_planner_have_sessions_of_their_own(made: Ins
 async def test_a_session_goes_on_after_a_restart(
     start_gateway: StartGateway, http: aiohttp.ClientSession, vllm: ScaleOut, how: str
 ) -> None:
-    route = '[[route]]\nmodel = "policy"\nupstream = "vllm"\ntrain = true\ntokens = "exact"\n\n'
+    route = '[[route]]\nmodel = "policy"\nupstream = "vllm"\ntrain = "exact"\n\n'
     gateway = await start_gateway(route + upstream("vllm", vllm.openai_url, "openai") + '[tape]\nrecord = "strict"\n')
     agent, tape = Agent(gateway.openai("r1"), stream=True), Tape(gateway.url, http)
     await story(agent, vllm, SAYS[:2])

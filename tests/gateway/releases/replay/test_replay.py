@@ -428,7 +428,7 @@ async def test_a_judge_model_is_asked_twice_with_the_answers_exchanged(tmp_path:
     provider.script = script
     async with bench(tmp_path, provider, {"route": route, "upstream": _both(provider)}) as rig:
         await rig.record_many(5)
-        release = await rig.release(replay={"judge": "judge", "budget": 100})
+        release = await rig.release(judge="judge", replay={"budget": 100})
         report = await rig.replay(release)
         judged = [seen for seen in provider.log if seen.path == "/v1/messages"]
         assert len(judged) == 10, "what agrees exactly needs no judge"
@@ -450,7 +450,7 @@ def _both(provider: Counting) -> list[dict[str, str]]:
 async def test_a_judge_that_gives_no_number_leaves_nothing_known(rig: Bench) -> None:
     await rig.record_many(20)
     rig.provider.script = lambda asked: Answer("Hard to say.") if asked["model"] == "judge" else other(asked)
-    report = await rig.replay(await rig.release(replay={"judge": "judge"}))
+    report = await rig.replay(await rig.release(judge="judge"))
     assert not report.ok
     assert "the judge gave no score" in report.why
 
@@ -459,7 +459,7 @@ async def test_the_judges_requests_are_of_the_budget(rig: Bench) -> None:
     await rig.record_many(40)
     judge = Answer('{"agreement": 0.5}')
     rig.provider.script = lambda asked: judge if asked["model"] == "judge" else other(asked)
-    report = await rig.replay(await rig.release(replay={"judge": "judge", "budget": 21, "concurrency": 2}))
+    report = await rig.replay(await rig.release(judge="judge", replay={"budget": 21, "concurrency": 2}))
     assert len(rig.provider.log) == report.evidence["requests"] <= 21
     assert report.evidence["calls"] >= 3
 
@@ -492,7 +492,7 @@ async def test_a_verifier_function_says_what_agrees(rig: Bench, verifier: str) -
     await rig.record_many(70)
     calls = (Call("call_2", "lookup", '{"what": "other"}'),)
     rig.provider.script = lambda asked: Answer(calls=calls) if system_of(asked) == NEW else lookup(asked)
-    report = await rig.replay(await rig.release(replay={"judge": f"{verifier}:tools"}))
+    report = await rig.replay(await rig.release(judge=f"{verifier}:tools"))
     assert report.ok
     assert report.evidence["verdict"] == "pass"
 
@@ -510,7 +510,7 @@ async def test_a_verifier_function_says_what_agrees(rig: Bench, verifier: str) -
 )
 async def test_a_verifier_that_does_not_work_is_a_clear_report(rig: Bench, verifier: str, judge: str, why: str) -> None:
     await rig.record_many(3)
-    report = await rig.replay(await rig.release(replay={"judge": judge}))
+    report = await rig.replay(await rig.release(judge=judge))
     assert not report.ok
     assert judge in report.why
     assert why in report.why
@@ -532,7 +532,7 @@ async def test_a_release_is_replayed_before_any_rollout_is_assigned(
             await client.reward(f"before-{number}", "a1", Judgement(value=1.0))
         await client.add_version("travel", prompt(STABLE, sent=True))
         await client.add_version("travel", prompt(CANDIDATE))
-        how = policy(0.5, replayed="required", replay={"calls": 12, "alpha": 0.2})
+        how = policy(0.5, replayed="required", replay={"calls": 12, "margin": 0.5})
         release = await client.start_release("travel", NewRelease(candidate="v2", policy=how))
         view = await traffic.when(release.id, lambda view: view.release.stage in ("canary", "rolled_back"))
         assert view.release.stage == ("canary" if alike else "rolled_back"), view

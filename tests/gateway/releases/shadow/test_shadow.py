@@ -303,10 +303,10 @@ class Offers:
         return found
 
 
-async def mirroring(rig: Bench, **shadow: Any) -> Offers:
+async def mirroring(rig: Bench, judge: str = "exact", **shadow: Any) -> Offers:
     """A shadow that mirrors."""
     job = Shadow(rig.context)
-    release, progress = await rig.release(shadow={"share": 1.0} | shadow), Progress("shadow")
+    release, progress = await rig.release(judge=judge, shadow={"share": 1.0} | shadow), Progress("shadow")
     made = Offers(rig, job, release, progress, asyncio.ensure_future(job(release, progress)))
     while not job.mirrors:  # noqa: ASYNC110 -- it takes a few turns of this loop
         await asyncio.sleep(0)
