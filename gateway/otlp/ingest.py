@@ -46,7 +46,11 @@ class Ingest:
     """What the handler works with."""
 
     def __init__(
-        self, dispatcher: Dispatcher, tape: Tape, spans: MutableMapping[tuple[str, ...], int], request_bytes: int
+        self,
+        dispatcher: Dispatcher,
+        tape: Tape,
+        spans: MutableMapping[tuple[str, ...], int],
+        request_bytes: int = wire.REQUEST_BYTES,
     ) -> None:
         """`spans` counts them by outcome; `request_bytes`: what one request may have, without its compression."""
         self.dispatcher = dispatcher
