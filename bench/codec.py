@@ -128,11 +128,11 @@ def writes(rows: list[dict[str, Any]]) -> Job:
         "json.dumps": lambda: json.dumps(rows).encode(),
         "orjson.dumps": partial(orjson.dumps, rows),
     }
-    return Job("100 heads, values to JSON", ways)
+    return Job("100 summaries, values to JSON", ways)
 
 
-def heads() -> list[Job]:
-    """A span's head to the tape and back. The hot path has the values at hand; a noun is built only to be shown."""
+def summaries() -> list[Job]:
+    """A span's summary to the tape and back. The hot path has the values at hand; a noun is built only to be shown."""
     names = codec.fields(Span, ("rollout", "attempt", "sequence"))
     defaults = codec.defaults(Span, names)
     values = codec.values(SPAN, names)
@@ -147,7 +147,7 @@ def heads() -> list[Job]:
         "pydantic, validate_json": partial(Span.model_validate_json, text),
         "msgpack array": partial(codec.decode, record),
     }
-    return [Job("head to bytes", encode), Job("head from bytes", decode)]
+    return [Job("summary to bytes", encode), Job("summary from bytes", decode)]
 
 
 def microseconds(way: Callable[[], Any]) -> float:
@@ -164,7 +164,7 @@ def jobs() -> list[Job]:
         short, long = (corpus.first_body(material.prompts(name)) for name in ("chat_1k", "chat_100k"))
         answer = corpus.first_answer(material.folder / "chat")
     page = [SPAN.model_dump(mode="json", exclude_defaults=True)] * 100
-    return [peeks("1 KB", short), peeks("100 KB", long), answers(answer), writes(page), *heads()]
+    return [peeks("1 KB", short), peeks("100 KB", long), answers(answer), writes(page), *summaries()]
 
 
 def main() -> None:

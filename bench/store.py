@@ -252,14 +252,14 @@ def write_to(store: Store, calls: list[Entry]) -> None:
 
 
 def measure_million() -> Iterator[Figure]:
-    """Pages of heads out of a million spans of 2000 rollouts."""
+    """Pages of summaries out of a million spans of 2000 rollouts."""
     with tempfile.TemporaryDirectory() as folder, open_store(Path(folder)) as store:
         [model] = short_calls(1)
         began = time.perf_counter()
         for start in range(0, MILLION, 250):
             store.write([copy_of(model, number) for number in range(start, start + 250)])
-        yield Figure("a million heads: written", MILLION / (time.perf_counter() - began), "/s", at_least=10_000)
-        yield Figure("a million heads: on disk", store.figures()["used_bytes"] / MILLION, "bytes/head")
+        yield Figure("a million summaries: written", MILLION / (time.perf_counter() - began), "/s", at_least=10_000)
+        yield Figure("a million summaries: on disk", store.figures()["used_bytes"] / MILLION, "bytes/summary")
         rng, newest = random.Random(7), store.cursor()
 
         def recent() -> int:
@@ -273,8 +273,12 @@ def measure_million() -> Iterator[Figure]:
 
         for name, page in (("recent", recent), ("of a rollout", of_a_rollout), ("changes", changes)):
             times = [timed(page) for _ in range(TRIES)]
-            yield Figure(f"a million heads, a page of 100 {name}: median", statistics.median(times), "ms", at_most=5)
-            yield Figure(f"a million heads, a page of 100 {name}: 99 %", statistics.quantiles(times, n=100)[98], "ms")
+            yield Figure(
+                f"a million summaries, a page of 100 {name}: median", statistics.median(times), "ms", at_most=5
+            )
+            yield Figure(
+                f"a million summaries, a page of 100 {name}: 99 %", statistics.quantiles(times, n=100)[98], "ms"
+            )
 
 
 def copy_of(model: Entry, number: int) -> Entry:

@@ -1,8 +1,8 @@
 """What is known of one call. The event loop fills it in while the call runs; then it becomes the call's entry on the
 tape.
 
-`entry` runs on the recorder's thread: it reads the head's facts out of the bodies and masks secrets. If a parser fails
-there, the facts are missing, but never the bytes.
+`entry` runs on the recorder's thread: it reads the summary's facts out of the bodies and masks secrets. If a parser
+fails there, the facts are missing, but never the bytes.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Record:
         return keep(self._secrets, self.body, b",".join(asked).decode("latin-1")), keep(self._secrets, response, told)
 
     def _hide(self, entry: Entry) -> None:
-        """Hides secrets in those texts of the head that come from the bodies or the request."""
+        """Hides secrets in those texts of the summary that come from the bodies or the request."""
         path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish = self._secrets.texts(
             (entry.path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish)
         )

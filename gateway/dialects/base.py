@@ -33,7 +33,7 @@ EVENT_STREAM = b"text/event-stream"
 
 @dataclass(slots=True)
 class Facts:
-    """What a span's head takes from the bodies."""
+    """What a span's summary takes from the bodies."""
 
     model: str | None = None
     model_served: str | None = None
@@ -99,7 +99,7 @@ class Dialect(Protocol):
         ...
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """The head's facts from decoded bodies. Must be cheap: of a stream only first and last events are parsed.
+        """The summary's facts from decoded bodies. Must be cheap: of a stream only first and last events are parsed.
         `asked`: what was read of the request already."""
         ...
 
@@ -132,8 +132,8 @@ class Dialect(Protocol):
         ...
 
     def items(self, request: bytes) -> Items:
-        """The items of a request's conversation as raw JSON, and what a head needs of it. None of them where it holds
-        no conversation or cannot be read."""
+        """The items of a request's conversation as raw JSON, and what a summary needs of it. None of them where it
+        holds no conversation or cannot be read."""
         ...
 
     def source(self, item: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """A conversation as it stands in a request: the raw JSON of each of its items, cut out without making objects of them.
 
-A request of common size is cut by msgspec in one pass, which gives in the same pass what a head needs of it. msgspec
+A request of common size is cut by msgspec in one pass, which gives in the same pass what a summary needs of it. msgspec
 does not let other threads run meanwhile, so one larger than `LARGE` is cut by `skim`, for a thread: it walks through
 the body in steps of well below a millisecond each, at a tenth of the speed.
 """

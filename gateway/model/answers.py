@@ -128,10 +128,10 @@ class ExchangeView(Noun):
 
 
 class SpanDetail(Noun):
-    """A whole span: its head, what it says, and the bytes that say it."""
+    """A whole span: its summary, what it says, and the bytes that say it."""
 
     span: Span
-    """The head."""
+    """The summary."""
     turn: Turn | None = None
     """The exchange, read; None when nothing is stored."""
     exchange: ExchangeView | None = None

@@ -5,8 +5,8 @@ A model call is a span of kind `llm` and owns an *exchange*: the exact bytes tha
 interpretation of an exchange (messages, tool calls, usage). It is made when it is read and never stored, so a fixed
 parser also fixes how old calls are read.
 
-Times are integers in nanoseconds since the epoch, durations in nanoseconds, sizes in bytes. How heads are laid out on
-the tape is `gateway.store.records`, which a test holds against `Span`.
+Times are integers in nanoseconds since the epoch, durations in nanoseconds, sizes in bytes. How summaries are laid out
+on the tape is `gateway.store.records`, which a test holds against `Span`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Estimate(Noun):
 
 
 class Span(Noun):
-    """The head of a span: all that a list shows. Bodies are apart, behind `body`."""
+    """The summary of a span: all that a list shows. Bodies are apart, behind `body`."""
 
     rollout: Id
     """The rollout it belongs to."""

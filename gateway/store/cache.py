@@ -31,7 +31,7 @@ class CachedAttempt:
     values: list[Any]
     """The values of `records.ATTEMPT`, in its order."""
     key: bytes
-    """What the keys of its heads start with."""
+    """What the keys of its summaries start with."""
     origins: Origins
     """Number and beginning of its rollout."""
     base: Base | None = None

@@ -340,15 +340,15 @@ def unpack_segment(segment: bytes) -> list[bytes]:
     return cast(list[bytes], _unpack(segment))
 
 
-def pack_open(head: bytes, body: bytes | None) -> bytes:
+def pack_open(summary: bytes, body: bytes | None) -> bytes:
     """The value of an `open` key."""
-    return _pack((head, body))
+    return _pack((summary, body))
 
 
 def unpack_open(value: bytes) -> tuple[bytes, bytes | None]:
-    """The inverse: head and body."""
-    head, body = _unpack(value)
-    return head, body
+    """The inverse: summary and body."""
+    summary, body = _unpack(value)
+    return summary, body
 
 
 def header_lines(block: bytes) -> list[tuple[str, str]]:

@@ -7,10 +7,10 @@
 | `tasks`    | rollout NUL                         | its input and metadata, as JSON                                |
 | `order`    | `order`                             | numbers (u64) of all rollouts, sorted: newest-first lists      |
 | `attempts` | number (u64) attempt NUL            | the attempt with its sums, and the cursors of its last block   |
-| `index`    | number (u64) attempt NUL block (u32) | cursors (u64) of the heads of 32 sequences, 0 while it runs   |
-| `open`     | rollout NUL attempt NUL seq (u32)   | head and body of a call that was running at the last commit    |
-| `styles`   | number (u64)                        | what the heads that name the number have in common             |
-| `log`      | its last cursor (u64)               | a segment: the heads one commit wrote and what else it changed |
+| `index`    | number (u64) attempt NUL block (u32) | cursors (u64) of the summaries of 32 sequences, 0 while it runs |
+| `open`     | rollout NUL attempt NUL seq (u32)   | summary and body of a call that was running at the last commit    |
+| `styles`   | number (u64)                        | what the summaries that name the number have in common          |
+| `log`      | its last cursor (u64)               | a segment: the summaries of one commit and what else it changed |
 | `bodies`   | number of its first body (u64)      | a segment: the bodies that one commit wrote, numbered on       |
 | `queue`    | mode (u8) urgency (u32) order (u64) | key of the rollout: what waits to be claimed, the next first   |
 | `live`     | rollout NUL attempt NUL             | nothing: attempts that were claimed and have not ended         |
@@ -56,7 +56,7 @@ def rollout_key(rollout: str) -> bytes:
 
 
 def attempt_key(rollout: str, attempt: str) -> bytes:
-    """Key of an attempt, and prefix of its heads."""
+    """Key of an attempt, and prefix of its summaries."""
     return f"{rollout}\0{attempt}\0".encode("ascii")
 
 
@@ -65,8 +65,8 @@ def queue_key(mode: int, priority: int, order: int) -> bytes:
     return bytes([mode]) + _U32.pack(_MIDDLE - priority) + _U64.pack(order)
 
 
-def head_key(rollout: str, attempt: str, sequence: int) -> bytes:
-    """Key of a span's head."""
+def summary_key(rollout: str, attempt: str, sequence: int) -> bytes:
+    """Key of a span's summary."""
     return attempt_key(rollout, attempt) + u32(sequence)
 
 
@@ -81,13 +81,13 @@ def attempt_of_place(key: bytes) -> str:
 
 
 def split_head_key(key: bytes) -> tuple[str, str, int]:
-    """(rollout, attempt, sequence) of a head's key; whatever follows the key is ignored."""
+    """(rollout, attempt, sequence) of a summary's key; whatever follows the key is ignored."""
     rollout, attempt, rest = key.split(b"\0", 2)
     return rollout.decode("ascii"), attempt.decode("ascii"), _U32.unpack_from(rest)[0]
 
 
-def head_key_length(record: bytes) -> int:
-    """Length of the head key that a log record starts with."""
+def summary_key_length(record: bytes) -> int:
+    """Length of the summary key that a log record starts with."""
     return record.index(0, record.index(0) + 1) + 5
 
 
@@ -98,7 +98,7 @@ def split_attempt_key(key: bytes) -> tuple[str, str]:
 
 
 def u32(value: int) -> bytes:
-    """What follows an attempt's key in the key of a head or of a block of the index."""
+    """What follows an attempt's key in the key of a summary or of a block of the index."""
     return _U32.pack(value)
 
 

@@ -82,7 +82,7 @@ class Reader:
             return view.attempts(rollout)
 
     def span(self, rollout: str, attempt: str, sequence: int) -> Span | None:
-        """One head, None when there is none."""
+        """One summary, None when there is none."""
         if not 0 < sequence <= keys.HIGHEST_SEQUENCE or not _possible(rollout, attempt):
             return None
         with self.view() as view:

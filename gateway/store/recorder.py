@@ -6,7 +6,7 @@ crash leaves an `interrupted` span and not a hole. With `record = "strict"` ever
 sent upstream.
 
 The queue is bounded in bytes: when it is full, the end of the *call* waits (`full`), because training data is never
-dropped to save latency. When the tape itself fails, the mode's `on_record_failure` decides; the heads of unrecorded
+dropped to save latency. When the tape itself fails, the mode's `on_record_failure` decides; the summaries of unrecorded
 calls are kept, without bodies, until the tape takes them, and count as gaps. A call that cannot be written because of a
 bug is lost alone: it is logged, counted as a gap, and the others go on.
 """

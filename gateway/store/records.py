@@ -1,8 +1,8 @@
 """What is stored of a call, an attempt and a rollout, position by position: append, never reorder.
 
 The calls of an agent resemble each other. What they have in common (`STYLE`: dialect, path, model, how they end) is
-stored once on the tape under a number, from its second appearance on. A head names the number and holds only its own
-values (`OWN`); a head whose style is not in the table holds it itself. The end is stored as the duration.
+stored once on the tape under a number, from its second appearance on. A summary names the number and holds only its own
+values (`OWN`); a summary whose style is not in the table holds it itself. The end is stored as the duration.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ class Entry:
             self.name,
         )
 
-    def head(self, style: int | Style, body: int | None, usage: list[int | None] | None) -> bytes:
-        """The stored head: the style, then the values of `OWN` in its order."""
+    def summary(self, style: int | Style, body: int | None, usage: list[int | None] | None) -> bytes:
+        """The stored summary: the style, then the values of `OWN` in its order."""
         return codec.encode(
             [
                 style,
@@ -199,9 +199,9 @@ class Entry:
         )
 
 
-def interrupted(head: bytes, style_of: Callable[[int], Style], body: int | None) -> tuple[Style, list[Any]]:
+def interrupted(summary: bytes, style_of: Callable[[int], Style], body: int | None) -> tuple[Style, list[Any]]:
     """The style and own values of an open call whose gateway died."""
-    own = padded(head, _OWN_DEFAULTS)
+    own = padded(summary, _OWN_DEFAULTS)
     style = list(style_of(own[0]) if isinstance(own[0], int) else own[0])
     style[STYLE.index("status")], style[STYLE.index("error")] = SpanStatus.INTERRUPTED.value, "gateway_died"
     own[_BODY] = body
@@ -209,13 +209,13 @@ def interrupted(head: bytes, style_of: Callable[[int], Style], body: int | None)
 
 
 def head_of(style: int | Style, own: list[Any]) -> bytes:
-    """The stored head of these values."""
+    """The stored summary of these values."""
     return codec.encode([style, *own[1:]], _OWN_DEFAULTS)
 
 
-def body_of(head: bytes) -> int | None:
-    """Number of the body that a head names."""
-    own = codec.decode(head)
+def body_of(summary: bytes) -> int | None:
+    """Number of the body that a summary names."""
+    own = codec.decode(summary)
     return own[_BODY] if len(own) > _BODY else None
 
 
@@ -225,10 +225,10 @@ def padded(record: bytes, defaults: list[Any]) -> list[Any]:
     return values + defaults[len(values) :]
 
 
-def span_from(key: bytes, head: bytes, style_of: Callable[[int], Style]) -> Span:
-    """A head as the noun."""
+def span_from(key: bytes, summary: bytes, style_of: Callable[[int], Style]) -> Span:
+    """A summary as the noun."""
     rollout, attempt, sequence = keys.split_head_key(key)
-    style, *own = codec.decode(head)
+    style, *own = codec.decode(summary)
     found = _SPAN_DEFAULTS | dict(zip(OWN, own, strict=False))
     found |= zip(STYLE, style_of(style) if isinstance(style, int) else style, strict=False)
     if found["usage"] is not None:
@@ -252,8 +252,8 @@ class Origins(NamedTuple):
 
 
 def attempt_record(values: list[Any], cursors: Sequence[int], rollout: Origins) -> bytes:
-    """The stored attempt: where the heads of its last block are, then the values of `ATTEMPT`. Cursors are relative to
-    the rollout's number, the beginning to the rollout's, the last sign of life to the beginning.
+    """The stored attempt: where the summaries of its last block are, then the values of `ATTEMPT`. Cursors are relative
+    to the rollout's number, the beginning to the rollout's, the last sign of life to the beginning.
     """
     stored = values.copy()
     stored[_STATUS] = _ENDS.index(stored[_STATUS])

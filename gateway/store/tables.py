@@ -99,8 +99,8 @@ class Tables:
         number = None if entry.body is None else self._put_body(batch, live, entry, entry.body)
         usage = codec.usage_values(entry.usage)
         records.count(live.values[_SUMS], entry, usage)
-        head = entry.head(self._style(batch, entry.style()), number, usage)
-        self._finish(batch, live, entry.sequence, head)
+        summary = entry.summary(self._style(batch, entry.style()), number, usage)
+        self._finish(batch, live, entry.sequence, summary)
         if announced:
             batch.txn.delete(live.key + keys.u32(entry.sequence), db=self.dbs["open"])
 
@@ -109,8 +109,8 @@ class Tables:
         body = None
         if entry.body is not None:
             body, _ = codec.pack_body(entry.body, 0, self._memory.base(live, entry.body.request), alone=True)
-        head = entry.head(self._style(batch, entry.style()), None, None)
-        batch.txn.put(key, codec.pack_open(head, body), db=self.dbs["open"])
+        summary = entry.summary(self._style(batch, entry.style()), None, None)
+        batch.txn.put(key, codec.pack_open(summary, body), db=self.dbs["open"])
         batch.append(b"o" + key)
         self._index(batch, live, entry.sequence, 0)
 
@@ -125,8 +125,8 @@ class Tables:
         batch.bodies.append(record)
         return self._body + len(batch.bodies)
 
-    def _finish(self, batch: Batch, live: CachedAttempt, sequence: int, head: bytes) -> None:
-        self._index(batch, live, sequence, batch.append(b"s" + live.key + keys.u32(sequence) + head))
+    def _finish(self, batch: Batch, live: CachedAttempt, sequence: int, summary: bytes) -> None:
+        self._index(batch, live, sequence, batch.append(b"s" + live.key + keys.u32(sequence) + summary))
 
     def _index(self, batch: Batch, live: CachedAttempt, sequence: int, cursor: int) -> None:
         block, at = divmod(sequence - 1, BLOCK)
@@ -171,11 +171,11 @@ class Tables:
         batch.txn.put(keys.number(number), record, db=self.dbs["styles"])
         return number
 
-    def interrupt(self, batch: Batch, key: bytes, head: bytes, body: bytes | None) -> None:
+    def interrupt(self, batch: Batch, key: bytes, summary: bytes, body: bytes | None) -> None:
         """Ends a call that an earlier life of the gateway has left open."""
         rollout, attempt, sequence = keys.split_head_key(key)
         number = None if body is None else self._add_body(batch, body)
-        style, own = records.interrupted(head, batch.view.style, number)
+        style, own = records.interrupted(summary, batch.view.style, number)
         live = self.live(batch, Entry(rollout, attempt))
         said = {name: style[records.STYLE.index(name)] for name in ("kind", "dialect", "upstream")}
         records.count(live.values[_SUMS], Entry(rollout, attempt, status=SpanStatus.INTERRUPTED, **said))

@@ -1,4 +1,4 @@
-"""What one transaction sees: heads, changes and bodies. It knows the layout and holds no state beyond the
+"""What one transaction sees: summaries, changes and bodies. It knows the layout and holds no state beyond the
 transaction's.
 """
 
@@ -130,7 +130,7 @@ class View:
         return found
 
     def cursors(self, rollout: str, attempt: str, block: int) -> list[int]:
-        """Where the heads of a block of sequences are in the log, 0 for those that are open."""
+        """Where the summaries of a block of sequences are in the log, 0 for those that are open."""
         found = self.attempt_values(rollout, attempt)
         if found is None:
             return []
@@ -140,30 +140,32 @@ class View:
         return keys.to_numbers(self.get("index", keys.place_key(origins.number, attempt) + keys.u32(block)) or b"")
 
     def index(self, rollout: str, attempt: str, sequence: int) -> int | None:
-        """Where the head of this sequence is in the log, 0 while it is open, None when it was never given out."""
+        """Where the summary of this sequence is in the log, 0 while it is open, None when it was never given out."""
         block, at = divmod(sequence - 1, BLOCK)
         cursors = self.cursors(rollout, attempt, block)
         return cursors[at] if at < len(cursors) else None
 
     def span(self, rollout: str, attempt: str, sequence: int) -> Span | None:
-        """One head."""
+        """One summary."""
         cursor = self.index(rollout, attempt, sequence)
-        return None if cursor is None else self.head(rollout, attempt, sequence, cursor)
+        return None if cursor is None else self.summary(rollout, attempt, sequence, cursor)
 
     def spans(self, rollout: str, attempt: str, after: int, limit: int) -> list[Span]:
-        """At most `limit` heads that follow this sequence in its block."""
+        """At most `limit` summaries that follow this sequence in its block."""
         block, skip = divmod(after, BLOCK)
         cursors = self.cursors(rollout, attempt, block)[skip : skip + limit]
-        return [self.head(rollout, attempt, after + at, cursor) for at, cursor in enumerate(cursors, 1)]
+        return [self.summary(rollout, attempt, after + at, cursor) for at, cursor in enumerate(cursors, 1)]
 
-    def head(self, rollout: str, attempt: str, sequence: int, cursor: int) -> Span:
-        """The head that the index finds at this cursor."""
-        key = keys.head_key(rollout, attempt, sequence)
+    def summary(self, rollout: str, attempt: str, sequence: int, cursor: int) -> Span:
+        """The summary that the index finds at this cursor."""
+        key = keys.summary_key(rollout, attempt, sequence)
         if not cursor:
             return span_from(key, self._open(key)[0], self.style)
         record = self.log_record(cursor)
         if not record.startswith(b"s" + key):
-            raise TapeError(f"change {cursor} is not the head of {rollout}/{attempt}#{sequence}; run `penstock check`")
+            raise TapeError(
+                f"change {cursor} is not the summary of {rollout}/{attempt}#{sequence}; run `penstock check`"
+            )
         return span_from(key, record[1 + len(key) :], self.style)
 
     def _open(self, key: bytes) -> tuple[bytes, bytes | None]:
@@ -214,7 +216,7 @@ class View:
         """A record of the log as the noun; None for a call that was open then and has ended since."""
         kind, key = record[:1], record[1:]
         if kind == b"s":
-            span = span_from(key, key[keys.head_key_length(key) :], self.style)
+            span = span_from(key, key[keys.summary_key_length(key) :], self.style)
             return Change.model_construct(cursor=at, kind="span", span=span)
         if kind in _NAMED:
             return Change(cursor=at, kind=_NAMED[kind], name=key[:-1].decode("ascii"))
@@ -231,7 +233,7 @@ class View:
 
     def open_body(self, rollout: str, attempt: str, sequence: int) -> Body | None:
         """What is known of a call that still runs."""
-        stored = self.get("open", keys.head_key(rollout, attempt, sequence))
+        stored = self.get("open", keys.summary_key(rollout, attempt, sequence))
         record = None if stored is None else codec.unpack_open(stored)[1]
         return None if record is None else self._build(record, 0)[0]
 
@@ -265,7 +267,7 @@ class View:
             cursor = self.index(rollout, attempt, sequence)
             if cursor:
                 record = self.log_record(cursor)
-                number = body_of(record[1 + keys.head_key_length(record[1:]) :])
+                number = body_of(record[1 + keys.summary_key_length(record[1:]) :])
                 if number is not None:
                     return sequence, self.body(number)[1]
         return None

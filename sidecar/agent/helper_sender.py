@@ -1,7 +1,7 @@
-"""What an agent says of itself (`sidecar.agent.helper`), on its way to the gateway. Needs the standard library alone.
+"""Sends what an agent reports (`sidecar.agent.helper`) to the gateway. Needs the standard library alone.
 
-What is said waits in memory, and a thread sends it in its order. The thread lives while anything waits. It is no
-daemon, so Python waits for it at its end, and so do the children of `multiprocessing`, which run no `atexit`.
+Reports wait in memory, and a thread sends them in their order. The thread lives while any report waits. It is not a
+daemon, so Python waits for it before it ends. So do the children of `multiprocessing`, which do not run `atexit`.
 """
 
 from __future__ import annotations

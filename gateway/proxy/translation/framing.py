@@ -33,7 +33,7 @@ BROKEN: Final = "the engine broke off its answer"
 
 
 class ConvertedAnswer(Protocol):
-    """The common part of both ways; has the interface of `gateway.calls.capture.framing.Passing`."""
+    """The common part of both ways; has the interface of `gateway.calls.capture.framing.Framing`."""
 
     sent: list[bytes]
     """What the client has got of the answer's body."""

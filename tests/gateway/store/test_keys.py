@@ -16,7 +16,7 @@ places = st.tuples(ids, ids, u32s)
 
 @given(places, places)
 def test_head_keys_sort_as_their_tuples(a: tuple[str, str, int], b: tuple[str, str, int]) -> None:
-    assert (keys.head_key(*a) < keys.head_key(*b)) == (a < b)
+    assert (keys.summary_key(*a) < keys.summary_key(*b)) == (a < b)
 
 
 @given(u64s, ids, u64s, ids)
@@ -33,9 +33,9 @@ def test_numbers_sort(a: int, b: int) -> None:
 
 @given(places, st.binary(max_size=40))
 def test_head_keys_come_back_whatever_follows(place: tuple[str, str, int], rest: bytes) -> None:
-    key = keys.head_key(*place)
+    key = keys.summary_key(*place)
     assert keys.split_head_key(key + rest) == place
-    assert keys.head_key_length(key + rest) == len(key)
+    assert keys.summary_key_length(key + rest) == len(key)
     assert key == keys.attempt_key(*place[:2]) + keys.u32(place[2])
 
 
@@ -46,8 +46,8 @@ def test_attempt_keys_come_back(rollout: str, attempt: str) -> None:
 
 @given(ids, ids, places)
 def test_a_prefix_holds_only_its_own(rollout: str, attempt: str, place: tuple[str, str, int]) -> None:
-    assert keys.head_key(*place).startswith(keys.rollout_key(rollout)) == (place[0] == rollout)
-    assert keys.head_key(*place).startswith(keys.attempt_key(rollout, attempt)) == (place[:2] == (rollout, attempt))
+    assert keys.summary_key(*place).startswith(keys.rollout_key(rollout)) == (place[0] == rollout)
+    assert keys.summary_key(*place).startswith(keys.attempt_key(rollout, attempt)) == (place[:2] == (rollout, attempt))
 
 
 @given(st.lists(u64s))

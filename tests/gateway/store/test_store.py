@@ -70,7 +70,7 @@ def test_an_entry_writes_its_fields_in_the_order_of_the_record() -> None:
     style = [f"<{name}>" if name in names else None for name in records.STYLE]
     assert list(entry.style()) == ["<kind>", "open", *style[2:]]
     entry.start_ns, entry.end_ns = 100, 130
-    _, start, took, *own = codec.decode(entry.head(1, 77, [5, None, None, None, None]))
+    _, start, took, *own = codec.decode(entry.summary(1, 77, [5, None, None, None, None]))
     assert (start, took) == (100, 30)
     expected = {name: f"<{name}>" for name in names} | {"body": 77, "usage": [5, None, None, None, None]}
     assert own == [expected[name] for name in records.OWN[2:]]
@@ -511,18 +511,18 @@ DAMAGE = [
     (
         "log",
         keys.number(4),
-        msgspec.msgpack.encode([b"s" + keys.head_key("r1", "a1", 2) + b"\xc0"]),
+        msgspec.msgpack.encode([b"s" + keys.summary_key("r1", "a1", 2) + b"\xc0"]),
         r"attempts r1/a1: #2",
     ),
     ("attempts", PLACE, codec.encode([[], *RUNNING, 1], [None] * 6), r"#1: it was given out but is not in the index"),
-    ("attempts", PLACE, codec.encode([[2, 2], *RUNNING, 2], [None] * 6), r"change 3 is not the head of r1/a1#2"),
+    ("attempts", PLACE, codec.encode([[2, 2], *RUNNING, 2], [None] * 6), r"change 3 is not the summary of r1/a1#2"),
     ("attempts", PLACE, b"\xff", r"attempts r1/a1"),
     ("attempts", PLACE, codec.encode([[2, 3], *RUNNING, 2], [None] * 6), r"it counts 0 finished"),
     ("rollouts", keys.rollout_key("r1"), b"\xff", r"rollouts r1"),
     ("rollouts", keys.rollout_key("r1"), b"", r"its rollout is missing"),
     ("order", ORDER, keys.number(2), r"order 2: change 2 makes no rollout"),
     ("styles", keys.number(1), b"", r"style 1 is missing"),
-    ("open", keys.head_key("r1", "a1", 4), b"\xff", r"open r1/a1#4"),
+    ("open", keys.summary_key("r1", "a1", 4), b"\xff", r"open r1/a1#4"),
 ]
 
 
@@ -558,7 +558,7 @@ def test_a_damaged_body_is_a_tape_error_to_who_asks_and_no_matter_to_the_rest(tm
 def test_an_open_call_that_cannot_be_read_is_a_tape_error_that_says_what_to_do(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         store.write([running()])
-    damage(tmp_path, "open", keys.head_key("r1", "a1", 1), b"\xff")
+    damage(tmp_path, "open", keys.summary_key("r1", "a1", 1), b"\xff")
     with pytest.raises(TapeError, match="penstock check"):
         open_store(tmp_path)
     assert len(check(tmp_path)[1]) == 2

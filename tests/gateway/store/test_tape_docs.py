@@ -64,7 +64,7 @@ def test_the_documented_reader_reads(tmp_path: Path, together: bool) -> None:
         ("rollout", ("number", *records.ROLLOUT)),
         ("attempt", ("cursors", *records.ATTEMPT)),
         ("style", records.STYLE),
-        ("head", ("style", *("duration" if name == "end_ns" else name for name in records.OWN))),
+        ("summary", ("style", *("duration" if name == "end_ns" else name for name in records.OWN))),
     ],
 )
 def test_the_documented_positions_are_those_of_the_code(name: str, positions: list[str]) -> None:
