@@ -177,7 +177,7 @@ async def test_every_trap_in_one_step(
     left_out = {"no_reward": 2, "empty": 1, "interrupted": 1, "cancelled": 1, "error": 1}
     assert found.report.reasons == left_out
     assert found.report.notes == {"late_reward": 3}
-    engine = Engine(config(make_model(tmp_path), engine={"batch_tokens": 128}))
+    engine = Engine(config(make_model(tmp_path), engine={"batch_tokens": 100}))
     before = {name: one.clone() for name, one in engine.model.trained.items()}
     metrics = learn(engine, found.samples, lambda _: 0, engine.config)
     dropped = {name: value for name, value in metrics.items() if name.startswith("dropped/") and value}
