@@ -132,13 +132,16 @@ async def test_draining_waits_for_what_runs(shell: Shell, client: Client) -> Non
     draining = await shell.start("drain")
     told = await client.claim(ClaimRequest(worker="w2", modes=["val"], wait_s=20))  # ends when the queue is drained
     assert told.queue == "draining"
+    assert draining.stderr is not None
+    waiting = await asyncio.wait_for(draining.stderr.readline(), 20)
+    assert waiting.decode() == "Waiting for 2 attempts to end; `penstock workers` lists them.\n"
     await finished(client, one)
     ended = asyncio.ensure_future(draining.communicate())
     await asyncio.sleep(0)
     assert not ended.done()
     await finished(client, two)
     out, err = await asyncio.wait_for(ended, 20)
-    assert err.decode() == "Waiting for 2 attempts to end; `penstock workers` lists them.\n"
+    assert err == b""
     assert without_age(out.decode()) == "Queue draining: 1 waiting (1 train); 0 claimed.\n"
 
 

@@ -336,7 +336,7 @@ async def test_a_stream_without_tokens_passes_event_by_event(rig: Rig) -> None:
 async def test_what_is_too_large_to_be_held_passes_as_it_came(
     tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, framing: str
 ) -> None:
-    monkeypatch.setattr("penstock.gateway.proxy.features.passing", partial(cleaned, limit=1000))
+    monkeypatch.setattr("penstock.gateway.proxy.features.cleaned", partial(cleaned, limit=1000))
     answer = reply(200, PLAIN_GIVEN)
     if framing == "chunked":
         headers = [("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")]
