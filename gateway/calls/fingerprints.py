@@ -91,16 +91,22 @@ class _End(msgspec.Struct, frozen=True, gc=False):
     story: Story
 
 
-class _Stem(msgspec.Struct, frozen=True, gc=False):
+class _Start(msgspec.Struct, frozen=True, gc=False):
+    """How the requests of a stem begin; stays as the stem grows."""
+
     dialect: str
     first: int
     """Where in the request the items begin that need not be read again."""
     head: list[Raw]
     """The items before that."""
-    ends: tuple[_End, _End]
-    """The later one first."""
     mark: bytes
     """What stands between two items."""
+
+
+class _Stem(msgspec.Struct, frozen=True, gc=False):
+    start: _Start
+    ends: tuple[_End, _End]
+    """The later one first."""
     rest: bytes
     """The request after its last item."""
     asked: Peek | None
@@ -131,7 +137,7 @@ class Fingerprints:
             return None
         stem, end = found
         size = len(body) - end.length
-        if stem.first + size > LARGE:
+        if stem.start.first + size > LARGE:
             return None
         last = len(body) - len(stem.rest)
         if end.length <= last and body.endswith(stem.rest):
@@ -140,13 +146,16 @@ class Fingerprints:
             except UNREADABLE:
                 return None
         else:
-            rest = dialect.items(body[: stem.first] + body[end.length :])
-            if rest.raw[:_HEAD] != stem.head:
+            rest = dialect.items(body[: stem.start.first] + body[end.length :])
+            if rest.raw[:_HEAD] != stem.start.head:
                 return None
             items = Items(rest.asked, rest.raw[_HEAD:], rest.previous)
         read = self._read(end.story, dialect, items, size)
         if len(items.raw) > _NEW:
-            self._lengthen(stem, end, body, read)
+            longer = _stem(stem.start, end, body, read)
+            if longer is not None:
+                self._drop(stem)
+                self._keep(longer)
         return read
 
     def read(self, dialect: Reads, body: bytes) -> Read:
@@ -163,8 +172,8 @@ class Fingerprints:
         told = _part(read.story, _counting(read.numbers[:_HEAD]))
         for mark in (b",", b", "):
             before = _End(Raw(), first - len(mark), told)
-            stem = _Stem(dialect.name, before.length, raw[:_HEAD], (before, before), mark, b"", None, None, b"", 0)
-            made = _longer(stem, before, body, Read(items, read.story, read.numbers[_HEAD:]))
+            start = _Start(dialect.name, before.length, raw[:_HEAD], mark)
+            made = _stem(start, before, body, Read(items, read.story, read.numbers[_HEAD:]))
             if made is not None:
                 # The bytes to leave out must be these items, and not the same bytes in another place.
                 left = body[: before.length] + made.rest
@@ -177,19 +186,12 @@ class Fingerprints:
         view = memoryview(body)
         for place in _PLACES[max(0, last - _TRIES) : last][::-1]:
             stem = self._stems.get(body[place - _BEFORE : place])
-            if stem is not None and stem.dialect == dialect:
+            if stem is not None and stem.start.dialect == dialect:
                 for end in stem.ends:
                     if Raw(view[: end.length]) == end.bytes:
                         self._stems.move_to_end(stem.key)
                         return stem, end
         return None
-
-    def _lengthen(self, stem: _Stem, end: _End, body: bytes, read: Read) -> None:
-        """Extends the stem by this request, which continues it."""
-        longer = _longer(stem, end, body, read) if len(read.items.raw) > _MOVING else None
-        if longer is not None:
-            self._drop(stem)
-            self._keep(longer)
 
     def _keep(self, stem: _Stem) -> None:
         if (before := self._stems.get(stem.key)) is not None:
@@ -254,11 +256,11 @@ def number_of(source: bytes | memoryview) -> int:
     return hash(source) or 1
 
 
-def _longer(stem: _Stem, end: _End, body: bytes, read: Read) -> _Stem | None:
-    """A stem to the last item that was read after an end of this one; None if the items do not follow directly, written
-    as before.
+def _stem(start: _Start, end: _End, body: bytes, read: Read) -> _Stem | None:
+    """A stem to the last of the items that were read after this end, more than `_MOVING`; None if they do not follow it
+    directly, with the mark between them.
     """
-    raw, mark = read.items.raw, stem.mark
+    raw, mark = read.items.raw, start.mark
     text = mark.join([b"", *raw])
     last = end.length + len(text)
     moving = len(mark.join([b"", *raw[-_MOVING:]]))
@@ -271,9 +273,7 @@ def _longer(stem: _Stem, end: _End, body: bytes, read: Read) -> _Stem | None:
     asked, key = read.items.asked, body[_PLACES[place] - _BEFORE : _PLACES[place]]
     # Its tools would hold the request that they were read from.
     asked = asked and Peek(asked.model, asked.n, Raw(bytes(asked.tools)))
-    return _Stem(
-        stem.dialect, stem.first, stem.head, ends, mark, body[last:], asked, read.items.previous, key, len(body)
-    )
+    return _Stem(start, ends, body[last:], asked, read.items.previous, key, len(body))
 
 
 def _part(story: Story, count: int) -> Story:
