@@ -6,13 +6,14 @@ from base64 import b64decode, b64encode
 from binascii import Error
 from typing import Any
 
-from penstock.gateway.dialects.loose_json import Json, arr, count, dumps, joined, loads, obj, objs, text
+from penstock.gateway.dialects.loose_json import Json, arr, dumps, joined, loads, obj, objs, text, tokens_beside_cache
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Message, Part, Tool
 
 MEDIA = ("image", "document", "video", "audio", "searchResult")
 SERVER = "server_tool_use"
 """The type of a call that Bedrock answers itself."""
+_USAGE = ("inputTokens", "outputTokens", "cacheReadInputTokens", "cacheWriteInputTokens")
 
 
 def message_of(wire: Json) -> Message:
@@ -92,17 +93,7 @@ def tools_of(offered: Any) -> list[Tool]:
 
 def usage_of(usage: Any) -> Usage | None:
     """Usage as reported, what was read from the cache and written to it added to the input."""
-    fields = obj(usage)
-    if not fields:
-        return None
-    fresh = count(fields.get("inputTokens"))
-    cached, written = count(fields.get("cacheReadInputTokens")), count(fields.get("cacheWriteInputTokens"))
-    return Usage(
-        input_tokens=None if fresh is None else fresh + (cached or 0) + (written or 0),
-        output_tokens=count(fields.get("outputTokens")),
-        cached_tokens=cached,
-        cache_write_tokens=written,
-    )
+    return tokens_beside_cache(obj(usage), _USAGE)
 
 
 def block_of(start: Json, deltas: list[Json]) -> Json:

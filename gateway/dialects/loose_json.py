@@ -177,6 +177,22 @@ def tokens(usage: Any, names: tuple[str, str, str, str]) -> Usage | None:
     )
 
 
+def tokens_beside_cache(fields: Json, names: tuple[str, str, str, str], reasoning: int | None = None) -> Usage | None:
+    """Usage of an API whose input tokens leave out what was read from the cache and written to it; both are added.
+    `names`: of the input, the output, what was read, what was written; `reasoning`: tokens of the output.
+    """
+    if not fields:
+        return None
+    fresh, made, cached, written = (count(fields.get(name)) for name in names)
+    return Usage(
+        input_tokens=None if fresh is None else fresh + (cached or 0) + (written or 0),
+        output_tokens=made,
+        cached_tokens=cached,
+        cache_write_tokens=written,
+        reasoning_tokens=reasoning,
+    )
+
+
 def error_message(answer: Json) -> str | None:
     """The provider's message, if the body is an error in any of the shapes that servers use."""
     error = answer.get("error")

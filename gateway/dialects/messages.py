@@ -34,6 +34,7 @@ from penstock.gateway.dialects.loose_json import (
     objs,
     peek,
     text,
+    tokens_beside_cache,
 )
 from penstock.gateway.dialects.parts import content_parts, flat_tools, result_content, result_part
 from penstock.gateway.dialects.sse import first, last
@@ -294,14 +295,5 @@ def _call_part(block: Json) -> Part:
 
 def _usage(usage: Any) -> Usage | None:
     fields = obj(usage)
-    if not fields:
-        return None
-    fresh = count(fields.get("input_tokens"))
-    cached, written = count(fields.get("cache_read_input_tokens")), count(fields.get("cache_creation_input_tokens"))
-    return Usage(
-        input_tokens=None if fresh is None else fresh + (cached or 0) + (written or 0),
-        output_tokens=count(fields.get("output_tokens")),
-        cached_tokens=cached,
-        cache_write_tokens=written,
-        reasoning_tokens=count(obj(fields.get("output_tokens_details")).get("thinking_tokens")),
-    )
+    names = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    return tokens_beside_cache(fields, names, count(obj(fields.get("output_tokens_details")).get("thinking_tokens")))

@@ -3,6 +3,8 @@ the engine gets."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from penstock.gateway.calls.capture.framing import Framing, cleaned
 from penstock.gateway.calls.capture.request import Asked, ask, identity
 from penstock.gateway.calls.record import Record
@@ -10,10 +12,12 @@ from penstock.gateway.config import Route
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.model.release import Pin
 from penstock.gateway.proxy.exact.course import ExactRoutes
 from penstock.gateway.proxy.exact.session_store import Exact
 from penstock.gateway.proxy.parts import Feature, Part, Send
 from penstock.gateway.proxy.translation.translator import TranslatedRoutes, Translator
+from penstock.gateway.releases.catalog import Uses
 from penstock.gateway.releases.shadow.stage import Shadow
 
 
@@ -64,18 +68,18 @@ class Mirroring:
     def plan(self, send: Send, route: Route | None) -> None:
         """Nothing changes for the call itself."""
         if send.given is not None:
-            send.parts.append(Mirrored(self._shadow, send))
+            send.parts.append(Mirrored(self._shadow, *send.given))
 
 
 class Mirrored(Part):
     """A call that may be mirrored when it is over."""
 
-    __slots__ = ("_send", "_shadow")
+    __slots__ = ("_pins", "_shadow", "_uses")
 
-    def __init__(self, shadow: Shadow, send: Send) -> None:
-        self._shadow, self._send = shadow, send
+    def __init__(self, shadow: Shadow, uses: Uses, pins: Mapping[str, Pin]) -> None:
+        self._shadow, self._uses, self._pins = shadow, uses, pins
 
     def handed_over(self, record: Record) -> None:
         """Offers it, where a release mirrors now."""
-        if self._shadow.mirrors and self._send.given is not None:
-            self._shadow.offer(record, *self._send.given)
+        if self._shadow.mirrors:
+            self._shadow.offer(record, self._uses, self._pins)

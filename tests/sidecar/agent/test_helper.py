@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from fakes.process import ROOT, Gateway
-from fakes.runs import AGENTS, PYTHON, Run, StartRun, enqueue, only_attempt, runs, said
+from fakes.runs import AGENTS, PYTHON, Run, StartRun, enqueue, only_attempt, said
 from fakes.shell import Shell
 
 import penstock
@@ -39,20 +39,6 @@ assert threading.active_count() == 1
 heavy = {"asyncio", "json", "typing", "urllib.request", "inspect", "http.client", "aiohttp", "pydantic"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
-
-
-@pytest.fixture
-async def start_run(gateway: Gateway, tmp_path: Path) -> AsyncGenerator[StartRun]:
-    """Starts runners of the test's gateway."""
-    async with runs(gateway.url, tmp_path) as start:
-        yield start
-
-
-@pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    """A client of the test's gateway."""
-    async with Client(gateway.url) as made:
-        yield made
 
 
 async def ran(client: Client, start_run: StartRun, task: str, *words: str, code: int = 0) -> Run:
