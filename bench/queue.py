@@ -222,7 +222,7 @@ _PROFILED = """
 import cProfile, sys, threading
 from pathlib import Path
 from penstock.gateway.store import recorder
-from penstock.gateway.app import serve
+from penstock.gateway.app import run as serve
 folder, run = Path(sys.argv[1]), recorder.Recorder._run
 def profiled(self):
     profile = cProfile.Profile()

@@ -25,7 +25,7 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from penstock.gateway.api import routes as control
+from penstock.gateway.api import routes
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.operations import Operations
 from penstock.gateway.calls.admission import Admission
@@ -177,8 +177,8 @@ class Gateway:
         context = Control(
             self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics, self.state
         )
-        self.operations = Operations(context, control.OPERATIONS)
-        application = control.make_control(context)
+        self.operations = Operations(context, routes.OPERATIONS)
+        application = routes.make_control(context)
         application[INGEST] = Ingest(self.dispatcher, self.store, self.metrics.otlp_spans)
         self._runner = web.AppRunner(
             application,
@@ -363,7 +363,7 @@ def _take_all_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def serve(config_path: Path | None, data: Path | None, host: str | None, port: int | None) -> None:
+def run(config_path: Path | None, data: Path | None, host: str | None, port: int | None) -> None:
     """Runs a gateway until it is told to stop. Raises `SystemExit` with a message when it cannot start."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=_LOG_FORMAT)
     _take_all_descriptors()

@@ -64,7 +64,7 @@ METRICS: dict[str, Figure] = {
     "penstock_claim_seconds": Figure("histogram", "From asking for work that is there to having it."),
     "penstock_attempts_total": Figure("counter", "Attempts that have ended.", ("status",)),
     "penstock_rewards_total": Figure("counter", "Rewards that were kept.", ("source",)),
-    "penstock_upstream_waiting": Figure("gauge", "Calls that wait for an upstream that is held.", ("upstream",)),
+    "penstock_upstream_waiting": Figure("gauge", "Calls that wait for an upstream that is paused.", ("upstream",)),
     "penstock_releases": Figure("gauge", "Releases that are live, by stage.", ("stage",)),
     "penstock_prompt_rewrites_total": Figure("counter", "Prompts whose pinned version was sent.", ("way",)),
     "penstock_prompt_misses_total": Figure("counter", "System texts that passed untouched, by why.", ("why",)),

@@ -20,9 +20,7 @@ from aiohttp import web
 from pydantic import Field
 
 from penstock.gateway import metrics
-from penstock.gateway.api import changes, guard, html_docs, openapi, reading, releases, stats, upstreams
-from penstock.gateway.api import queue as writes
-from penstock.gateway.api import runs as run_handlers
+from penstock.gateway.api import changes, guard, html_docs, openapi, queue, reading, releases, runs, stats, upstreams
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, query_of
 from penstock.gateway.api.openapi import EVENTS, HTML, OCTETS, TEXT, Route
@@ -119,11 +117,11 @@ async def get_metrics(request: web.Request) -> web.Response:
 
 def _look_at_tape(control: Control) -> None:
     """Sets those figures that are only counted when somebody asks."""
-    figures, queue, now = control.metrics, control.dispatcher.reader.queue(), time.time_ns()
+    figures, work, now = control.metrics, control.dispatcher.reader.queue(), time.time_ns()
     figures.tape_bytes = control.tape.figures()["used_bytes"]
-    figures.queue_rollouts = {(mode,): queue.waiting.get(mode, 0) for mode in get_args(Mode)}
-    figures.queue_oldest_seconds = 0.0 if queue.oldest_ns is None else max(0.0, (now - queue.oldest_ns) / 1e9)
-    figures.queue_claimed = queue.claimed
+    figures.queue_rollouts = {(mode,): work.waiting.get(mode, 0) for mode in get_args(Mode)}
+    figures.queue_oldest_seconds = 0.0 if work.oldest_ns is None else max(0.0, (now - work.oldest_ns) / 1e9)
+    figures.queue_claimed = work.claimed
     live = Counter(release.stage for release in control.releases.reader.releases() if release.live)
     figures.releases = {(stage,): live[stage] for stage in get_args(Stage) if stage not in ENDED}
     figures.workers = len(reading.recent_workers(control.dispatcher.reader, now))
@@ -184,48 +182,48 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", "/api/rollouts", "enqueue", "Queue tasks",
-        EnqueueAnswer, writes.enqueue, body=EnqueueRequest, errors=(409, 415),
+        EnqueueAnswer, queue.enqueue, body=EnqueueRequest, errors=(409, 415),
     ),
     Route(
         "POST", "/api/rollouts/{rid}/cancel", "cancel", "Cancel a rollout",
-        Rollout, writes.cancel, body=Empty, errors=(409, 415),
+        Rollout, queue.cancel, body=Empty, errors=(409, 415),
     ),
     Route(
         "POST", "/api/rollouts/{rid}/requeue", "requeue", "Queue a rollout again",
-        Rollout, writes.requeue, body=Empty, errors=(409, 415),
+        Rollout, queue.requeue, body=Empty, errors=(409, 415),
     ),
     Route(
-        "POST", "/api/claims", "claim", "Take work", ClaimAnswer, writes.claim, body=ClaimRequest, errors=(415,)
+        "POST", "/api/claims", "claim", "Take work", ClaimAnswer, queue.claim, body=ClaimRequest, errors=(415,)
     ),
     Route(
         "POST", "/api/workers/{wid}/heartbeat", "heartbeat", "Keep what was claimed",
-        HeartbeatAnswer, writes.heartbeat, body=HeartbeatRequest, errors=(415,),
+        HeartbeatAnswer, queue.heartbeat, body=HeartbeatRequest, errors=(415,),
     ),
     Route(
         "POST", f"{_ATTEMPT}/finish", "finish", "End an attempt",
-        FinishAnswer, writes.finish, body=FinishRequest, errors=(409, 415),
+        FinishAnswer, queue.finish, body=FinishRequest, errors=(409, 415),
     ),
     Route(
         "POST", f"{_ATTEMPT}/rewards", "reward", "Reward an attempt",
-        RewardAnswer, writes.reward, body=Judgement, errors=(415,),
+        RewardAnswer, queue.reward, body=Judgement, errors=(415,),
     ),
     Route(
         "POST", f"{_ATTEMPT}/events", "events", "Add events to an attempt",
-        EventsAnswer, writes.add_events, body=EventsRequest, errors=(415,),
+        EventsAnswer, queue.add_events, body=EventsRequest, errors=(415,),
     ),
     Route(
         "POST", "/api/feedback", "feedback", "Reward a response",
-        FeedbackAnswer, writes.feedback, body=FeedbackRequest, errors=(404, 415),
+        FeedbackAnswer, queue.feedback, body=FeedbackRequest, errors=(404, 415),
     ),
     Route("GET", "/api/queue", "queue", "How much work there is", QueueStatus, reading.get_queue),
     Route(
         "POST", "/api/queue", "set_queue", "Open, pause or drain the queue",
-        QueueStatus, writes.set_queue, body=QueueRequest, errors=(415,),
+        QueueStatus, queue.set_queue, body=QueueRequest, errors=(415,),
     ),
     Route("GET", "/api/workers", "workers", "Who works", WorkerList, reading.get_workers),
     *releases.ROUTES,
     *upstreams.ROUTES,
-    *run_handlers.ROUTES,
+    *runs.ROUTES,
     Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
     Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest, errors=(415,)),
     Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),
@@ -240,8 +238,8 @@ ROUTES: tuple[Route, ...] = (
 _AGENT = guard.AGENT + "{kind}/{rid}/{aid}"
 
 AGENT_ROUTES: tuple[Route, ...] = (
-    Route("POST", f"{_AGENT}/rewards", "", "", RewardAnswer, writes.agent_reward, body=Judgement),
-    Route("POST", f"{_AGENT}/events", "", "", EventsAnswer, writes.agent_events, body=EventsRequest),
+    Route("POST", f"{_AGENT}/rewards", "", "", RewardAnswer, queue.agent_reward, body=Judgement),
+    Route("POST", f"{_AGENT}/events", "", "", EventsAnswer, queue.agent_events, body=EventsRequest),
 )
 """What an agent may send below its own address; no part of the API."""
 

@@ -1,6 +1,6 @@
 """Holding an upstream: while its weights are changed in place, calls wait at the socket and then go on.
 
-A person or a trainer holds the upstream, waits until nothing runs there any more, changes the weights, and opens it. A
+A person or a trainer pauses the upstream, waits until nothing runs there any more, changes the weights, and opens it. A
 hold is a lease in this process: holding again renews it, and a gateway that restarts has forgotten it
 (`gateway.upstreams.gate`).
 """
@@ -23,11 +23,11 @@ from penstock.gateway.upstreams.gate import LONGEST_S
 from penstock.gateway.upstreams.pool import Pool
 
 
-class HoldRequest(Noun):
+class PauseRequest(Noun):
     """How long calls may wait."""
 
     bound_s: float = Field(default=60.0, gt=0, le=LONGEST_S)
-    """Seconds from now after which calls are refused unless it was opened or held again."""
+    """Seconds from now after which calls are refused unless it was opened or paused again."""
 
 
 class UpstreamView(Noun):
@@ -35,10 +35,10 @@ class UpstreamView(Noun):
 
     name: str
     """Its name in the configuration."""
-    held: bool
+    paused: bool
     """Whether calls to it wait."""
-    held_s: float | None
-    """Seconds since it was first held; None while it is open."""
+    paused_s: float | None
+    """Seconds since it was first paused; None while it is open."""
     bound_s: float | None
     """Seconds that the last hold allows; None while it is open."""
     waiting: int
@@ -59,16 +59,16 @@ class UpstreamList(Noun):
 
 
 async def get_upstreams(request: web.Request) -> web.Response:
-    """Upstreams, whether they are held, and how many calls run there or wait."""
+    """Upstreams, whether they are paused, and how many calls run there or wait."""
     pools = request.app[CONTROL].upstreams
     return answer(UpstreamList(upstreams=[_view(pool) for _, pool in sorted(pools.items())]))
 
 
-async def hold(control: Control, ids: Ids, asked: HoldRequest) -> UpstreamView:
+async def pause(control: Control, ids: Ids, asked: PauseRequest) -> UpstreamView:
     """Let calls to an upstream wait while its weights are changed. Calls that run there go on; wait until none is left.
-    Past the bound calls are refused with 504, until it is opened or held again."""
+    Past the bound calls are refused with 504, until it is opened or paused again."""
     pool = _pool(control, ids)
-    pool.gate.hold(asked.bound_s)
+    pool.gate.pause(asked.bound_s)
     return _view(pool)
 
 
@@ -92,9 +92,9 @@ def _view(pool: Pool) -> UpstreamView:
     gate = pool.gate
     return UpstreamView(
         name=pool.name,
-        held=gate.held,
-        held_s=None if gate.held_since is None else monotonic() - gate.held_since,
-        bound_s=gate.bound_s if gate.held else None,
+        paused=gate.paused,
+        paused_s=None if gate.paused_since is None else monotonic() - gate.paused_since,
+        bound_s=gate.bound_s if gate.paused else None,
         waiting=gate.waiting,
         running=pool.connections - pool.idle,
         waited=gate.figures.calls,
@@ -105,8 +105,8 @@ def _view(pool: Pool) -> UpstreamView:
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/upstreams", "upstreams", "Where calls go", UpstreamList, get_upstreams),
     Route(
-        "POST", "/api/upstreams/{upstream}/hold", "hold_upstream", "Let calls wait",
-        UpstreamView, hold, body=HoldRequest, errors=(415,),
+        "POST", "/api/upstreams/{upstream}/pause", "pause_upstream", "Let calls wait",
+        UpstreamView, pause, body=PauseRequest, errors=(415,),
     ),
     Route(
         "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go",

@@ -26,7 +26,7 @@ from penstock.gateway.dialects import OPAQUE, find
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.items import LARGE
 from penstock.gateway.dialects.loose_json import Peek
-from penstock.gateway.http.client_connection import Way
+from penstock.gateway.http.client_connection import Hints
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.headers import CREDENTIALS
 from penstock.gateway.http.redact import url as redact_url
@@ -88,13 +88,13 @@ class Admission:
         self._conversations = conversations
         self._fingerprints = Fingerprints()
         self._token_required = token_required
-        self._ended: list[tuple[Admitted, Way, Answer | None]] = []
+        self._ended: list[tuple[Admitted, Hints, Answer | None]] = []
         """Calls that have ended in this turn of the loop."""
         self._thread = ThreadPoolExecutor(1, "penstock-reader")
         """One thread: what it was asked first is done when it comes to what was asked later."""
 
-    def admit(self, request: Request, way: Way) -> Admitted:
-        """Finds the address; raises `ClientFault`. `way`: the connection it came on."""
+    def admit(self, request: Request, hints: Hints) -> Admitted:
+        """Finds the address; raises `ClientFault`. `hints`: of the connection it came on."""
         target = request.target.decode("latin-1")
         _check_target(target)
         path, mark, query = target.partition("?")
@@ -111,12 +111,12 @@ class Admission:
             _unpack(admitted, request)
         token = self._authorize(headers)
         if address is None:
-            address = Address(token) if token is not None else self._implicit(admitted, way)
+            address = Address(token) if token is not None else self._implicit(admitted, hints)
         elif token is not None and token != address.rollout:
             message = f"the agent token is for another rollout than {address.rollout!r}"
             raise ClientFault(403, "token", message, "authorization")
         elif address.origin == "implicit":
-            way.last = address.rollout
+            hints.last = address.rollout
         admitted.address, admitted.token = address, token is not None
         return admitted
 
@@ -133,7 +133,7 @@ class Admission:
             raise ClientFault(401, "token", message, "authorization")
         return None
 
-    def _implicit(self, call: Admitted, way: Way) -> Address:
+    def _implicit(self, call: Admitted, hints: Hints) -> Address:
         """The implicit rollout of a call that names none. A new one for now, if finding it takes longer."""
         read = self._fingerprints.follow(call.dialect, call.body)
         if read is None:
@@ -143,20 +143,20 @@ class Admission:
             read = self._fingerprints.read(call.dialect, call.body)
             self._fingerprints.keep(call.dialect, call.body, read)
         call.is_read(read)
-        return self._given(call, way)
+        return self._given(call, hints)
 
-    def follow(self, call: Admitted, way: Way, then: Callable[[], None]) -> None:
+    def follow(self, call: Admitted, hints: Hints, then: Callable[[], None]) -> None:
         """Does what a call waits for, on the thread, and calls `then` when its rollout is known."""
         done = asyncio.get_running_loop().run_in_executor(self._thread, self._catch_up, call)
-        done.add_done_callback(lambda done: self._caught_up(call, done.result(), way, then))
+        done.add_done_callback(lambda done: self._caught_up(call, done.result(), hints, then))
 
-    def _caught_up(self, call: Admitted, read: Read | None, way: Way, then: Callable[[], None]) -> None:
+    def _caught_up(self, call: Admitted, read: Read | None, hints: Hints, then: Callable[[], None]) -> None:
         if read is not None:
             call.is_read(read)
             self._fingerprints.keep(call.dialect, call.body, read)
-        call.address = self._given(call, way)
+        call.address = self._given(call, hints)
         if call.waits:
-            self.follow(call, way, then)
+            self.follow(call, hints, then)
         else:
             then()
 
@@ -171,7 +171,7 @@ class Admission:
         _settle(call.found.unread)
         return read
 
-    def _given(self, call: Admitted, way: Way) -> Address:
+    def _given(self, call: Admitted, hints: Hints) -> Address:
         """The rollout that the conversation continues, else that of the connection if there is no conversation, else a
         new one.
         """
@@ -181,29 +181,29 @@ class Admission:
             call.story = story = EMPTY
             rollout = self._conversations.find_response(call.previous)
         else:
-            call.found = self._conversations.find(story, way)
-            rollout = call.found.rollout or (None if story.items else way.last)
+            call.found = self._conversations.find(story, hints)
+            rollout = call.found.rollout or (None if story.items else hints.last)
         call.waits = bool(call.found.unread)
         rollout = rollout or new_rollout()
         if not call.waits and (call.dialect.answers or not story.items):
-            self._conversations.follow(call.found, story, way, rollout)
+            self._conversations.follow(call.found, story, hints, rollout)
         return Address(rollout, origin="implicit", ambiguous=call.found.ambiguous)
 
-    def remember_soon(self, call: Admitted, way: Way, answer: Answer | None) -> None:
+    def remember_soon(self, call: Admitted, hints: Hints, answer: Answer | None) -> None:
         """As `remember`, when the bytes of this turn of the loop have gone out, but before a client can react."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._remember_all)
-        self._ended.append((call, way, answer))
+        self._ended.append((call, hints, answer))
 
     def _remember_all(self) -> None:
         ended, self._ended = self._ended, []
-        for call, way, answer in ended:
+        for call, hints, answer in ended:
             try:
-                self.remember(call, way, answer)
+                self.remember(call, hints, answer)
             except Exception:
                 _log.exception("the end of a call of %s could not be remembered", call.address.rollout)
 
-    def remember(self, call: Admitted, way: Way, answer: Answer | None) -> None:
+    def remember(self, call: Admitted, hints: Hints, answer: Answer | None) -> None:
         """Remembers a call that a later request may continue. `answer`: None when the call failed."""
         story, dialect = call.story, call.dialect
         if story is None or call.waits or not dialect.answers:
@@ -212,7 +212,7 @@ class Admission:
             self._conversations.undo(call.found, story)
             return
         if story.items:
-            ended = self._conversations.remember(story, call.found, way, call.address.rollout, answer)
+            ended = self._conversations.remember(story, call.found, hints, call.address.rollout, answer)
             if ended:
                 asyncio.get_running_loop().run_in_executor(self._thread, _settle, ended)
         made = dialect.response_id(answer.body(), answer.stream) if dialect.stateful else None

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from penstock.gateway.calls.fingerprints import Story, number_of
-from penstock.gateway.http.client_connection import Way
+from penstock.gateway.http.client_connection import Hints
 
 _REMEMBERED: Final = 20_000
 _EQUAL: Final = 64
@@ -59,7 +59,7 @@ class Ended(msgspec.Struct, eq=False, gc=False):
     """The end of a conversation: a call that was answered, in one rollout."""
 
     rollout: str
-    way: Way
+    hints: Hints
     alone: bool
     """Whether all calls of its rollout so far came on this connection."""
     answer: Answer | None
@@ -104,32 +104,32 @@ class Conversations:
         self._weight = 0
         self._responses: OrderedDict[str, str] = OrderedDict()
 
-    def find(self, story: Story, way: Way) -> Found:
+    def find(self, story: Story, hints: Hints) -> Found:
         """The rollout that this conversation continues."""
         beginnings, near = story.beginnings, max(1, len(story.beginnings) - _NEAR)
         for length in range(len(beginnings) - 1, near - 1, -1):
             if beginnings[length - 1] in self._open:
-                return _choose(self._open[beginnings[length - 1]], story, length, way)
+                return _choose(self._open[beginnings[length - 1]], story, length, hints)
         # With tens of thousands of items this holds no other call up.
         before = beginnings[: near - 1]
         longest = next(filter(self._open.__contains__, reversed(before)), None)
         if longest is None:
             return Found()
-        return _choose(self._open[longest], story, before.index(longest) + 1, way)
+        return _choose(self._open[longest], story, before.index(longest) + 1, hints)
 
-    def follow(self, found: Found, story: Story, way: Way, rollout: str) -> None:
+    def follow(self, found: Found, story: Story, hints: Hints, rollout: str) -> None:
         """Notes that the call was given this rollout."""
         if found.after is not None:
             found.after.continued += (story.key,)
-            way.mixed = way.mixed or way.last not in (None, rollout)
-        way.last = rollout
+            hints.mixed = hints.mixed or hints.last not in (None, rollout)
+        hints.last = rollout
 
-    def remember(self, story: Story, found: Found, way: Way, rollout: str, answer: Answer) -> list[Ended]:
+    def remember(self, story: Story, found: Found, hints: Hints, rollout: str, answer: Answer) -> list[Ended]:
         """Notes that this conversation of the rollout was answered. Returns other ends of the same conversation, whose
         answers must be read now.
         """
-        alone = found.after is None or (found.after.alone and found.after.way is way)
-        ended = Ended(rollout, way, alone, answer)
+        alone = found.after is None or (found.after.alone and found.after.hints is hints)
+        ended = Ended(rollout, hints, alone, answer)
         self._keep(ended, answer.weight)
         candidates = self._open.get(story.key)
         if candidates is None:
@@ -173,7 +173,7 @@ class Conversations:
             self._responses.popitem(last=False)
 
 
-def _choose(candidates: list[Ended], story: Story, length: int, way: Way) -> Found:
+def _choose(candidates: list[Ended], story: Story, length: int, hints: Hints) -> Found:
     """Chooses which of these equal conversations the call continues."""
     if len(candidates) == 1 or len({it.rollout for it in candidates}) == 1:
         return Found(candidates[-1].rollout, after=candidates[-1])
@@ -182,11 +182,11 @@ def _choose(candidates: list[Ended], story: Story, length: int, way: Way) -> Fou
     possible = _possible(candidates, story.items[length:])
     if not possible:
         # The answer was edited, or did not come through this gateway.
-        own = [it for it in candidates if _owns(way, it)]
+        own = [it for it in candidates if _owns(hints, it)]
         return Found(own[0].rollout, after=own[0]) if len(own) == 1 else Found(ambiguous=True)
-    chosen = min(possible, key=lambda it: _rank(it, story.key, way))
+    chosen = min(possible, key=lambda it: _rank(it, story.key, hints))
     others = [it for it in possible if it.rollout != chosen.rollout]
-    return Found(chosen.rollout, bool(others) and not _certain(chosen, others, way), chosen)
+    return Found(chosen.rollout, bool(others) and not _certain(chosen, others, hints), chosen)
 
 
 def _possible(candidates: list[Ended], rest: array[int]) -> list[Ended]:
@@ -197,26 +197,28 @@ def _possible(candidates: list[Ended], rest: array[int]) -> list[Ended]:
     return same + [it for it in candidates if it.said is None and not (same and it.continued)]
 
 
-def _rank(one: Ended, key: int, way: Way) -> tuple[bool, ...]:
+def _rank(one: Ended, key: int, hints: Hints) -> tuple[bool, ...]:
     """The end with the smallest rank is chosen, of equal ones the first. An end that this very conversation has
     continued already comes last: two agents say the same more often than one agent says it twice.
     """
     return (
         key in one.continued,
-        one.way is not way,
+        one.hints is not hints,
         bool(one.continued),
-        one.way.peer != way.peer,
+        one.hints.peer != hints.peer,
         one.said is None,
     )
 
 
-def _owns(way: Way, one: Ended) -> bool:
+def _owns(hints: Hints, one: Ended) -> bool:
     """Whether the connection and the rollout have been used only with each other."""
-    return one.way is way and one.alone and way.last == one.rollout and not way.mixed
+    return one.hints is hints and one.alone and hints.last == one.rollout and not hints.mixed
 
 
-def _certain(chosen: Ended, others: list[Ended], way: Way) -> bool:
+def _certain(chosen: Ended, others: list[Ended], hints: Hints) -> bool:
     """Whether it can be none of the others."""
-    if chosen.continued or any(it.way is way for it in others):
+    if chosen.continued or any(it.hints is hints for it in others):
         return False
-    return _owns(way, chosen) or (chosen.way.peer == way.peer and all(it.way.peer != way.peer for it in others))
+    return _owns(hints, chosen) or (
+        chosen.hints.peer == hints.peer and all(it.hints.peer != hints.peer for it in others)
+    )

@@ -355,7 +355,7 @@ _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...]
 )
 
 
-def check(path: Path) -> tuple[dict[str, int], list[str]]:
+def examine(path: Path) -> tuple[dict[str, int], list[str]]:
     """Figures and problems of the tape in `path`, read without disturbing a gateway that runs on it."""
     with Store(path, readonly=True) as store:
         return store.figures(), list(problems(store))

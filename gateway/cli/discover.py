@@ -52,7 +52,7 @@ class Slots(BaseModel):
     """Of the text."""
 
 
-async def samples(client: Client, heads: list[Span]) -> tuple[list[Sample], int]:
+async def samples_of(client: Client, heads: list[Span]) -> tuple[list[Sample], int]:
     """(the system texts of calls as agents sent them, calls that were left out), read a few calls at a time."""
     found, left_out = list[Sample](), 0
     for at in range(0, len(heads), PARALLEL):

@@ -103,26 +103,26 @@ def enqueue(
 
 
 def _tasks(file: str, id_field: str | None, group_by: str | None) -> list[Task]:
-    from penstock.gateway.cli import task_file as tasks
+    from penstock.gateway.cli.task_file import first_flaws, read
 
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as e:
         raise Failure(f"{file}: {e.strerror}") from None
-    found, flaws = tasks.read(content.split(b"\n"), id_field, group_by)
+    found, flaws = read(content.split(b"\n"), id_field, group_by)
     if flaws:
-        raise Failure(f"nothing was queued: {file}: {tasks.first_flaws(flaws)}")
+        raise Failure(f"nothing was queued: {file}: {first_flaws(flaws)}")
     if not found:
         raise Failure(f"{file} has no tasks")
     return found
 
 
 async def _send(client: Client, found: list[Task], repeat: int, like: RolloutSpec) -> list[Enqueued]:
-    from penstock.gateway.cli import task_file as tasks
+    from penstock.gateway.cli.task_file import batches, rollouts
     from penstock.gateway.client.client import ClientError
 
     answers: list[Enqueued] = []
-    for batch in tasks.batches(tasks.rollouts(found, repeat, like), BATCH):
+    for batch in batches(rollouts(found, repeat, like), BATCH):
         try:
             answers += await client.enqueue(batch)
         except ClientError as e:

@@ -40,7 +40,7 @@ def discover(
     author
         Who registers it; the name you are logged in with if not given.
     """
-    from penstock.gateway.cli import discover as mining
+    from penstock.gateway.cli.discover import as_json, recogniser, registered, samples_of
     from penstock.gateway.display import resources
     from penstock.gateway.prompts.induce import propose
 
@@ -50,12 +50,12 @@ def discover(
     async def ask(client: Client) -> None:
         calls = [head async for head in client.recent_spans(f"kind:llm {terms}", limit)]
         # This computes for seconds; nothing else is to be done meanwhile.
-        samples, left_out = await mining.samples(client, calls)
+        samples, left_out = await samples_of(client, calls)
         proposals = propose(samples)
-        known = mining.recogniser(await client.resources())
-        found.extend((one, mining.registered(known, one)) for one in proposals)
+        known = recogniser(await client.resources())
+        found.extend((one, registered(known, one)) for one in proposals)
         looked_at = len(calls) - left_out, left_out, len({one.rollout for one in samples})
-        show([mining.as_json(*it) for it in found], json, lambda: resources.proposals(found, *looked_at))
+        show([as_json(*it) for it in found], json, lambda: resources.proposals(found, *looked_at))
 
     with_client(gateway, ask)
     if register is not None:
@@ -74,17 +74,17 @@ def check(file: Text, /, *, tool: str | None = None, json: Json = False, gateway
     tool
         The tool whose description it is; without it the text is a system text.
     """
-    from penstock.gateway.cli import discover as mining
+    from penstock.gateway.cli.discover import Slots, recogniser
     from penstock.gateway.display import resources
     from penstock.gateway.prompts.recognise import Recognised
 
     text = text_of(file)
 
     async def ask(client: Client) -> None:
-        found = mining.recogniser(await client.resources()).recognise(text, tool)
+        found = recogniser(await client.resources()).recognise(text, tool)
         if not isinstance(found, Recognised):
             raise Failure(f"{file}: {UNKNOWN[found]}")
-        told = mining.Slots(resource=found.known.resource, slots=dict(found.slots), sha256=found.sha256)
+        told = Slots(resource=found.known.resource, slots=dict(found.slots), sha256=found.sha256)
         show([told], json, lambda: resources.recognised(found))
 
     with_client(gateway, ask)

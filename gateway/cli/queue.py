@@ -24,12 +24,12 @@ def queue(*, json: Json = False, gateway: Url = LOCAL) -> None:
 
 def workers(*, json: Json = False, gateway: Url = LOCAL) -> None:
     """List those who run rollouts."""
-    from penstock.gateway.display import queue as pictures
+    from penstock.gateway.display import queue
 
     async def ask(client: Client) -> None:
         rows = await client.workers()
         none = "No worker was heard of in the last quarter of an hour; `penstock run` is one."
-        show(rows, json, lambda: pictures.workers(rows, time.time_ns()), none)
+        show(rows, json, lambda: queue.workers(rows, time.time_ns()), none)
 
     with_client(gateway, ask)
 
@@ -81,6 +81,6 @@ def _set(state: QueueState, json: bool, url: str) -> None:
 
 
 def _show(status: QueueStatus, json: bool) -> None:
-    from penstock.gateway.display import queue as pictures
+    from penstock.gateway.display import queue
 
-    show([status], json, lambda: pictures.queue(status, time.time_ns()))
+    show([status], json, lambda: queue.queue(status, time.time_ns()))

@@ -42,11 +42,11 @@ def rollouts(*filter: RolloutTerms, limit: Limit = 100, json: Json = False, gate
     """List rollouts, newest first."""
     import time
 
-    from penstock.gateway.display import rollouts as render
+    from penstock.gateway.display import rollouts
 
     async def ask(client: Client) -> None:
         rows = await up_to(limit, lambda most: client.rollouts(terms, most))
-        show(rows, json, lambda: render.rollouts(rows, time.time_ns()), NO_MATCH if terms else NO_ROLLOUTS)
+        show(rows, json, lambda: rollouts.rollouts(rows, time.time_ns()), NO_MATCH if terms else NO_ROLLOUTS)
 
     terms = joined_terms(filter)
     with_client(gateway, ask)
@@ -60,11 +60,11 @@ def spans(rollout: str, /, *filter: Terms, limit: Limit = 1000, json: Json = Fal
     rollout
         RID or RID/ATTEMPT.
     """
-    from penstock.gateway.display import rollouts as render
+    from penstock.gateway.display import rollouts
 
     async def ask(client: Client) -> None:
         rows = await up_to(limit, lambda most: client.spans(rid, attempt, terms, most))
-        show(rows, json, lambda: render.spans(rows), "No span matches." if terms else f"{rollout} has no spans yet.")
+        show(rows, json, lambda: rollouts.spans(rows), "No span matches." if terms else f"{rollout} has no spans yet.")
 
     (rid, attempt, _), terms = target_of(rollout), joined_terms(filter)
     with_client(gateway, ask)
@@ -145,12 +145,11 @@ def stats(*, spans: int = 10_000, json: Json = False, gateway: Url = LOCAL) -> N
 
     from rich.console import Group
 
-    from penstock.gateway.display import queue as pictures
-    from penstock.gateway.display import rollouts as render
+    from penstock.gateway.display import queue, rollouts
 
     async def ask(client: Client) -> None:
-        figures, queue = await asyncio.gather(client.stats(spans), client.queue())
-        show([figures, queue], json, lambda: Group(render.stats(figures), pictures.queue(queue, time.time_ns())))
+        figures, status = await asyncio.gather(client.stats(spans), client.queue())
+        show([figures, status], json, lambda: Group(rollouts.stats(figures), queue.queue(status, time.time_ns())))
 
     with_client(gateway, ask)
 
@@ -163,7 +162,7 @@ def changes(*, since: int | None = None, json: Json = False, gateway: Url = LOCA
     since
         Cursor to begin after; 0 is the beginning of the tape, and what is new if not given.
     """
-    from penstock.gateway.display import rollouts as render
+    from penstock.gateway.display import rollouts
 
     async def ask(client: Client) -> None:
         # Also tells at once when there is no gateway: the feed itself would wait for one.
@@ -172,7 +171,7 @@ def changes(*, since: int | None = None, json: Json = False, gateway: Url = LOCA
         if terminal.is_terminal:
             note("Waiting for changes; Ctrl-C ends it.")
         async for entry in client.changes(now if since is None else since):
-            line = entry.model_dump_json(exclude_none=True) if json else render.change(entry)
+            line = entry.model_dump_json(exclude_none=True) if json else rollouts.change(entry)
             terminal.print(line, soft_wrap=True)
 
     with_client(gateway, ask)

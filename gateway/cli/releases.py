@@ -198,11 +198,11 @@ def verify(release: Name, /, *, json: Json = False, gateway: Url = LOCAL) -> Non
     """Make every decision of a release again from the tape, and say what does not agree."""
     from rich.text import Text
 
-    from penstock.gateway.cli import verify as checking
+    from penstock.gateway.cli.verify import checked
     from penstock.gateway.display.text import plain
 
     async def ask(client: Client) -> None:
-        found = await checking.checked(client, await _named(client, release))
+        found = await checked(client, await _named(client, release))
         show([found], json, lambda: Text("\n").join(plain(line) for line in found.problems or [found.sentence]))
         if found.problems:
             raise Failure(f"{found.release} is not verified: {len(found.problems):,} problems")

@@ -26,7 +26,7 @@ def serve(
     port
         Port to listen on; 4747 if not configured.
     """
-    from penstock.gateway.app import serve as run
+    from penstock.gateway.app import run
 
     run(_config(config), data, host, port)
 
@@ -39,7 +39,7 @@ def check(*, data: Path | None = None) -> None:
     data
         Directory of the tape; the one that ./penstock.toml names if not given.
     """
-    from penstock.gateway.cli.check import check as examine
+    from penstock.gateway.cli.check import examine
     from penstock.gateway.config import ConfigError, load
     from penstock.gateway.store.directory import TapeError
 

@@ -59,12 +59,12 @@ class ClientConnection(asyncio.Protocol):
         "_reader",
         "_serving",
         "closing",
+        "hints",
         "paused",
         "planes",
         "seen",
         "served",
         "transport",
-        "way",
     )
 
     def __init__(self, planes: Planes) -> None:
@@ -77,7 +77,7 @@ class ClientConnection(asyncio.Protocol):
         """True while the client takes nothing of what is written."""
         self.seen = 0.0
         """When the last byte of an unfinished request, or the end of the last answer, was seen; monotonic seconds."""
-        self.way = Way()
+        self.hints = Hints()
         """What is known of the conversations on this connection."""
         self._reader = RequestReader(planes.request_bytes, planes.epoch_ns)
         self._draining = self._serving = False
@@ -89,7 +89,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment] # asyncio's signature is wider than what it gives
         self.seen = monotonic()
         peer: tuple[str, int] | str | None = transport.get_extra_info("peername")
-        self.way.peer = peer[0] if isinstance(peer, tuple) else ""
+        self.hints.peer = peer[0] if isinstance(peer, tuple) else ""
         self.planes.clients.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -191,7 +191,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Way:
+class Hints:
     """What a connection tells about the rollouts of its calls."""
 
     peer: str = ""

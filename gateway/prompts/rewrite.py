@@ -23,7 +23,7 @@ from penstock.gateway.prompts.placeholder import MARK, PlaceholderError, placeho
 from penstock.gateway.prompts.recognise import Recognised, Recogniser, Told, sha256
 
 Why: TypeAlias = Literal["miss", "ambiguous", "placeholder", "slots", "unknown"]
-Way: TypeAlias = Literal["explicit", "placeholder", "fingerprint"]
+MatchedBy: TypeAlias = Literal["explicit", "placeholder", "fingerprint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Use:
     """What is in its slots."""
     sha256: str
     """Of the whole text as the agent sent it; hex."""
-    way: Way
+    way: MatchedBy
     """How it was found."""
     place: Place
     """The text."""
@@ -112,7 +112,7 @@ def _uses(place: Place, recogniser: Recogniser) -> list[Use] | Miss:
     return [Use(it.resource, it.slots, digest, "placeholder", place, (it.begin, it.end)) for it in asked]
 
 
-def _fingerprint(place: Place, told: Told, way: Way = "fingerprint") -> list[Use] | Miss:
+def _fingerprint(place: Place, told: Told, way: MatchedBy = "fingerprint") -> list[Use] | Miss:
     it = told.what
     if not isinstance(it, Recognised):
         return Miss(place, it)

@@ -59,7 +59,7 @@ class Call(RecordedCall):
     def _begin(self) -> None:
         if self._admitted.waits:
             self._wait()
-            self._shared.admission.follow(self._admitted, self.client.way, self._on_followed)
+            self._shared.admission.follow(self._admitted, self.client.hints, self._on_followed)
         else:
             self._start()
 
@@ -68,7 +68,7 @@ class Call(RecordedCall):
         if self._resumes():
             self._do("begun", self._start)
         else:
-            self._shared.admission.remember(self._admitted, self.client.way, None)
+            self._shared.admission.remember(self._admitted, self.client.hints, None)
 
     def _start(self) -> None:
         self._shared.metrics.ambiguous_calls += self._admitted.address.ambiguous
@@ -123,7 +123,7 @@ class Call(RecordedCall):
 
     def _reach(self, pool: Pool, fresh: bool = False) -> None:
         """Connects, as soon as the upstream's gate is open."""
-        if pool.gate.shut:
+        if pool.gate.must_wait:
             self._wait(partial(pool.gate.leave, self))
             pool.gate.wait(self)
         else:
@@ -170,9 +170,9 @@ class Call(RecordedCall):
         self.send(connection, *self._sent)
 
     def on_unreachable(self, reason: str, detail: str) -> None:
-        """No connection came about: the next upstream, or a clear answer. One that is held may be starting again."""
+        """No connection came about: the next upstream, or a clear answer. One that is paused may be starting again."""
         self.connecting, pool = None, self.record.pool
-        if pool is not None and pool.gate.held:
+        if pool is not None and pool.gate.paused:
             self._move(State.PLANNING)
             self._reach(pool)
         elif self._pools:
@@ -280,7 +280,7 @@ class Call(RecordedCall):
             if connection.pieces:
                 self.record.arrived(connection.pieces, monotonic())
             self._cut_off("error", reason)
-        elif pool is not None and not connection.seen and (connection.reused or pool.gate.held):
+        elif pool is not None and not connection.seen and (connection.reused or pool.gate.paused):
             # It lost a race with the keep-alive timer, or its engine was stopped to be changed.
             self._shared.metrics.upstream_retries += 1
             self._move(State.PLANNING)

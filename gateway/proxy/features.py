@@ -13,7 +13,7 @@ from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.release import Pin
-from penstock.gateway.proxy.exact.course import ExactRoutes
+from penstock.gateway.proxy.exact.exact_call import ExactRoutes
 from penstock.gateway.proxy.exact.session_store import Exact
 from penstock.gateway.proxy.parts import Feature, Part, Send
 from penstock.gateway.proxy.translation.translator import TranslatedRoutes, Translator

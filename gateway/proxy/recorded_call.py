@@ -132,7 +132,7 @@ class RecordedCall(Relay):
             part.ending(record, status)
         if self._admitted.address.origin == "implicit":
             good = self.started and record.http_status is not None and record.http_status < 400
-            shared.admission.remember_soon(self._admitted, self.client.way, self._answered() if good else None)
+            shared.admission.remember_soon(self._admitted, self.client.hints, self._answered() if good else None)
 
     def _answered(self) -> Answer:
         """Its answer for later, without what else the call holds."""

@@ -48,7 +48,7 @@ class Dispatch:
                 client.transport.write(page)
                 client.finish(request.keep_alive)
                 return
-            admitted = self._proxy.admission.admit(request, client.way)
+            admitted = self._proxy.admission.admit(request, client.hints)
             target = agent_target(request.method, admitted)
             if target is not None:
                 self._control.serve(client, request, target)

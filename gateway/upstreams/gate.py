@@ -1,15 +1,15 @@
 """The gate before an upstream: while its weights change, calls wait here, at the socket, and then go on.
 
-An upstream is *open*, or *held* until a deadline. Whoever holds it changes the weights and opens it. Holding again
-moves the deadline, so a long change uses many short holds, like a lease. When the deadline passes, the holder is taken
-for dead: waiting calls are refused, and new calls are refused at once, until somebody opens the upstream or holds it
-anew. It never opens by itself: an answer from weights that are half changed would be worse than none.
+An upstream is *open*, or *paused* until a deadline. Whoever pauses it changes the weights and opens it. Pausing again
+moves the deadline, so a long change uses many short pauses, like a lease. When the deadline passes, whoever paused it
+is taken for dead: waiting calls are refused, and new calls are refused at once, until somebody opens the upstream or
+pauses it anew. It never opens by itself: an answer from weights that are half changed would be worse than none.
 
 A call that waits is an entry in a dictionary: no task, no timer of its own. When the gate opens, calls go in the order
 in which they came, a few in each turn of the loop so that others are served in between; a call that comes meanwhile
 goes to the end.
 
-    if pool.gate.shut:
+    if pool.gate.must_wait:
         pool.gate.wait(call)  # then one of call.on_open(), call.on_refused(refusal), or gate.leave(call)
 """
 
@@ -56,16 +56,16 @@ class Figures:
 
 
 class Gate:
-    """The gate of one upstream, in one process. Opened, held and asked in the event loop's thread."""
+    """The gate of one upstream, in one process. Opened, paused and asked in the event loop's thread."""
 
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream
-        self.shut = False
-        """True while calls must `wait`: held, or some that have waited still have to go."""
-        self.held_since: float | None = None
-        """When it was held; monotonic seconds. None while it is open."""
+        self.must_wait = False
+        """True while calls must `wait`: it is paused, or some that have waited still have to go."""
+        self.paused_since: float | None = None
+        """When it was paused; monotonic seconds. None while it is open."""
         self.bound_s = 0.0
-        """Seconds from when it was last held until calls are refused."""
+        """Seconds from when it was last paused until calls are refused."""
         self.figures = Figures()
         self._waiting: dict[Waiter, float] = {}
         self._deadline: asyncio.TimerHandle | None = None
@@ -77,31 +77,31 @@ class Gate:
         return len(self._waiting)
 
     @property
-    def held(self) -> bool:
+    def paused(self) -> bool:
         """True until it is opened, also when the deadline has passed."""
-        return self.held_since is not None
+        return self.paused_since is not None
 
-    def hold(self, bound_s: float) -> None:
+    def pause(self, bound_s: float) -> None:
         """Lets calls wait from now on, for at most `bound_s` seconds; raises `ValueError` for a useless bound."""
         if not 0 < bound_s <= LONGEST_S:
             raise ValueError(f"bound_s must be above 0 and at most {LONGEST_S:g} seconds (found {bound_s!r})")
-        self.shut, self._overdue, self.bound_s = True, False, bound_s
-        self.held_since = self.held_since or monotonic()
+        self.must_wait, self._overdue, self.bound_s = True, False, bound_s
+        self.paused_since = self.paused_since or monotonic()
         self._stop_clock()
         self._deadline = asyncio.get_running_loop().call_later(bound_s, self._expire)
 
     def open(self) -> None:
         """Lets all waiting and later calls go. Does nothing when it is open."""
-        if self.held:
-            self.held_since = None
+        if self.paused:
+            self.paused_since = None
             self._stop_clock()
             self._let_go()
 
     def wait(self, waiter: Waiter) -> None:
-        """Takes a call that came while it is shut; after the deadline it refuses the call at once."""
+        """Takes a call that came while calls must wait; after the deadline it refuses the call at once."""
         self.figures.calls += 1
         self._waiting[waiter] = monotonic()
-        if self._overdue and self.held:
+        if self._overdue and self.paused:
             self._refuse(waiter)
 
     def leave(self, waiter: Waiter) -> None:
@@ -115,19 +115,19 @@ class Gate:
 
     def _let_go(self) -> None:
         """Lets some waiting calls go, then the others in later turns."""
-        if self.held:
+        if self.paused:
             return
         for waiter in list(islice(self._waiting, _AT_ONCE)):
-            if not self.held and self._stopped_waiting(waiter):
+            if not self.paused and self._stopped_waiting(waiter):
                 self._tell(waiter)
-        self.shut = self.held or bool(self._waiting)
-        if self.shut:
+        self.must_wait = self.paused or bool(self._waiting)
+        if self.must_wait:
             asyncio.get_running_loop().call_soon(self._let_go)
 
     def _expire(self) -> None:
         self._overdue, self._deadline = True, None
         _log.error(
-            "upstream %r was held for %g s and not opened; %d calls are refused",
+            "upstream %r was paused for %g s and not opened; %d calls are refused",
             self.upstream,
             self.bound_s,
             self.waiting,
@@ -141,12 +141,12 @@ class Gate:
             self._tell(waiter, self._refusal())
 
     def _refusal(self) -> Refusal:
-        since = monotonic() - (self.held_since or 0.0)
+        since = monotonic() - (self.paused_since or 0.0)
         message = (
-            f"upstream {self.upstream!r} has been held for {since:.1f} s while its weights change, and was not opened "
-            f"within its bound of {self.bound_s:g} s; POST /api/upstreams/{self.upstream}/open opens it"
+            f"upstream {self.upstream!r} has been paused for {since:.1f} s while its weights change, and was not "
+            f"opened within its bound of {self.bound_s:g} s; POST /api/upstreams/{self.upstream}/open opens it"
         )
-        return UpstreamFault(504, "held", message)
+        return UpstreamFault(504, "paused", message)
 
     def _stopped_waiting(self, waiter: Waiter) -> bool:
         """False when it did not wait: it left while others were told."""

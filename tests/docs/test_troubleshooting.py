@@ -156,7 +156,7 @@ def test_every_row_is_of_a_reason() -> None:
 
 
 def test_statuses_of_refusals_are_those_of_the_code() -> None:
-    """`| `held` | 504 |`, and `UpstreamFault(504, "held", ...)`."""
+    """`| `paused` | 504 |`, and `UpstreamFault(504, "paused", ...)`."""
     given: dict[str, set[str]] = {}
     for name, tree in modules():
         for node in ast.walk(tree):
@@ -176,4 +176,4 @@ def test_named_metrics_exist() -> None:
 
 def test_the_tables_are_found() -> None:
     assert len(MESSAGES) > 25
-    assert {"held", "gateway_died", "http_429"} <= documented()
+    assert {"paused", "gateway_died", "http_429"} <= documented()

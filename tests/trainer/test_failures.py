@@ -246,7 +246,7 @@ async def test_a_vllm_that_is_killed_is_started_again_and_agents_wait(stage: Sta
     assert "vLLM ended with -9 and is started again" in await stage.told()
     upstream = await stage.upstream()
     assert upstream["waited"] > 0
-    assert (upstream["refused"], upstream["held"]) == (0, False)
+    assert (upstream["refused"], upstream["paused"]) == (0, False)
 
 
 async def test_a_vllm_that_dies_all_the_time_ends_the_run(alone: Stage) -> None:
@@ -257,7 +257,7 @@ async def test_a_vllm_that_dies_all_the_time_ends_the_run(alone: Stage) -> None:
             os.kill(life.child(b"fakes.vllm_process"), signal.SIGKILL)
         assert await life.ended() == 1
         assert "vLLM has died 4 times in one step; the end of " in life.text
-    assert not (await alone.upstream())["held"]
+    assert not (await alone.upstream())["paused"]
 
 
 async def test_an_upstream_that_the_gateway_does_not_have_is_named(alone: Stage) -> None:

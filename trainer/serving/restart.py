@@ -1,7 +1,7 @@
 """Keeps a vLLM of ours running: one that has died is started again at once, and agents wait meanwhile.
 
-    it does not run      the gateway holds its upstream: calls wait at the socket. Those that were being answered fail
-    it is started        which may take minutes; the hold is a lease, and is renewed
+    it does not run      the gateway pauses its upstream: calls wait at the socket. Those that were being answered fail
+    it is started        which may take minutes; the pause is a lease, and is renewed
     it is ready          the gateway lets the calls go, and loads the adapters that they ask for
 
 A vLLM that dies again and again within a step ends the run, which would otherwise never end.
@@ -21,7 +21,7 @@ from penstock.trainer.serving.vllm import InferenceError, Server
 
 MOST_DEATHS: Final = 3
 """Within one step."""
-HOLD_S: Final = 60.0
+PAUSE_S: Final = 60.0
 """How long calls wait after the trainer has died; s."""
 OPEN_S: Final = 10.0
 
@@ -56,33 +56,33 @@ class Upkeep:
         async with self._turn:
             if self._server.runs:
                 return
-            async with self._held():
+            async with self._paused():
                 if why is not None:
                     await self._say(why)
                 await self._server.start()
 
     @asynccontextmanager
-    async def _held(self) -> AsyncGenerator[None]:
+    async def _paused(self) -> AsyncGenerator[None]:
         """Lets calls wait meanwhile."""
-        await self._hold()
+        await self._pause()
         renewing = asyncio.ensure_future(self._renew())
         try:
             yield
         finally:
             renewing.cancel()
-            # A gateway that is away has forgotten that it held anything.
+            # A gateway that is away has forgotten that it paused anything.
             with suppress(ClientError, TimeoutError):
                 async with asyncio.timeout(OPEN_S):
                     await self._client.read("POST", f"{self._path}/open", body="{}")
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(HOLD_S / 4)
-            await self._hold()
+            await asyncio.sleep(PAUSE_S / 4)
+            await self._pause()
 
-    async def _hold(self) -> None:
+    async def _pause(self) -> None:
         try:
-            await self._client.read("POST", f"{self._path}/hold", body=f'{{"bound_s": {HOLD_S}}}')
+            await self._client.read("POST", f"{self._path}/pause", body=f'{{"bound_s": {PAUSE_S}}}')
         except ClientError as error:
             if error.status != NOT_FOUND:
                 raise

@@ -69,11 +69,11 @@ def streams(connection: UpstreamConnection, http10: bool) -> bool:
 class Stream:
     """A stream of events."""
 
-    def __init__(self, telling: AnswerConverter, http10: bool) -> None:
+    def __init__(self, converter: AnswerConverter, http10: bool) -> None:
         """`http10`: whether the client takes no chunks."""
         self.sent: list[bytes] = []
         self.problem: str | None = None
-        self._telling = telling
+        self._converter = converter
         self._chunked = not http10
         self._last: bytes | None = None
         self._parser = Parser()
@@ -118,10 +118,10 @@ class Stream:
 
     def _told(self, data: str) -> bytes:
         pieces = self._answer.chunk(data)
-        events = [] if self._begun else self._telling.begin(self._answer)
+        events = [] if self._begun else self._converter.begin(self._answer)
         self._begun = True
         for piece in pieces:
-            events += self._telling.tell(piece)
+            events += self._converter.tell(piece)
         return written(events)
 
     def _end(self) -> bytes:
@@ -132,13 +132,13 @@ class Stream:
         except Untold as untold:
             return self._fail(str(untold))
         self._over = True
-        return written(self._telling.end(self._answer))
+        return written(self._converter.end(self._answer))
 
     def _fail(self, message: str) -> bytes:
         if self._over:
             return b""
         self._over, self.problem = True, message
-        return written(self._telling.broken(message))
+        return written(self._converter.broken(message))
 
     def _framed(self, out: bytes, done: bool) -> bytes:
         if out:
@@ -152,13 +152,13 @@ class Whole:
     """A plain answer, or an error."""
 
     def __init__(
-        self, telling: AnswerConverter, family: Family, asked_stream: bool, own: Secrets = NONE, limit: int = LIMIT
+        self, converter: AnswerConverter, family: Family, asked_stream: bool, own: Secrets = NONE, limit: int = LIMIT
     ) -> None:
         """`family`: whose errors are written; `asked_stream`: whether the agent waits for events; `own`: the gateway's
         keys, which are taken out of errors."""
         self.sent: list[bytes] = []
         self.problem: str | None = None
-        self._telling = telling
+        self._converter = converter
         self._family = family
         self._asked_stream = asked_stream
         self._own = own
@@ -211,7 +211,7 @@ class Whole:
             raise Untold("the engine compressed its answer, unasked")
         if connection.events or self._asked_stream:
             raise Untold(f"the engine {'streamed' if connection.events else 'did not stream'} its answer, unasked")
-        return orjson.dumps(self._telling.whole(self._answer, self._answer.plain(body)))
+        return orjson.dumps(self._converter.whole(self._answer, self._answer.plain(body)))
 
     def _mended(self, body: bytes) -> bytes:
         """The engine's head with another body."""

@@ -36,7 +36,7 @@ FAILED: Final = "Error: "
 """Put before a tool's result that is marked as an error."""
 
 
-def asking(library: Library, asked: Json) -> Json:
+def chat_request(library: Library, asked: Json) -> Json:
     """The request of chat completions; raises `ClientFault` for what cannot be said in it."""
     _check_management(asked)
     known = only(asked, FIELDS, LEFT_OUT)

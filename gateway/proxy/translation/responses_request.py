@@ -39,7 +39,7 @@ _PLACES: Final = re.compile(r"<reasoning (\d+)>")
 _ROLES: Final = {"developer": "system"}
 
 
-def asking(library: Library, asked: Json) -> Json:
+def chat_request(library: Library, asked: Json) -> Json:
     """The request of chat completions; raises `ClientFault` for what cannot be said in it."""
     check(asked)
     known = only(asked, FIELDS, LEFT_OUT)

@@ -42,15 +42,15 @@ _log = logging.getLogger("penstock.translation")
 PATH: Final = "/v1/chat/completions"
 ATTRIBUTE: Final = "penstock.translated"
 """Attribute of a call: the dialect that its agent speaks."""
-_Asking: TypeAlias = Callable[[Library, Json], Json]
-_Tellings: TypeAlias = Callable[[Library, Json], AnswerConverter]
-_WAYS: Final[Mapping[str, tuple[_Asking, _Tellings]]] = {
-    "messages": (messages_request.asking, Messages),
-    "responses": (responses_request.asking, Responses),
+_RequestOf: TypeAlias = Callable[[Library, Json], Json]
+_ConverterOf: TypeAlias = Callable[[Library, Json], AnswerConverter]
+_CONVERSIONS: Final[Mapping[str, tuple[_RequestOf, _ConverterOf]]] = {
+    "messages": (messages_request.chat_request, Messages),
+    "responses": (responses_request.chat_request, Responses),
 }
-DIALECTS: Final = frozenset(_WAYS)
+DIALECTS: Final = frozenset(_CONVERSIONS)
 """Those that are translated."""
-_SAID: Final = {"messages": "messages", "responses": "input"}
+_CONVERSATION: Final = {"messages": "messages", "responses": "input"}
 """Where the conversation stands in a request."""
 _BROKEN: Final = ("error", "interrupted")
 """Ends of a call whose client is still there."""
@@ -59,21 +59,21 @@ _BROKEN: Final = ("error", "interrupted")
 class Translation(Part):
     """One call that is translated."""
 
-    __slots__ = ("_agent", "_framing", "_own", "_stream", "_telling")
+    __slots__ = ("_agent", "_converter", "_framing", "_own", "_stream")
 
-    def __init__(self, agent: Admitted, stream: bool, telling: AnswerConverter, own: Secrets) -> None:
+    def __init__(self, agent: Admitted, stream: bool, converter: AnswerConverter, own: Secrets) -> None:
         """`agent`: the call as it came; `stream`: whether the agent waits for events; `own`: what an error may not
         tell."""
-        self._agent, self._stream, self._telling, self._own = agent, stream, telling, own
+        self._agent, self._stream, self._converter, self._own = agent, stream, converter, own
         self._framing: ConvertedAnswer | None = None
         """The way of its answer, once there is one."""
 
     def framing(self, connection: UpstreamConnection, http10: bool) -> ConvertedAnswer:
         """How an answer is told. `http10`: whether the client takes no chunks."""
         if self._stream and streams(connection, http10):
-            self._framing = Stream(self._telling, http10)
+            self._framing = Stream(self._converter, http10)
         else:
-            self._framing = Whole(self._telling, self._agent.dialect.family, self._stream, self._own)
+            self._framing = Whole(self._converter, self._agent.dialect.family, self._stream, self._own)
         return self._framing
 
     def problem(self) -> str | None:
@@ -111,29 +111,29 @@ class Translator:
         """Translates once at the start, because the first time takes a while and logs warnings."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for dialect, (asking, telling) in _WAYS.items():
-                probe: Json = {"model": "m", _SAID[dialect]: [{"role": "user", "content": "a"}]}
-                asking(self._library, probe)
+            for dialect, (chat_request, converter) in _CONVERSIONS.items():
+                probe: Json = {"model": "m", _CONVERSATION[dialect]: [{"role": "user", "content": "a"}]}
+                chat_request(self._library, probe)
                 answer, piece = Answer("c", "m", finish="stop"), Piece("text", "a")
-                telling(self._library, probe).whole(answer, [piece])
-                events = telling(self._library, probe)
+                converter(self._library, probe).whole(answer, [piece])
+                events = converter(self._library, probe)
                 _ = [events.begin(answer), events.tell(piece), events.end(answer)]
 
     def translate(self, send: Send, own: Secrets) -> None:
         """Makes a call one of chat completions. Raises `ClientFault` for what cannot be said in it."""
         call, asked = send.call, document(send.body)
         dialect = call.dialect.name
-        chat, telling = self.chat(dialect, asked), _WAYS[dialect][1]
+        chat, converter = self.chat(dialect, asked), _CONVERSIONS[dialect][1]
         send.call, send.body = replace(call, dialect=find("POST", PATH), path=PATH), chat
         send.convert = lambda body: self.chat(dialect, document(body))
         send.attributes[ATTRIBUTE] = dialect
         send.headers = identity(headers(send.headers))
-        send.parts.append(Translation(call, bool(asked.get("stream")), telling(self._library, asked), own))
+        send.parts.append(Translation(call, bool(asked.get("stream")), converter(self._library, asked), own))
 
     def chat(self, dialect: str, asked: Json) -> bytes:
         """The body of chat completions for a request of a dialect. Raises `ClientFault` for what cannot be said."""
         try:
-            return orjson.dumps(_WAYS[dialect][0](self._library, asked))
+            return orjson.dumps(_CONVERSIONS[dialect][0](self._library, asked))
         except Refusal:
             raise
         except Exception as error:

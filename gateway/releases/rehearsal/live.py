@@ -33,7 +33,7 @@ from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.recorded_rollouts import Original, answered
 from penstock.gateway.releases.rehearsal.tool_player import Play, Played, Role
 from penstock.gateway.releases.replay.questions import RUN
-from penstock.gateway.releases.replay.sender import Asking, Context, background
+from penstock.gateway.releases.replay.sender import Context, Sender, background
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Refused
 
@@ -83,7 +83,7 @@ class Rehearsed:
     """A release that rehearses."""
 
     release: Release
-    asking: Asking
+    sender: Sender
     legs: dict[str, Leg]
     """By rollout, in the order in which they are handed out."""
 
@@ -170,7 +170,7 @@ class Rehearsals:
         original, name = leg.original, f"{leg.rollout}/{attempt}"
         asker = Asker("", "", original.rollout.mode, original.rollout.metadata or {})
         role = Role(rehearsed.release, leg.version, asker, leg.attributes | {RUN: name}, original.name)
-        play = Play(self._context, rehearsed.asking, role, original.cassette.again())
+        play = Play(self._context, rehearsed.sender, role, original.cassette.again())
         if await background(lambda: any(map(answered, self._context.tape.spans(leg.rollout, attempt)))):
             message = f"the gateway was restarted in the middle of {name}: it will be rehearsed again"
             play.over = ClientFault(400, RESTARTED, message)

@@ -42,7 +42,7 @@ from penstock.gateway.releases.rehearsal.tool_player import DIVERGED, SPENT, UNF
 from penstock.gateway.releases.replay.judges import JudgeError, make_judge
 from penstock.gateway.releases.replay.questions import CANDIDATE, INCUMBENT
 from penstock.gateway.releases.replay.recorded_calls import Recordings
-from penstock.gateway.releases.replay.sender import Asking, Context, background
+from penstock.gateway.releases.replay.sender import Context, Sender, background
 from penstock.gateway.releases.replay.stage import HOPELESS, SHOWN, Replay
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.operation import Refused
@@ -88,7 +88,7 @@ class Replays:
             found = await rehearsal.run()
         except JudgeError as error:
             found = Report(False, str(error), rehearsal.evidence())
-        await rehearsal.asking.close(found.why)
+        await rehearsal.sender.close(found.why)
         evidence = report.evidence | {"rehearsal": found.evidence}
         return Report(found.ok, f"{report.why}; rehearsed: {found.why}", evidence)
 
@@ -112,7 +112,7 @@ class Rehearsal:
         self, context: Context, rehearsals: Rehearsals, feed: Feed, release: Release, progress: Progress
     ) -> None:
         policy = release.policy.replay
-        self.asking = Asking(context, release, "rehearsal", policy.budget, policy.concurrency)
+        self.sender = Sender(context, release, "rehearsal", policy.budget, policy.concurrency)
         self._context = context
         self._rehearsals = rehearsals
         self._feed = feed
@@ -134,8 +134,8 @@ class Rehearsal:
 
     async def run(self) -> Report:
         """Waits until its runs were done by somebody, or it is decided; raises `JudgeError`."""
-        self._judge = make_judge(self._release.policy.judge, self.asking, self._context.routes)
-        _ = await self.asking.earlier()
+        self._judge = make_judge(self._release.policy.judge, self.sender, self._context.routes)
+        _ = await self.sender.earlier()
         drawn = await self._draw()
         self._passed_over = drawn.passed_over
         if not drawn.found:
@@ -147,7 +147,7 @@ class Rehearsal:
             one, other = (Leg(leg_name(release, number, leg), leg, versions[leg], original) for leg in LEGS)
             self._pairs.append((one, other))
         legs = {leg.rollout: leg for pair in self._pairs for leg in pair}
-        await self._follow(Rehearsed(release, self.asking, legs))
+        await self._follow(Rehearsed(release, self.sender, legs))
         return self._report()
 
     async def _draw(self) -> Originals:
@@ -324,8 +324,8 @@ class Rehearsal:
             "unknown": dict(self._unknown.most_common(SHOWN)),
             "passed_over": dict(self._passed_over),
             "worse": self._worse[:SHOWN],
-            "requests": self.asking.spent,
-            "spans": f"{self.asking.rollout}/{self.asking.attempt}",
+            "requests": self.sender.spent,
+            "spans": f"{self.sender.rollout}/{self.sender.attempt}",
             "runs": leg_name(release, 1, "*").removesuffix("1-*") + "*",
             "judge": release.policy.judge,
             "steps": policy.steps,

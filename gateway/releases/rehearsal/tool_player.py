@@ -42,7 +42,7 @@ from penstock.gateway.releases.rehearsal.continuation import (
 from penstock.gateway.releases.rehearsal.recorded_tools import Cassette
 from penstock.gateway.releases.replay.questions import Question, rewritten, unrepeatable
 from penstock.gateway.releases.replay.replies import Reply
-from penstock.gateway.releases.replay.sender import Asking, Context
+from penstock.gateway.releases.replay.sender import Context, Sender
 from penstock.gateway.upstreams.pool import Pool
 
 DIVERGED: Final = "diverged"
@@ -110,10 +110,10 @@ class Role:
 class Play:
     """One agent at work."""
 
-    def __init__(self, context: Context, asking: Asking, role: Role, cassette: Cassette) -> None:
+    def __init__(self, context: Context, sender: Sender, role: Role, cassette: Cassette) -> None:
         """`cassette` from its beginning."""
         self._context = context
-        self._asking = asking
+        self._asking = sender
         self._role = role
         self._cassette = cassette
         self._left = role.release.policy.replay.steps

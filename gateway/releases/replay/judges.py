@@ -25,7 +25,7 @@ from penstock.gateway.model.attributes import LEG
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.replay.agreement import exact, judge_prompts, judged
 from penstock.gateway.releases.replay.questions import JUDGE, Question
-from penstock.gateway.releases.replay.sender import Asking
+from penstock.gateway.releases.replay.sender import Sender
 from penstock.gateway.upstreams.routes import Routes
 
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
@@ -58,12 +58,12 @@ class Judge(Protocol):
         ...
 
 
-def make_judge(name: str, asking: Asking, routes: Routes) -> Judge:
+def make_judge(name: str, sender: Sender, routes: Routes) -> Judge:
     """The judge of this name; raises `JudgeError`."""
     if name == "exact":
         return Exact()
     found = _FUNCTION.fullmatch(name)
-    return Model(name, asking, routes) if found is None else Verifier(name, _function(name, found[1], found[2]))
+    return Model(name, sender, routes) if found is None else Verifier(name, _function(name, found[1], found[2]))
 
 
 class Exact:
@@ -121,13 +121,13 @@ class Model:
 
     requests = 2
 
-    def __init__(self, name: str, asking: Asking, routes: Routes) -> None:
+    def __init__(self, name: str, sender: Sender, routes: Routes) -> None:
         # An Anthropic API is spoken where a route leads to one, or the name says so.
         family = ANTHROPIC if name.startswith("claude") else OPENAI
         pools, alias = routes.of(name, family)
         self._name, self._pool = alias or name, pools[0]
         self._anthropic = self._pool.config.family is ANTHROPIC
-        self._asking = asking
+        self._asking = sender
 
     async def score(self, recorded: Turn, answered: Turn, of: Mapping[str, str]) -> Judged:
         """The mean of two judgements."""

@@ -74,7 +74,7 @@ class Answer:
         return self.turn is None
 
 
-class Asking:
+class Sender:
     """Asks for one release, with a budget and few requests at a time; keeps what comes."""
 
     def __init__(self, context: Context, release: Release, stage: str, budget: int, concurrency: int) -> None:
@@ -140,7 +140,7 @@ class Asking:
             total=None, sock_connect=pool.config.connect_timeout, sock_read=pool.config.read_timeout
         )
         try:
-            if pool.gate.shut:
+            if pool.gate.must_wait:
                 await _open(pool.gate)
             async with self._context.session().request(
                 question.request.method,

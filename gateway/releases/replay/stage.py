@@ -29,7 +29,7 @@ from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.replay.judges import Judge, JudgeError, make_judge
 from penstock.gateway.releases.replay.questions import CANDIDATE, INCUMBENT, place
 from penstock.gateway.releases.replay.recorded_calls import Recorded, Recordings, without_key
-from penstock.gateway.releases.replay.sender import Answer, Asking, Context, background
+from penstock.gateway.releases.replay.sender import Answer, Context, Sender, background
 
 HOPELESS: Final = 10
 """After so many calls without any result the stage is given up."""
@@ -50,7 +50,7 @@ class Replay:
             report = await replaying.run()
         except JudgeError as error:
             report = Report(False, str(error), replaying.evidence())
-        await replaying.asking.close(report.why)
+        await replaying.sender.close(report.why)
         return report
 
 
@@ -73,7 +73,7 @@ class Replaying:
 
     def __init__(self, context: Context, release: Release, progress: Progress) -> None:
         policy = release.policy.replay
-        self.asking = Asking(context, release, "replay", policy.budget, policy.concurrency)
+        self.sender = Sender(context, release, "replay", policy.budget, policy.concurrency)
         self._context = context
         self._release = release
         self._policy = policy
@@ -92,8 +92,8 @@ class Replaying:
 
     async def run(self) -> Report:
         """Asks until it is decided; raises `JudgeError`."""
-        self._judge = make_judge(self._release.policy.judge, self.asking, self._context.routes)
-        for span in await self.asking.earlier():
+        self._judge = make_judge(self._release.policy.judge, self.sender, self._context.routes)
+        for span in await self.sender.earlier():
             said = span.attributes or {}
             if span.status in (SpanStatus.OK, SpanStatus.ERROR):
                 self._kept[said.get(REPLAY_OF, ""), said.get(LEG, "")] = span
@@ -135,13 +135,13 @@ class Replaying:
     async def _work(self, calls: Iterator[tuple[int, Span]]) -> None:
         """One call after the other, while there is budget for all that it may take."""
         cost = 2 + 2 * self._judge.requests
-        while not self._over and self.asking.reserve(cost):
+        while not self._over and self.sender.reserve(cost):
             number, span = next(calls, (0, None))
             if span is None:
-                self.asking.release(cost)
+                self.sender.release(cost)
                 return
             pair, used = await self._pair(span)
-            self.asking.release(cost - used)
+            self.sender.release(cost - used)
             for one in self._order.put(number, pair):
                 self._count(one)
 
@@ -154,8 +154,8 @@ class Replaying:
         legs = ((CANDIDATE, release.candidate), (INCUMBENT, release.stable))
         asked = [leg for leg, _ in legs if (of, leg) not in self._kept]
         async with asyncio.TaskGroup() as group:
-            asking = [group.create_task(self._leg(recorded, leg, version)) for leg, version in legs]
-        answers = [done.result() for done in asking]
+            sender = [group.create_task(self._leg(recorded, leg, version)) for leg, version in legs]
+        answers = [done.result() for done in sender]
         failed = answers[0].failed, answers[1].failed
         if all(failed):
             self._keyless = self._keyless or without_key(self._context.pools.get(span.upstream or ""))
@@ -170,7 +170,7 @@ class Replaying:
         if kept is not None:
             return await background(lambda: self._answered(kept))
         question = await background(lambda: self._recordings.question(recorded, version, leg))
-        return Answer(None, 0.0, question) if isinstance(question, str) else await self.asking.ask(question)
+        return Answer(None, 0.0, question) if isinstance(question, str) else await self.sender.ask(question)
 
     def _answered(self, span: Span) -> Answer:
         """An answer from before a restart."""
@@ -235,9 +235,9 @@ class Replaying:
             "unknown": dict(self._unknown.most_common(SHOWN)),
             "passed_over": dict(self._passed_over),
             "failed": dict(self._failed),
-            "requests": self.asking.spent,
+            "requests": self.sender.spent,
             "worse": self._worse[:SHOWN],
-            "spans": f"{self.asking.rollout}/{self.asking.attempt}",
+            "spans": f"{self.sender.rollout}/{self.sender.attempt}",
             "judge": release.policy.judge,
             "margin": policy.margin,
             "alpha": REPLAY_ALPHA,

@@ -35,7 +35,7 @@ from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.replay.agreement import action
 from penstock.gateway.releases.replay.judges import Judge, JudgeError, make_judge
 from penstock.gateway.releases.replay.questions import CANDIDATE, Question, place, rewritten, unrepeatable
-from penstock.gateway.releases.replay.sender import Answer, Asking, Context, background
+from penstock.gateway.releases.replay.sender import Answer, Context, Sender, background
 
 ALPHA: Final = 0.05
 """Probability of stopping a candidate that fails no more often."""
@@ -66,7 +66,7 @@ class Shadow:
         finally:
             self.mirrors.pop(release.id, None)
             await mirror.stop()
-        await mirror.asking.close(report.why)
+        await mirror.sender.close(report.why)
         return report
 
 
@@ -88,7 +88,7 @@ class Mirror:
 
     def __init__(self, context: Context, release: Release, progress: Progress) -> None:
         self._policy = policy = release.policy.shadow
-        self.asking = Asking(context, release, "shadow", policy.budget, policy.concurrency)
+        self.sender = Sender(context, release, "shadow", policy.budget, policy.concurrency)
         self._context = context
         self._release = release
         self._progress = progress
@@ -105,9 +105,9 @@ class Mirror:
 
     async def prepare(self) -> None:
         """Takes in what was mirrored before a restart; raises `JudgeError`."""
-        self._judge = make_judge(self._release.policy.judge, self.asking, self._context.routes)
+        self._judge = make_judge(self._release.policy.judge, self.sender, self._context.routes)
         self._progress.total = self._policy.calls
-        for span in await self.asking.earlier():
+        for span in await self.sender.earlier():
             live = await background(lambda span=span: self._live(span))
             if live is not None and span.status in (SpanStatus.OK, SpanStatus.ERROR):
                 self._count(_again(span, live))
@@ -142,7 +142,7 @@ class Mirror:
             return
         if len(self.tasks) >= self._policy.concurrency:
             self._left_out["no slot was free"] += 1
-        elif self.asking.reserve(1 + self._judge.requests):
+        elif self.sender.reserve(1 + self._judge.requests):
             task = asyncio.ensure_future(self._mirror(self._begun, record, found, pins))
             self._begun += 1
             self.tasks.add(task)
@@ -159,12 +159,12 @@ class Mirror:
         used, made = 0, await background(lambda: self._question(record, found, pins))
         mirrored: Mirrored | None = None
         if isinstance(made, Question):
-            answer = await self.asking.ask(made)
+            answer = await self.sender.ask(made)
             mirrored, judged = await self._compared(record, answer, made)
             used = 1 + judged
         elif made:
             self._left_out[made] += 1
-        self.asking.release(1 + self._judge.requests - used)
+        self.sender.release(1 + self._judge.requests - used)
         for one in self._order.put(number, mirrored):
             if one is not None:
                 self._count(one)
@@ -220,7 +220,7 @@ class Mirror:
 
     def _look(self) -> None:
         """Is it over?"""
-        spent = not self.tasks and self.asking.left < 1 + self._judge.requests
+        spent = not self.tasks and self.sender.left < 1 + self._judge.requests
         enough = not self.tasks and len(self._done) >= self._policy.calls
         if not self._over.done() and (spent or enough or self._test.harm >= 1 / ALPHA):
             self._over.set_result(None)
@@ -253,8 +253,8 @@ class Mirror:
             figures |= {"agreement": sum(scores) / len(scores), "compared": len(scores)}
         return figures | {
             "left_out": dict(self._left_out),
-            "requests": self.asking.spent,
-            "spans": f"{self.asking.rollout}/{self.asking.attempt}",
+            "requests": self.sender.spent,
+            "spans": f"{self.sender.rollout}/{self.sender.attempt}",
             "judge": self._release.policy.judge,
             "share": policy.share,
         }

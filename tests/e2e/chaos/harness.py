@@ -24,7 +24,7 @@ from e2e.chaos.provider import serving
 from e2e.chaos.verdict import Verdict, judge
 from fakes.process import ROOT, Gateway, running, upstreams
 
-from penstock.gateway.cli.check import check
+from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client, ClientError
 
 AGENT = Path(__file__).with_name("agent.py")
@@ -220,5 +220,5 @@ async def run(plan: Plan, home: Path) -> Report:
         seconds = time.monotonic() - began
         verdict = await judge(plan, client, home)
         data = gateway.data
-    figures, problems = check(data)
+    figures, problems = examine(data)
     return Report(verdict, seconds, chaos.kills, problems, figures)

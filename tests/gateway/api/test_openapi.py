@@ -94,7 +94,7 @@ BODIES: dict[str, Any] = {
     "/api/resources/{resource}": {"kind": "prompt", "content": {"text": "Text two"}},
     "/api/resources/{resource}/releases": {"candidate": "v2", "policy": {"margin_absolute": 0.1}},
     "/api/releases/{release}/rehearse": {"worker": "w1"},
-    "/api/upstreams/{upstream}/hold": {"bound_s": 5},
+    "/api/upstreams/{upstream}/pause": {"bound_s": 5},
     "/api/runs": {"id": "grpo-7", "kind": "grpo", "config": {"lr": 1e-6}},
     "/api/runs/{run}": {"made": [{"name": "known", "version": "v1"}]},
     "/api/runs/{run}/metrics": {"points": [{"step": 0, "values": {"reward": 0.5, "kl": None}}]},

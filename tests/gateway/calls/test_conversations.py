@@ -15,7 +15,7 @@ from penstock.gateway.calls.address import check_id
 from penstock.gateway.calls.conversations import Answer, Conversations, Found, new_rollout
 from penstock.gateway.calls.fingerprints import Fingerprints, Story
 from penstock.gateway.dialects.items import Items
-from penstock.gateway.http.client_connection import Way
+from penstock.gateway.http.client_connection import Hints
 
 OPENING = [b"system", b"hello"]
 CALLS = 4
@@ -27,7 +27,7 @@ class Asked:
 
     story: Story
     found: Found
-    way: Way
+    hints: Hints
     rollout: str
 
 
@@ -58,27 +58,27 @@ class Dispatcher:
     """The answers that had to be read."""
     opened: int = 0
 
-    def look(self, messages: list[bytes], way: Way) -> tuple[Story, Found]:
+    def look(self, messages: list[bytes], hints: Hints) -> tuple[Story, Found]:
         story = self.fingerprints.read(Plain(), told(messages)).story
-        found = self.conversations.find(story, way)
+        found = self.conversations.find(story, hints)
         while found.unread:
             for ended in found.unread:
                 ended.settle()
-            found = self.conversations.find(story, way)
+            found = self.conversations.find(story, hints)
         return story, found
 
-    def find(self, messages: list[bytes], way: Way | None = None) -> str | None:
+    def find(self, messages: list[bytes], hints: Hints | None = None) -> str | None:
         """The rollout that these continue; nobody is told."""
-        return self.look(messages, way or Way())[1].rollout
+        return self.look(messages, hints or Hints())[1].rollout
 
-    def ask(self, messages: list[bytes], way: Way | None = None, rollout: str | None = None) -> Asked:
+    def ask(self, messages: list[bytes], hints: Hints | None = None, rollout: str | None = None) -> Asked:
         """A call comes in; `rollout` names a new one."""
-        way = way or Way()
-        story, found = self.look(messages, way)
+        hints = hints or Hints()
+        story, found = self.look(messages, hints)
         self.opened += found.rollout is None
         given = found.rollout or rollout or f"r{self.opened}"
-        self.conversations.follow(found, story, way, given)
-        return Asked(story, found, way, given)
+        self.conversations.follow(found, story, hints, given)
+        return Asked(story, found, hints, given)
 
     def answer(self, asked: Asked, *reply: bytes, weight: int = 100) -> None:
         """It is answered."""
@@ -88,12 +88,12 @@ class Dispatcher:
             return list(reply)
 
         made = Answer(lambda: b"".join(reply), False, weight, read)
-        for ended in self.conversations.remember(asked.story, asked.found, asked.way, asked.rollout, made):
+        for ended in self.conversations.remember(asked.story, asked.found, asked.hints, asked.rollout, made):
             ended.settle()
 
-    def told(self, messages: list[bytes], reply: bytes, rollout: str, way: Way | None = None) -> None:
+    def told(self, messages: list[bytes], reply: bytes, rollout: str, hints: Hints | None = None) -> None:
         """A whole call of a new rollout."""
-        self.answer(self.ask(messages, way, rollout), reply)
+        self.answer(self.ask(messages, hints, rollout), reply)
 
 
 def test_a_continuation_belongs_where_it_began() -> None:
@@ -119,18 +119,18 @@ def test_equal_openings_are_told_apart_by_the_answer() -> None:
     dispatcher.told(OPENING, b"good day", "two")
     assert sorted(dispatcher.read) == [b"good day", b"hi"]
     for answer, rollout in ((b"hi", "one"), (b"good day", "two")):
-        found = dispatcher.look([*OPENING, answer, b"x"], Way())[1]
+        found = dispatcher.look([*OPENING, answer, b"x"], Hints())[1]
         assert (found.rollout, found.ambiguous) == (rollout, False)
 
 
 def test_of_equal_openings_with_an_edited_answer_the_connection_tells() -> None:
-    dispatcher, mine, yours = Dispatcher(), Way(), Way()
+    dispatcher, mine, yours = Dispatcher(), Hints(), Hints()
     dispatcher.told(OPENING, b"hi", "one", mine)
     dispatcher.told(OPENING, b"good day", "two", yours)
     edited = [*OPENING, b"an answer that was never given", b"x"]
     assert dispatcher.find(edited, mine) == "one"
     assert dispatcher.find(edited, yours) == "two"
-    found = dispatcher.look(edited, Way())[1]
+    found = dispatcher.look(edited, Hints())[1]
     assert (found.rollout, found.ambiguous) == (None, True), "it may be either, or a conversation that began elsewhere"
 
 
@@ -191,15 +191,15 @@ def test_answers_that_nobody_had_to_read_are_let_go_and_then_count_as_unknown() 
     for number in range(2):
         dispatcher.answer(dispatcher.ask([b"other %d" % number]), b"hi", weight=600)
     dispatcher.answer(dispatcher.ask(OPENING, rollout="two"), b"good day")
-    found = dispatcher.look([*OPENING, b"good day", b"x"], Way())[1]
+    found = dispatcher.look([*OPENING, b"good day", b"x"], Hints())[1]
     assert (found.rollout, found.ambiguous) == ("two", True), "nobody knows any more what the first one was answered"
     assert dispatcher.find([*OPENING, b"hi", b"x"]) == "one"
 
 
 def test_a_call_that_came_to_nothing_has_continued_nothing() -> None:
-    dispatcher, mine, yours = Dispatcher(), Way(), Way()
-    for way, name in ((mine, "one"), (yours, "two")):
-        dispatcher.told(OPENING, b"hi", name, way)
+    dispatcher, mine, yours = Dispatcher(), Hints(), Hints()
+    for hints, name in ((mine, "one"), (yours, "two")):
+        dispatcher.told(OPENING, b"hi", name, hints)
     again = [*OPENING, b"hi", b"x"]
     failed = dispatcher.ask(again, mine)
     assert failed.rollout == "one"
@@ -211,14 +211,14 @@ def test_a_call_that_came_to_nothing_has_continued_nothing() -> None:
 def test_the_address_tells_where_connections_do_not() -> None:
     dispatcher = Dispatcher()
     for name in ("one", "two"):
-        dispatcher.told(OPENING, b"hi", name, Way(peer=name))
+        dispatcher.told(OPENING, b"hi", name, Hints(peer=name))
     for name in ("two", "one"):
-        asked = dispatcher.ask([*OPENING, b"hi", b"x"], Way(peer=name))
+        asked = dispatcher.ask([*OPENING, b"hi", b"x"], Hints(peer=name))
         assert (asked.rollout, asked.found.ambiguous) == (name, False)
 
 
 def test_a_connection_on_which_conversations_take_turns_is_no_evidence() -> None:
-    dispatcher, pool, other = Dispatcher(), Way(), Way()
+    dispatcher, pool, other = Dispatcher(), Hints(), Hints()
     dispatcher.told([b"first"], b"a", "first", pool)
     dispatcher.told([b"second"], b"b", "second", pool)
     dispatcher.answer(dispatcher.ask([b"first", b"a", b"x"], pool), b"c")
@@ -230,11 +230,11 @@ def test_a_connection_on_which_conversations_take_turns_is_no_evidence() -> None
 
 
 def test_one_agent_after_the_other_on_a_connection_is_no_pool() -> None:
-    dispatcher, way = Dispatcher(), Way()
+    dispatcher, hints = Dispatcher(), Hints()
     for name in ("one", "two"):
-        dispatcher.told([name.encode()], b"a", name, way)
-        dispatcher.answer(dispatcher.ask([name.encode(), b"a", b"x"], way), b"b")
-    assert not way.mixed
+        dispatcher.told([name.encode()], b"a", name, hints)
+        dispatcher.answer(dispatcher.ask([name.encode(), b"a", b"x"], hints), b"b")
+    assert not hints.mixed
 
 
 # -- agents that do exactly the same -----------------------------------------------------------------------------------
@@ -255,10 +255,10 @@ class Agent:
         turns = [it for at, answer in enumerate(self.answers[: len(self.calls)]) for it in (answer, b"then %d" % at)]
         return [*OPENING, *turns]
 
-    def step(self, dispatcher: Dispatcher, way: Way) -> None:
+    def step(self, dispatcher: Dispatcher, hints: Hints) -> None:
         """It asks, or is answered what it has asked."""
         if self.asked is None:
-            self.asked = dispatcher.ask(self.messages, way)
+            self.asked = dispatcher.ask(self.messages, hints)
         else:
             dispatcher.answer(self.asked, self.answers[len(self.calls)])
             self.calls.append(self.asked)
@@ -272,7 +272,7 @@ def schedules(draw: st.DrawFn) -> list[int]:
     return draw(st.permutations([agent for agent in range(agents) for _ in range(2 * CALLS)]))
 
 
-def played(schedule: list[int], answers: list[list[bytes]], ways: list[list[Way]]) -> list[Agent]:
+def played(schedule: list[int], answers: list[list[bytes]], ways: list[list[Hints]]) -> list[Agent]:
     """All agents after their last call. `ways`: of each call of each agent."""
     dispatcher, agents = Dispatcher(), [Agent(number, answers[number]) for number in range(max(schedule) + 1)]
     for number in schedule:
@@ -296,7 +296,7 @@ SAME = [b"answer %d" % at for at in range(CALLS)]
 @settings(max_examples=200, deadline=None)
 @given(schedules())
 def test_equal_agents_on_their_own_connections_are_kept_apart(schedule: list[int]) -> None:
-    ways = [[Way(peer="10.0.0.1")] * CALLS for _ in range(6)]
+    ways = [[Hints(peer="10.0.0.1")] * CALLS for _ in range(6)]
     agents = played(schedule, [SAME] * 6, ways)
     assert len(rollouts(agents)) == len(agents)
     assert all(len({call.rollout for call in agent.calls}) == 1 for agent in agents)
@@ -307,7 +307,7 @@ def test_equal_agents_on_their_own_connections_are_kept_apart(schedule: list[int
 @given(schedules())
 def test_agents_with_different_answers_are_kept_apart_on_any_connection(schedule: list[int]) -> None:
     answers = [[b"%d: %d" % (agent, at) for at in range(CALLS)] for agent in range(6)]
-    agents = played(schedule, answers, [[Way()] * CALLS] * 6)
+    agents = played(schedule, answers, [[Hints()] * CALLS] * 6)
     assert len(rollouts(agents)) == len(agents)
     assert all(len({call.rollout for call in agent.calls}) == 1 for agent in agents)
     assert not any(call.found.ambiguous for agent in agents for call in agent.calls)
@@ -316,7 +316,7 @@ def test_agents_with_different_answers_are_kept_apart_on_any_connection(schedule
 @settings(max_examples=200, deadline=None)
 @given(schedules())
 def test_equal_agents_on_one_connection_lose_no_call_and_what_may_be_mixed_says_so(schedule: list[int]) -> None:
-    agents = played(schedule, [SAME] * 6, [[Way()] * CALLS] * 6)
+    agents = played(schedule, [SAME] * 6, [[Hints()] * CALLS] * 6)
     found = rollouts(agents)
     assert len(found) == len(agents)
     calls = [call for agent in agents for call in agent.calls]
@@ -328,7 +328,7 @@ def test_equal_agents_on_one_connection_lose_no_call_and_what_may_be_mixed_says_
 @settings(max_examples=200, deadline=None)
 @given(schedules(), st.data())
 def test_equal_agents_in_a_pool_get_as_many_calls_each(schedule: list[int], data: st.DataObject) -> None:
-    pool = [Way() for _ in range(3)]
+    pool = [Hints() for _ in range(3)]
     ways = [[data.draw(st.sampled_from(pool)) for _ in range(CALLS)] for _ in range(max(schedule) + 1)]
     agents = played(schedule, [SAME] * 6, ways)
     calls = [call.rollout for agent in agents for call in agent.calls]

@@ -281,7 +281,7 @@ async def test_check_reports_a_clean_tape(shell: Shell, tmp_path: Path) -> None:
 async def test_check_reports_what_is_wrong(tmp_path: Path) -> None:
     program = """
 from penstock.gateway.cli import check
-check.check = lambda path: ({"rollouts": 1}, ["rollout r1: odd", "span 2: gone"])
+check.examine = lambda path: ({"rollouts": 1}, ["rollout r1: odd", "span 2: gone"])
 from penstock.gateway.__main__ import COMMANDS, main
 main(["check", "--data", "data"])
 """

@@ -16,7 +16,7 @@ NAMES = {dialect.name for dialect in DIALECTS} | set(FAMILIES)
 OTHERS = {
     "gateway/calls/capture/request.py": "which of chat's events are there for token ids alone",
     "gateway/demo/demo.py": "the two agents of the demo",
-    "gateway/proxy/exact/course.py": "engines render chat completions only",
+    "gateway/proxy/exact/exact_call.py": "engines render chat completions only",
     "gateway/proxy/translation/translator.py": "the formats that are translated to chat completions",
 }
 """Where names are known, and why: what converts between two formats names them."""

@@ -16,7 +16,7 @@ from fakes.raw import Gone, chunk, connect, events_head, get, post, reply
 from fakes.rig import CHAT, Base, Rig, based
 from fakes.tape import Tape
 
-from penstock.gateway.cli.check import check
+from penstock.gateway.cli.check import examine
 from penstock.gateway.model.span import Span
 from penstock.gateway.store import Store
 
@@ -33,7 +33,7 @@ def stopping(tmp_path: Path, http: aiohttp.ClientSession, config: str = "") -> G
 
 def recorded(base: Base) -> list[Span]:
     """The spans on the tape of a gateway that has ended."""
-    assert check(base.data)[1] == []
+    assert examine(base.data)[1] == []
     with Store(base.data, readonly=True) as store:
         return list(store.spans("drained"))
 

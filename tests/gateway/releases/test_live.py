@@ -17,7 +17,7 @@ from fakes.provider import Provider
 from fakes.tape import Tape
 
 from penstock.gateway.canary.verify import verify
-from penstock.gateway.cli.check import check
+from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.model.policy import Stage
@@ -237,7 +237,7 @@ async def test_what_was_changed_afterwards_is_found(traffic: Traffic, client: Cl
     ):
         assert list(verify(*forged))
     _ = await gateway.terminate()
-    _, problems = check(gateway.data)
+    _, problems = examine(gateway.data)
     assert problems == []
 
 
@@ -305,7 +305,7 @@ async def test_a_kill_in_the_middle_of_transitions_leaves_no_rollout_between_two
         assert release.stage == "rolled_back"
         assert await checked(client, release.id) == []
     _ = await gateway.terminate()
-    _, problems = check(gateway.data)
+    _, problems = examine(gateway.data)
     assert problems == []
 
 

@@ -14,7 +14,7 @@ from fakes.experiment import PATIENCE, Traffic, policy
 from fakes.process import Gateway
 from fakes.tape import Tape
 
-from penstock.gateway.api.upstreams import HoldRequest, UpstreamView
+from penstock.gateway.api.upstreams import PauseRequest, UpstreamView
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.model.queue import ClaimRequest, Empty, FinishRequest, RolloutSpec
@@ -138,13 +138,13 @@ async def test_what_stays_unknown_is_told_to_the_agent(traffic: Traffic, client:
     assert sum(path.endswith("/chat/completions") for path, _ in vllm.asked) == 2
 
 
-async def test_calls_wait_while_an_upstream_is_held(
+async def test_calls_wait_while_an_upstream_is_paused(
     traffic: Traffic, client: Client, vllm: FakeEngine, served: Gateway, http: aiohttp.ClientSession
 ) -> None:
     traffic.model = "base"
     path = "/api/upstreams/fake-openai"
-    held = await client.post(f"{path}/hold", UpstreamView, HoldRequest(bound_s=30))
-    assert (held.held, held.waiting) == (True, 0)
+    paused = await client.post(f"{path}/pause", UpstreamView, PauseRequest(bound_s=30))
+    assert (paused.paused, paused.waiting) == (True, 0)
     waiting = [asyncio.ensure_future(traffic.call(f"r{number}")) for number in range(5)]
     tape = Tape(served.url, http)
 
@@ -158,13 +158,13 @@ async def test_calls_wait_while_an_upstream_is_held(
     assert not any(one.done() for one in waiting)
     assert not [path for path, _ in vllm.asked if path.endswith("/chat/completions")]
     opened = await client.post(f"{path}/open", UpstreamView, Empty())
-    assert (opened.held, opened.waited) == (False, 5)
+    assert (opened.paused, opened.waited) == (False, 5)
     await asyncio.gather(*waiting)
     assert traffic.failures == []
     with pytest.raises(ClientError, match="there is no upstream 'nobody'"):
-        await client.post("/api/upstreams/nobody/hold", UpstreamView, HoldRequest())
+        await client.post("/api/upstreams/nobody/pause", UpstreamView, PauseRequest())
     with pytest.raises(ClientError, match="bound_s"):
-        await client.post(f"{path}/hold", UpstreamView, HoldRequest.model_construct(bound_s=0))
+        await client.post(f"{path}/pause", UpstreamView, PauseRequest.model_construct(bound_s=0))
 
 
 async def test_a_server_that_is_away_is_no_reason_to_stop(
@@ -267,7 +267,7 @@ async def test_a_call_that_waits_for_an_engine_is_not_sent_to_what_was_taken_bac
     await traffic.call("r1")
     await traffic.call("r2")
     path = "/api/upstreams/fake-openai"
-    await client.post(f"{path}/hold", UpstreamView, HoldRequest(bound_s=60))
+    await client.post(f"{path}/pause", UpstreamView, PauseRequest(bound_s=60))
     waiting = [asyncio.ensure_future(traffic.call(name)) for name in ("r1", "r1", "r2", "new")]
     tape = Tape(served.url, http)
 
@@ -281,7 +281,7 @@ async def test_a_call_that_waits_for_an_engine_is_not_sent_to_what_was_taken_bac
     await client.decide(release.id, "rollback", Decision(who="ann"))
     del vllm.adapters["policy@v2"]
     async with http.post(served.url + f"{path}/open") as answer:
-        assert (answer.status, (await answer.json())["held"]) == (200, False), "it needs no body"
+        assert (answer.status, (await answer.json())["paused"]) == (200, False), "it needs no body"
     answers = await asyncio.gather(*waiting)
     assert traffic.failures == []
     assert {json.dumps(one["choices"]).count("I am policy@v1.") for one in answers} == {1}

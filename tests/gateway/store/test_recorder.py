@@ -21,7 +21,7 @@ from fakes.tape import PATIENCE
 from fakes.tape import Tape as TapeView
 
 from penstock.gateway.app import open_store
-from penstock.gateway.cli.check import check, problems
+from penstock.gateway.cli.check import examine, problems
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.rollout import Totals
@@ -349,7 +349,7 @@ async def test_a_full_disk(http: aiohttp.ClientSession, tmp_path: Path) -> None:
             client.send(post(train.replace("/train/attempt", "/later/attempt"), b"{}"))
             assert await client.message() == OK
             assert (await rig.tape.spans("later", 1))[0].status == "ok"
-    assert check(base.data)[1] == []
+    assert examine(base.data)[1] == []
 
 
 async def test_kill_9_under_load(http: aiohttp.ClientSession, tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ async def test_kill_9_under_load(http: aiohttp.ClientSession, tmp_path: Path) ->
                 await upstream.connection(number)
                 await rig.tape.open_span("stuck", f"s{number}")
             await asyncio.gather(*(hammer(rig) for _ in range(8)), kill_at(rig, 300))
-    assert check(base.data)[1] == []
+    assert examine(base.data)[1] == []
     with open_store(base.data) as store:
         assert list(problems(store)) == []
         for number in range(3):

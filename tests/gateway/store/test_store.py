@@ -18,7 +18,7 @@ import pytest
 from fakes.entries import HEADERS, call, conversation, finish, running
 
 from penstock.gateway.app import open_store
-from penstock.gateway.cli.check import check, problems
+from penstock.gateway.cli.check import examine, problems
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import AttemptStatus
 from penstock.gateway.model.span import Span, SpanStatus
@@ -406,11 +406,11 @@ def test_a_writer_in_another_process_is_refused(tmp_path: Path) -> None:
 
 def test_no_tape_is_not_a_tape(tmp_path: Path) -> None:
     with pytest.raises(TapeError, match="holds no tape"):
-        check(tmp_path)
+        examine(tmp_path)
     assert not (tmp_path / "tape").exists()
     lmdb.open(str(tmp_path / "tape"), max_dbs=2).close()
     with pytest.raises(TapeError, match="holds no tape"):
-        check(tmp_path)
+        examine(tmp_path)
 
 
 @pytest.mark.parametrize("found", [b"1", b"3", b"\xff"])
@@ -535,7 +535,7 @@ def test_damage_is_reported_and_not_raised(
             store.write([call()])
         store.write([running()])
     damage(tmp_path, database, key, value)
-    figures, problems = check(tmp_path)
+    figures, problems = examine(tmp_path)
     assert figures["changes"] == 6
     assert any(re.search(wanted, problem) for problem in problems), problems
 
@@ -561,7 +561,7 @@ def test_an_open_call_that_cannot_be_read_is_a_tape_error_that_says_what_to_do(t
     damage(tmp_path, "open", keys.summary_key("r1", "a1", 1), b"\xff")
     with pytest.raises(TapeError, match="penstock check"):
         open_store(tmp_path)
-    assert len(check(tmp_path)[1]) == 2
+    assert len(examine(tmp_path)[1]) == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -17,7 +17,7 @@ from fakes.raw import body_of, chunk, connect, events_head, post, reply
 from fakes.rig import CHAT, Inside, inside
 
 from penstock.gateway.app import open_store
-from penstock.gateway.cli.check import check, problems
+from penstock.gateway.cli.check import examine, problems
 from penstock.gateway.model.span import Span
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
@@ -55,7 +55,7 @@ async def test_what_was_received_is_on_the_tape(tmp_path: Path) -> None:
                 process.kill()
                 await asyncio.gather(*agents)
         asked = {body_of(call).decode() for connection in upstream.connections for call in connection.requests}
-    assert check(tmp_path)[1] == []
+    assert examine(tmp_path)[1] == []
     with open_store(tmp_path) as store:
         assert list(problems(store)) == []
         kept = {request_of(store, span): span.status for _, span in store.recent()}

@@ -63,12 +63,12 @@ def queued(gate: Gate, count: int, log: Log) -> list[Waiting]:
 
 async def test_calls_wait_and_go_in_order() -> None:
     gate, log = Gate("up"), Log()
-    assert not gate.shut
-    gate.hold(60)
+    assert not gate.must_wait
+    gate.pause(60)
     calls = queued(gate, 1000, log)
-    assert (gate.shut, gate.held, gate.waiting, log) == (True, True, 1000, [])
+    assert (gate.must_wait, gate.paused, gate.waiting, log) == (True, True, 1000, [])
     gate.open()
-    assert not gate.held
+    assert not gate.paused
     await log.until(1000)
     assert log == calls
     assert {one.opened for one in calls} == {1}
@@ -78,12 +78,12 @@ async def test_calls_wait_and_go_in_order() -> None:
 
 async def test_others_are_served_while_many_go_and_nobody_overtakes() -> None:
     gate, log = Gate("up"), Log()
-    gate.hold(60)
+    gate.pause(60)
     calls = queued(gate, 1000, log)
     gate.open()
     turns = 0
     late = Waiting(1000, log)
-    while gate.shut:
+    while gate.must_wait:
         if turns == 1:
             gate.wait(late)
         turns += 1
@@ -95,43 +95,43 @@ async def test_others_are_served_while_many_go_and_nobody_overtakes() -> None:
 async def test_after_the_bound_calls_are_refused_until_somebody_acts() -> None:
     gate, log = Gate("up"), Log()
     began = monotonic()
-    gate.hold(0.05)
+    gate.pause(0.05)
     calls = queued(gate, 40, log)
     await log.until(40)
     assert monotonic() - began >= 0.05
     assert log == calls
     refusal = calls[0].refusals[0]
     assert isinstance(refusal, UpstreamFault)
-    assert (refusal.status, refusal.kind) == (504, "held")
-    assert "upstream 'up' has been held for 0." in refusal.message
+    assert (refusal.status, refusal.kind) == (504, "paused")
+    assert "upstream 'up' has been paused for 0." in refusal.message
     assert "within its bound of 0.05 s; POST /api/upstreams/up/open opens it" in refusal.message
     # What comes later does not wait in vain.
     (late,) = queued(gate, 1, log)
-    assert (gate.shut, gate.held, len(late.refusals)) == (True, True, 1)
+    assert (gate.must_wait, gate.paused, len(late.refusals)) == (True, True, 1)
     assert gate.figures.refused == 41
     # Held anew, calls wait again; opened, they go.
-    gate.hold(60)
+    gate.pause(60)
     (third,) = queued(gate, 1, log)
     assert third.told == 0
     gate.open()
-    assert (third.opened, gate.shut) == (1, False)
+    assert (third.opened, gate.must_wait) == (1, False)
 
 
-async def test_holding_again_moves_the_deadline_and_not_the_beginning() -> None:
+async def test_pausing_again_moves_the_deadline_and_not_the_beginning() -> None:
     gate, log = Gate("up"), Log()
-    gate.hold(0.03)
-    since = gate.held_since
+    gate.pause(0.03)
+    since = gate.paused_since
     (call,) = queued(gate, 1, log)
-    gate.hold(60)
+    gate.pause(60)
     await asyncio.sleep(0.06)  # the first deadline passes
-    assert (call.told, gate.held_since, gate.bound_s) == (0, since, 60)
+    assert (call.told, gate.paused_since, gate.bound_s) == (0, since, 60)
     gate.open()
     assert call.opened == 1
 
 
 async def test_a_client_that_goes_is_not_told() -> None:
     gate, log = Gate("up"), Log()
-    gate.hold(60)
+    gate.pause(60)
     first, gone, last = queued(gate, 3, log)
     gate.leave(gone)
     gate.leave(gone)
@@ -150,13 +150,13 @@ async def test_one_that_makes_another_leave_while_they_are_told() -> None:
             super().on_open()
             gate.leave(victim)
 
-    gate.hold(60)
+    gate.pause(60)
     rude, victim = Rude(0, log), Waiting(1, log)
     gate.wait(rude)
     gate.wait(victim)
     gate.open()
     assert log == [rude]
-    assert not gate.shut
+    assert not gate.must_wait
 
 
 async def test_a_call_that_fails_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -166,7 +166,7 @@ async def test_a_call_that_fails_does_not_keep_the_others(caplog: pytest.LogCapt
         def on_open(self) -> None:
             raise ZeroDivisionError("planted")
 
-    gate.hold(60)
+    gate.pause(60)
     gate.wait(Broken(0, log))
     (call,) = queued(gate, 1, log)
     gate.open()
@@ -174,21 +174,21 @@ async def test_a_call_that_fails_does_not_keep_the_others(caplog: pytest.LogCapt
     assert "a call that waited for upstream 'up' could not go on" in caplog.text
 
 
-async def test_held_again_while_they_go_the_rest_waits() -> None:
+async def test_paused_again_while_they_go_the_rest_waits() -> None:
     gate, log = Gate("up"), Log()
-    gate.hold(60)
+    gate.pause(60)
     calls = queued(gate, 100, log)
     gate.open()
     gone = len(log)
     assert 0 < gone < 100
-    gate.hold(60)
+    gate.pause(60)
     for _ in range(5):
         await asyncio.sleep(0)
     assert (len(log), gate.waiting) == (gone, 100 - gone)
     gate.open()
     await log.until(100)
     assert log == calls
-    assert not gate.shut
+    assert not gate.must_wait
 
 
 async def test_one_that_holds_it_again_keeps_the_others_waiting() -> None:
@@ -197,32 +197,32 @@ async def test_one_that_holds_it_again_keeps_the_others_waiting() -> None:
     class Holding(Waiting):
         def on_open(self) -> None:
             super().on_open()
-            gate.hold(60)
+            gate.pause(60)
 
-    gate.hold(60)
+    gate.pause(60)
     gate.wait(Holding(0, log))
     (call,) = queued(gate, 1, log)
     gate.open()
-    assert (gate.shut, gate.held, call.told) == (True, True, 0)
+    assert (gate.must_wait, gate.paused, call.told) == (True, True, 0)
     gate.open()
-    assert (gate.shut, call.opened) == (False, 1)
+    assert (gate.must_wait, call.opened) == (False, 1)
 
 
 @pytest.mark.parametrize("bound", [0, -1, 3600.5, float("inf"), float("nan")])
 async def test_a_useless_bound_is_refused(bound: float) -> None:
     gate = Gate("up")
     with pytest.raises(ValueError, match=r"bound_s must be above 0 and at most 3600 seconds \(found"):
-        gate.hold(bound)
-    assert not gate.shut
+        gate.pause(bound)
+    assert not gate.must_wait
 
 
 async def test_opening_what_is_open_is_nothing() -> None:
     gate = Gate("up")
     gate.open()
-    assert (gate.shut, gate.held, gate.figures.calls) == (False, False, 0)
+    assert (gate.must_wait, gate.paused, gate.figures.calls) == (False, False, 0)
 
 
-STEPS = st.lists(st.sampled_from(["hold", "open", "wait", "leave", "turn"]), max_size=60)
+STEPS = st.lists(st.sampled_from(["pause", "open", "wait", "leave", "turn"]), max_size=60)
 
 
 @given(STEPS)
@@ -230,11 +230,11 @@ def test_whatever_happens_each_is_told_once_and_in_order(steps: list[str]) -> No
     async def play() -> None:
         gate, log, calls, left = Gate("up"), Log(), list[Waiting](), set[Waiting]()
         for step in steps:
-            if step == "hold":
-                gate.hold(60)
+            if step == "pause":
+                gate.pause(60)
             elif step == "open":
                 gate.open()
-            elif step == "wait" and gate.shut:
+            elif step == "wait" and gate.must_wait:
                 for _ in range(20):
                     calls.append(Waiting(len(calls), log))
                     gate.wait(calls[-1])
@@ -248,7 +248,7 @@ def test_whatever_happens_each_is_told_once_and_in_order(steps: list[str]) -> No
         gate.open()
         await log.until(len(calls) - len(left))
         assert [one.number for one in log] == [one.number for one in calls if one not in left]
-        assert not gate.shut
+        assert not gate.must_wait
         assert gate.figures.calls == len(calls)
 
     asyncio.run(play())

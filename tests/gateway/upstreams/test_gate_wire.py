@@ -1,4 +1,4 @@
-"""An upstream that is held while its weights change: calls wait at the socket and are then served."""
+"""An upstream that is paused while its weights change: calls wait at the socket and are then served."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def waiting(rig: Inside, calls: int) -> None:
 async def test_calls_wait_and_are_served_in_order(rig: Inside) -> None:
     """For as long as it takes: they are announced, and nobody takes them for lost."""
     async with rig.upstream([request(), send(OK)]) as upstream, rig.client() as first, rig.client() as second:
-        gate(rig).hold(60)
+        gate(rig).pause(60)
         for number, client in enumerate((first, second), 1):
             client.send(rig.call(json.dumps({"model": f"m{number}"}).encode()))
             await waiting(rig, number)
@@ -59,31 +59,31 @@ async def test_a_stream_that_has_begun_goes_on(rig: Inside) -> None:
     async with rig.upstream(script) as upstream, rig.client() as client:
         client.send(rig.call())
         await client.until(EVENT)
-        gate(rig).hold(60)
+        gate(rig).pause(60)
         upstream.go("on")
         assert (await client.message()).endswith(end)
 
 
 async def test_what_waits_for_too_long_gets_a_clear_answer(rig: Inside) -> None:
     async with rig.upstream([gone()]) as upstream, rig.client() as client:
-        gate(rig).hold(0.05)
+        gate(rig).pause(0.05)
         client.send(rig.call())
         answer = await client.message()
         assert answer.startswith(b"HTTP/1.1 504 ")
         error = json.loads(body_of(answer))["error"]
-        assert error["code"] == "held"
+        assert error["code"] == "paused"
         assert "POST /api/upstreams/up/open" in error["message"]
         # The connection lives on, and the next call does not wait in vain.
         client.send(rig.call())
         assert (await client.message()).startswith(b"HTTP/1.1 504 ")
         assert not upstream.connections
-    assert [span.error for span in await rig.tape.spans(rig.rollout, 2)] == ["held", "held"]
+    assert [span.error for span in await rig.tape.spans(rig.rollout, 2)] == ["paused", "paused"]
 
 
 async def test_then_the_next_upstream_is_asked(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     route = [{"model": "*", "upstream": ["up", "anthropic-up"]}]
     async with inside(tmp_path, http, route=route) as rig, rig.upstream([request(), send(OK)]), rig.client() as client:
-        gate(rig).hold(0.05)
+        gate(rig).pause(0.05)
         client.send(rig.call())
         assert await client.message() == OK
         assert (await rig.span()).upstream == "anthropic-up"
@@ -91,7 +91,7 @@ async def test_then_the_next_upstream_is_asked(tmp_path: Path, http: aiohttp.Cli
 
 async def test_a_client_that_leaves_while_it_waits(rig: Inside) -> None:
     async with rig.upstream([gone()]) as upstream:
-        gate(rig).hold(60)
+        gate(rig).pause(60)
         async with rig.client() as client:
             client.send(rig.call())
             await waiting(rig, 1)
@@ -107,7 +107,7 @@ async def test_a_call_that_was_not_answered_when_the_engine_stopped_is_asked_aga
     async with rig.upstream([request(), wait("stop"), end], [request(), send(OK)]) as upstream, rig.client() as client:
         client.send(rig.call())
         await (await upstream.connection(0)).when(lambda: len(upstream.connections[0].requests) == 1)
-        gate(rig).hold(60)
+        gate(rig).pause(60)
         upstream.go("stop")
         await waiting(rig, 1)
         gate(rig).open()
@@ -130,7 +130,7 @@ async def test_a_connection_that_fails_while_the_engine_starts_again(
             patch.setattr(rig.gateway.pools["up"], "open", refused)
             client.send(rig.call())
             await began.wait()
-            gate(rig).hold(60)
+            gate(rig).pause(60)
             fails.set()
             await waiting(rig, 1)
         gate(rig).open()
@@ -140,7 +140,7 @@ async def test_a_connection_that_fails_while_the_engine_starts_again(
 async def test_many_that_waited_are_all_served(rig: Inside) -> None:
     """More than go in one turn."""
     async with rig.upstream([request(), send(OK), request(), send(OK)]):
-        gate(rig).hold(60)
+        gate(rig).pause(60)
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(rig.client()) for _ in range(100)]
             for client in clients:
@@ -148,14 +148,14 @@ async def test_many_that_waited_are_all_served(rig: Inside) -> None:
             await waiting(rig, 100)
             gate(rig).open()
             assert {await client.message() for client in clients} == {OK}
-    assert not gate(rig).shut
+    assert not gate(rig).must_wait
 
 
 async def test_a_gateway_that_stops_does_not_wait_for_the_gate(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with AsyncExitStack() as stack:
         async with inside(tmp_path, http, limits={"drain_seconds": 0}) as rig:
             client = await stack.enter_async_context(rig.client())
-            gate(rig).hold(60)
+            gate(rig).pause(60)
             client.send(rig.call())
             await waiting(rig, 1)
         assert await client.gone() in ("eof", "reset")

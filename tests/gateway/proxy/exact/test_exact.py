@@ -472,7 +472,7 @@ async def test_a_session_goes_on_after_a_restart(
 async def test_calls_wait_while_weights_change(made: Inside, vllm: ScaleOut) -> None:
     agent = await begun(made, vllm, " Yes. ")
     gate = made.gateway.pools["vllm"].gate
-    gate.hold(60)
+    gate.pause(60)
     before = len(vllm.asked)
     async with aiohttp.ClientSession() as http:
         asked = asyncio.ensure_future(agent.turn("Why?"))

@@ -30,7 +30,7 @@ def of_messages(litellm: Library, more: Json) -> Json:
     """What is asked, and that the agent's request is not written into."""
     asked = ASK | more
     before = json.dumps(asked)
-    chat = messages_request.asking(litellm, asked)
+    chat = messages_request.chat_request(litellm, asked)
     assert json.dumps(asked) == before
     assert chat["model"] == "claude-policy"
     return chat
@@ -39,7 +39,7 @@ def of_messages(litellm: Library, more: Json) -> Json:
 def of_responses(litellm: Library, more: Json) -> Json:
     asked: Json = {"model": "claude-policy", "input": "hi"} | more
     before = json.dumps(asked)
-    chat = responses_request.asking(litellm, asked)
+    chat = responses_request.chat_request(litellm, asked)
     assert json.dumps(asked) == before
     assert chat["model"] == "claude-policy"
     return chat
@@ -164,7 +164,7 @@ REFUSED_MESSAGES: list[tuple[str, Json]] = [
 @pytest.mark.parametrize(("field", "more"), REFUSED_MESSAGES, ids=str)
 def test_what_messages_cannot_say_in_chat_is_refused(litellm: Library, field: str, more: Json) -> None:
     with pytest.raises(ClientFault) as refused:
-        messages_request.asking(litellm, ASK | more)
+        messages_request.chat_request(litellm, ASK | more)
     assert (refused.value.status, refused.value.field) == (400, field)
 
 
@@ -271,7 +271,7 @@ REFUSED_RESPONSES: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("field", "more"), REFUSED_RESPONSES, ids=str)
 def test_what_responses_cannot_say_in_chat_is_refused(litellm: Library, field: str, more: Json) -> None:
     with pytest.raises(ClientFault) as refused:
-        responses_request.asking(litellm, {"model": "policy", "input": "hi"} | more)
+        responses_request.chat_request(litellm, {"model": "policy", "input": "hi"} | more)
     assert (refused.value.status, refused.value.field) == (400, field)
 
 

@@ -31,7 +31,7 @@ async def test_calls_wait_while_the_engine_is_started_again(
         url = f"{rig.base.url}/rollout/inside/attempt/a1/v1"
         gate = rig.gateway.pools["vllm"].gate
         before = [await ask(http, url, "policy@v1", prompt) for prompt in PROMPTS]
-        gate.hold(600)
+        gate.pause(600)
         waiting = [asyncio.ensure_future(ask(http, url, "policy@v1", prompt)) for prompt in PROMPTS]
         await rig.tape.when("inside", "a1", lambda _: gate.waiting == len(PROMPTS))
         await asyncio.to_thread(vllm.stop)

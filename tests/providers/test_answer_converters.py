@@ -42,13 +42,13 @@ class Reads:
     length_known: bool = False
 
 
-def telling(litellm: Library, dialect: str) -> AnswerConverter:
+def converter_of(litellm: Library, dialect: str) -> AnswerConverter:
     return TELLINGS[dialect](litellm, {"model": "policy", "temperature": 0.5, "input": "hi"})
 
 
 def told(litellm: Library, dialect: str, stream: bytes, cuts: list[int] | None = None) -> bytes:
     """What the agent gets of a stream that arrives in these pieces."""
-    way, connection = Stream(telling(litellm, dialect), http10=True), Reads()
+    way, connection = Stream(converter_of(litellm, dialect), http10=True), Reads()
     ends = [*sorted(set(cuts or ())), len(stream)]
     out = b""
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
@@ -73,7 +73,7 @@ def chunks(*deltas: Json, finish: str | None = "stop", **more: Any) -> bytes:
 
 def whole(litellm: Library, dialect: str, answer: Json) -> Json:
     read = Read()
-    return telling(litellm, dialect).whole(read, read.plain(json.dumps(answer).encode()))
+    return converter_of(litellm, dialect).whole(read, read.plain(json.dumps(answer).encode()))
 
 
 def kinds(stream: bytes) -> list[str]:
