@@ -11,7 +11,7 @@ from penstock.gateway.dialects.family import OPENAI
 from penstock.gateway.dialects.json_post import Post, routes
 from penstock.gateway.dialects.loose_json import PROMPT, Json, Peek, label, lenient, tokens
 from penstock.gateway.model.span import Usage
-from penstock.gateway.model.turn import Choice, Message, Tool
+from penstock.gateway.model.turn import Choice, Message
 
 
 class _Answer(Said):
@@ -47,10 +47,6 @@ class Embeddings(Post):
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """A user's message per text."""
         return [Message(role="user", parts=[part]) for part in prompts(asked.get("input"))]
-
-    def tools(self, asked: Json) -> list[Tool]:
-        """None."""
-        return []
 
     def choices(self, answer: Json) -> list[Choice]:
         """None: vectors are not said."""
