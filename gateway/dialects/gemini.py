@@ -20,7 +20,7 @@ from penstock.gateway.dialects.ending import Failed, Said, body_failed, is_error
 from penstock.gateway.dialects.family import GEMINI
 from penstock.gateway.dialects.gemini_wire import field, folded, items, message_of, tools_of, usage_of
 from penstock.gateway.dialects.items import Items, cutter
-from penstock.gateway.dialects.json_post import Post
+from penstock.gateway.dialects.json_post import Post, choices_of
 from penstock.gateway.dialects.loose_json import (
     Json,
     Peek,
@@ -33,7 +33,6 @@ from penstock.gateway.dialects.loose_json import (
     loads,
     obj,
     objs,
-    text,
 )
 from penstock.gateway.dialects.parts import fingerprint
 from penstock.gateway.dialects.sse import last
@@ -224,14 +223,9 @@ class Gemini(Post):
 
     def choices(self, answer: Json) -> list[Choice]:
         """The candidates."""
-        return [
-            Choice(
-                index=at if (index := count(item.get("index"))) is None else index,
-                message=message_of(obj(item.get("content")), "model"),
-                finish=text(item.get("finishReason")),
-            )
-            for at, item in enumerate(objs(answer.get("candidates")))
-        ]
+        return choices_of(
+            answer.get("candidates"), lambda it: message_of(obj(it.get("content")), "model"), "finishReason"
+        )
 
     def usage(self, answer: Json) -> Usage | None:
         """As reported, thoughts added to the output."""

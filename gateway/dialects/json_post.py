@@ -8,22 +8,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.items import Items, Values, cutter, whole
-from penstock.gateway.dialects.loose_json import (
-    Json,
-    Peek,
-    document,
-    error_message,
-    loads,
-    obj,
-    objs,
-    text,
-)
+from penstock.gateway.dialects.loose_json import Json, Peek, count, document, error_message, loads, obj, objs, text
 from penstock.gateway.dialects.parts import fingerprint, plain
 from penstock.gateway.dialects.sampling import forced, sampled
 from penstock.gateway.dialects.text_spans import Place, Pointed, Texts, texts
@@ -186,6 +177,19 @@ class Post(Dialect):
 def routes(*paths: str) -> frozenset[str]:
     """Each path with and without /v1."""
     return frozenset(path for tail in paths for path in (tail, "/v1" + tail))
+
+
+def choices_of(items: Any, message: Callable[[Json], Message], finish: str) -> list[Choice]:
+    """The choices in a list, each with its index, or its place where it has none. `message`: makes the message of one;
+    `finish`: the field of its finish reason."""
+    return [
+        Choice(
+            index=at if (index := count(item.get("index"))) is None else index,
+            message=message(item),
+            finish=text(item.get(finish)),
+        )
+        for at, item in enumerate(objs(items))
+    ]
 
 
 def marked(body: bytes, marker: bytes) -> int:
