@@ -1,7 +1,8 @@
 """Server-sent events, sans-I/O: bytes in, events out, as the WHATWG standard says (HTML §9.2.6).
 
 `Parser` is incremental and takes any chunking: a line may end in LF, CR or CRLF, and a chunk may end anywhere, also
-inside a line end or a character. It never raises; an event that was not finished by a blank line is dropped.
+inside a line end or a character. It never raises; an event that was not finished by a blank line is dropped. What is
+for reconnecting (`id`, `retry`) is passed over.
 
 A span's head wants two or three events out of hundreds. `first` and `last` find them by searching for blank lines
 instead of walking through every line, and give the undecoded data, which is what a JSON parser wants.
@@ -24,22 +25,17 @@ class Event(NamedTuple):
     """`message` unless the stream named another."""
     data: str
     """The data lines joined by LF; bytes that are no UTF-8 are replaced."""
-    id: str
-    """The newest id of the stream so far, "" before the first."""
 
 
 class Parser:
     """Feeds on chunks of a stream and gives the events that they complete."""
 
     def __init__(self) -> None:
-        self.retry: int | None = None
-        """Reconnection time the stream asked for; ms."""
         self._at_start = True
         self._after_cr = False
         self._line: list[bytes] = []
         self._data: list[bytes] = []
         self._type = b""
-        self._id = b""
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that end within this chunk."""
@@ -73,14 +69,10 @@ class Parser:
             self._data.append(value)
         elif name == b"event":
             self._type = value
-        elif name == b"id" and b"\0" not in value:
-            self._id = value
-        elif name == b"retry" and value.isdigit() and len(value) < 16:
-            self.retry = int(value)
 
     def _dispatch(self) -> Event | None:
         kind, data, self._type, self._data = self._type, self._data, b"", []
-        return Event(_text(kind) or "message", _text(b"\n".join(data)), _text(self._id)) if data else None
+        return Event(_text(kind) or "message", _text(b"\n".join(data))) if data else None
 
 
 def events(body: bytes) -> Iterator[Event]:
