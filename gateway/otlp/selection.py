@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.nesting import CALLS, Node
@@ -19,6 +19,7 @@ from penstock.gateway.model.rollout import Attempt, Reward
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.otlp.placement import OneTrace, Place, as_it_came, root_id
 from penstock.gateway.otlp.unrooted import Beside
+from penstock.gateway.store import Store
 
 REMEMBERED = 10_000
 """Attempts that are known to have been sent, and calls that were sent in their agent's trace."""
@@ -27,15 +28,6 @@ Name = tuple[str, str]
 """Rollout and attempt."""
 Sending = Attempt | tuple[Span, Place]
 """The root of an attempt, or a span."""
-
-
-class Tape(Protocol):
-    """The slice of the tape that is read."""
-
-    def cursor(self) -> int: ...
-    def attempts(self, rid: str, /) -> list[Attempt]: ...
-    def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
-    def spans(self, rid: str, aid: str, after: tuple[str, int], /) -> Iterator[Span]: ...
 
 
 class Sent(NamedTuple):
@@ -49,7 +41,7 @@ class Sent(NamedTuple):
 class Selection:
     """Chooses; for one thread at a time."""
 
-    def __init__(self, tape: Tape, wait_s: float, now_ns: Callable[[], int]) -> None:
+    def __init__(self, tape: Store, wait_s: float, now_ns: Callable[[], int]) -> None:
         self._tape = tape
         self._wait_ns = int(wait_s * 1e9)
         self._now_ns = now_ns
