@@ -39,6 +39,7 @@ from penstock.gateway.dialects.loose_json import (
     objs,
     text,
 )
+from penstock.gateway.dialects.parts import headed
 from penstock.gateway.dialects.text_spans import SYSTEM, Described, Item, Pointed, Quoted, quoted_text, quoted_tool
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
@@ -215,11 +216,8 @@ class Converse(Post):
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The system texts, then one for one."""
-        system = message_of({"role": "system", "content": asked.get("system")})
-        return [
-            *([system] if system.parts else []),
-            *[message_of(item) for item in entries(asked, "messages", problems)],
-        ]
+        system = message_of({"content": asked.get("system")})
+        return headed(system.parts, [message_of(item) for item in entries(asked, "messages", problems)])
 
     def tools(self, asked: Json) -> list[Tool]:
         """The client's by name, and Bedrock's own."""

@@ -34,7 +34,7 @@ from penstock.gateway.dialects.loose_json import (
     obj,
     objs,
 )
-from penstock.gateway.dialects.parts import fingerprint
+from penstock.gateway.dialects.parts import fingerprint, headed
 from penstock.gateway.dialects.sse import last
 from penstock.gateway.dialects.text_spans import Described, Path, Pointed, Quoted, quoted_text, quoted_tool
 from penstock.gateway.model.span import Usage
@@ -212,10 +212,7 @@ class Gemini(Post):
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The system instruction, then one for one."""
         instruction = message_of(obj(field(asked, "systemInstruction")), "system")
-        return [
-            *([Message(role="system", parts=instruction.parts)] if instruction.parts else []),
-            *[message_of(obj(item), "user") for item in items(asked.get("contents"))],
-        ]
+        return headed(instruction.parts, [message_of(obj(it), "user") for it in items(asked.get("contents"))])
 
     def tools(self, asked: Json) -> list[Tool]:
         """Functions by name, Google's own by their field."""

@@ -32,6 +32,11 @@ def tool_of(wire: Json, unnamed: str, parameters: Any) -> Tool:
     )
 
 
+def headed(instructions: list[Part], messages: list[Message]) -> list[Message]:
+    """Messages of APIs in whose requests instructions stand apart: these come first, if there are any."""
+    return [Message(role="system", parts=instructions), *messages] if instructions else messages
+
+
 def content_parts(content: Any) -> list[Part]:
     """The parts of a message's content: a string, a list of typed parts, or nothing."""
     if content is None or content == "":

@@ -43,7 +43,7 @@ from penstock.gateway.dialects.loose_json import (
     text,
     tokens,
 )
-from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, result_content, result_part
+from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, headed, result_content, result_part
 from penstock.gateway.dialects.sse import first, last
 from penstock.gateway.dialects.text_spans import Item, Pointed, quoted_content, quoted_items, quoted_tools
 from penstock.gateway.dialects.token_estimate import DELTA
@@ -204,13 +204,10 @@ class Responses(Post):
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The instructions, then the input."""
         given = asked.get("input")
-        items = entries(asked, "input", problems)
-        system = content_parts(asked.get("instructions"))
-        return [
-            *([Message(role="system", parts=system)] if system else []),
-            *([Message(role="user", parts=content_parts(given))] if isinstance(given, str) else []),
-            *_merged([_message(item, "user") for item in items]),
-        ]
+        said = _merged([_message(item, "user") for item in entries(asked, "input", problems)])
+        if isinstance(given, str):
+            said = [Message(role="user", parts=content_parts(given))]
+        return headed(content_parts(asked.get("instructions")), said)
 
     def tools(self, asked: Json) -> list[Tool]:
         """Functions and custom tools by name, the provider's own by type."""

@@ -74,30 +74,6 @@ class Owner(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One connection to an upstream."""
 
-    __slots__ = (
-        "_buffer",
-        "_garbage",
-        "_headed",
-        "_parser",
-        "caller",
-        "chunked",
-        "content_type",
-        "done",
-        "encoding",
-        "head_fields",
-        "headers",
-        "hops",
-        "idle_since",
-        "keep_alive",
-        "length_known",
-        "owner",
-        "pieces",
-        "reused",
-        "seen",
-        "status",
-        "transport",
-    )
-
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.transport: asyncio.Transport

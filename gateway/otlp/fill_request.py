@@ -14,11 +14,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as Outgoing
 from penstock.gateway.calls.turns import read_exchange
 from penstock.gateway.config import Otlp
 from penstock.gateway.dialects import by_name
-from penstock.gateway.model.rollout import Attempt, Reward
+from penstock.gateway.model.rollout import Attempt
 from penstock.gateway.model.span import Span
 from penstock.gateway.otlp import content, semconv, span_out
 from penstock.gateway.otlp.export_request import Request
 from penstock.gateway.otlp.placement import Place
+from penstock.gateway.otlp.selection import judged_call
 from penstock.gateway.store import Store
 
 MOST_CONTENT = 1 << 20
@@ -56,17 +57,12 @@ class Maker:
             case "tool":
                 request.add(span_out.of_tool(self._without_content(span), place))
             case "reward":
-                request.add(span_out.of_reward(span, self._judged(span), place))
+                request.add(span_out.of_reward(span, judged_call(self._tape, span), place))
             case "event":
                 if self._content or span.name not in OUTPUT:
                     request.add(span_out.of_event(span, place))
             case "otel":
                 request.add_foreign(*span_out.of_otel(self._without_content(span), place))
-
-    def _judged(self, span: Span) -> Span | None:
-        """The call that a reward judges."""
-        sequence = Reward.of(span).span
-        return None if sequence is None else self._tape.span(span.rollout, span.attempt, sequence)
 
     def _without_content(self, span: Span) -> Span:
         attributes = span.attributes or {}

@@ -136,7 +136,7 @@ class Selection:
     # -- where it stands ---------------------------------------------------------------------------------------------
 
     def _place(self, span: Span) -> Place:
-        judged = self._judged(span) if span.kind == "reward" else None
+        judged = judged_call(self._tape, span) if span.kind == "reward" else None
         if judged is not None:
             known = self._joined.get((judged.rollout, judged.attempt, judged.sequence))
             return Place(known or self._place(judged).trace, judged.span_id)
@@ -144,10 +144,6 @@ class Selection:
         if self._wait_ns <= 0:
             return as_it_came(span, root_id(*name) if self._handed_out(*name) else None)
         return self._one_trace(name).place(span) if self._handed_out(*name) else self._beside_agent(span)
-
-    def _judged(self, span: Span) -> Span | None:
-        sequence = Reward.of(span).span
-        return None if sequence is None else self._tape.span(span.rollout, span.attempt, sequence)
 
     def _one_trace(self, name: Name) -> OneTrace:
         found = self._traces.get(name)
@@ -169,3 +165,9 @@ class Selection:
             if len(self._joined) > REMEMBERED:
                 self._joined.popitem(last=False)
         return place
+
+
+def judged_call(tape: Store, span: Span) -> Span | None:
+    """The call that a reward judges, if it is one call."""
+    sequence = Reward.of(span).span
+    return None if sequence is None else tape.span(span.rollout, span.attempt, sequence)
