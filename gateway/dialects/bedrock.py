@@ -142,9 +142,11 @@ class Converse(Post):
         asked = _asked(request)
         return chain(_quoted(asked.system, ("system",)), _quoted_messages(asked.messages)), None
 
-    def quoted_descriptions(self, request: bytes) -> Pointed:
+    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
         """Of the client's tools."""
-        return _described(request), None
+        config = _offers(request).toolConfig
+        for at, offer in enumerate((config and config.tools) or ()):
+            yield from quoted_tool(offer.toolSpec, ("toolConfig", "tools", at, "toolSpec"))
 
     def over(self, response: bytes) -> bool:
         """True after the metadata, or an exception."""
@@ -254,12 +256,6 @@ def _quoted_messages(messages: list[Item] | None) -> Iterator[Quoted]:
     for at, item in enumerate(messages or ()):
         if item.role in SYSTEM and bytes(memoryview(item.content)[:1]) == b"[":
             yield from _quoted(_texts(item.content), ("messages", at, "content"))
-
-
-def _described(request: bytes) -> Iterator[Quoted]:
-    config = _offers(request).toolConfig
-    for at, offer in enumerate((config and config.tools) or ()):
-        yield from quoted_tool(offer.toolSpec, ("toolConfig", "tools", at, "toolSpec"))
 
 
 def _message(answer: Json) -> Json:

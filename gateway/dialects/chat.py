@@ -179,9 +179,11 @@ class Chat(Framed):
         asked = _asked(request)
         return quoted_items(asked.messages, "messages"), asked
 
-    def quoted_descriptions(self, request: bytes) -> Pointed:
+    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
         """Of functions and custom tools."""
-        return _described(request), None
+        for at, offer in enumerate(_offers(request).tools or ()):
+            yield from quoted_tool(offer.function, ("tools", at, "function"))
+            yield from quoted_tool(offer.custom, ("tools", at, "custom"))
 
     def fold(self, index: int, pieces: list[Json]) -> Json:
         """The pieces of one choice as a choice of a plain answer."""
@@ -229,12 +231,6 @@ class Chat(Framed):
             content = results[len(calls)].text or ""
             answered.append({"role": "function", "name": function.get("name"), "content": content})
         return [said, *answered] if len(answered) == len(results) else None
-
-
-def _described(request: bytes) -> Iterator[Quoted]:
-    for at, offer in enumerate(_offers(request).tools or ()):
-        yield from quoted_tool(offer.function, ("tools", at, "function"))
-        yield from quoted_tool(offer.custom, ("tools", at, "custom"))
 
 
 def _note(facts: Facts, answer: _Answer) -> None:

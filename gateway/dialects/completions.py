@@ -40,14 +40,6 @@ class Completions(Framed):
         """A user's message per prompt."""
         return [Message(role="user", parts=[part]) for part in prompts(asked.get("prompt"))]
 
-    def conversation(self, request: bytes) -> list[bytes]:
-        """None: a prompt is no message."""
-        return []
-
-    def reply(self, response: bytes, stream: bool) -> bytes:
-        """None, for want of a conversation."""
-        return b""
-
 
 def prompts(value: Any) -> list[Part]:
     """The texts of a prompt or an embedding's input: one or several, each a string or a list of token ids."""

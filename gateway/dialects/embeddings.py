@@ -55,7 +55,3 @@ class Embeddings(Post):
     def usage(self, answer: Json) -> Usage | None:
         """As reported."""
         return tokens(answer.get("usage"), PROMPT)
-
-    def conversation(self, request: bytes) -> list[bytes]:
-        """None."""
-        return []

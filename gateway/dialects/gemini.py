@@ -140,9 +140,14 @@ class Gemini(Post):
         """The parts of the system instruction."""
         return _instructions(request), None
 
-    def quoted_descriptions(self, request: bytes) -> Pointed:
+    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
         """Of function declarations."""
-        return _declarations(request), None
+        for asked, path in _requests(request):
+            for tool, at in _listed(asked.tools, (*path, "tools")):
+                for key in ("functionDeclarations", "function_declarations"):
+                    declared: list[Described] | Described | None = getattr(tool, key)
+                    for function, place in _listed(declared, (*at, key)):
+                        yield from quoted_tool(function, place)
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Of a stream of one candidate the last events, and a count of its calls; of several candidates everything."""
@@ -302,15 +307,6 @@ def _instructions(request: bytes) -> Iterator[Quoted]:
             content: _Content | None = getattr(asked, key)
             for part, at in _listed(content and content.parts, (*path, key, "parts")):
                 yield from quoted_text(part.text, (*at, "text"), "system")
-
-
-def _declarations(request: bytes) -> Iterator[Quoted]:
-    for asked, path in _requests(request):
-        for tool, at in _listed(asked.tools, (*path, "tools")):
-            for key in ("functionDeclarations", "function_declarations"):
-                declared: list[Described] | Described | None = getattr(tool, key)
-                for function, place in _listed(declared, (*at, key)):
-                    yield from quoted_tool(function, place)
 
 
 def _requests(request: bytes) -> Iterator[tuple[_Request, Path]]:

@@ -7,7 +7,7 @@ that a plain call would have had, so that there is one reading of an answer and 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -17,7 +17,7 @@ from penstock.gateway.dialects.items import Items, Values, cutter, whole
 from penstock.gateway.dialects.loose_json import Json, Peek, count, document, error_message, loads, obj, objs, text
 from penstock.gateway.dialects.parts import fingerprint, plain
 from penstock.gateway.dialects.sampling import forced, sampled
-from penstock.gateway.dialects.text_spans import Place, Pointed, Texts, texts
+from penstock.gateway.dialects.text_spans import Place, Pointed, Quoted, Texts, texts
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 
@@ -73,24 +73,25 @@ class Post(Dialect):
 
     def tool_texts(self, request: bytes) -> list[Place]:
         """Those that `quoted_descriptions` points at."""
-        return texts(request, self.quoted_descriptions).places
+        return texts(request, lambda body: (self.quoted_descriptions(body), None)).places
 
     def quoted_system(self, request: bytes) -> Pointed:
         """The strings that are system texts; none unless a dialect has any. Raises `wire.UNREADABLE`."""
         return (), None
 
-    def quoted_descriptions(self, request: bytes) -> Pointed:
+    def quoted_descriptions(self, request: bytes) -> Iterable[Quoted]:
         """The strings that describe tools; none unless a dialect has any. Raises `wire.UNREADABLE`."""
-        return (), None
+        return ()
 
     def conversation(self, request: bytes) -> list[bytes]:
-        """A fingerprint source per message."""
-        sources = [fingerprint(message) for message in self.messages(obj(loads(request)), [])]
+        """A fingerprint source per message, where the items of a conversation are listed at all."""
+        said = self.messages(obj(loads(request)), []) if self.conversation_field else []
+        sources = [fingerprint(message) for message in said]
         return [source for source in sources if source]
 
     def reply(self, response: bytes, stream: bool) -> bytes:
         """Fingerprint source of the first choice."""
-        choices = self.choices(self.answer(response, stream, []))
+        choices = self.choices(self.answer(response, stream, [])) if self.conversation_field else []
         return fingerprint(choices[0].message) if choices else b""
 
     def items(self, request: bytes) -> Items:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -45,7 +45,7 @@ from penstock.gateway.dialects.loose_json import (
 )
 from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, headed, result_content, result_part
 from penstock.gateway.dialects.sse import first, last
-from penstock.gateway.dialects.text_spans import Item, Pointed, quoted_content, quoted_items, quoted_tools
+from penstock.gateway.dialects.text_spans import Item, Pointed, Quoted, quoted_content, quoted_items, quoted_tools
 from penstock.gateway.dialects.token_estimate import DELTA
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
@@ -130,9 +130,9 @@ class Responses(Post):
             quoted_content(asked.instructions, ("instructions",), "system"), quoted_items(items, "input")
         ), asked
 
-    def quoted_descriptions(self, request: bytes) -> Pointed:
+    def quoted_descriptions(self, request: bytes) -> Iterable[Quoted]:
         """Of functions and custom tools."""
-        return quoted_tools(request), None
+        return quoted_tools(request)
 
     def over(self, response: bytes) -> bool:
         """True after the event that holds the whole response."""
