@@ -19,7 +19,7 @@ from penstock.gateway.dialects.sse import Parser
 from penstock.gateway.http.errors import UpstreamFault
 from penstock.gateway.http.headers import client_head, refusal_head
 from penstock.gateway.http.upstream_connection import UpstreamConnection
-from penstock.gateway.model.known_secrets import NONE, Secrets
+from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.proxy.translation.answer import AnswerConverter, written
 from penstock.gateway.proxy.translation.chat_pieces import Answer, Untold
 from penstock.gateway.proxy.translation.checks import KIND
@@ -151,16 +151,13 @@ class Stream(ConvertedAnswer):
 class Whole(ConvertedAnswer):
     """A plain answer, or an error."""
 
-    def __init__(
-        self, converter: AnswerConverter, family: Family, asked_stream: bool, own: Secrets = NONE, limit: int = LIMIT
-    ) -> None:
+    def __init__(self, converter: AnswerConverter, family: Family, asked_stream: bool, own: Secrets) -> None:
         """`family`: whose errors are written; `asked_stream`: whether the agent waits for events; `own`: the gateway's
         keys, which are taken out of errors."""
         super().__init__(converter)
         self._family = family
         self._asked_stream = asked_stream
         self._own = own
-        self._limit = limit
         self._head = b""
         self._pieces: list[bytes] = []
         self._size = 0
@@ -173,7 +170,7 @@ class Whole(ConvertedAnswer):
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """Everything, once it is whole."""
         self._size += sum(map(len, connection.pieces))
-        if self._size <= self._limit:
+        if self._size <= LIMIT:
             self._pieces += connection.pieces
         return self._finished(connection) if connection.done and not self.sent else b""
 
@@ -193,8 +190,8 @@ class Whole(ConvertedAnswer):
             return self._refused(str(untold))
 
     def _told(self, connection: UpstreamConnection, body: bytes) -> bytes:
-        if self._size > self._limit:
-            raise Untold(f"the engine's answer has more than {self._limit} bytes")
+        if self._size > LIMIT:
+            raise Untold(f"the engine's answer has more than {LIMIT} bytes")
         if connection.encoding not in _IDENTITY:
             raise Untold("the engine compressed its answer, unasked")
         if connection.events or self._asked_stream:
