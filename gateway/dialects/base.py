@@ -27,11 +27,15 @@ from penstock.gateway.dialects.family import Family
 from penstock.gateway.dialects.items import Items
 from penstock.gateway.dialects.loose_json import Json, Peek, label, peek
 from penstock.gateway.dialects.text_spans import Place, Texts
-from penstock.gateway.dialects.token_estimate import SAID
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Part, Turn
 
 EVENT_STREAM = b"text/event-stream"
+STRING = rb'"\s*:\s*"((?:[^"\\]++|\\.)*+)"'
+"""What stands in JSON behind the name of a member that is a string."""
+SAID = re.compile(rb'"(?:content|t(?:ext|hinking)|re(?:asoning(?:_content)?|fusal)|arguments|partial_json)' + STRING)
+DELTA = re.compile(rb'"delta' + STRING)
+"""Where texts stand in answers: images and other data are left out."""
 
 
 @dataclass(slots=True)

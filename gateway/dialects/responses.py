@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 import orjson
 
-from penstock.gateway.dialects.base import Facts, Otel
+from penstock.gateway.dialects.base import DELTA, Facts, Otel
 from penstock.gateway.dialects.ending import Failed, Said, body_failed, stream_failed
 from penstock.gateway.dialects.family import OPENAI
 from penstock.gateway.dialects.items import Items, cutter, whole
@@ -46,7 +46,6 @@ from penstock.gateway.dialects.loose_json import (
 from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, headed, result_content, result_part
 from penstock.gateway.dialects.sse import first, last
 from penstock.gateway.dialects.text_spans import Item, Pointed, Quoted, quoted_content, quoted_items, quoted_tools
-from penstock.gateway.dialects.token_estimate import DELTA
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
