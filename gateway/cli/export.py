@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import LOCAL, PARALLEL, Failure, Terms, Url, joined_terms, note, with_client
+from penstock.gateway.client.console import LOCAL, PARALLEL, Terms, Url, joined_terms, note, with_client
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -54,12 +54,7 @@ def export(
         elif not count:
             note("Nothing was written: nothing matches.")
 
-    try:
-        with_client(gateway, ask)
-    except OSError as e:
-        if output is None:
-            raise
-        raise Failure(f"{output}: {e.strerror}") from None
+    with_client(gateway, ask)
 
 
 def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:
