@@ -91,29 +91,30 @@ class RunEventsQuery(Noun):
 async def start_run(control: Control, ids: Ids, asked: NewRun) -> Run:
     """Start a training run. Sending the same again under its id starts nothing twice; 409 says that the id is taken by
     another one."""
-    return await control.runs.start(asked)
+    return await control.runs.do(lambda runs, now: runs.start(asked, now))
 
 
 async def change_run(control: Control, ids: Ids, asked: RunChange) -> RunHead:
     """Say how a run stands: a message, how many steps are planned, versions of resources that it has made."""
-    return await control.runs.change(ids["run"], asked)
+    return await control.runs.do(lambda runs, now: runs.change(ids["run"], asked, now))
 
 
 async def finish_run(control: Control, ids: Ids, asked: RunEnd) -> RunHead:
     """End a run. The same end may be sent again; another one is refused with 409."""
-    return await control.runs.finish(ids["run"], asked)
+    return await control.runs.do(lambda runs, now: runs.finish(ids["run"], asked, now))
 
 
 async def report_points(control: Control, ids: Ids, asked: PointsRequest) -> RunHead:
     """Report the values of metrics at steps. The same may be sent again: of a metric at a step the newest value is
     kept. With `since_step` a trainer that was started again supersedes the points of that step and later. A value that
     is no finite number (null, NaN or infinite) is kept as null. No points at all is a sign of life."""
-    return await control.runs.add_points(ids["run"], asked)
+    return await control.runs.do(lambda runs, now: runs.add_points(ids["run"], asked, now))
 
 
 async def add_run_events(control: Control, ids: Ids, asked: RunEventsRequest) -> RunEventsAnswer:
     """Add events to a run: lines for a person. One that comes with its time may be sent again and is kept once."""
-    return RunEventsAnswer(kept=await control.runs.add_events(ids["run"], asked.events))
+    kept = await control.runs.do(lambda runs, now: runs.add_events(ids["run"], asked.events, now))
+    return RunEventsAnswer(kept=kept)
 
 
 # -- what reads --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import LOCAL, PARALLEL, Terms, Url, joined_terms, note, with_client
+from penstock.gateway.client.console import LOCAL, Terms, Url, joined_terms, note, with_client
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -74,6 +74,8 @@ async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
 
 async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel]:
     """What was said in each call, a few calls at a time."""
+    from penstock.gateway.client.parallel import PARALLEL
+
     heads: list[Span] = []
     async for head in _spans(client, f"kind:llm {filter}"):
         heads.append(head)
@@ -86,9 +88,8 @@ async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel
 
 
 async def _read(client: Client, heads: list[Span]) -> list[BaseModel]:
-    import asyncio
-
+    from penstock.gateway.client.parallel import each
     from penstock.gateway.client.tables import Conversation
 
-    details = await asyncio.gather(*(client.span(head.rollout, head.attempt, head.sequence) for head in heads))
+    details = await each(lambda head: client.span(head.rollout, head.attempt, head.sequence), heads)
     return [made for made in map(Conversation.of, details) if made is not None]

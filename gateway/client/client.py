@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from penstock.gateway.client.connection import ClientError, brief
 from penstock.gateway.client.exchanges import Recorded, Unpacker
+from penstock.gateway.client.parallel import each
 from penstock.gateway.client.releases import ReleaseClient
 from penstock.gateway.client.runs import RunClient
 from penstock.gateway.model.answers import (
@@ -64,7 +65,6 @@ from penstock.gateway.model.transcript import Call, Transcript
 
 __all__ = ["Client", "ClientError"]
 
-PARALLEL = 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
@@ -117,10 +117,7 @@ class Client(ReleaseClient, RunClient):
         if found is None:
             raise ClientError(f"rollout {rollout!r} has no attempt{'' if attempt is None else f' {attempt!r}'}", 404)
         heads = [span async for span in self.spans(rollout, found.id) if span.kind == "llm"]
-        details: list[SpanDetail] = []
-        for at in range(0, len(heads), PARALLEL):
-            few = heads[at : at + PARALLEL]
-            details += await asyncio.gather(*(self.span(rollout, found.id, span.sequence) for span in few))
+        details = await each(lambda head: self.span(rollout, found.id, head.sequence), heads)
         return Transcript(
             rollout=Rollout(**{name: getattr(summary, name) for name in Rollout.model_fields}),
             attempt=found,

@@ -60,8 +60,6 @@ class Checking:
             loaded = content.adapter is not None and await engine.load(name, content.adapter, content.base)
             progress.done += content.adapter is not None
             checked = await engine.check(name, numbers=content.adapter is not None)
-            if checked.problem is not None:
-                raise checked.problem
             progress.done += 1
             seconds = await engine.warm(name, WARM)
             progress.done += 1
