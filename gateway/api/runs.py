@@ -220,13 +220,13 @@ _RUN = "/api/runs/{run}"
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/runs", "runs", "List training runs", RunPage, get_runs, query=RunsQuery),
-    Route("POST", "/api/runs", "start_run", "Start a training run", Run, start_run, body=NewRun, errors=(409, 415)),
+    Route("POST", "/api/runs", "start_run", "Start a training run", Run, start_run, body=NewRun, errors=(409,)),
     Route("GET", _RUN, "run", "One training run", Run, get_run),
-    Route("POST", _RUN, "change_run", "Say how a run stands", RunHead, change_run, body=RunChange, errors=(415,)),
+    Route("POST", _RUN, "change_run", "Say how a run stands", RunHead, change_run, body=RunChange),
     Route("GET", f"{_RUN}/metrics", "curves", "Metrics over the steps", CurveList, get_curves, query=CurvesQuery),
     Route(
         "POST", f"{_RUN}/metrics", "report", "Report metrics",
-        RunHead, report_points, body=PointsRequest, errors=(409, 415),
+        RunHead, report_points, body=PointsRequest, errors=(409,),
     ),
     Route("GET", f"{_RUN}/points", "points", "Points of a run, exactly", PointPage, get_points, query=PointsQuery),
     Route(
@@ -235,11 +235,11 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", f"{_RUN}/events", "add_run_events", "Add events to a run",
-        RunEventsAnswer, add_run_events, body=RunEventsRequest, errors=(415,),
+        RunEventsAnswer, add_run_events, body=RunEventsRequest,
     ),
     Route(
         "POST", f"{_RUN}/finish", "finish_run", "End a run",
-        RunHead, finish_run, body=RunEnd, errors=(409, 415),
+        RunHead, finish_run, body=RunEnd, errors=(409,),
     ),
 )  # fmt: skip
 """This part of the API."""

@@ -121,7 +121,6 @@ class Rehearsal:
         self._progress = progress
         self._pairs: list[tuple[Leg, Leg]] = []
         self._ends: dict[str, End] = {}
-        self._scored: set[int] = set()
         self._order: InOrder[int] = InOrder()
         self._scores: dict[int, tuple[float, float] | None] = {}
         """Of candidate and incumbent, by place in the order; None when nothing is known."""
