@@ -91,8 +91,7 @@ def recogniser(resources: list[ResourceView]) -> Recogniser:
     for version in (version for resource in resources for version in resource.versions):
         content = version.read()
         if isinstance(content, PromptText | ToolText) and content.sent:
-            tool = content.tool if isinstance(content, ToolText) else None
-            known.append(Known(version.name, content.template, tool))
+            known.append(Known.of(version.name, content))
     return Recogniser(known)
 
 

@@ -14,10 +14,10 @@ from penstock.gateway.canary.verify import verify
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.client.parallel import each
 from penstock.gateway.display.release_series import History
-from penstock.gateway.display.rollouts import counted
 from penstock.gateway.model.release import Release, Seen
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.rollout import Reward
+from penstock.gateway.model.wording import counted
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

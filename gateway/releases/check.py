@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 import aiohttp
 
 from penstock.gateway.config import Upstream
-from penstock.gateway.display.rollouts import counted
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.resource import Resource, Stable
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.model.wording import counted
 from penstock.gateway.releases.adapter_server import Engine, ServingError
 from penstock.gateway.releases.jobs import Progress, Report
 
