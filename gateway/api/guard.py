@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from penstock.gateway.api.filter import QueryError
 from penstock.gateway.api.pages import CursorError
 from penstock.gateway.calls.auth import Auth, credentials, is_token
+from penstock.gateway.http.request import LOOPBACK
 from penstock.gateway.model.answers import ErrorAnswer, Problem
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.wording import sentence
@@ -34,7 +35,6 @@ M = TypeVar("M", bound=BaseModel)
 Fault = Literal["invalid_request", "unauthorized", "forbidden", "not_found", "conflict", "unavailable", "internal"]
 
 AGENT = "/agent/"
-LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 FAULTS: dict[int, Fault] = {
     401: "unauthorized",
     403: "forbidden",

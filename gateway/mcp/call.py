@@ -26,8 +26,8 @@ from penstock.gateway.calls.conversations import new_rollout
 from penstock.gateway.dialects import sse
 from penstock.gateway.dialects.mcp import CALL, PREFIX, Sent, asked, cancelled, error_of, messages
 from penstock.gateway.http.client_connection import ClientConnection
-from penstock.gateway.http.errors import Refusal
-from penstock.gateway.http.request import Request
+from penstock.gateway.http.errors import ClientFault, Refusal
+from penstock.gateway.http.request import LOOPBACK, Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.mcp.endpoint import EndpointFraming
 from penstock.gateway.mcp.oauth import Document, Own, changeable
@@ -96,6 +96,8 @@ class McpCall(Call):
         first = next((one for one in self._messages if one.method), None)
         self._listens = self.request.method == "GET" or (first is not None and first.method == _LISTENING)
         headers = {low: value for low, _, value in self.request.headers}
+        if shared.config.loopback and not call.token:
+            _check_origin(headers)
         if first is not None and first.method == _OPENING:
             self._belong(new_rollout())
         self._join(headers.get(SESSION, b"") or self._server.own_path(call.path).encode("latin-1"))
@@ -329,3 +331,13 @@ class McpCall(Call):
         """An error of JSON-RPC, with the id of the request."""
         id = self._waiting[0] if self._waiting else b"null"
         return error_of(id, refusal.status, refusal.message, refusal.kind, refusal.field)
+
+
+def _check_origin(headers: dict[bytes, bytes]) -> None:
+    """Raises `ClientFault` for what a page of a foreign site asks of the servers of this machine: the gateway may hold
+    their keys. (The protocol wants servers to look at `Origin`; the server would see the gateway's host.)"""
+    for name in (b"host", b"origin"):
+        value = headers.get(name, b"").decode("latin-1")
+        if value and LOOPBACK.fullmatch(value.rpartition("://")[2]) is None:
+            message = f"{value[:100]!r} is no name of this machine: without agent tokens only local pages are served"
+            raise ClientFault(403, "origin", message, name.decode())

@@ -47,7 +47,8 @@ class Own:
         headers = {low: value.decode("latin-1") for low, _, value in request.headers}
         scheme = headers.get(b"x-forwarded-proto", "http")
         target = request.target.decode("latin-1").partition("?")[0]
-        address = target.removesuffix(below.partition("?")[0]).removeprefix(WELL_KNOWN)
+        below = below.partition("?")[0].removeprefix(WELL_KNOWN)
+        address = target.removeprefix(WELL_KNOWN).removesuffix(below)
         self._origin = f"{scheme}://{headers.get(b'host', '')}"
         self._path = f"{address}{PREFIX}{server.name}"
         self.address = address
