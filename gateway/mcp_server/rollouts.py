@@ -15,14 +15,16 @@ from penstock.gateway.display.text import abbreviate, age, clean, compact, numbe
 from penstock.gateway.display.text import plain as cell
 from penstock.gateway.mcp_server.pages import turned
 from penstock.gateway.mcp_server.tool import Answer, Arguments, Context, Cursor, Said, Tool
-from penstock.gateway.mcp_server.words import moment, plain
+from penstock.gateway.mcp_server.words import cut, moment, plain
 from penstock.gateway.model.answers import RolloutPage, SpanPage
 from penstock.gateway.model.base import Id
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import Span
 
 BRIEF = 200
-"""Characters of a task, or of what a span says, in a list."""
+"""Characters of a task, of a name, or of what a span says, in a list."""
+LINE = 600
+"""Characters of a span on a line."""
 FILTERS = """A filter is terms with spaces between, all of which must hold; a leading - negates, commas separate \
 alternatives, * is a wildcard, quotes hold spaces. Times and lengths have units (us ms s m h d). Examples:
   reward<0.5 started>2h            went badly in the last two hours
@@ -185,9 +187,18 @@ async def list_spans(context: Context, asked: ListSpans) -> Said:
     path = "/api/spans" if asked.rollout is None else f"/api/rollouts/{asked.rollout}/spans"
     found = await turned(context.client, path, SpanPage, lambda page: page.spans, asked)
     answer = SpanRows(spans=[_span_row(one) for one in found.rows], next=found.next)
-    lines = [f"{clean(one.rollout)}/{clean(one.attempt)} {display.span_line(one).plain}" for one in found.rows]
+    lines = [f"{clean(one.rollout)}/{clean(one.attempt)} {line(one)}" for one in found.rows]
     shown = "\n".join(lines) if lines else _nothing("span", asked.filter)
     return Said(answer, shown + _more(found.next, found.scanned))
+
+
+def line(span: Span) -> str:
+    """A span on one line."""
+    return clean(cut(display.span_line(span).plain, LINE))
+
+
+def _short(text: str | None) -> str | None:
+    return None if text is None else clean(cut(text, BRIEF))
 
 
 def _span_row(one: Span) -> SpanRow:
@@ -197,11 +208,11 @@ def _span_row(one: Span) -> SpanRow:
         attempt=one.attempt,
         sequence=one.sequence,
         kind=one.kind,
-        name=one.name,
+        name=_short(one.name),
         status=one.status,
-        error=one.error,
-        model=one.model,
-        agent=one.agent,
+        error=_short(one.error),
+        model=_short(one.model),
+        agent=_short(one.agent),
         started=moment(one.start_ns),
         milliseconds=None if one.duration_ns is None else round(one.duration_ns / 1e6, 1),
         input_tokens=used.input_tokens if used else None,

@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from penstock.gateway.display import rollout_tree
-from penstock.gateway.display.rollouts import CALLS, span_line
+from penstock.gateway.display.rollouts import CALLS
 from penstock.gateway.display.text import clean, compact
+from penstock.gateway.mcp_server.rollouts import BRIEF, line
 from penstock.gateway.mcp_server.tool import Answer, Arguments, Characters, Context, Refused, Said, Tool
 from penstock.gateway.mcp_server.words import cut, message_text, piece
 from penstock.gateway.model.answers import SpanDetail
@@ -29,6 +30,10 @@ SPANS, BEFORE, PARALLEL = 50, 8, 8
 """Spans of one answer; calls before them that are looked at; requests at a time."""
 TASK, MESSAGE = 4000, 3000
 """Characters that are shown of a task, and of a message."""
+FRAME = 20
+"""Characters that a message costs beside its text."""
+NAMES = 100
+"""Tools that are named of a call."""
 
 
 class ReadTranscript(Arguments):
@@ -57,6 +62,10 @@ class SpanTold(Answer):
     sequence: int
     line: str
     """What it is, how it ended, how long it took, its tokens."""
+    versions: dict[str, str] | None = None
+    """Versions of prompts and models that served it."""
+    tools: list[str] = Field(default_factory=list[str])
+    """Names of the tools it was offered, where they are not those of the call before."""
     repeated: int = 0
     """Messages that it began with as earlier calls did; they are not shown again."""
     messages: list[Spoken] = Field(default_factory=list[Spoken])
@@ -94,7 +103,7 @@ class Budget:
         if self.left <= 0:
             return None
         shown = cut(text, min(MESSAGE, max(self.left, 200)))
-        self.left -= len(shown)
+        self.left -= len(shown) + FRAME
         return shown
 
 
@@ -104,13 +113,17 @@ class Teller:
 
     budget: Budget
     told: list[list[rollout_tree.Key]] = field(default_factory=list[list[rollout_tree.Key]])
+    offered: list[str] = field(default_factory=list[str])
 
     def tell(self, span: Span, turn: Turn | None) -> SpanTold:
         """A span, with what it added."""
-        made = SpanTold(sequence=span.sequence, line=clean(span_line(span).plain))
+        made = SpanTold(sequence=span.sequence, line=line(span), versions=span.versions)
         self.budget.left -= len(made.line)
         if turn is None:
             return made
+        if (names := _names(turn)) != self.offered:
+            made.tools = names[:NAMES]
+            self.budget.left -= sum(map(len, made.tools))
         made.repeated = rollout_tree.known(turn.messages, self.told)
         said = [choice.message for choice in turn.choices]
         # What the model said matters most: its share is taken before long requests use all the room.
@@ -126,6 +139,7 @@ class Teller:
         """A call that later ones may begin as."""
         keys = [*map(rollout_tree.key, turn.messages), *(rollout_tree.key(one.message) for one in turn.choices[:1])]
         self.told.append(keys)
+        self.offered = _names(turn)
 
     def _spoken(self, messages: Sequence[Message]) -> list[Spoken]:
         made = list[Spoken]()
@@ -135,6 +149,10 @@ class Teller:
                 break
             made.append(Spoken(role=message.role, text=text))
         return made
+
+
+def _names(turn: Turn) -> list[str]:
+    return [clean(cut(tool.name, BRIEF)) for tool in turn.tools]
 
 
 async def read_transcript(context: Context, asked: ReadTranscript) -> Said:
@@ -219,7 +237,10 @@ def _indented(text: str) -> str:
 
 
 def _span(span: SpanTold) -> Iterator[str]:
-    yield span.line
+    served = ", ".join(f"{name}@{version}" for name, version in (span.versions or {}).items())
+    yield f"{span.line}  served by {served}" if served else span.line
+    if span.tools:
+        yield f"tools: {', '.join(span.tools)}"
     if span.repeated:
         yield f"({span.repeated} messages as before)"
     for one in span.messages:
@@ -272,15 +293,14 @@ async def read_call(context: Context, asked: ReadCall) -> Said:
     aid = asked.attempt or _attempt(await context.client.rollout(asked.rollout), None).id
     detail = await context.client.span(asked.rollout, aid, asked.sequence)
     if detail.turn is None:
-        line = span_line(detail.span).plain
-        raise Refused(f"nothing of {asked.rollout}/{aid} {line} can be read as a conversation")
+        raise Refused(f"nothing of {asked.rollout}/{aid} {line(detail.span)} can be read as a conversation")
     whole = "\n".join(_told(detail.turn, asked.what))
     part = piece(whole, asked.offset, asked.max_characters)
     answer = CallTold(
         rollout=asked.rollout,
         attempt=aid,
         sequence=asked.sequence,
-        line=clean(span_line(detail.span).plain),
+        line=line(detail.span),
         sampling=cut(compact(detail.turn.sampling), MESSAGE) if detail.turn.sampling else None,
         text=part.text,
         characters=len(whole),

@@ -14,7 +14,9 @@ from fakes.process import Gateway, running, upstreams, write_config
 from fakes.worlds import World, world
 from mcp.client.client import Client
 
+from penstock.gateway.client.client import Client as ControlClient
 from penstock.gateway.mcp_server.tools import TOOLS
+from penstock.gateway.model.rollout import Judgement
 
 KEY = "an-admin-key-that-nobody-may-see"
 
@@ -66,6 +68,14 @@ async def test_what_was_said_is_read(tmp_path: Path) -> None:
         assert answer["text"] == "→ answer (stop): You said: Thank you."
         _, tools = await answered(client, "read_call", rollout="q1.0", sequence=2, what="tools")
         assert "no tools" in tools
+        offered: list[Any] = [
+            {"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "book")
+        ]
+        await post(f"{url_of(here)}/rollout/t/attempt/a1/v1/chat/completions", [], tools=offered)
+        await kept(url_of(here), "t")
+        with_tools, text = await answered(client, "read_transcript", rollout="t")
+        assert with_tools["spans"][0]["tools"] == ["look", "book"]
+        assert "\ntools: look, book\n" in text
         found, said = await answered(client, "diagnose_rollout", rollout="q1.0")
         assert (found["trainable"], found["findings"][0]["code"]) == (False, "no_token_ids")
         assert found["findings"][0]["places"] == ["a1#1", "a1#2"]
@@ -78,11 +88,12 @@ async def test_long_texts_come_in_pieces(tmp_path: Path) -> None:
         talk = [{"role": "user", "content": f"{number} " + "word " * 2000} for number in range(12)]
         await post(url, talk[:6])
         await post(url, talk)
+        await kept(url_of(here), "long")
         told, text = await answered(client, "read_transcript", rollout="long", max_characters=2000)
         assert len(text) < 4000
         assert [one["sequence"] for one in told["spans"]] == [1]
         assert told["spans"][0]["left_out"] > 0
-        assert told["next_sequence"] == 2
+        assert told["next_sequence"] == 2, text
         assert "from_sequence=2 goes on" in text
         pieces, offset, characters = list[str](), 0, 0
         while offset is not None:
@@ -96,10 +107,16 @@ async def test_long_texts_come_in_pieces(tmp_path: Path) -> None:
         assert "".join(pieces).count("word") >= 24_000
 
 
-async def post(url: str, messages: list[dict[str, str]]) -> None:
+async def kept(url: str, rollout: str) -> None:
+    """When a reward is answered, every earlier call is durable."""
+    async with ControlClient(url) as gateway:
+        _ = await gateway.reward(rollout, "a1", Judgement(value=1))
+
+
+async def post(url: str, messages: list[dict[str, str]], **more: Any) -> None:
     async with (
         aiohttp.ClientSession() as http,
-        http.post(url, json={"model": "policy", "messages": messages}) as answer,
+        http.post(url, json={"model": "policy", "messages": messages} | more) as answer,
     ):
         assert answer.status == 200
 
@@ -124,6 +141,9 @@ async def test_versions_and_releases_are_read(tmp_path: Path) -> None:
         assert sum(side["rollouts"] for side in compared["versions"]) == 8
         assert compared["verdict"].startswith("Too little to tell: it takes 10 rewarded rollouts of each version")
         assert text.startswith(compared["verdict"])
+        told, text = await answered(client, "read_transcript", rollout="c7")
+        served = told["spans"][0]["versions"]["planner"]
+        assert f"served by planner@{served}\n" in text
         releases, _ = await answered(client, "list_releases", live=True)
         assert [(row["id"], row["stage"]) for row in releases["releases"]] == [("planner-1", "canary")]
         release, page = await answered(client, "show_release", release="planner")
