@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from penstock.gateway.dialects.ending import Failed
 from penstock.gateway.dialects.family import Family
@@ -44,6 +44,8 @@ class Facts:
     choices: int = 0
     failed: Failed | None = None
     """Why it is no good answer although its HTTP status says so."""
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """More for its span, by OpenTelemetry name."""
 
 
 class Otel(NamedTuple):

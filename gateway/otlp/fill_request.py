@@ -61,7 +61,7 @@ class Maker:
                 if self._content:
                     self._add_content(made, span)
                 request.add(made)
-            case "tool":
+            case "tool" | "mcp":
                 request.add(span_out.of_tool(self._without_content(span), place))
             case "reward":
                 request.add(span_out.of_reward(span, self._judged(span), place))

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.change import Change
-from penstock.gateway.model.nesting import CALLS, Node
+from penstock.gateway.model.nesting import Node
 from penstock.gateway.model.rollout import Attempt, Reward
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.otlp.placement import OneTrace, Place, as_it_came, root_id

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
 
-from penstock.gateway.model.nesting import CALLS, Guess, Node, guesses
+from penstock.gateway.model.base import CALLS
+from penstock.gateway.model.nesting import Guess, Node, guesses
 from penstock.gateway.model.rollout import Attempt
 from penstock.gateway.model.span import Span
 from penstock.gateway.otlp.placement import Place, as_it_came, with_guess
