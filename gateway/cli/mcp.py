@@ -36,8 +36,8 @@ def mcp(*, write: Annotated[bool, Parameter(negative="")] = False, gateway: Url 
         raise Failure("an MCP server needs mcp: pip install 'penstock-gateway[mcp]'") from None
 
     async def ask(client: Client) -> None:
+        if sys.stdin.isatty():
+            note(PERSON)
         await serve(client, write)
 
-    if sys.stdin.isatty():
-        note(PERSON)
     with_client(gateway, ask)
