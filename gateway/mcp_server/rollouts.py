@@ -17,7 +17,7 @@ from penstock.gateway.mcp_server.pages import turned
 from penstock.gateway.mcp_server.tool import Answer, Arguments, Context, Cursor, Said, Tool
 from penstock.gateway.mcp_server.words import cut, moment, plain
 from penstock.gateway.model.answers import RolloutPage, SpanPage
-from penstock.gateway.model.base import Id
+from penstock.gateway.model.base import CALLS, Id
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import Span
 
@@ -219,7 +219,7 @@ def _span_row(one: Span) -> SpanRow:
         output_tokens=used.output_tokens if used else None,
         tool_calls=one.tool_calls,
         versions=one.versions,
-        says=None if one.kind in display.CALLS else clean(abbreviate(content(one), BRIEF)),
+        says=None if one.kind in CALLS else clean(abbreviate(content(one), BRIEF)),
     )
 
 
@@ -237,10 +237,11 @@ TOOLS = (
     Tool(
         "list_spans",
         "List or search spans",
-        "List spans: model calls (kind:llm), tool calls (kind:tool), rewards (kind:reward), events (kind:event). Of "
-        "one rollout in order, or of all rollouts, newest first. Filters are those of list_rollouts, about spans: "
-        "`status:failed error:http_429`, `kind:reward source:judge`, `latency>10s model:gpt*`, "
-        '`text~"cannot help"`. Read one with read_call. At most `limit` rows; `next` goes on.',
+        "List spans: model calls (kind:llm), tool calls (kind:tool), other requests to servers of tools (kind:mcp), "
+        "rewards (kind:reward), events (kind:event). Of one rollout in order, or of all rollouts, newest first. "
+        "Filters are those of list_rollouts, about spans: `status:failed error:http_429`, `kind:reward source:judge`, "
+        '`latency>10s model:gpt*`, `text~"cannot help"`. Read one with read_call. '
+        "At most `limit` rows; `next` goes on.",
         ListSpans,
         SpanRows,
         list_spans,

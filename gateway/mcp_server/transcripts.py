@@ -14,13 +14,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from penstock.gateway.display import rollout_tree
-from penstock.gateway.display.rollouts import CALLS
 from penstock.gateway.display.text import clean, compact
 from penstock.gateway.mcp_server.rollouts import BRIEF, line
 from penstock.gateway.mcp_server.tool import Answer, Arguments, Characters, Context, Refused, Said, Tool
 from penstock.gateway.mcp_server.words import cut, message_text, piece
 from penstock.gateway.model.answers import SpanDetail
-from penstock.gateway.model.base import Id
+from penstock.gateway.model.base import CALLS, Id
 from penstock.gateway.model.rollout import Attempt, RolloutSummary
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Message, Turn
@@ -121,10 +120,13 @@ class Teller:
         self.budget.left -= len(made.line)
         if turn is None:
             return made
-        if (names := _names(turn)) != self.offered:
+        # Only agents resend what was said, and what is on offer; two equal calls of a tool are two.
+        resends = span.kind == "llm"
+        names = _names(turn)
+        if not resends or names != self.offered:
             made.tools = names[:NAMES]
             self.budget.left -= sum(map(len, made.tools))
-        made.repeated = rollout_tree.known(turn.messages, self.told)
+        made.repeated = rollout_tree.known(turn.messages, self.told) if resends else 0
         said = [choice.message for choice in turn.choices]
         # What the model said matters most: its share is taken before long requests use all the room.
         made.answers = self._spoken(said)
@@ -132,7 +134,8 @@ class Teller:
         added = len(turn.messages) - made.repeated + len(said)
         made.left_out = added - len(made.messages) - len(made.answers)
         made.problem = cut("; ".join(filter(None, (turn.error, *turn.problems))), MESSAGE) or None
-        self.remember(turn)
+        if resends:
+            self.remember(turn)
         return made
 
     def remember(self, turn: Turn) -> None:

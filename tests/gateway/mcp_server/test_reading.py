@@ -8,7 +8,10 @@ from typing import Any
 
 import aiohttp
 import jsonschema
+from conftest import StartGateway
 from fakes.mcp_client import answered, connected, refused
+from fakes.mcp_wire import Client as ToolClient
+from fakes.mcp_wire import call, config, mcp_server
 from fakes.ports import steady_ports
 from fakes.process import Gateway, running, upstreams, write_config
 from fakes.worlds import World, world
@@ -119,6 +122,24 @@ async def post(url: str, messages: list[dict[str, str]], **more: Any) -> None:
         http.post(url, json={"model": "policy", "messages": messages} | more) as answer,
     ):
         assert answer.status == 200
+
+
+async def test_tools_behind_the_gateway_are_read(start_gateway: StartGateway, http: aiohttp.ClientSession) -> None:
+    async with mcp_server() as server:
+        gateway = await start_gateway(config(server))
+        agent = ToolClient(f"{gateway.address('r1')}/mcp/tools", http, {})
+        await agent.open()
+        for id in (7, 8):
+            _ = await agent.say(call("echo", {"text": "hello"}, id))
+        await kept(gateway.url, "r1")
+        async with connected(gateway.url) as client:
+            rows, _ = await answered(client, "list_spans", rollout="r1", filter="kind:tool")
+            assert [row["kind"] for row in rows["spans"]] == ["tool", "tool"]
+            told, text = await answered(client, "read_transcript", rollout="r1")
+            calls = [one for one in told["spans"] if one["sequence"] in {row["sequence"] for row in rows["spans"]}]
+            assert [one["repeated"] for one in calls] == [0, 0], text
+            assert all("hello" in one["messages"][0]["text"] for one in calls), text
+            assert all("hello" in one["answers"][0]["text"] for one in calls), text
 
 
 async def test_versions_and_releases_are_read(tmp_path: Path) -> None:
