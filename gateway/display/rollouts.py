@@ -34,6 +34,7 @@ from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.wording import counted
 
 STYLES = {
     "ok": "green", "succeeded": "green", "error": "red", "failed": "red", "timeout": "red", "interrupted": "magenta",
@@ -210,11 +211,6 @@ def _tokens(span: Span) -> str:
 def total_tokens(t: Totals) -> str:
     """Tokens in and out, with the unit."""
     return f"{sums(t)} tokens"
-
-
-def counted(number: int, noun: str) -> str:
-    """1 call, 2 calls."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def gaps(t: Totals) -> str:

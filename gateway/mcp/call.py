@@ -24,14 +24,15 @@ from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.framing import Framing
 from penstock.gateway.calls.conversations import new_rollout
 from penstock.gateway.dialects import sse
-from penstock.gateway.dialects.mcp import CALL, Sent, asked, cancelled, error_of, messages
+from penstock.gateway.dialects.mcp import CALL, PREFIX, Sent, asked, cancelled, error_of, messages
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.mcp.endpoint import EndpointFraming
+from penstock.gateway.mcp.oauth import Document, Own, changeable
 from penstock.gateway.mcp.recorded import Message, Unanswered, listed
-from penstock.gateway.mcp.servers import ServerPool, Servers
+from penstock.gateway.mcp.servers import WELL_KNOWN, ServerPool, Servers
 from penstock.gateway.mcp.sessions import Session, Sessions
 from penstock.gateway.model import trace
 from penstock.gateway.model.known_secrets import fingerprint
@@ -101,6 +102,11 @@ class McpCall(Call):
         self._describe(first, headers)
         self._carry_out(Send([self._server], call, call.body, self.request.headers))
 
+    @property
+    def _own(self) -> Own:
+        """What stands for the server's URLs."""
+        return Own(self.request, self._admitted.path, self._server)
+
     def _join(self, id: bytes) -> None:
         """Takes part in a session."""
         if id:
@@ -122,7 +128,8 @@ class McpCall(Call):
         session = fingerprint(self._session_id) if self._session_id else None
         protocol = headers.get(_PROTOCOL, b"").decode("latin-1")[:64] or None
         if first is None:
-            record.name = _WITHOUT_METHOD.get(self.request.method)
+            about_server = self._admitted.path.startswith(WELL_KNOWN)
+            record.name = "metadata" if about_server else _WITHOUT_METHOD.get(self.request.method)
             record.attributes = listed({}, session, protocol)
             return
         about = asked(first)
@@ -136,11 +143,17 @@ class McpCall(Call):
 
     def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Learns the session, and whether a stream follows."""
+        if connection.status == 404 and self.record.call.path.startswith(WELL_KNOWN + PREFIX):
+            self._ask_root()
+            return
+        if connection.status in (401, 403):
+            head = self._own.challenge(head)
         if connection.status < 400:
             given = next((value for name, value in connection.headers if name.lower() == SESSION), b"")
             if given and given != self._session_id:
                 self._join(given)
                 self.record.attributes = listed(dict(self.record.attributes), fingerprint(given), None)
+        self._listens = self._listens and connection.events
         if connection.events:
             self._events = sse.Parser()
             if connection.encoding in (b"gzip", b"deflate"):
@@ -149,10 +162,21 @@ class McpCall(Call):
                 self._events = None
         super().on_answer(connection, head, raw)
 
+    def _ask_root(self) -> None:
+        """The server has no metadata for its path: they may stand at the root of its host."""
+        self.cancel_upstream()
+        self._move(State.PLANNING)
+        self.record.call = replace(self.record.call, path=WELL_KNOWN)
+        self._pools = [self._server]
+        self._do("asked again", self._forward)
+
     def framing(self, connection: UpstreamConnection) -> Framing | None:
-        """A stream that names a path for messages (HTTP with SSE) gets one of ours instead."""
-        if self.request.method == "GET" and connection.events and connection.status == 200:
-            return EndpointFraming(self._named, self.request.http10)
+        """A stream that names a path for messages (HTTP with SSE) gets one of ours instead; so do metadata."""
+        if self.request.method == "GET" and connection.status == 200:
+            if connection.events:
+                return EndpointFraming(self._named, self.request.http10)
+            if changeable(connection):
+                return Document(self._own.document, self.request.http10)
         return super().framing(connection)
 
     def _named(self, endpoint: str) -> str | None:
@@ -161,8 +185,7 @@ class McpCall(Call):
         if ours is None:
             return None
         self._join(self._server.own_path(ours).encode("latin-1"))
-        below = self._admitted.path.partition("?")[0]
-        return self.request.target.decode("latin-1").partition("?")[0].removesuffix(below) + ours
+        return self._own.address + ours
 
     def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
         if connection.pieces and self._events is not None:

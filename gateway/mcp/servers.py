@@ -1,7 +1,9 @@
 """The servers of tools by their addresses.
 
     /mcp/NAME                the server's endpoint, `[mcp.servers.NAME] url`
-    /mcp/NAME/@/rest?query   a path that the server itself has named in the stream that it opened (HTTP with SSE)
+    /mcp/NAME/@/rest?query   a path that the server itself has named: for the messages of a stream that it opened (HTTP
+                             with SSE), or as the place of its metadata (OAuth)
+    /.well-known/oauth-protected-resource/mcp/NAME   the metadata of its endpoint
 
 A path that the server has not named is refused: an agent reaches the server's tools, not its host.
 """
@@ -20,6 +22,8 @@ from penstock.gateway.upstreams.pool import Pool
 
 OWN: Final = "/@"
 """Stands before a path that the server has named."""
+WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
+"""Stands before the path of a resource whose metadata are asked for (RFC 9728, section 3.1)."""
 _NAMED: Final = 10_000
 """Paths of one server that are remembered: each is one of its open streams."""
 
@@ -41,6 +45,8 @@ class ServerPool(Pool):
 
     def target(self, path: str) -> str:
         """The path to ask the server for. Raises `ClientFault` for one that the server has not named."""
+        if path.startswith(WELL_KNOWN):
+            return WELL_KNOWN + (self.path.rstrip("/") if path != WELL_KNOWN else "")
         below = path[len(PREFIX) + len(self.name) :]
         below, mark, query = below.partition("?")
         if below in ("", "/"):
@@ -54,7 +60,7 @@ class ServerPool(Pool):
     def own_path(self, path: str) -> str:
         """The path of the server that one below a rollout's address stands for; empty for the endpoint itself."""
         below = path[len(PREFIX) + len(self.name) :]
-        return below.removeprefix(OWN) if below.startswith(OWN) else ""
+        return below.removeprefix(OWN) if path.startswith(PREFIX) and below.startswith(OWN) else ""
 
     def named(self, endpoint: str) -> str | None:
         """Remembers a path that the server names for the messages of a stream, and gives what stands for it below its
@@ -84,7 +90,7 @@ class Servers:
 
     def find(self, path: str) -> ServerPool:
         """The server of a path below a rollout's address; raises `ClientFault` where there is none."""
-        name = path.partition("?")[0][len(PREFIX) :].partition("/")[0]
+        name = path.removeprefix(WELL_KNOWN).partition("?")[0][len(PREFIX) :].partition("/")[0]
         found = self.pools.get(name)
         if found is None:
             known = ", ".join(self.pools) or "none"

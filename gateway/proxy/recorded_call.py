@@ -44,7 +44,7 @@ class RecordedCall(Relay):
         self._shared = shared
         self._admitted = admitted
         self._parts: list[Part] = []
-        self._leave: Callable[[], None] | None = None
+        self._leave: Callable[[], object] | None = None
         """Gives up what it waits for; None where that comes anyway."""
         self._announced = False
         self._durable = shared.strict
@@ -72,7 +72,7 @@ class RecordedCall(Relay):
             raise RuntimeError(f"a call cannot go from {self.state.name} to {to.name}")
         self.state = to
 
-    def _wait(self, leave: Callable[[], None] | None = None) -> None:
+    def _wait(self, leave: Callable[[], object] | None = None) -> None:
         """From now on it waits for somebody who is not its upstream; they ask `_resumes` when it may go on."""
         self._move(State.WAITING)
         self._leave = leave

@@ -20,6 +20,7 @@ from penstock.gateway.http.errors import Refusal, internal_fault
 from penstock.gateway.http.headers import refusal_body, refusal_head
 from penstock.gateway.http.request import Request
 from penstock.gateway.mcp.call import McpCall
+from penstock.gateway.mcp.oauth import metadata_call
 from penstock.gateway.mcp.servers import Servers
 from penstock.gateway.mcp.sessions import Sessions
 from penstock.gateway.proxy.call import Call
@@ -55,7 +56,7 @@ class Dispatch:
                 client.transport.write(page)
                 client.finish(request.keep_alive)
                 return
-            admitted = self._proxy.admission.admit(request, client.hints)
+            admitted = metadata_call(request, client.hints) or self._proxy.admission.admit(request, client.hints)
             target = agent_target(request.method, admitted)
             if target is not None:
                 self._control.serve(client, request, target)
