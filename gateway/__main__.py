@@ -80,6 +80,10 @@ COMMANDS: Final[dict[str, Command]] = {
         "penstock.gateway.cli.reading:token",
         "Make an agent token: the API key of an agent that may speak for one rollout and nothing else.",
     ),
+    "mcp": Command(
+        "penstock.gateway.cli.mcp:mcp",
+        "Give a coding agent tools to improve your agents: an MCP server on stdin and stdout.",
+    ),
     "check": Command(
         "penstock.gateway.cli.serve:check", "Read every record of a tape and report what is not as it should be."
     ),
@@ -215,7 +219,7 @@ def version() -> str:
 
 
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "Serve and look": ("serve", "rollouts", "spans", "show", "stats", "changes", "token", "completion"),
+    "Serve and look": ("serve", "rollouts", "spans", "show", "stats", "changes", "mcp", "token", "completion"),
     "Work": ("enqueue", "run", "queue", "workers", "pause", "resume", "drain", "cancel", "requeue", "reward"),
     "Releases": ("resource", "prompts", "release"),
     "Training": ("doctor", "samples", "runs", "train"),

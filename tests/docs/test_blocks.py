@@ -140,6 +140,8 @@ def runs(module: str) -> bool:
 
 def parse(words: list[str]) -> None:
     """The command line understands it, up to where the shell takes over; raises AssertionError when it does not."""
+    if words[0] == "claude" and "--" in words:
+        words = words[words.index("--") + 1 :]  # what Claude Code is to start
     at = next(number for number, word in enumerate(words) if word.rpartition("/")[2] == "penstock")
     own = takewhile(lambda word: word not in (">", "|", "&&", ";"), words[at + 1 :])
     try:

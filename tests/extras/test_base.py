@@ -129,6 +129,7 @@ TRAIN = "torch, transformers, peft must be installed for this: pip install 'pens
 BOARD = "TensorBoard's files needs tensorboardX: pip install 'penstock-gateway[plots]'"
 ASKS = {
     "export --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'",
+    "mcp": "an MCP server needs mcp: pip install 'penstock-gateway[mcp]'",
     "samples": "--form samples needs numpy: pip install 'penstock-gateway[samples]'; chat and preferences do without",
     "samples --form chat --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'",
     "run --on ray -- true": "--on ray needs more packages: pip install 'penstock-gateway[ray]'",

@@ -87,6 +87,24 @@ async def test_samples(install: Install, provider: Provider, tmp_path: Path, ext
     assert all(made["mask"])
 
 
+HELLO = """{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25", \
+"capabilities": {}, "clientInfo": {"name": "a test", "version": "1"}}}
+"""
+
+
+async def test_mcp(install: Install, tmp_path: Path) -> None:
+    clean = install("mcp")
+    async with clean.gateway(tmp_path / "home", NOWHERE) as gateway:
+        process = await clean.shell(gateway.url, tmp_path).start("mcp", stdin=asyncio.subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(HELLO.encode())
+        told = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+        _ = await process.communicate(b"")
+    assert told["result"]["serverInfo"]["name"] == "penstock"
+    assert process.returncode == 0
+
+
 async def queued(gateway: Gateway) -> None:
     """Two tasks."""
     async with Client(gateway.url) as client:

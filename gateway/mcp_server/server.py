@@ -1,0 +1,138 @@
+"""The tools as an MCP server on stdin and stdout: the one module that knows the SDK.
+
+Every failure of a tool is a result marked as an error, in words from which a model can go on. Nothing but the protocol
+is written to stdout: what anything else prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from importlib import metadata
+from typing import Any, cast
+
+import anyio
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel.server import Server
+from mcp.server.stdio import stdio_server
+from pydantic import ValidationError
+
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.mcp_server import tools
+from penstock.gateway.mcp_server.lines import Lines
+from penstock.gateway.mcp_server.schema import problems, schema
+from penstock.gateway.mcp_server.tool import MOST_TEXT, AnyTool, Context, Refused, Said
+from penstock.gateway.mcp_server.words import cut
+
+NAME = "penstock"
+UNKNOWN = "a coding agent"
+"""Who calls, where the client does not say."""
+KEY = "put its admin key as PENSTOCK_ADMIN_KEY into the environment of this server's entry in the client's settings"
+START = "start it with `penstock serve`, or name another with --gateway URL in this server's entry"
+HINTS = (
+    (re.compile(r"`penstock rollouts`"), "list_rollouts"),
+    (re.compile(r"`penstock spans [^`]+`"), "list_spans"),
+    (re.compile(r"`penstock show [^`]+`"), "read_transcript"),
+    (re.compile(r"`penstock resource list`"), "list_resources"),
+    (re.compile(r"`penstock release list`"), "list_releases"),
+)
+"""Commands that the gateway names in its refusals, and the tools that do the same."""
+PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+async def serve(client: Client, write: bool) -> None:
+    """Serve until stdin ends."""
+    server = make_server(client, write)
+    lines = cast("anyio.AsyncFile[str]", Lines(0))
+    try:
+        async with stdio_server(stdin=lines) as (read_stream, write_stream):
+            await server.run(read_stream, write_stream, server.create_initialization_options())
+    except* BrokenPipeError:
+        # The client has gone without closing stdin first; there is nobody to tell.
+        pass
+
+
+def make_server(client: Client, write: bool) -> Server[Any]:
+    """The server, not yet connected."""
+
+    async def list_tools(_: ServerRequestContext, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[listing(tool) for tool in tools.listed(write)])
+
+    async def call_tool(context: ServerRequestContext, params: types.CallToolRequestParams) -> types.CallToolResult:
+        try:
+            tool = tools.named(params.name, write)
+            said = await act(tool, Context(client, _who(context)), params.arguments or {})
+        except Refused as e:
+            return _result(str(e), error=True)
+        return _result(said.text, said.answer.model_dump(mode="json", exclude_none=True))
+
+    return Server(
+        NAME,
+        title="Penstock",
+        version=metadata.version("penstock-gateway"),
+        instructions=tools.instructions(write),
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
+
+
+def listing(tool: AnyTool) -> types.Tool:
+    """A tool as clients see it."""
+    return types.Tool(
+        name=tool.name,
+        title=tool.title,
+        description=tool.description,
+        input_schema=schema(tool.arguments),
+        output_schema=schema(tool.answer),
+        annotations=types.ToolAnnotations(
+            title=tool.title,
+            read_only_hint=not tool.writes,
+            destructive_hint=False,
+            idempotent_hint=tool.idempotent,
+            open_world_hint=False,
+        ),
+    )
+
+
+async def act(tool: AnyTool, context: Context, arguments: dict[str, Any]) -> Said:
+    """What a tool answers. Whatever goes wrong is `Refused`, with the way out."""
+    try:
+        return await tool.act(context, tool.arguments.model_validate(arguments))
+    except ValidationError as e:
+        raise Refused(f"{tool.name}: {problems(e, tool.arguments)}") from None
+    except ClientError as e:
+        raise Refused(way_out(e)) from None
+    except Refused:
+        raise
+    except Exception as e:
+        # The boundary: a model is told that it was not its fault, and the traceback is on stderr for a person.
+        traceback.print_exc(file=sys.stderr)
+        raise Refused(
+            f"{tool.name} failed in the server itself ({type(e).__name__}), which is an error of Penstock: "
+            "the traceback is in the server's log. Other tools may still work."
+        ) from None
+
+
+def way_out(error: ClientError) -> str:
+    """What the gateway refused, or why it was not reached, and what to do. Passwords in its URL are left out."""
+    said = PASSWORD.sub("", str(error))
+    if error.status is None or error.status in (401, 403):
+        return f"{said.rstrip('.?')}. A person can {START if error.status is None else KEY}."
+    for command, tool in HINTS:
+        said = command.sub(tool, said)
+    return said
+
+
+def _who(context: ServerRequestContext) -> str:
+    """The client's own name."""
+    given = context.session.client_params
+    name = given.client_info.name.strip() if given is not None else ""
+    return f"{name[:100] or UNKNOWN} (MCP)"
+
+
+def _result(text: str, answer: dict[str, Any] | None = None, error: bool = False) -> types.CallToolResult:
+    # Tools bound what they say; this bound is for what nobody has thought of.
+    content: list[types.ContentBlock] = [types.TextContent(text=cut(text, 2 * MOST_TEXT))]
+    return types.CallToolResult(content=content, structured_content=answer, is_error=error)

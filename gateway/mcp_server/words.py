@@ -1,0 +1,64 @@
+"""Text for a model: tables of the display as plain lines, long texts in pieces, times, messages. Pure."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from rich.console import Console, RenderableType
+
+from penstock.gateway.display.table import ENDLESS
+from penstock.gateway.display.text import clean, compact
+from penstock.gateway.model.turn import Message, Part
+
+
+class Piece(NamedTuple):
+    """A part of a long text."""
+
+    text: str
+    next: int | None
+    """Where the rest begins; None at the end."""
+
+
+def plain(*shown: RenderableType) -> str:
+    """What a pipe shows of it: no colours, and a row of a table is one line."""
+    console = Console(file=io.StringIO(), width=ENDLESS, highlight=False, emoji=False, markup=False, color_system=None)
+    console.print(*shown, sep="\n", crop=False, soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def piece(text: str, offset: int, most: int) -> Piece:
+    """At most so many characters of a text."""
+    end = offset + most
+    return Piece(text[offset:end], end if end < len(text) else None)
+
+
+def cut(text: str, most: int) -> str:
+    """The beginning of a text, with a note of how much is missing. Line breaks stay."""
+    return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} characters more"
+
+
+def moment(ns: int | None) -> str | None:
+    """An ISO time in UTC."""
+    return None if ns is None else f"{datetime.fromtimestamp(ns / 1e9, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def message_text(message: Message) -> str:
+    """What a message says, calls of tools and their results included."""
+    return "\n".join(clean(_part(part)) for part in message.parts)
+
+
+def _part(part: Part) -> str:
+    text = part.text or ""
+    name = f" {part.id}" if part.id else ""
+    match part.type:
+        case "text":
+            return text
+        case "tool_call":
+            return f"[calls tool{name}] {part.name}({part.arguments or ''})"
+        case "tool_call_response":
+            return f"[tool result{name}] {text or compact(part.data)}"
+        case _:
+            return f"[{part.type}] {text or compact(part.data)}"
