@@ -128,6 +128,8 @@ def _dumped(value: Any) -> str:
 
 def _plain_value(value: Any) -> Any:
     """Whole numbers as integers, and no members that are null."""
+    if isinstance(value, str):
+        return value
     if isinstance(value, dict):
         return dict(_members(obj(value)))
     if isinstance(value, list):

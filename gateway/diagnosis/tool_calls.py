@@ -227,6 +227,8 @@ def _narrowed(found: list[Ask], call: ModelCall, written: Written, signature: tu
         if len(found) < 2:
             break
         found = [ask for ask in found if passes(ask)] or found
+    if len(found) < 2:
+        return found
     # One id under several choices of an answer is one call to whoever answers it.
     same = {(ask.call.sequence, ask.id, ask.signature) for ask in found}
     return found[:1] if len(same) == 1 and found[0].id is not None else found

@@ -102,7 +102,8 @@ class Pairs:
 
     def of(self, run: ToolRun, returned: Returned) -> list[Pair]:
         """The pairs of a run in which tool and arguments match."""
-        found = [self._pair(run, returned, ask) for ask in self._found(run, canonical(run.arguments))]
+        same = canonical(run.arguments)
+        found = [self._pair(run, returned, ask, Alike.SAME) for ask in self._found(run, same)]
         if not any(pair.rank > BOTH for pair in found):
             known = {id(pair.ask) for pair in found}
             others = [ask for ask in self._found(run, None) if id(ask) not in known]
@@ -129,10 +130,11 @@ class Pairs:
     def _began_in_time(self, run: ToolRun, ask: Ask) -> bool:
         return ask.call.start_ns - self._skew <= run.start_ns <= _last(ask) + self._skew
 
-    def _pair(self, run: ToolRun, returned: Returned, ask: Ask) -> Pair:
+    def _pair(self, run: ToolRun, returned: Returned, ask: Ask, given: Alike | None = None) -> Pair:
         others = [server for server in self._servers if server != run.server]
         name = same_name(ask.name, run.server, run.tool, others)
-        given = same_arguments(ask.value, run.arguments) if name else Alike.NO
+        if given is None:
+            given = same_arguments(ask.value, run.arguments) if name else Alike.NO
         whole = name == given == Alike.SAME
         forward = whole or {name, given} == {Alike.SAME, Alike.PART}
         like, delivery = self._carried(run, returned, ask)

@@ -274,15 +274,15 @@ def test_a_tool_that_ran_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("about", "grade"),
+    ("first", "second", "grade"),
     [
-        ([{}, {"retry_of": 1}], "certain"),
-        ([{"whole": False}, {}], "certain"),
-        ([{}, {}], "ambiguous"),  # whichever answer the client took, nobody says
+        ("{}", '{"retry_of": 1}', "certain"),
+        ('{"whole": false}', "{}", "certain"),
+        ("{}", "{}", "ambiguous"),  # whichever answer the client took, nobody says
     ],
 )
-def test_a_model_call_sent_again_that_is_answered_with_the_same_id(about: list[Json], grade: str) -> None:
-    calls = [call(at, [TASK], [search()], **it) for at, it in enumerate(about, 1)]
+def test_a_model_call_sent_again_that_is_answered_with_the_same_id(first: str, second: str, grade: str) -> None:
+    calls = [call(at, [TASK], [search()], **json.loads(it)) for at, it in enumerate((first, second), 1)]
     calls.append(call(3, grew([TASK], [search()], shown("c1", PAGE)), []))
     [link] = join(read_asks(calls), [run("t", 260)])
     assert (link.grade, link.asked) == (grade, Candidate(2, "c1") if grade == "certain" else None)
@@ -488,7 +488,7 @@ def trial(agent: trajectories.Agent, begin: int) -> tuple[list[tuple[int, Turn]]
         answer = json.dumps({"choices": [{"index": 0, "message": said}]}).encode()
         turns.append((start, by_name("chat").read(request, answer, False)))
         # What the tools returned stands in the next request.
-        later = json.loads(agent[at + 1][0])["messages"] if at + 1 < len(agent) else []
+        later: list[Json] = json.loads(agent[at + 1][0])["messages"] if at + 1 < len(agent) else []
         results = [it for it in later[len(json.loads(request)["messages"]) + 1 :] if it["role"] == "tool"]
         for k, (wanted, result) in enumerate(zip(said.get("tool_calls") or [], results, strict=False)):
             key = f"{begin}-{at}-{k}"
@@ -517,6 +517,7 @@ def test_real_agents() -> None:
     agents = trajectories.agents()
     alone = sum((joined([agent]) for agent in agents), Counter[str]())
     together = sum((joined(agents[at : at + 10]) for at in range(0, len(agents), 10)), Counter[str]())
-    for found in (alone, together):
-        assert found["wrong"] == 0
-        assert found["certain"] >= 0.99 * found.total() > 500
+    assert alone == {"certain": alone.total()}
+    # Two trials of one task ask the same at the same time, with the same results.
+    assert set(together) <= {"certain", "ambiguous"}
+    assert together["certain"] >= 0.9 * together.total() > 450
