@@ -6,11 +6,12 @@ VLLM := .venv-vllm
 TRAIN := .venv-train
 VERL := .venv-verl
 PROVIDERS := .venv-providers
+MCP := .venv-mcp
 # On a machine with a GPU: make install-train TORCH=torch, and the same for install-verl
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers demo demo-rl test test-vllm test-train test-verl test-providers test-extras test-all check check-train check-verl bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp demo demo-rl test test-vllm test-train test-verl test-providers test-mcp test-extras test-all check check-train check-verl bench chaos soak clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +69,15 @@ $(PROVIDERS)/.installed: pyproject.toml .ci/litellm.txt
 
 install-providers: $(PROVIDERS)/.installed ## Install what translates for agents of other formats into .venv-providers
 
+# The suite with a Node.js of its own, by their hashes: it needs a newer one than most machines have.
+$(MCP)/.installed: tests/conformance/package.json tests/conformance/package-lock.json
+	@mkdir -p $(MCP)
+	cp $^ $(MCP)
+	cd $(MCP) && npm ci --no-audit --no-fund --ignore-scripts --loglevel=error
+	@touch $@
+
+install-mcp: $(MCP)/.installed ## Install the official conformance suite of MCP into .venv-mcp (240 MB; needs npm)
+
 demo: $(VENV)/.demo ## See it work: unmodified agents, a local model, the recorded tape (no key; a small install at first)
 	@$(BIN)/python -m penstock.gateway.demo.demo
 
@@ -95,7 +105,10 @@ test-providers: install install-providers ## Test translation, with its own SDKs
 	$(PROVIDERS)/bin/python -m pytest -n 0 tests/providers
 	$(BIN)/python -m pytest -n 0 tests/providers
 
-test-all: test test-providers test-vllm test-train test-verl test-extras ## Run every suite, each in its environment
+test-mcp: install install-mcp ## Test with the official conformance suite of MCP, both its sides
+	$(BIN)/python -m pytest -n 0 tests/conformance
+
+test-all: test test-providers test-mcp test-vllm test-train test-verl test-extras ## Run every suite, each in its environment
 
 check: install ## Lint, types, layering
 	$(BIN)/ruff format --check .
@@ -119,4 +132,4 @@ soak: install ## A million calls: does memory stay flat?
 	$(BIN)/python -m bench.soak --calls 1000000
 
 clean: ## Remove everything that was made
-	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) bench/out bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) bench/out bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis

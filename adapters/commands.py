@@ -95,12 +95,7 @@ def samples(
     _check_extras(form, format)
     check_format(format, output)
     options = sampling.options()
-    try:
-        with_client(gateway, lambda client: _write(client, terms, form, format, options, margin, output))
-    except OSError as e:
-        if output is None:
-            raise
-        raise Failure(f"{output}: {e.strerror}") from None
+    with_client(gateway, lambda client: _write(client, terms, form, format, options, margin, output))
 
 
 async def _write(

@@ -9,10 +9,10 @@ import os
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from penstock.gateway.dialects import FAMILIES
 from penstock.gateway.dialects.family import OPENAI, Family
@@ -63,8 +63,9 @@ class Upstream(Section):
     @field_validator("dialect")
     @classmethod
     def _is_known(cls, value: str) -> str:
-        if value not in FAMILIES:
-            raise ValueError(f"{value!r} is none of the families: {', '.join(FAMILIES)}")
+        known = [name for name, family in FAMILIES.items() if family.models]
+        if value not in known:
+            raise ValueError(f"{value!r} is none of the families: {', '.join(known)}")
         return value
 
     @property
@@ -74,14 +75,7 @@ class Upstream(Section):
 
     def key(self) -> str | None:
         """The API key from the environment; raises `ConfigError` when it is named and missing."""
-        if self.key_env is None:
-            return None
-        value = os.environ.get(self.key_env)
-        if not value:
-            raise ConfigError(
-                f"upstream {self.name!r}: key_env names {self.key_env}, which is not set in the environment"
-            )
-        return value
+        return _key(f"upstream {self.name!r}", self.key_env)
 
 
 class Route(Section):
@@ -112,6 +106,40 @@ class Route(Section):
     def matches(self, model: str) -> bool:
         """True when this route serves the model."""
         return fnmatchcase(model, self.model)
+
+
+class McpServer(Section):
+    """`[mcp.servers.NAME]`: a server of tools, which agents reach at `/mcp/NAME`."""
+
+    url: str
+    """Its endpoint: that of streamable HTTP, or the one that opens the stream of the older HTTP with SSE."""
+    key_env: str | None = None
+    """Environment variable with its key, sent as a bearer token in place of the agent's. Without it the agent's own
+    passes through."""
+    connect_timeout: float = Field(default=10.0, gt=0)
+    """Seconds until a connection (with TLS) must stand."""
+    first_byte_timeout: float = Field(default=600.0, gt=0)
+    """Seconds until an answer must begin."""
+    total_timeout: float = Field(default=3600.0, gt=0)
+    """Seconds until an answer must be whole. Streams that only listen have no such bound."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, value: str) -> str:
+        # Its path is taken as it is: `/mcp` and `/mcp/` may be two.
+        _ = _http_url(value, "key_env")
+        return value
+
+    def key(self, name: str) -> str | None:
+        """Its key from the environment; raises `ConfigError` when it is named and missing."""
+        return _key(f"mcp.servers.{name}", self.key_env)
+
+
+class Mcp(Section):
+    """`[mcp]`: servers of tools."""
+
+    servers: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")], McpServer] = Field(default={})
+    """By the name that their addresses and spans have."""
 
 
 class Limits(Section):
@@ -200,12 +228,15 @@ class Config(Section):
     otlp: Otlp = Otlp()
     upstream: list[Upstream] = Field(default=[])
     route: list[Route] = Field(default=[])
+    mcp: Mcp = Mcp()
 
     @model_validator(mode="after")
     def _names_exist(self) -> Config:
         names = [upstream.name for upstream in self.upstreams()]
         if len(set(names)) != len(names):
             raise ValueError(f"upstream names must differ: {', '.join(names)}")
+        if both := set(names) & self.mcp.servers.keys():
+            raise ValueError(f"mcp.servers may not have the name of an upstream: {', '.join(sorted(both))}")
         for route in self.route:
             for name in route.upstream:
                 if name not in names:
@@ -241,7 +272,13 @@ class Config(Section):
 
     def secrets(self) -> list[str | None]:
         """The keys that it names, from the environment."""
-        return [admin_key(), *(one.key() for one in self.upstream), *self.otlp.headers().values()]
+        servers = self.mcp.servers.items()
+        return [
+            admin_key(),
+            *(one.key() for one in self.upstream),
+            *(one.key(name) for name, one in servers),
+            *self.otlp.headers().values(),
+        ]
 
     @property
     def loopback(self) -> bool:
@@ -265,6 +302,16 @@ class Config(Section):
                 f"host {self.host!r} is reachable from other machines and no admin key is set: "
                 f"export {ADMIN_KEY}=..., or listen on 127.0.0.1"
             )
+
+
+def _key(whose: str, variable: str | None) -> str | None:
+    """A key from the environment; raises `ConfigError` when it is named and missing."""
+    if variable is None:
+        return None
+    value = os.environ.get(variable)
+    if not value:
+        raise ConfigError(f"{whose}: key_env names {variable}, which is not set in the environment")
+    return value
 
 
 def _no_engine(upstream: Upstream) -> str | None:

@@ -71,7 +71,6 @@ class Query:
     """Tests of the rollout alone; filled when the target is rollouts."""
     on_span: tuple[Test, ...]
     on_bodies: tuple[TextTest, ...]
-    target: Target
     needs: frozenset[str]
     """What its fields need."""
 
@@ -130,7 +129,7 @@ def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
             raise QueryError(str(term), e.problem, e.allowed, e.nearest) from None
         groups[group].append(test)
     needs = frozenset(filter_fields.field(term.field, target).needs for term in terms)
-    return Query(terms, tuple(groups["rollout"]), tuple(groups["span"]), tuple(groups["bodies"]), target, needs)
+    return Query(terms, tuple(groups["rollout"]), tuple(groups["span"]), tuple(groups["bodies"]), needs)
 
 
 def _terms(text: str) -> Iterator[Term]:

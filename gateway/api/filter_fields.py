@@ -167,6 +167,14 @@ def _about_rollout(
     return Field(help, operators, _of_rollout(read), matcher, "both", "rollout")
 
 
+def _text(help: str, read: Callable[[Span], Any]) -> Field:
+    return Field(help, TEXT, _of_span(read), filter_matchers.pattern)
+
+
+def _count(help: str, read: Callable[[Span], Any]) -> Field:
+    return Field(help, NUMBER, _of_span(read), filter_matchers.count)
+
+
 def _about_attempts(help: str, operators: tuple[str, ...], read: Read, matcher: MakeMatcher) -> Field:
     return Field(help, operators, read, matcher, "both", "attempts")
 
@@ -208,36 +216,28 @@ _BOTH: dict[str, Field] = {
     "started": Field(
         "when it began: an ISO time, or how long ago (2h)", ORDER, _started_ns, filter_matchers.instant, "both"
     ),
-    "attempt": Field("its attempt", TEXT, _of_span(lambda s: s.attempt), filter_matchers.pattern),
+    "attempt": _text("its attempt", lambda s: s.attempt),
     "model": Field("model asked for or served", TEXT, _models, filter_matchers.pattern),
-    "dialect": Field("wire format", TEXT, _of_span(lambda s: s.dialect), filter_matchers.pattern),
+    "dialect": _text("wire format", lambda s: s.dialect),
     "kind": Field("what happened", CHOICE, _of_span(lambda s: s.kind), filter_matchers.choice(*get_args(Kind))),
-    "name": Field(
-        "name of what is no call: reward, stdout ...", TEXT, _of_span(lambda s: s.name), filter_matchers.pattern
-    ),
+    "name": _text("name of what is no call: reward, stdout ...", lambda s: s.name),
     "source": Field("who gave the reward", CHOICE, _of_span(_source), filter_matchers.choice(*get_args(RewardSource))),
-    "agent": Field("name of the agent", TEXT, _of_span(lambda s: s.agent), filter_matchers.pattern),
-    "upstream": Field("name of the upstream", TEXT, _of_span(lambda s: s.upstream), filter_matchers.pattern),
-    "error": Field("reason of a failure, such as http_429", TEXT, _of_span(lambda s: s.error), filter_matchers.pattern),
-    "finish": Field("finish reason", TEXT, _of_span(lambda s: s.finish), filter_matchers.pattern),
+    "agent": _text("name of the agent", lambda s: s.agent),
+    "upstream": _text("name of the upstream", lambda s: s.upstream),
+    "error": _text("reason of a failure, such as http_429", lambda s: s.error),
+    "finish": _text("finish reason", lambda s: s.finish),
     "stream": Field(
         "was it streamed", CHOICE, _of_span(lambda s: str(s.stream).lower()), filter_matchers.choice("true", "false")
     ),
     "latency": Field(
         "length of the call, with a unit: 250ms, 2s", NUMBER, _of_span(lambda s: s.duration_ns), filter_matchers.latency
     ),
-    "tokens": Field("input and output tokens", NUMBER, _of_span(_tokens), filter_matchers.count),
-    "input_tokens": Field(
-        "prompt tokens", NUMBER, _of_span(lambda s: s.usage and s.usage.input_tokens), filter_matchers.count
-    ),
-    "output_tokens": Field(
-        "generated tokens", NUMBER, _of_span(lambda s: s.usage and s.usage.output_tokens), filter_matchers.count
-    ),
-    "tool_calls": Field("tool calls asked for", NUMBER, _of_span(lambda s: s.tool_calls), filter_matchers.count),
-    "bytes": Field(
-        "size of both bodies", NUMBER, _of_span(lambda s: s.request_bytes + s.response_bytes), filter_matchers.count
-    ),
-    "http": Field("HTTP status", NUMBER, _of_span(lambda s: s.http_status), filter_matchers.count),
+    "tokens": _count("input and output tokens", _tokens),
+    "input_tokens": _count("prompt tokens", lambda s: s.usage and s.usage.input_tokens),
+    "output_tokens": _count("generated tokens", lambda s: s.usage and s.usage.output_tokens),
+    "tool_calls": _count("tool calls asked for", lambda s: s.tool_calls),
+    "bytes": _count("size of both bodies", lambda s: s.request_bytes + s.response_bytes),
+    "http": _count("HTTP status", lambda s: s.http_status),
     "text": Field(
         "part of the request or response body", ("~",), lambda rollout, span: (), filter_matchers.part, "bodies"
     ),

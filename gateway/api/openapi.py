@@ -125,7 +125,8 @@ def error_statuses(route: Route) -> list[int]:
     checked = (400,) if route.query or route.body or route.path_parameters else ()
     found = (404,) if route.path_parameters else ()
     keyed = () if route.public else (401,)
-    return sorted({*checked, *found, *keyed, 403, *route.errors})
+    typed = (415,) if route.body else ()
+    return sorted({*checked, *found, *keyed, 403, *typed, *route.errors})
 
 
 def _path_parameters(route: Route) -> Iterator[dict[str, Any]]:

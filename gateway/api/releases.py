@@ -27,7 +27,7 @@ from penstock.gateway.model.release import (
     ReleaseView,
 )
 from penstock.gateway.model.resource import NeedList, NewVersion, Resource, ResourceList, ResourceView
-from penstock.gateway.releases.transitions import ACTIONS
+from penstock.gateway.releases.transitions import WANTED
 
 
 class ReleasesQuery(Noun):
@@ -92,7 +92,7 @@ DECISIONS = {
     "approve": "Let a release leave the stage of its canary that waits for a person.",
 }
 """What a person can do, and what that does."""
-assert DECISIONS.keys() == set(ACTIONS)
+assert DECISIONS.keys() == WANTED.keys()
 
 
 async def get_resources(request: web.Request) -> web.Response:
@@ -189,16 +189,13 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/resources/{resource}/needs", "needs", "Who needs a version", NeedList, get_needs),
     Route(
         "POST", "/api/resources/{resource}", "add_version", "Register a version",
-        Resource, add_version, body=NewVersion, errors=(409, 415),
+        Resource, add_version, body=NewVersion, errors=(409,),
     ),
     Route(
         "POST", "/api/resources/{resource}/releases", "start_release", "Start a release",
-        Release, start_release, body=NewRelease, errors=(409, 415),
+        Release, start_release, body=NewRelease, errors=(409,),
     ),
-    Route(
-        "GET", "/api/releases", "releases", "List releases",
-        ReleaseList, get_releases, query=ReleasesQuery,
-    ),
+    Route("GET", "/api/releases", "releases", "List releases", ReleaseList, get_releases, query=ReleasesQuery),
     Route("GET", _RELEASE, "release", "One release", ReleaseView, get_release),
     Route("GET", f"{_RELEASE}/audit", "audit", "Why it is where it is", AuditTrail, get_audit),
     Route(
@@ -208,13 +205,13 @@ ROUTES: tuple[Route, ...] = (
     *(
         Route(
             "POST", f"{_RELEASE}/{action}", action, f"{action.capitalize()} a release",
-            Release, decision(action), body=Decision, errors=(409, 415),
+            Release, decision(action), body=Decision, errors=(409,),
         )
         for action in DECISIONS
     ),
     Route(
         "POST", f"{_RELEASE}/rehearse", "rehearse", "Take runs of a rehearsal",
-        ClaimAnswer, rehearse, body=ClaimRequest, errors=(409, 415),
+        ClaimAnswer, rehearse, body=ClaimRequest, errors=(409,),
     ),
     Route("GET", "/api/rollouts/{rid}/pins", "pins", "What a rollout was given", PinList, get_pins),
 )  # fmt: skip

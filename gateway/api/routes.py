@@ -182,50 +182,47 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", "/api/rollouts", "enqueue", "Queue tasks",
-        EnqueueAnswer, queue.enqueue, body=EnqueueRequest, errors=(409, 415),
+        EnqueueAnswer, queue.enqueue, body=EnqueueRequest, errors=(409,),
     ),
     Route(
         "POST", "/api/rollouts/{rid}/cancel", "cancel", "Cancel a rollout",
-        Rollout, queue.cancel, body=Empty, errors=(409, 415),
+        Rollout, queue.cancel, body=Empty, errors=(409,),
     ),
     Route(
         "POST", "/api/rollouts/{rid}/requeue", "requeue", "Queue a rollout again",
-        Rollout, queue.requeue, body=Empty, errors=(409, 415),
+        Rollout, queue.requeue, body=Empty, errors=(409,),
     ),
-    Route(
-        "POST", "/api/claims", "claim", "Take work", ClaimAnswer, queue.claim, body=ClaimRequest, errors=(415,)
-    ),
+    Route("POST", "/api/claims", "claim", "Take work", ClaimAnswer, queue.claim, body=ClaimRequest),
     Route(
         "POST", "/api/workers/{wid}/heartbeat", "heartbeat", "Keep what was claimed",
-        HeartbeatAnswer, queue.heartbeat, body=HeartbeatRequest, errors=(415,),
+        HeartbeatAnswer, queue.heartbeat, body=HeartbeatRequest,
     ),
     Route(
         "POST", f"{_ATTEMPT}/finish", "finish", "End an attempt",
-        FinishAnswer, queue.finish, body=FinishRequest, errors=(409, 415),
+        FinishAnswer, queue.finish, body=FinishRequest, errors=(409,),
     ),
     Route(
-        "POST", f"{_ATTEMPT}/rewards", "reward", "Reward an attempt",
-        RewardAnswer, queue.reward, body=Judgement, errors=(415,),
+        "POST", f"{_ATTEMPT}/rewards", "reward", "Reward an attempt", RewardAnswer, queue.reward, body=Judgement
     ),
     Route(
         "POST", f"{_ATTEMPT}/events", "events", "Add events to an attempt",
-        EventsAnswer, queue.add_events, body=EventsRequest, errors=(415,),
+        EventsAnswer, queue.add_events, body=EventsRequest,
     ),
     Route(
         "POST", "/api/feedback", "feedback", "Reward a response",
-        FeedbackAnswer, queue.feedback, body=FeedbackRequest, errors=(404, 415),
+        FeedbackAnswer, queue.feedback, body=FeedbackRequest, errors=(404,),
     ),
     Route("GET", "/api/queue", "queue", "How much work there is", QueueStatus, reading.get_queue),
     Route(
         "POST", "/api/queue", "set_queue", "Open, pause or drain the queue",
-        QueueStatus, queue.set_queue, body=QueueRequest, errors=(415,),
+        QueueStatus, queue.set_queue, body=QueueRequest,
     ),
     Route("GET", "/api/workers", "workers", "Who works", WorkerList, reading.get_workers),
     *releases.ROUTES,
     *upstreams.ROUTES,
     *runs.ROUTES,
     Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
-    Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest, errors=(415,)),
+    Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest),
     Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),
     Route("GET", "/api/docs", "docs", "Readable documentation", HTML, get_docs, public=True),
     Route("GET", "/healthz", "healthz", "Alive?", Health, get_health, public=True),

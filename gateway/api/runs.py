@@ -91,29 +91,30 @@ class RunEventsQuery(Noun):
 async def start_run(control: Control, ids: Ids, asked: NewRun) -> Run:
     """Start a training run. Sending the same again under its id starts nothing twice; 409 says that the id is taken by
     another one."""
-    return await control.runs.start(asked)
+    return await control.runs.do(lambda runs, now: runs.start(asked, now))
 
 
 async def change_run(control: Control, ids: Ids, asked: RunChange) -> RunHead:
     """Say how a run stands: a message, how many steps are planned, versions of resources that it has made."""
-    return await control.runs.change(ids["run"], asked)
+    return await control.runs.do(lambda runs, now: runs.change(ids["run"], asked, now))
 
 
 async def finish_run(control: Control, ids: Ids, asked: RunEnd) -> RunHead:
     """End a run. The same end may be sent again; another one is refused with 409."""
-    return await control.runs.finish(ids["run"], asked)
+    return await control.runs.do(lambda runs, now: runs.finish(ids["run"], asked, now))
 
 
 async def report_points(control: Control, ids: Ids, asked: PointsRequest) -> RunHead:
     """Report the values of metrics at steps. The same may be sent again: of a metric at a step the newest value is
     kept. With `since_step` a trainer that was started again supersedes the points of that step and later. A value that
     is no finite number (null, NaN or infinite) is kept as null. No points at all is a sign of life."""
-    return await control.runs.add_points(ids["run"], asked)
+    return await control.runs.do(lambda runs, now: runs.add_points(ids["run"], asked, now))
 
 
 async def add_run_events(control: Control, ids: Ids, asked: RunEventsRequest) -> RunEventsAnswer:
     """Add events to a run: lines for a person. One that comes with its time may be sent again and is kept once."""
-    return RunEventsAnswer(kept=await control.runs.add_events(ids["run"], asked.events))
+    kept = await control.runs.do(lambda runs, now: runs.add_events(ids["run"], asked.events, now))
+    return RunEventsAnswer(kept=kept)
 
 
 # -- what reads --------------------------------------------------------------------------------------------------------
@@ -219,13 +220,13 @@ _RUN = "/api/runs/{run}"
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/runs", "runs", "List training runs", RunPage, get_runs, query=RunsQuery),
-    Route("POST", "/api/runs", "start_run", "Start a training run", Run, start_run, body=NewRun, errors=(409, 415)),
+    Route("POST", "/api/runs", "start_run", "Start a training run", Run, start_run, body=NewRun, errors=(409,)),
     Route("GET", _RUN, "run", "One training run", Run, get_run),
-    Route("POST", _RUN, "change_run", "Say how a run stands", RunHead, change_run, body=RunChange, errors=(415,)),
+    Route("POST", _RUN, "change_run", "Say how a run stands", RunHead, change_run, body=RunChange),
     Route("GET", f"{_RUN}/metrics", "curves", "Metrics over the steps", CurveList, get_curves, query=CurvesQuery),
     Route(
         "POST", f"{_RUN}/metrics", "report", "Report metrics",
-        RunHead, report_points, body=PointsRequest, errors=(409, 415),
+        RunHead, report_points, body=PointsRequest, errors=(409,),
     ),
     Route("GET", f"{_RUN}/points", "points", "Points of a run, exactly", PointPage, get_points, query=PointsQuery),
     Route(
@@ -234,11 +235,11 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", f"{_RUN}/events", "add_run_events", "Add events to a run",
-        RunEventsAnswer, add_run_events, body=RunEventsRequest, errors=(415,),
+        RunEventsAnswer, add_run_events, body=RunEventsRequest,
     ),
     Route(
         "POST", f"{_RUN}/finish", "finish_run", "End a run",
-        RunHead, finish_run, body=RunEnd, errors=(409, 415),
+        RunHead, finish_run, body=RunEnd, errors=(409,),
     ),
 )  # fmt: skip
 """This part of the API."""

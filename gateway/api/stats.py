@@ -14,12 +14,10 @@ from penstock.gateway.api.pages import SLICE, Tape
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
 from penstock.gateway.model.answers import ModelStats, RewardStats, Stats
-from penstock.gateway.model.base import Kind
+from penstock.gateway.model.base import CALLS, Kind
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Reward, RewardSource, Totals
 from penstock.gateway.model.span import Span, SpanStatus
-
-CALLS: tuple[Kind, ...] = ("llm", "tool")
 
 
 @dataclass(slots=True)

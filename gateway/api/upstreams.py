@@ -106,11 +106,10 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/upstreams", "upstreams", "Where calls go", UpstreamList, get_upstreams),
     Route(
         "POST", "/api/upstreams/{upstream}/pause", "pause_upstream", "Let calls wait",
-        UpstreamView, pause, body=PauseRequest, errors=(415,),
+        UpstreamView, pause, body=PauseRequest,
     ),
     Route(
-        "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go",
-        UpstreamView, open_again, body=Empty, errors=(415,),
+        "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go", UpstreamView, open_again, body=Empty
     ),
 )  # fmt: skip
 """This part of the API."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.answer_masking import Kept, keep, rescaled, unencoded
@@ -21,6 +22,7 @@ from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import Headers
 from penstock.gateway.model import trace
 from penstock.gateway.model.attributes import AMBIGUOUS, CAPTURED
+from penstock.gateway.model.base import Kind
 from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import NONE
 from penstock.gateway.store.codec import Body
@@ -59,7 +61,9 @@ class Record:
         "error",
         "first_byte_ns",
         "http_status",
+        "kind",
         "marks",
+        "name",
         "pieces",
         "pool",
         "request",
@@ -67,9 +71,11 @@ class Record:
         "response_headers",
         "sent",
         "sides",
+        "span_id",
         "status",
         "stream",
         "texts",
+        "trace",
         "trailers",
         "truncated",
         "versions",
@@ -82,6 +88,13 @@ class Record:
         self.body = call.body
         """As it goes upstream."""
         self.pool: Pool | None = None
+        self.kind: Kind = "llm"
+        self.name: str | None = None
+        """What its span is called, where that is not a model."""
+        self.span_id: str | None = None
+        """Of its span, where others must name it before it is on the tape."""
+        self.trace: tuple[str, str] | None = None
+        """The caller's trace and span, where the body tells."""
         self.sent: list[bytes] = []
         """Header lines as they went upstream, in pieces: of each its name, a colon, its value and its end."""
         self.http_status: int | None = None
@@ -104,7 +117,7 @@ class Record:
         """SHA-256 of each prompt as the agent sent it."""
         self.captured: tuple[str, ...] = ()
         """Names of the fields of the body that the gateway has added."""
-        self.attributes: Mapping[str, str] = {}
+        self.attributes: Mapping[str, Any] = {}
         """More attributes of its span."""
         self.convert: Callable[[bytes], bytes] | None = None
         """How another body of its agent's goes upstream; None when as it is."""
@@ -208,6 +221,9 @@ class Record:
         entry = Entry(address.rollout, address.attempt, address.origin, address.mode)
         entry.start_ns, entry.agent, entry.ambiguous = request.started_ns, address.agent, address.ambiguous
         entry.dialect, entry.method = call.dialect.name, request.method
+        entry.kind, entry.name, entry.span_id = self.kind, self.name, self.span_id
+        if self.trace is not None:
+            entry.trace_id, entry.parent_id = self.trace
         entry.path, entry.request_bytes = redact_url(call.path), len(self.body)
         for low, _, value in request.headers:
             if low == b"traceparent" and (found := trace.parse(value.decode("latin-1"))):
@@ -226,6 +242,8 @@ class Record:
         if self.status == "ok" and facts.failed is not None:
             self.status, self.error = "error", facts.failed
         entry.status, entry.error = self.status, self.error
+        if facts.attributes:
+            entry.attributes = {**(entry.attributes or {}), **facts.attributes}
         entry.end_ns, entry.first_byte_ns = self.end_ns, self.first_byte_ns
         entry.http_status, entry.stream = self.http_status, self.stream
         entry.upstream = None if self.pool is None else self.pool.name

@@ -47,21 +47,31 @@ def walk(
     canary: Canary, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
 ) -> Iterator[Decided]:
     """Steps a canary through everything that was counted, and through what people did; its decisions as they come."""
-    people = [entry for entry in audit if entry.who != GATEWAY and entry.action in ("approve", "resume")]
     waits = False
+    for number, verdict, person in stepped(canary, assigned, seen, audit):
+        if verdict is None:
+            continue
+        found = decided(verdict, number)
+        waiting = found is not None and found.action == "wait"
+        if found is not None and not (waiting and (waits or person)):
+            yield found
+        waits = waiting and not person
+
+
+def stepped(
+    canary: Canary, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
+) -> Iterator[tuple[int, Verdict | None, bool]]:
+    """(the assignment that was counted last, what came of it, whether a person has led to it) of each step; nothing
+    comes of a rollout that is left out, or that the canary did not see because it had ended."""
+    people = [entry for entry in audit if entry.who != GATEWAY and entry.action in ("approve", "resume")]
     for number in range(len(seen) + 1):
         if number:
             one = seen[number - 1]
-            if one.left_out is None and not canary.ended:
-                found = decided(canary.step(observation(assigned[number - 1], one)), number)
-                if found is not None and not (waits and found.action == "wait"):
-                    yield found
-                waits = found is not None and found.action == "wait"
+            looked_at = one.left_out is None and not canary.ended
+            yield number, canary.step(observation(assigned[number - 1], one)) if looked_at else None, False
         for entry in people:
             if entry.assignment == number and (verdict := acted(canary, entry.action)) is not None:
-                waits = False
-                if (found := decided(verdict, number)) is not None and found.action != "wait":
-                    yield found
+                yield number, verdict, True
 
 
 def acted(canary: Canary, action: str) -> Verdict | None:

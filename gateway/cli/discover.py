@@ -6,14 +6,12 @@ into a call, or the gateway has made the call itself, that text tells nothing ab
 
 from __future__ import annotations
 
-import asyncio
-
 from pydantic import BaseModel
 
 from penstock.gateway.calls.record import PROMPTS
 from penstock.gateway.calls.turns import decode_body, encoding
 from penstock.gateway.client.client import Client
-from penstock.gateway.client.console import PARALLEL
+from penstock.gateway.client.parallel import each
 from penstock.gateway.dialects import by_name
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.resource import PromptText, ResourceView, ToolText
@@ -54,12 +52,8 @@ class Slots(BaseModel):
 
 async def samples_of(client: Client, heads: list[Span]) -> tuple[list[Sample], int]:
     """(the system texts of calls as agents sent them, calls that were left out), read a few calls at a time."""
-    found, left_out = list[Sample](), 0
-    for at in range(0, len(heads), PARALLEL):
-        for some in await asyncio.gather(*(_samples(client, head) for head in heads[at : at + PARALLEL])):
-            found += some or []
-            left_out += some is None
-    return found, left_out
+    found = await each(lambda head: _samples(client, head), heads)
+    return [sample for some in found for sample in some or ()], found.count(None)
 
 
 async def _samples(client: Client, head: Span) -> list[Sample] | None:
@@ -97,8 +91,7 @@ def recogniser(resources: list[ResourceView]) -> Recogniser:
     for version in (version for resource in resources for version in resource.versions):
         content = version.read()
         if isinstance(content, PromptText | ToolText) and content.sent:
-            tool = content.tool if isinstance(content, ToolText) else None
-            known.append(Known(version.name, content.template, tool))
+            known.append(Known.of(version.name, content))
     return Recogniser(known)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import LOCAL, PARALLEL, Failure, Terms, Url, joined_terms, note, with_client
+from penstock.gateway.client.console import LOCAL, Terms, Url, joined_terms, note, with_client
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -54,12 +54,7 @@ def export(
         elif not count:
             note("Nothing was written: nothing matches.")
 
-    try:
-        with_client(gateway, ask)
-    except OSError as e:
-        if output is None:
-            raise
-        raise Failure(f"{output}: {e.strerror}") from None
+    with_client(gateway, ask)
 
 
 def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:
@@ -79,6 +74,8 @@ async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
 
 async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel]:
     """What was said in each call, a few calls at a time."""
+    from penstock.gateway.client.parallel import PARALLEL
+
     heads: list[Span] = []
     async for head in _spans(client, f"kind:llm {filter}"):
         heads.append(head)
@@ -91,9 +88,8 @@ async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel
 
 
 async def _read(client: Client, heads: list[Span]) -> list[BaseModel]:
-    import asyncio
-
+    from penstock.gateway.client.parallel import each
     from penstock.gateway.client.tables import Conversation
 
-    details = await asyncio.gather(*(client.span(head.rollout, head.attempt, head.sequence) for head in heads))
+    details = await each(lambda head: client.span(head.rollout, head.attempt, head.sequence), heads)
     return [made for made in map(Conversation.of, details) if made is not None]

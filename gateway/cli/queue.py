@@ -46,7 +46,7 @@ def resume(*, json: Json = False, gateway: Url = LOCAL) -> None:
 
 def drain(*, json: Json = False, gateway: Url = LOCAL) -> None:
     """Hand out no work, send workers home, and wait until nothing runs."""
-    from penstock.gateway.display.rollouts import counted
+    from penstock.gateway.model.wording import counted
 
     async def ask(client: Client) -> None:
         cursor = (await client.stats(spans=0)).cursor

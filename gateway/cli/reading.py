@@ -10,7 +10,6 @@ from penstock.gateway.cli.terminal import console, show
 from penstock.gateway.client.console import (
     LOCAL,
     NO_MATCH,
-    PARALLEL,
     Failure,
     Json,
     Limit,
@@ -186,12 +185,8 @@ async def _print_body(client: Client, call: tuple[str, str, int], raw: str, side
 async def _rollout_details(
     client: Client, rid: str, attempt: str | None, calls: int
 ) -> tuple[RolloutSummary, list[SpanDetail]]:
-    import asyncio
+    from penstock.gateway.client.parallel import each
 
     rollout = await client.rollout(rid)
     heads = [head async for head in client.spans(rid, attempt, limit=calls)]
-    details: list[SpanDetail] = []
-    for at in range(0, len(heads), PARALLEL):
-        some = (client.span(rid, head.attempt, head.sequence) for head in heads[at : at + PARALLEL])
-        details += await asyncio.gather(*some)
-    return rollout, details
+    return rollout, await each(lambda head: client.span(rid, head.attempt, head.sequence), heads)

@@ -11,7 +11,6 @@ from penstock.gateway.cli.terminal import show
 from penstock.gateway.client.console import (
     LOCAL,
     NO_MATCH,
-    PARALLEL,
     Failure,
     Json,
     Limit,
@@ -28,7 +27,6 @@ from penstock.gateway.client.console import (
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.gateway.model.answers import Diagnosis
     from penstock.gateway.model.rollout import Rollout
 
 Value = Annotated[float | None, Parameter(allow_leading_hyphen=True)]
@@ -128,24 +126,16 @@ def doctor(
     limit
         How many rollouts of a filter at most, the newest.
     """
+    from penstock.gateway.client.parallel import each
     from penstock.gateway.display import queue
 
     async def ask(client: Client) -> None:
         rids = found or [r.id for r in await up_to(limit, lambda most: client.rollouts(filter, most))]
-        told = await _diagnosed(client, rids, model)
+        told = await each(lambda rid: client.diagnosis(rid, model), rids)
         show(told, json, lambda: queue.diagnoses(told), NO_MATCH)
 
     found, filter = ids_or_filter(rollouts)
     with_client(gateway, ask)
-
-
-async def _diagnosed(client: Client, rids: Sequence[str], model: str | None) -> list[Diagnosis]:
-    import asyncio
-
-    told: list[Diagnosis] = []
-    for at in range(0, len(rids), PARALLEL):
-        told += await asyncio.gather(*(client.diagnosis(rid, model) for rid in rids[at : at + PARALLEL]))
-    return told
 
 
 async def _move(
@@ -164,9 +154,8 @@ async def _move(
 
 
 async def _each(rids: Sequence[str], act: Callable[[str], Awaitable[Rollout]]) -> tuple[list[Rollout], list[str]]:
-    import asyncio
-
     from penstock.gateway.client.client import ClientError
+    from penstock.gateway.client.parallel import each
 
     async def attempt(rid: str) -> Rollout | str:
         try:
@@ -176,7 +165,5 @@ async def _each(rids: Sequence[str], act: Callable[[str], Awaitable[Rollout]]) -
                 raise
             return str(e)
 
-    ends: list[Rollout | str] = []
-    for at in range(0, len(rids), PARALLEL):
-        ends += await asyncio.gather(*map(attempt, rids[at : at + PARALLEL]))
+    ends = await each(attempt, rids)
     return [end for end in ends if not isinstance(end, str)], [end for end in ends if isinstance(end, str)]

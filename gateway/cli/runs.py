@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from penstock.gateway.cli.terminal import show
 from penstock.gateway.client.console import LOCAL, Failure, Json, Limit, Url, up_to, with_client
+from penstock.gateway.client.files import whole_file
 from penstock.gateway.model.run import MOST_READ, Kind, Status
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def plot(
         if not any(curve.count for curve in curves[run]):
             raise Failure(f"run {run!r} has no points to draw")
         events = [event async for event in client.run_events(run, EVENTS)]
-        with _file(path) as file:
+        with whole_file(path) as file:
             file.write(_drawn(path.suffix, found, curves, events))
         print(f"{path}: {sum(curve.count > 0 for curve in curves[run]):,} metrics", file=sys.stderr)
 
@@ -164,7 +163,7 @@ def export(
         elif to == "mlflow" and output is not None:
             count = await export_runs.mlflow(found, points, output)
         else:
-            with _file(output) as file:
+            with whole_file(output) as file:
                 if to == "jsonl":
                     count = await export_runs.lines(points, file)
                 else:
@@ -173,20 +172,6 @@ def export(
             print(f"{output}: {count:,} steps", file=sys.stderr)
 
     with_client(gateway, ask)
-
-
-@contextmanager
-def _file(path: Path | None) -> Generator[IO[bytes]]:
-    """A file that appears when it is whole; None is stdout."""
-    from penstock.gateway.client.files import whole_file
-
-    try:
-        with whole_file(path) as file:
-            yield file
-    except OSError as e:
-        if path is None:
-            raise
-        raise Failure(f"{path}: {e.strerror}") from None
 
 
 def _names(metrics: str | None) -> list[str] | None:

@@ -19,6 +19,7 @@ from pydantic_core import from_json
 
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.wording import counted
 
 T = TypeVar("T")
 
@@ -134,5 +135,5 @@ def _unseen(id: str, seen: dict[str, int], line: int) -> None:
 def first_flaws(flaws: Sequence[Flaw]) -> str:
     """In one line."""
     rest = len(flaws) - 1
-    more = f" (and {rest:,} more line{'' if rest == 1 else 's'})" if rest else ""
+    more = f" (and {counted(rest, 'more line')})" if rest else ""
     return f"{flaws[0]}{more}"

@@ -6,19 +6,18 @@ This module compares these with the rewards on the tape that they name.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from penstock.gateway.canary.verify import verify
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.client.console import PARALLEL
+from penstock.gateway.client.parallel import each
 from penstock.gateway.display.release_series import History
-from penstock.gateway.display.rollouts import counted
 from penstock.gateway.model.release import Release, Seen
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.rollout import Reward
+from penstock.gateway.model.wording import counted
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -62,9 +61,7 @@ async def checked(client: Client, name: str) -> Checked:
         if not problems or (await client.release(name)).release.revision == release.revision:
             break
     judged = [one for one in found.seen if one.left_out is None]
-    for at in range(0, len(judged), PARALLEL):
-        asked = (_reward(client, release, one) for one in judged[at : at + PARALLEL])
-        problems += filter(None, await asyncio.gather(*asked))
+    problems += filter(None, await each(lambda one: _reward(client, release, one), judged))
     made = sum(entry.who == GATEWAY and entry.assignment is not None for entry in found.audit)
     compared = sum(one.span is not None for one in judged)
     return Checked(release=name, decisions=made, observations=len(found.seen), rewards=compared, problems=problems)

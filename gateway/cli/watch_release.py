@@ -17,7 +17,6 @@ from rich.console import RenderableType
 from penstock.gateway.cli.terminal import console
 from penstock.gateway.cli.verify import history
 from penstock.gateway.cli.watch import show, whenever
-from penstock.gateway.client.console import Failure
 from penstock.gateway.client.files import whole_file
 from penstock.gateway.display import releases
 from penstock.gateway.display.release_page import page
@@ -93,7 +92,8 @@ async def watch(client: Client, name: str, html: Path | None, json: bool) -> Non
     async def written() -> AsyncGenerator[Look]:
         async for found in looks(client, name, html is not None):
             if html is not None:
-                _write(html, found)
+                with whole_file(html) as file:
+                    file.write(page(found.view, found.history, time.time_ns()).encode())
             yield found
 
     def tell(found: Look, before: Look | None) -> None:
@@ -113,11 +113,3 @@ def _view(found: Look) -> ReleaseView:
 def _picture(found: Look) -> RenderableType:
     view, history, awaited = found
     return releases.status(view, history.audit, awaited, time.time_ns(), LAST)
-
-
-def _write(path: Path, found: Look) -> None:
-    try:
-        with whole_file(path) as file:
-            file.write(page(found.view, found.history, time.time_ns()).encode())
-    except OSError as e:
-        raise Failure(f"{path}: {e.strerror}") from None

@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import TypeVar
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
 from penstock.gateway.client.connection import ClientError, brief
 from penstock.gateway.client.exchanges import Recorded, Unpacker
+from penstock.gateway.client.parallel import each
 from penstock.gateway.client.releases import ReleaseClient
 from penstock.gateway.client.runs import RunClient
 from penstock.gateway.model.answers import (
@@ -65,9 +65,6 @@ from penstock.gateway.model.transcript import Call, Transcript
 
 __all__ = ["Client", "ClientError"]
 
-P = TypeVar("P", RolloutPage, SpanPage)
-
-PAGE, PARALLEL = 1000, 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
@@ -78,23 +75,23 @@ class Client(ReleaseClient, RunClient):
 
     async def rollouts(self, filter: str = "", limit: int | None = None) -> AsyncIterator[RolloutSummary]:
         """Rollouts, newest first; all of them or up to `limit`."""
-        async for page in self._pages("/api/rollouts", filter, limit, RolloutPage):
-            for rollout in page.rollouts:
-                yield rollout
+        params = {"filter": filter or None}
+        async for rollout in self.rows("/api/rollouts", RolloutPage, params, limit, lambda page: page.rollouts):
+            yield rollout
 
     async def spans(
         self, rollout: str, attempt: str | None = None, filter: str = "", limit: int | None = None
     ) -> AsyncIterator[Span]:
         """Heads of the spans of a rollout or of one attempt, in order."""
-        async for page in self._pages(f"{_path(rollout, attempt)}/spans", filter, limit, SpanPage):
-            for span in page.spans:
-                yield span
+        path, params = f"{_path(rollout, attempt)}/spans", {"filter": filter or None}
+        async for span in self.rows(path, SpanPage, params, limit, lambda page: page.spans):
+            yield span
 
     async def recent_spans(self, filter: str = "", limit: int | None = None) -> AsyncIterator[Span]:
         """Heads of the spans of all rollouts, newest change first."""
-        async for page in self._pages("/api/spans", filter, limit, SpanPage):
-            for span in page.spans:
-                yield span
+        params = {"filter": filter or None}
+        async for span in self.rows("/api/spans", SpanPage, params, limit, lambda page: page.spans):
+            yield span
 
     async def rollout(self, rollout: str) -> RolloutSummary:
         """One rollout."""
@@ -120,10 +117,7 @@ class Client(ReleaseClient, RunClient):
         if found is None:
             raise ClientError(f"rollout {rollout!r} has no attempt{'' if attempt is None else f' {attempt!r}'}", 404)
         heads = [span async for span in self.spans(rollout, found.id) if span.kind == "llm"]
-        details: list[SpanDetail] = []
-        for at in range(0, len(heads), PARALLEL):
-            few = heads[at : at + PARALLEL]
-            details += await asyncio.gather(*(self.span(rollout, found.id, span.sequence) for span in few))
+        details = await each(lambda head: self.span(rollout, found.id, head.sequence), heads)
         return Transcript(
             rollout=Rollout(**{name: getattr(summary, name) for name in Rollout.model_fields}),
             attempt=found,
@@ -189,16 +183,6 @@ class Client(ReleaseClient, RunClient):
                 for data in filter(None, map(_data, events)):
                     yield Change.model_validate_json(data)
 
-    async def _pages(self, path: str, filter: str, limit: int | None, model: type[P]) -> AsyncGenerator[P]:
-        cursor, left = None, limit
-        while left is None or left > 0:
-            params = {"filter": filter or None, "limit": min(left or PAGE, PAGE), "cursor": cursor}
-            page = await self.get(path, model, params)
-            yield page
-            left, cursor = None if left is None else left - _rows(page), page.next
-            if cursor is None:
-                return
-
     # Work -------------------------------------------------------------------------------------------------------------
 
     async def enqueue(self, rollouts: Sequence[RolloutSpec]) -> list[Enqueued]:
@@ -250,10 +234,6 @@ class Client(ReleaseClient, RunClient):
     async def workers(self) -> list[Worker]:
         """Those who were heard of lately, by name."""
         return (await self.get("/api/workers", WorkerList)).workers
-
-
-def _rows(page: RolloutPage | SpanPage) -> int:
-    return len(page.rollouts if isinstance(page, RolloutPage) else page.spans)
 
 
 def _path(rollout: str, attempt: str | None = None, sequence: int | None = None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from io import BytesIO
 from typing import Self, TypeVar
@@ -12,12 +12,15 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 from yarl import URL
 
-from penstock.gateway.model.answers import ErrorAnswer
+from penstock.gateway.model.answers import ErrorAnswer, Page
 from penstock.gateway.model.wording import sentence
 
 M = TypeVar("M", bound=BaseModel)
+P = TypeVar("P", bound=Page)
+T = TypeVar("T")
 Params = Mapping[str, str | int | None]
 
+PAGE = 1000
 AGENTS_URL = re.compile(r"(/rollout/.*|/v1(beta)?)$")
 """What stands behind the gateway's own URL in that of an agent. To ask there would be a call of a model."""
 CHECK_URL = "check --gateway or PENSTOCK_GATEWAY; `penstock serve` prints the address"
@@ -67,6 +70,20 @@ class Connection:
     async def post(self, path: str, model: type[M], body: BaseModel) -> M:
         """What a POST answers, as a model. What the body does not set is not sent."""
         return self._parsed(path, model, await self.read("POST", path, body=body.model_dump_json(exclude_unset=True)))
+
+    async def rows(
+        self, path: str, model: type[P], params: Params, limit: int | None, rows: Callable[[P], Sequence[T]]
+    ) -> AsyncGenerator[T]:
+        """The rows of a list, page after page; all of them or up to `limit`."""
+        cursor, left = None, limit
+        while left is None or left > 0:
+            page = await self.get(path, model, {**params, "limit": min(left or PAGE, PAGE), "cursor": cursor})
+            found = rows(page)
+            for row in found:
+                yield row
+            left, cursor = None if left is None else left - len(found), page.next
+            if cursor is None:
+                return
 
     async def read(self, method: str, path: str, params: Params | None = None, body: str | None = None) -> bytes:
         """The bytes of a good answer."""

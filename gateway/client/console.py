@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="BaseModel")
 T = TypeVar("T")
 
-PARALLEL = 8
-"""Requests of one command at a time."""
 OPERATOR = re.compile(r"[:=<>~]")
 """What a term of a filter has, and an id never."""
 TARGET = re.compile(r"(?P<rollout>[^/#]+)(/(?P<attempt>[^/#]+))?(#(?P<sequence>[1-9][0-9]{0,8}))?")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
@@ -16,7 +16,8 @@ from penstock.gateway.client.sinks import Format
 
 @contextmanager
 def whole_file(path: Path | None) -> Generator[IO[bytes]]:
-    """A file that appears under its name when all is written, and not at all if that fails; None is stdout."""
+    """A file that appears under its name when all is written, and not at all if that fails; None is stdout. Raises
+    `Failure` when it cannot be written."""
     if path is None:
         yield sys.stdout.buffer
         return
@@ -25,8 +26,11 @@ def whole_file(path: Path | None) -> Generator[IO[bytes]]:
         with part.open("xb") as file:
             yield file
         part.replace(path)
+    except OSError as e:
+        raise Failure(f"{path}: {e.strerror}") from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
 
 
 def check_format(format: Format, output: Path | None) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from urllib.parse import quote
 
-from penstock.gateway.client.connection import Connection
+from penstock.gateway.client.connection import PAGE, Connection
 from penstock.gateway.model.run import (
     Curve,
     CurveList,
@@ -33,8 +33,6 @@ from penstock.gateway.model.run import (
     RunPage,
     Status,
 )
-
-PAGE = 1000
 
 
 class RunClient(Connection):
@@ -68,15 +66,9 @@ class RunClient(Connection):
         self, kind: Kind | None = None, status: Status | None = None, limit: int | None = None
     ) -> AsyncIterator[RunHead]:
         """Training runs, newest first; all of them or up to `limit`."""
-        cursor, left = None, limit
-        while left is None or left > 0:
-            params = {"kind": kind, "status": status, "limit": min(left or PAGE, PAGE), "cursor": cursor}
-            page = await self.get("/api/runs", RunPage, params)
-            for run in page.runs:
-                yield run
-            left, cursor = None if left is None else left - len(page.runs), page.next
-            if cursor is None:
-                return
+        params = {"kind": kind, "status": status}
+        async for run in self.rows("/api/runs", RunPage, params, limit, lambda page: page.runs):
+            yield run
 
     async def run(self, run: str) -> Run:
         """One training run."""
@@ -110,15 +102,8 @@ class RunClient(Connection):
 
     async def run_events(self, run: str, limit: int | None = None) -> AsyncIterator[RunEvent]:
         """What happened in a run, newest first; all of it or up to `limit`."""
-        cursor, left = None, limit
-        while left is None or left > 0:
-            params = {"limit": min(left or PAGE, PAGE), "cursor": cursor}
-            page = await self.get(f"{_path(run)}/events", RunEventPage, params)
-            for event in page.events:
-                yield event
-            left, cursor = None if left is None else left - len(page.events), page.next
-            if cursor is None:
-                return
+        async for event in self.rows(f"{_path(run)}/events", RunEventPage, {}, limit, lambda page: page.events):
+            yield event
 
 
 def _path(run: str) -> str:

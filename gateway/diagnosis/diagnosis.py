@@ -36,6 +36,7 @@ from penstock.gateway.model.attributes import BEGAN
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import Attempt, RolloutSummary
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.wording import counted
 
 T = TypeVar("T")
 
@@ -200,8 +201,7 @@ def _verdict(rollout: RolloutSummary, about: Sequence[Finding], attempts: Sequen
     if not good:
         return f"{rollout.id} cannot be trained on: {_reason(about, attempts)}."
     calls = f"{sum(attempt.trainable for attempt in good):,} of {sum(len(a.calls) for a in attempts):,} calls"
-    sequences = sum(attempt.sequences for attempt in good)
-    rows = f"{sequences:,} sequence{'' if sequences == 1 else 's'}"
+    rows = counted(sum(attempt.sequences for attempt in good), "sequence")
     return f"{rollout.id} can be trained on: {calls}, {rows}, reward {good[-1].reward}."
 
 

@@ -14,6 +14,7 @@ from penstock.gateway.dialects.completions import Completions
 from penstock.gateway.dialects.embeddings import Embeddings
 from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.dialects.gemini import Gemini, GeminiCount, GeminiEmbeddings
+from penstock.gateway.dialects.mcp import Mcp
 from penstock.gateway.dialects.messages import CountTokens, Messages
 from penstock.gateway.dialects.models import Models
 from penstock.gateway.dialects.opaque import Opaque
@@ -32,6 +33,7 @@ DIALECTS: tuple[Dialect, ...] = (
     GeminiEmbeddings(),
     Converse(),
     Models(),
+    Mcp(),
     OPAQUE,
 )
 FAMILIES: Final[dict[str, Family]] = {dialect.family.name: dialect.family for dialect in DIALECTS}

@@ -39,6 +39,7 @@ from penstock.gateway.dialects.loose_json import (
     objs,
     text,
 )
+from penstock.gateway.dialects.parts import headed
 from penstock.gateway.dialects.text_spans import SYSTEM, Described, Item, Pointed, Quoted, quoted_text, quoted_tool
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
@@ -141,9 +142,11 @@ class Converse(Post):
         asked = _asked(request)
         return chain(_quoted(asked.system, ("system",)), _quoted_messages(asked.messages)), None
 
-    def quoted_descriptions(self, request: bytes) -> Pointed:
+    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
         """Of the client's tools."""
-        return _described(request), None
+        config = _offers(request).toolConfig
+        for at, offer in enumerate((config and config.tools) or ()):
+            yield from quoted_tool(offer.toolSpec, ("toolConfig", "tools", at, "toolSpec"))
 
     def over(self, response: bytes) -> bool:
         """True after the metadata, or an exception."""
@@ -215,11 +218,8 @@ class Converse(Post):
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The system texts, then one for one."""
-        system = message_of({"role": "system", "content": asked.get("system")})
-        return [
-            *([system] if system.parts else []),
-            *[message_of(item) for item in entries(asked, "messages", problems)],
-        ]
+        system = message_of({"content": asked.get("system")})
+        return headed(system.parts, [message_of(item) for item in entries(asked, "messages", problems)])
 
     def tools(self, asked: Json) -> list[Tool]:
         """The client's by name, and Bedrock's own."""
@@ -256,12 +256,6 @@ def _quoted_messages(messages: list[Item] | None) -> Iterator[Quoted]:
     for at, item in enumerate(messages or ()):
         if item.role in SYSTEM and bytes(memoryview(item.content)[:1]) == b"[":
             yield from _quoted(_texts(item.content), ("messages", at, "content"))
-
-
-def _described(request: bytes) -> Iterator[Quoted]:
-    config = _offers(request).toolConfig
-    for at, offer in enumerate((config and config.tools) or ()):
-        yield from quoted_tool(offer.toolSpec, ("toolConfig", "tools", at, "toolSpec"))
 
 
 def _message(answer: Json) -> Json:

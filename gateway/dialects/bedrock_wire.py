@@ -7,6 +7,7 @@ from binascii import Error
 from typing import Any
 
 from penstock.gateway.dialects.loose_json import Json, arr, dumps, joined, loads, obj, objs, text, tokens_beside_cache
+from penstock.gateway.dialects.parts import tool_of
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Message, Part, Tool
 
@@ -83,9 +84,7 @@ def tools_of(offered: Any) -> list[Tool]:
     for tool in objs(offered):
         spec, own = obj(tool.get("toolSpec")), obj(tool.get("systemTool"))
         if spec:
-            schema = obj(spec.get("inputSchema")).get("json")
-            name, description = text(spec.get("name")) or "tool", text(spec.get("description"))
-            found.append(Tool(name=name, description=description, parameters=schema))
+            found.append(tool_of(spec, "tool", obj(spec.get("inputSchema")).get("json")))
         elif own:
             found.append(Tool(name=text(own.get("name")) or "systemTool"))
     return found

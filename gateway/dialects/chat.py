@@ -6,6 +6,7 @@ Reasoning is read from `reasoning_content` and from `reasoning`: servers disagre
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from penstock.gateway.dialects.base import Facts, Otel
 from penstock.gateway.dialects.ending import Said, body_failed, is_done, stream_failed
 from penstock.gateway.dialects.family import OPENAI
 from penstock.gateway.dialects.items import cutter
-from penstock.gateway.dialects.json_post import Post, marked, routes
+from penstock.gateway.dialects.json_post import Post, choices_of, marked, routes
 from penstock.gateway.dialects.loose_json import (
     PROMPT,
     Json,
@@ -93,27 +94,10 @@ _asked = msgspec.json.Decoder(_Asked).decode
 _offers = msgspec.json.Decoder(_Offers).decode
 
 
-class Chat(Post):
-    """Chat completions."""
+class Framed(Post):
+    """What chat and text completions share: the frame around their choices."""
 
-    name = "chat"
     family = OPENAI
-    routes: ClassVar[frozenset[str]] = routes("/chat/completions")
-    apart: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "functions", "model", "stream"})
-    client_tools: ClassVar[tuple[str, ...]] = ("function", "custom")
-    conversation_field = "messages"
-    token_fields: Mapping[str, bytes] = MappingProxyType({IDS: b"true", LOGPROBS: b"true"})
-    otel: Otel | None = Otel("chat", "openai", "chat_completions")
-    cut = staticmethod(cutter(_Told))
-
-    def quoted_system(self, request: bytes) -> Pointed:
-        """Messages of the roles system and developer."""
-        asked = _asked(request)
-        return quoted_items(asked.messages, "messages"), asked
-
-    def quoted_descriptions(self, request: bytes) -> Pointed:
-        """Of functions and custom tools."""
-        return _described(request), None
 
     def over(self, response: bytes) -> bool:
         """True after `[DONE]`."""
@@ -161,6 +145,46 @@ class Chat(Post):
             problems.append("response: the stream ended early")
         return answer
 
+    @abstractmethod
+    def fold(self, index: int, pieces: list[Json]) -> Json:
+        """The pieces of one choice as a choice of a plain answer."""
+
+    @abstractmethod
+    def message(self, choice: Json) -> Message:
+        """What a choice says."""
+
+    def choices(self, answer: Json) -> list[Choice]:
+        """As many as there are, by index."""
+        return choices_of(answer.get("choices"), self.message, "finish_reason")
+
+    def usage(self, answer: Json) -> Usage | None:
+        """As reported."""
+        return tokens(answer.get("usage"), PROMPT)
+
+
+class Chat(Framed):
+    """Chat completions."""
+
+    name = "chat"
+    routes: ClassVar[frozenset[str]] = routes("/chat/completions")
+    apart: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "functions", "model", "stream"})
+    client_tools: ClassVar[tuple[str, ...]] = ("function", "custom")
+    conversation_field = "messages"
+    token_fields: Mapping[str, bytes] = MappingProxyType({IDS: b"true", LOGPROBS: b"true"})
+    otel: Otel | None = Otel("chat", "openai", "chat_completions")
+    cut = staticmethod(cutter(_Told))
+
+    def quoted_system(self, request: bytes) -> Pointed:
+        """Messages of the roles system and developer."""
+        asked = _asked(request)
+        return quoted_items(asked.messages, "messages"), asked
+
+    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
+        """Of functions and custom tools."""
+        for at, offer in enumerate(_offers(request).tools or ()):
+            yield from quoted_tool(offer.function, ("tools", at, "function"))
+            yield from quoted_tool(offer.custom, ("tools", at, "custom"))
+
     def fold(self, index: int, pieces: list[Json]) -> Json:
         """The pieces of one choice as a choice of a plain answer."""
         deltas = [obj(piece.get("delta")) for piece in pieces]
@@ -172,6 +196,10 @@ class Chat(Post):
             | {"role": earliest(deltas, "role"), "audio": _audio(deltas)}
             | {"tool_calls": _calls(deltas), "function_call": _function(deltas)},
         }
+
+    def message(self, choice: Json) -> Message:
+        """The message in a choice."""
+        return _message(obj(choice.get("message")), "assistant")
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """One for one."""
@@ -186,22 +214,6 @@ class Chat(Post):
         """Functions, custom tools, and the functions of before there were tools."""
         tools = [_tool(item) for item in objs(asked.get("tools"))]
         return tools + [_named(item, "function") for item in objs(asked.get("functions"))]
-
-    def choices(self, answer: Json) -> list[Choice]:
-        """As many as there are, by index."""
-        items = enumerate(objs(answer.get("choices")))
-        return [
-            Choice(
-                index=at if (index := count(item.get("index"))) is None else index,
-                message=_message(obj(item.get("message")), "assistant"),
-                finish=text(item.get("finish_reason")),
-            )
-            for at, item in items
-        ]
-
-    def usage(self, answer: Json) -> Usage | None:
-        """As reported."""
-        return tokens(answer.get("usage"), PROMPT)
 
     def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
         """The first choice's message, and a message for each result."""
@@ -219,12 +231,6 @@ class Chat(Post):
             content = results[len(calls)].text or ""
             answered.append({"role": "function", "name": function.get("name"), "content": content})
         return [said, *answered] if len(answered) == len(results) else None
-
-
-def _described(request: bytes) -> Iterator[Quoted]:
-    for at, offer in enumerate(_offers(request).tools or ()):
-        yield from quoted_tool(offer.function, ("tools", at, "function"))
-        yield from quoted_tool(offer.custom, ("tools", at, "custom"))
 
 
 def _note(facts: Facts, answer: _Answer) -> None:

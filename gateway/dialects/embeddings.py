@@ -11,7 +11,7 @@ from penstock.gateway.dialects.family import OPENAI
 from penstock.gateway.dialects.json_post import Post, routes
 from penstock.gateway.dialects.loose_json import PROMPT, Json, Peek, label, lenient, tokens
 from penstock.gateway.model.span import Usage
-from penstock.gateway.model.turn import Choice, Message, Tool
+from penstock.gateway.model.turn import Choice, Message
 
 
 class _Answer(Said):
@@ -48,10 +48,6 @@ class Embeddings(Post):
         """A user's message per text."""
         return [Message(role="user", parts=[part]) for part in prompts(asked.get("input"))]
 
-    def tools(self, asked: Json) -> list[Tool]:
-        """None."""
-        return []
-
     def choices(self, answer: Json) -> list[Choice]:
         """None: vectors are not said."""
         return []
@@ -59,7 +55,3 @@ class Embeddings(Post):
     def usage(self, answer: Json) -> Usage | None:
         """As reported."""
         return tokens(answer.get("usage"), PROMPT)
-
-    def conversation(self, request: bytes) -> list[bytes]:
-        """None."""
-        return []

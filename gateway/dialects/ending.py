@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
-Failed = Literal["stream_error", "ended_early", "error_body"]
-"""An error among the events of a stream; a stream without its end; a plain body that is an error."""
+Failed = Literal["stream_error", "ended_early", "error_body", "rpc_error", "tool_error"]
+"""An error among the events of a stream; a stream without its end; a plain body that is an error. Of MCP: an error of
+JSON-RPC, whose code is an attribute; a tool's result that is an error."""
 
 _ERROR_EVENT = re.compile(rb"(?<![^\r\n])event: ?error[\r\n]")
 _DONE = re.compile(rb"(?<![^\r\n])data: ?\[DONE\]\s*\Z")

@@ -22,6 +22,8 @@ class Family(ABC):
     """The public endpoint, as its SDK takes it; None where there is none for everybody."""
     versioned: ClassVar[bool] = False
     """Whether base URLs hold the `/v1` that paths begin with."""
+    models: ClassVar[bool] = True
+    """Whether models are served: what an `[[upstream]]` of penstock.toml may speak."""
     engines: ClassVar[bool] = False
     """Whether inference engines speak it: they take chat completions, and give token ids when asked for them."""
     credential_header: ClassVar[bytes]

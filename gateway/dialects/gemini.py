@@ -20,7 +20,7 @@ from penstock.gateway.dialects.ending import Failed, Said, body_failed, is_error
 from penstock.gateway.dialects.family import GEMINI
 from penstock.gateway.dialects.gemini_wire import field, folded, items, message_of, tools_of, usage_of
 from penstock.gateway.dialects.items import Items, cutter
-from penstock.gateway.dialects.json_post import Post
+from penstock.gateway.dialects.json_post import Post, choices_of
 from penstock.gateway.dialects.loose_json import (
     Json,
     Peek,
@@ -33,9 +33,8 @@ from penstock.gateway.dialects.loose_json import (
     loads,
     obj,
     objs,
-    text,
 )
-from penstock.gateway.dialects.parts import fingerprint
+from penstock.gateway.dialects.parts import fingerprint, headed
 from penstock.gateway.dialects.sse import last
 from penstock.gateway.dialects.text_spans import Described, Path, Pointed, Quoted, quoted_text, quoted_tool
 from penstock.gateway.model.span import Usage
@@ -141,9 +140,14 @@ class Gemini(Post):
         """The parts of the system instruction."""
         return _instructions(request), None
 
-    def quoted_descriptions(self, request: bytes) -> Pointed:
+    def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
         """Of function declarations."""
-        return _declarations(request), None
+        for asked, path in _requests(request):
+            for tool, at in _listed(asked.tools, (*path, "tools")):
+                for key in ("functionDeclarations", "function_declarations"):
+                    declared: list[Described] | Described | None = getattr(tool, key)
+                    for function, place in _listed(declared, (*at, key)):
+                        yield from quoted_tool(function, place)
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Of a stream of one candidate the last events, and a count of its calls; of several candidates everything."""
@@ -213,10 +217,7 @@ class Gemini(Post):
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The system instruction, then one for one."""
         instruction = message_of(obj(field(asked, "systemInstruction")), "system")
-        return [
-            *([Message(role="system", parts=instruction.parts)] if instruction.parts else []),
-            *[message_of(obj(item), "user") for item in items(asked.get("contents"))],
-        ]
+        return headed(instruction.parts, [message_of(obj(it), "user") for it in items(asked.get("contents"))])
 
     def tools(self, asked: Json) -> list[Tool]:
         """Functions by name, Google's own by their field."""
@@ -224,14 +225,9 @@ class Gemini(Post):
 
     def choices(self, answer: Json) -> list[Choice]:
         """The candidates."""
-        return [
-            Choice(
-                index=at if (index := count(item.get("index"))) is None else index,
-                message=message_of(obj(item.get("content")), "model"),
-                finish=text(item.get("finishReason")),
-            )
-            for at, item in enumerate(objs(answer.get("candidates")))
-        ]
+        return choices_of(
+            answer.get("candidates"), lambda it: message_of(obj(it.get("content")), "model"), "finishReason"
+        )
 
     def usage(self, answer: Json) -> Usage | None:
         """As reported, thoughts added to the output."""
@@ -311,15 +307,6 @@ def _instructions(request: bytes) -> Iterator[Quoted]:
             content: _Content | None = getattr(asked, key)
             for part, at in _listed(content and content.parts, (*path, key, "parts")):
                 yield from quoted_text(part.text, (*at, "text"), "system")
-
-
-def _declarations(request: bytes) -> Iterator[Quoted]:
-    for asked, path in _requests(request):
-        for tool, at in _listed(asked.tools, (*path, "tools")):
-            for key in ("functionDeclarations", "function_declarations"):
-                declared: list[Described] | Described | None = getattr(tool, key)
-                for function, place in _listed(declared, (*at, key)):
-                    yield from quoted_tool(function, place)
 
 
 def _requests(request: bytes) -> Iterator[tuple[_Request, Path]]:

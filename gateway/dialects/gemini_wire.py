@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.gateway.dialects.loose_json import Json, arr, count, dumps, obj, objs, text
-from penstock.gateway.dialects.parts import result_part
+from penstock.gateway.dialects.parts import result_part, tool_of
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Message, Part, Tool
 
@@ -96,11 +96,7 @@ def tools_of(wire: Json) -> list[Tool]:
     own = [name for name in wire if name not in ("functionDeclarations", "function_declarations")]
     return [
         *[
-            Tool(
-                name=text(it.get("name")) or "tool",
-                description=text(it.get("description")),
-                parameters=it["parameters"] if "parameters" in it else field(it, "parametersJsonSchema"),
-            )
+            tool_of(it, "tool", it["parameters"] if "parameters" in it else field(it, "parametersJsonSchema"))
             for it in declared
         ],
         *[Tool(name=name) for name in own],

@@ -6,52 +6,26 @@ that a plain call would have had, so that there is one reading of an answer and 
 
 from __future__ import annotations
 
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import ClassVar
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 
-from penstock.gateway.dialects.base import EVENT_STREAM, Facts, Otel
-from penstock.gateway.dialects.family import Family
+from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.items import Items, Values, cutter, whole
-from penstock.gateway.dialects.loose_json import (
-    Json,
-    Peek,
-    document,
-    error_message,
-    label,
-    loads,
-    obj,
-    objs,
-    peek,
-    text,
-)
+from penstock.gateway.dialects.loose_json import Json, Peek, count, document, error_message, loads, obj, objs, text
 from penstock.gateway.dialects.parts import fingerprint, plain
 from penstock.gateway.dialects.sampling import forced, sampled
-from penstock.gateway.dialects.text_spans import Place, Pointed, Texts, texts
-from penstock.gateway.dialects.token_estimate import SAID
+from penstock.gateway.dialects.text_spans import Place, Pointed, Quoted, Texts, texts
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 
 
-class Post(ABC):
+class Post(Dialect):
     """Base of the dialects that are posted."""
 
-    name: str
-    family: Family
-    any_family: bool = False
-    answers: bool = True
-    generates: bool = True
-    uses_tokens: bool = True
-    stateful: bool = False
-    conversation_field: str = ""
-    instructions: tuple[str, ...] = ()
-    token_fields: Mapping[str, bytes] = MappingProxyType({})
-    streaming_content_type: bytes = EVENT_STREAM
-    otel: Otel | None = None
+    answers = generates = uses_tokens = True
     routes: ClassVar[frozenset[str]]
     """Its paths; a base URL may or may not end in /v1."""
     apart: ClassVar[frozenset[str]]
@@ -69,18 +43,6 @@ class Post(ABC):
     def matches(self, method: str, path: str) -> bool:
         """True for a POST to exactly one of its routes."""
         return method == "POST" and path in self.routes
-
-    def peek(self, request: bytes) -> Peek | None:
-        """The few fields that a head needs."""
-        return peek(request)
-
-    def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
-        """The model that the request names."""
-        return label((asked or peek(request)).model)
-
-    @abstractmethod
-    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """The head's facts."""
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         """The whole exchange."""
@@ -111,28 +73,25 @@ class Post(ABC):
 
     def tool_texts(self, request: bytes) -> list[Place]:
         """Those that `quoted_descriptions` points at."""
-        return texts(request, self.quoted_descriptions).places
+        return texts(request, lambda body: (self.quoted_descriptions(body), None)).places
 
     def quoted_system(self, request: bytes) -> Pointed:
         """The strings that are system texts; none unless a dialect has any. Raises `wire.UNREADABLE`."""
         return (), None
 
-    def quoted_descriptions(self, request: bytes) -> Pointed:
+    def quoted_descriptions(self, request: bytes) -> Iterable[Quoted]:
         """The strings that describe tools; none unless a dialect has any. Raises `wire.UNREADABLE`."""
-        return (), None
-
-    def over(self, response: bytes) -> bool:
-        """Only streams with a last event of their own can be over early."""
-        return False
+        return ()
 
     def conversation(self, request: bytes) -> list[bytes]:
-        """A fingerprint source per message."""
-        sources = [fingerprint(message) for message in self.messages(obj(loads(request)), [])]
+        """A fingerprint source per message, where the items of a conversation are listed at all."""
+        said = self.messages(obj(loads(request)), []) if self.conversation_field else []
+        sources = [fingerprint(message) for message in said]
         return [source for source in sources if source]
 
     def reply(self, response: bytes, stream: bool) -> bytes:
         """Fingerprint source of the first choice."""
-        choices = self.choices(self.answer(response, stream, []))
+        choices = self.choices(self.answer(response, stream, [])) if self.conversation_field else []
         return fingerprint(choices[0].message) if choices else b""
 
     def items(self, request: bytes) -> Items:
@@ -166,10 +125,6 @@ class Post(ABC):
         said = self.reply(response, stream)
         return [said] if said else []
 
-    def response_id(self, response: bytes, stream: bool) -> str | None:
-        """None: conversations are sent again as a whole."""
-        return None
-
     def server_tools(self, asked: Json) -> list[str]:
         """By their types: those of no type that clients run."""
         offered = asked.get("tools")
@@ -186,10 +141,6 @@ class Post(ABC):
     def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
         """What stands in the next request for an answer and its results; nothing can unless a dialect says how."""
         return None
-
-    def texts_said(self, stream: bool) -> re.Pattern[bytes]:
-        """By the names that most formats have for them."""
-        return SAID
 
     def answer(self, response: bytes, stream: bool, problems: list[str]) -> Json:
         """The body of a plain answer, however it was sent."""
@@ -211,9 +162,9 @@ class Post(ABC):
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The conversation of a request."""
 
-    @abstractmethod
     def tools(self, asked: Json) -> list[Tool]:
-        """The tools of a request."""
+        """The tools of a request; none unless a dialect has any."""
+        return []
 
     @abstractmethod
     def choices(self, answer: Json) -> list[Choice]:
@@ -227,6 +178,19 @@ class Post(ABC):
 def routes(*paths: str) -> frozenset[str]:
     """Each path with and without /v1."""
     return frozenset(path for tail in paths for path in (tail, "/v1" + tail))
+
+
+def choices_of(items: Any, message: Callable[[Json], Message], finish: str) -> list[Choice]:
+    """The choices in a list, each with its index, or its place where it has none. `message`: makes the message of one;
+    `finish`: the field of its finish reason."""
+    return [
+        Choice(
+            index=at if (index := count(item.get("index"))) is None else index,
+            message=message(item),
+            finish=text(item.get(finish)),
+        )
+        for at, item in enumerate(objs(items))
+    ]
 
 
 def marked(body: bytes, marker: bytes) -> int:

@@ -7,7 +7,7 @@ Anthropic runs itself (`server_tool_use`) are parts of type unknown: the client 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -36,9 +36,9 @@ from penstock.gateway.dialects.loose_json import (
     text,
     tokens_beside_cache,
 )
-from penstock.gateway.dialects.parts import content_parts, flat_tools, result_content, result_part
+from penstock.gateway.dialects.parts import content_parts, flat_tools, headed, result_content, result_part
 from penstock.gateway.dialects.sse import first, last
-from penstock.gateway.dialects.text_spans import Item, Pointed, quoted_content, quoted_items, quoted_tools
+from penstock.gateway.dialects.text_spans import Item, Pointed, Quoted, quoted_content, quoted_items, quoted_tools
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
@@ -106,9 +106,9 @@ class Messages(Post):
             quoted_content(asked.system, ("system",), "system"), quoted_items(asked.messages, "messages")
         ), asked
 
-    def quoted_descriptions(self, request: bytes) -> Pointed:
+    def quoted_descriptions(self, request: bytes) -> Iterable[Quoted]:
         """Of the client's tools."""
-        return quoted_tools(request), None
+        return quoted_tools(request)
 
     def over(self, response: bytes) -> bool:
         """True after `message_stop`."""
@@ -166,11 +166,8 @@ class Messages(Post):
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The system text, then one for one."""
         items = entries(asked, "messages", problems)
-        system = content_parts(asked.get("system"))
-        return [
-            *([Message(role="system", parts=system)] if system else []),
-            *[Message(role=text(it.get("role")) or "user", parts=_parts(it.get("content"))) for it in items],
-        ]
+        said = [Message(role=text(it.get("role")) or "user", parts=_parts(it.get("content"))) for it in items]
+        return headed(content_parts(asked.get("system")), said)
 
     def tools(self, asked: Json) -> list[Tool]:
         """The client's and Anthropic's own."""

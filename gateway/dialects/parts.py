@@ -22,14 +22,19 @@ _SAYING = ("system", "developer", "user", "assistant")
 def flat_tools(offered: Any, schema: str) -> list[Tool]:
     """The tools of APIs that write them without an envelope: by name, the provider's own by type. `schema` is the field
     of the arguments' schema."""
-    return [
-        Tool(
-            name=text(item.get("name")) or text(item.get("type")) or "tool",
-            description=text(item.get("description")),
-            parameters=item.get(schema),
-        )
-        for item in objs(offered)
-    ]
+    return [tool_of(item, text(item.get("type")) or "tool", item.get(schema)) for item in objs(offered)]
+
+
+def tool_of(wire: Json, unnamed: str, parameters: Any) -> Tool:
+    """A tool by what holds its name and description. `unnamed`: what it is called if it has no name."""
+    return Tool(
+        name=text(wire.get("name")) or unnamed, description=text(wire.get("description")), parameters=parameters
+    )
+
+
+def headed(instructions: list[Part], messages: list[Message]) -> list[Message]:
+    """Messages of APIs in whose requests instructions stand apart: these come first, if there are any."""
+    return [Message(role="system", parts=instructions), *messages] if instructions else messages
 
 
 def content_parts(content: Any) -> list[Part]:

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
 import msgspec
 import orjson
 
-from penstock.gateway.dialects.base import Facts, Otel
+from penstock.gateway.dialects.base import DELTA, Facts, Otel
 from penstock.gateway.dialects.ending import Failed, Said, body_failed, stream_failed
 from penstock.gateway.dialects.family import OPENAI
 from penstock.gateway.dialects.items import Items, cutter, whole
@@ -43,10 +43,9 @@ from penstock.gateway.dialects.loose_json import (
     text,
     tokens,
 )
-from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, result_content, result_part
+from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, headed, result_content, result_part
 from penstock.gateway.dialects.sse import first, last
-from penstock.gateway.dialects.text_spans import Item, Pointed, quoted_content, quoted_items, quoted_tools
-from penstock.gateway.dialects.token_estimate import DELTA
+from penstock.gateway.dialects.text_spans import Item, Pointed, Quoted, quoted_content, quoted_items, quoted_tools
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
@@ -130,9 +129,9 @@ class Responses(Post):
             quoted_content(asked.instructions, ("instructions",), "system"), quoted_items(items, "input")
         ), asked
 
-    def quoted_descriptions(self, request: bytes) -> Pointed:
+    def quoted_descriptions(self, request: bytes) -> Iterable[Quoted]:
         """Of functions and custom tools."""
-        return quoted_tools(request), None
+        return quoted_tools(request)
 
     def over(self, response: bytes) -> bool:
         """True after the event that holds the whole response."""
@@ -204,13 +203,10 @@ class Responses(Post):
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The instructions, then the input."""
         given = asked.get("input")
-        items = entries(asked, "input", problems)
-        system = content_parts(asked.get("instructions"))
-        return [
-            *([Message(role="system", parts=system)] if system else []),
-            *([Message(role="user", parts=content_parts(given))] if isinstance(given, str) else []),
-            *_merged([_message(item, "user") for item in items]),
-        ]
+        said = _merged([_message(item, "user") for item in entries(asked, "input", problems)])
+        if isinstance(given, str):
+            said = [Message(role="user", parts=content_parts(given))]
+        return headed(content_parts(asked.get("instructions")), said)
 
     def tools(self, asked: Json) -> list[Tool]:
         """Functions and custom tools by name, the provider's own by type."""

@@ -1,7 +1,8 @@
 """Server-sent events, sans-I/O: bytes in, events out, as the WHATWG standard says (HTML §9.2.6).
 
 `Parser` is incremental and takes any chunking: a line may end in LF, CR or CRLF, and a chunk may end anywhere, also
-inside a line end or a character. It never raises; an event that was not finished by a blank line is dropped.
+inside a line end or a character. It never raises; an event that was not finished by a blank line is dropped. How long
+to wait before reconnecting (`retry`) is passed over.
 
 A span's head wants two or three events out of hundreds. `first` and `last` find them by searching for blank lines
 instead of walking through every line, and give the undecoded data, which is what a JSON parser wants.
@@ -32,8 +33,6 @@ class Parser:
     """Feeds on chunks of a stream and gives the events that they complete."""
 
     def __init__(self) -> None:
-        self.retry: int | None = None
-        """Reconnection time the stream asked for; ms."""
         self._at_start = True
         self._after_cr = False
         self._line: list[bytes] = []
@@ -75,8 +74,6 @@ class Parser:
             self._type = value
         elif name == b"id" and b"\0" not in value:
             self._id = value
-        elif name == b"retry" and value.isdigit() and len(value) < 16:
-            self.retry = int(value)
 
     def _dispatch(self) -> Event | None:
         kind, data, self._type, self._data = self._type, self._data, b"", []

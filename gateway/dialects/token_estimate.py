@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
+from penstock.gateway.dialects.base import STRING, Dialect
 from penstock.gateway.dialects.token_ids import length, read_tokens
 from penstock.gateway.model.span import Estimate, Usage
-
-if TYPE_CHECKING:
-    from penstock.gateway.dialects.base import Dialect
 
 BYTES: Final = 4
 """Bytes of text that make a token, about: of English, of code, of JSON, and of scripts with three bytes a letter."""
@@ -24,11 +22,8 @@ SAMPLE: Final = 8 << 10
 _MEDIA: Final = (b";base64,", b'"bytes"')
 """One of them stands in a request that holds images or files. Of any other, names and braces are about what a template
 adds."""
-_STRING = rb'"\s*:\s*"((?:[^"\\]++|\\.)*+)"'
-_ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|arguments|description)' + _STRING)
-SAID = re.compile(rb'"(?:content|t(?:ext|hinking)|re(?:asoning(?:_content)?|fusal)|arguments|partial_json)' + _STRING)
-DELTA = re.compile(rb'"delta' + _STRING)
-"""Where texts stand in requests and in answers: images and other data are left out."""
+_ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|arguments|description)' + STRING)
+"""Where texts stand in requests: images and other data are left out."""
 
 
 def counted(usage: Usage | None, response: bytes, stream: bool, whole: bool) -> Usage | None:

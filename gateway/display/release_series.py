@@ -1,6 +1,6 @@
 """How the evidence of a release grew: computed again from what the tape holds, as decisions are. Pure.
 
-The same observations step the same `Canary` as in `gateway.canary.verify.walk`, and its figures are taken on the way.
+The same observations step the same `Canary` as in `gateway.canary.verify`, and its figures are taken on the way.
 So the charts show what was decided from, and nothing has to be kept to draw them.
 """
 
@@ -11,10 +11,8 @@ from typing import NamedTuple
 
 from penstock.gateway.canary.decision import Canary, figures
 from penstock.gateway.canary.interval import interval
-from penstock.gateway.canary.outcomes import observation
-from penstock.gateway.canary.verify import acted
+from penstock.gateway.canary.verify import stepped
 from penstock.gateway.model.release import Assignment, Entry, Release, Seen
-from penstock.gateway.model.resource import GATEWAY
 
 MOST = 300
 """Points of a series: more cannot be told apart on a page."""
@@ -58,19 +56,8 @@ def series(release: Release, history: History, most: int = MOST) -> list[Point]:
     """The evidence as it grew, evenly thinned to about `most` points; the last one is always there."""
     canary, points = Canary(release.policy, release.margin), list[Point]()
     every = max(1, -(-len(history.seen) // most))
-    people = [entry for entry in history.audit if entry.who != GATEWAY and entry.action in ("approve", "resume")]
-    for number in range(len(history.seen) + 1):
-        if number:
-            _step(canary, history.assigned[number - 1], history.seen[number - 1])
-            if number % every == 0 or number == len(history.seen):
-                evidence = canary.evidence
-                points.append(Point(number, figures(evidence), interval(evidence.reward)))
-        for entry in people:
-            if entry.assignment == number:
-                acted(canary, entry.action)
+    for number, _, person in stepped(canary, history.assigned, history.seen, history.audit):
+        if not person and (number % every == 0 or number == len(history.seen)):
+            evidence = canary.evidence
+            points.append(Point(number, figures(evidence), interval(evidence.reward)))
     return points
-
-
-def _step(canary: Canary, assignment: Assignment, seen: Seen) -> None:
-    if seen.left_out is None and not canary.ended:
-        canary.step(observation(assignment, seen))

@@ -22,11 +22,11 @@ from penstock.gateway.display.release_summary import (
     stage_name,
     waits,
 )
-from penstock.gateway.display.rollouts import counted
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import age, clean, joined, moment, plain
 from penstock.gateway.model.release import Entry, Release, ReleaseView
 from penstock.gateway.model.resource import GATEWAY
+from penstock.gateway.model.wording import counted
 
 BAR = 20
 """Characters of a bar: the whole of it is the limit."""

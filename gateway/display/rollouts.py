@@ -30,9 +30,11 @@ from penstock.gateway.display.text import (
     tally,
 )
 from penstock.gateway.model.answers import RewardStats, Stats
+from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.wording import counted
 
 STYLES = {
     "ok": "green", "succeeded": "green", "error": "red", "failed": "red", "timeout": "red", "interrupted": "magenta",
@@ -42,7 +44,6 @@ STYLES = {
 }  # fmt: skip
 BRIEF = 240
 """Characters of a text that is shown briefly."""
-CALLS = ("llm", "tool")
 PRINTED = ("stdout", "stderr")
 """Events that are pieces of an agent's output."""
 
@@ -162,7 +163,7 @@ def span_line(span: Span) -> Text:
     first = f"first byte {duration(span.first_byte_ns)}" if span.first_byte_ns is not None else ""
     facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := _tokens(span)) else "")
     asked = counted(span.tool_calls, "tool call") if span.tool_calls else ""
-    name = (f"#{span.sequence}", _what(span), span.agent or "", span.model or f"{span.method} {span.path}")
+    name = (f"#{span.sequence}", _what(span), span.agent or "", span.model or span.name or f"{span.method} {span.path}")
     return joined(*map(clean, name), status(span.status), span.error or "", *facts, asked)
 
 
@@ -210,11 +211,6 @@ def _tokens(span: Span) -> str:
 def total_tokens(t: Totals) -> str:
     """Tokens in and out, with the unit."""
     return f"{sums(t)} tokens"
-
-
-def counted(number: int, noun: str) -> str:
-    """1 call, 2 calls."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def gaps(t: Totals) -> str:

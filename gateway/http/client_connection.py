@@ -54,19 +54,6 @@ class Planes(Protocol):
 class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
-    __slots__ = (
-        "_draining",
-        "_reader",
-        "_serving",
-        "closing",
-        "hints",
-        "paused",
-        "planes",
-        "seen",
-        "served",
-        "transport",
-    )
-
     def __init__(self, planes: Planes) -> None:
         self.planes = planes
         self.transport: asyncio.Transport

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
-from penstock.gateway.model.known_secrets import NONE, Secrets, is_telling, presented
+from penstock.gateway.model.known_secrets import NONE, Secrets, fingerprint, is_telling, presented
 
 MASK: Final = b"***"
 _MASK: Final = MASK.decode()
@@ -38,6 +38,8 @@ _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _HARMLESS: Final = frozenset(
     {"idempotency-key", "x-idempotency-key", "sec-websocket-key", "prompt-cache-key", "www-authenticate"}
 )
+_SESSIONS: Final = frozenset({b"mcp-session-id"})
+"""Headers whose value opens a session and tells which calls belong together: its fingerprint tells that, too."""
 _PARAMETERS: Final = frozenset({"code", "authcode", "ticket", "pin", "sign"})
 """Names that are secret only in a query: results of OAuth or CAS servers, and signatures."""
 
@@ -201,6 +203,8 @@ def _said(value: str) -> str:
 
 def _masked(name: bytes, value: bytes) -> bytes:
     """The value of a header whose name is harmless: it may be a URL, a list of pairs or JSON."""
+    if name.lower() in _SESSIONS:
+        return fingerprint(value).encode()
     if name.lower() == b"baggage":
         value = _mask_pairs(value.decode("latin-1"), ",;").encode("latin-1")
     if value.isdigit():

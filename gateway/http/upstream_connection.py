@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import abstractmethod
 from typing import Protocol
 
 import httptools
@@ -25,32 +26,34 @@ Headers = list[tuple[bytes, bytes]]
 class Caller(Protocol):
     """The slice of a call that a link talks to."""
 
+    __slots__ = ()
+
     head_only: bool
     """True for HEAD: the answer has no body whatever its headers say."""
 
+    @abstractmethod
     def on_connected(self, connection: UpstreamConnection) -> None:
         """A link is there; the request may be written."""
-        ...
 
+    @abstractmethod
     def on_unreachable(self, reason: str, detail: str) -> None:
         """No connection came about."""
-        ...
 
+    @abstractmethod
     def on_interim(self, head: bytes) -> None:
         """A 1xx answer (never 100 or 101) before the answer itself."""
-        ...
 
+    @abstractmethod
     def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """The answer's head (status line to empty line) and the raw body bytes that came with it."""
-        ...
 
+    @abstractmethod
     def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
         """More raw body bytes; `connection.done` says whether they are the last."""
-        ...
 
+    @abstractmethod
     def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
         """The connection ended, or what it sent is not HTTP, before the answer was complete."""
-        ...
 
 
 class Owner(Protocol):
@@ -70,30 +73,6 @@ class Owner(Protocol):
 
 class UpstreamConnection(asyncio.Protocol):
     """One connection to an upstream."""
-
-    __slots__ = (
-        "_buffer",
-        "_garbage",
-        "_headed",
-        "_parser",
-        "caller",
-        "chunked",
-        "content_type",
-        "done",
-        "encoding",
-        "head_fields",
-        "headers",
-        "hops",
-        "idle_since",
-        "keep_alive",
-        "length_known",
-        "owner",
-        "pieces",
-        "reused",
-        "seen",
-        "status",
-        "transport",
-    )
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner

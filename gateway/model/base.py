@@ -28,7 +28,11 @@ Mode = Literal["train", "val", "test", "online"]
 Origin = Literal["queued", "header", "implicit"]
 
 
-Kind = Literal["llm", "tool", "reward", "event", "otel"]
+Kind = Literal["llm", "tool", "mcp", "reward", "event", "otel"]
+
+
+CALLS: tuple[Kind, ...] = ("llm", "tool", "mcp")
+"""What is asked of somebody else: of a model, of a tool, of a server of tools in other matters."""
 
 
 class Noun(BaseModel):

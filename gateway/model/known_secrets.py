@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -102,6 +103,11 @@ class Secrets:
 
 
 NONE: Final = Secrets(())
+
+
+def fingerprint(value: bytes) -> str:
+    """What stands for a value that opens something, such as the id of a session, and still tells equal ones."""
+    return hashlib.sha256(value).hexdigest()[:16]
 
 
 def own_secrets(values: Iterable[str | None]) -> Secrets:

@@ -21,10 +21,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.span import Span
 
 RESPONSE_ID, OUTPUT = "gen_ai.response.id", "output.value"
-CALLS = ("llm", "tool")
 _ANSWER = re.compile(r'\s*\{\s*"id"\s*:\s*"([^"\\]+)"')
 
 

@@ -79,7 +79,7 @@ def _section(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseMode
     for part in location:
         if isinstance(part, str) and part in model.model_fields:
             annotation = cast(Any, model.model_fields[part].annotation)
-            inner = getattr(annotation, "__args__", (annotation,))[0]
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                model = inner
+            # A table, a list of them, or one by each name.
+            inner = getattr(annotation, "__args__", ()) or (annotation,)
+            model = next((one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), model)
     return model

@@ -40,8 +40,8 @@ _BOUNDS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "literal_error": lambda c: c["expected"],
     "enum": lambda c: c["expected"],
     "string_pattern_mismatch": lambda c: _pattern(c["pattern"]),
-    "string_too_short": lambda c: f"text of {_count(c['min_length'], 'character')} or more",
-    "string_too_long": lambda c: f"text of {_count(c['max_length'], 'character')} or less",
+    "string_too_short": lambda c: f"text of {counted(c['min_length'], 'character')} or more",
+    "string_too_long": lambda c: f"text of {counted(c['max_length'], 'character')} or less",
 }
 _SIZES: Final = {"too_short": ("min_length", "or more"), "too_long": ("max_length", "or less")}
 
@@ -55,7 +55,7 @@ def sentence(error: Mapping[str, Any]) -> str:
         return f"it is not JSON: {context['error']}"
     if kind in _SIZES:
         name, most = _SIZES[kind]
-        return f"it has {_count(context['actual_length'], 'item')}, not {context[name]:,} {most}"
+        return f"it has {counted(context['actual_length'], 'item')}, not {context[name]:,} {most}"
     wanted = _TYPES.get(kind) or (_BOUNDS[kind](context) if kind in _BOUNDS else None)
     if wanted is not None:
         return f"{_shown(error['input'])} is not {wanted}"
@@ -67,7 +67,8 @@ def _pattern(pattern: str) -> str:
     return "an id: up to 128 letters, digits and . _ -" if pattern == ID_PATTERN else f"as {pattern} says"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """1 call, 2 calls."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

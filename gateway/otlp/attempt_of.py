@@ -15,13 +15,13 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from penstock.gateway.calls.address import FIRST_ATTEMPT, AddressError, check_id
 from penstock.gateway.model.change import Change
-from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.trace import trace_id
 from penstock.gateway.otlp import semconv
+from penstock.gateway.store import Store
 
 REMEMBERED = 20_000
 """Traces that are known."""
@@ -33,14 +33,6 @@ Name = tuple[str, str]
 """Rollout and attempt."""
 Said = tuple[str, str | None]
 """The same, but the attempt may be missing."""
-
-
-class Tape(Protocol):
-    """The slice of the tape that is read."""
-
-    def changes(self, since: int, limit: int) -> tuple[list[Change], int]: ...
-    def cursor(self) -> int: ...
-    def rollout(self, rid: str, /) -> Rollout | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +85,7 @@ def within(scope: Scope, said: Said | None) -> Name:
 class Traces:
     """Known traces: the attempt of each, or None for several."""
 
-    def __init__(self, tape: Tape, settled: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, tape: Store, settled: Callable[[], Awaitable[object]]) -> None:
         """`settled` returns once everything that happened so far is on the tape."""
         self._tape = tape
         self._settled = settled
@@ -136,7 +128,7 @@ class Traces:
             self.learn(span.trace_id, (span.rollout, span.attempt))
 
 
-def attempt_of(tape: Tape, rollout: str) -> str:
+def attempt_of(tape: Store, rollout: str) -> str:
     """The attempt that is meant when only a rollout is named: the one that the queue handed out last, or the first."""
     found = tape.rollout(rollout)
     return FIRST_ATTEMPT if found is None or found.attempt is None else found.attempt

@@ -10,26 +10,22 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from penstock.gateway.config import Otlp
+from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Attempt
-from penstock.gateway.otlp import fill_request, selection
-from penstock.gateway.otlp.delivery import PACE, Figures
+from penstock.gateway.otlp import fill_request
+from penstock.gateway.otlp.delivery import PACE
 from penstock.gateway.otlp.export_request import Request
 from penstock.gateway.otlp.selection import Selection, Sending
+from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 
 LARGEST_REQUEST = 4 << 20
 """Bytes after which a request is sent, before compression."""
 _log = logging.getLogger("penstock.otlp")
-
-
-class Tape(fill_request.Tape, selection.Tape, Protocol):
-    """The slice of the tape that is read."""
-
-    def changes(self, since: int, limit: int) -> tuple[list[Change], int]: ...
 
 
 class Piece(NamedTuple):
@@ -49,10 +45,10 @@ class Reader:
 
     def __init__(
         self,
-        tape: Tape,
+        tape: Store,
         settings: Otlp,
         servers: Mapping[str, str],
-        figures: Figures,
+        metrics: Metrics,
         now_ns: Callable[[], int],
         batch: int = PACE.batch,
     ) -> None:
@@ -61,7 +57,7 @@ class Reader:
         self._batch = batch
         self._selection = Selection(tape, settings.wait, now_ns)
         self._maker = fill_request.Maker(tape, settings, servers)
-        self._figures = figures
+        self._metrics = metrics
         self._changes: deque[Change] = deque()
         self._going: Iterator[Sending] | None = None
         """What is still to be sent of the first change."""
@@ -136,4 +132,4 @@ class Reader:
             raise
         except Exception:
             _log.exception("change %d cannot be exported", change.cursor)
-            self._figures.otlp_dropped += 1
+            self._metrics.otlp_dropped += 1

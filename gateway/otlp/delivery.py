@@ -14,11 +14,13 @@ import random
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import aiohttp
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from penstock.gateway.metrics import Metrics
 
 RETRYABLE = frozenset({429, 502, 503, 504})
 FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_WAIT_S = 0.5, 30.0, 300.0
@@ -41,29 +43,16 @@ class Pace(NamedTuple):
 PACE = Pace()
 
 
-class Figures(Protocol):
-    """What is counted."""
-
-    otlp_exported: int
-    """Spans that were taken."""
-    otlp_dropped: int
-    """Spans that were refused or could not be read."""
-    otlp_retries: int
-    """Requests that were sent again."""
-    otlp_lag_changes: int
-    """How far the exporter is behind the tape."""
-
-
 class Delivery:
     """A way to one collector. `open` before use, `close` after."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float, figures: Figures) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float, metrics: Metrics) -> None:
         self.failing = False
         """True while the collector takes nothing."""
         self._url = url
         self._headers = {**headers, **_HEADERS}
         self._timeout_s = timeout_s
-        self._figures = figures
+        self._metrics = metrics
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
@@ -83,7 +72,7 @@ class Delivery:
             # A collector that comes back must not get all its clients at once.
             await asyncio.sleep(wait or pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, LONGEST_PAUSE_S)
-            self._figures.otlp_retries += 1
+            self._metrics.otlp_retries += 1
 
     async def _try(self, body: bytes, spans: int) -> float | None:
         """None when it is done; else how long the collector asks to wait, 0 when it does not say."""
@@ -107,13 +96,13 @@ class Delivery:
         if not 200 <= status < 300:
             # What it says is not shown: it may repeat the headers that were sent.
             _log.error("%s refused %d spans for good with %d: they are dropped", self._url, spans, status)
-            self._figures.otlp_dropped += spans
+            self._metrics.otlp_dropped += spans
             return
         rejected, why = _rejected(told)
         if why:
             _log.warning("%s rejected %d of %d spans: %.500s", self._url, rejected, spans, why)
-        self._figures.otlp_dropped += min(rejected, spans)
-        self._figures.otlp_exported += spans - min(rejected, spans)
+        self._metrics.otlp_dropped += min(rejected, spans)
+        self._metrics.otlp_exported += spans - min(rejected, spans)
 
     def _fails(self, why: str) -> None:
         if not self.failing:

@@ -12,38 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic, time_ns
-from typing import Protocol
 
 from penstock.gateway.config import Otlp
+from penstock.gateway.metrics import Metrics
 from penstock.gateway.otlp import batches
-from penstock.gateway.otlp.delivery import PACE, Delivery, Figures, Pace
+from penstock.gateway.otlp.delivery import PACE, Delivery, Pace
+from penstock.gateway.queue.dispatcher import Dispatcher
+from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.feed import Feed
 
 NOTE = "otlp.cursor"
 """The name of the cursor on the tape."""
 GATHER_S, NOTE_S, RETRY_S = 0.5, 1.0, 1.0
 """How long to wait for a fuller request; how often the cursor is kept; when to look again at a tape that failed."""
 _log = logging.getLogger("penstock.otlp")
-
-
-class Tape(batches.Tape, Protocol):
-    """The slice of the tape that is read."""
-
-    def note(self, name: str, /) -> bytes | None: ...
-
-
-class Feed(Protocol):
-    """The wake-ups of the change feed."""
-
-    async def wait(self, since: int) -> int: ...
-
-
-class Dispatcher(Protocol):
-    """Where the cursor is kept."""
-
-    def note(self, name: str, value: bytes) -> Awaitable[None]: ...
 
 
 class Exporter:
@@ -53,10 +38,10 @@ class Exporter:
         self,
         settings: Otlp,
         servers: Mapping[str, str],
-        tape: Tape,
+        tape: Store,
         feed: Feed,
         dispatcher: Dispatcher,
-        figures: Figures,
+        metrics: Metrics,
         now_ns: Callable[[], int] = time_ns,
         pace: Pace = PACE,
     ) -> None:
@@ -65,9 +50,9 @@ class Exporter:
         self._tape = tape
         self._feed = feed
         self._dispatcher = dispatcher
-        self._figures = figures
-        self._delivery = Delivery(settings.traces_url(), settings.headers(), pace.timeout, figures)
-        self._reader = batches.Reader(tape, settings, servers, figures, now_ns, pace.batch)
+        self._metrics = metrics
+        self._delivery = Delivery(settings.traces_url(), settings.headers(), pace.timeout, metrics)
+        self._reader = batches.Reader(tape, settings, servers, metrics, now_ns, pace.batch)
         self._cursor = self._noted = 0
         self._noted_at = 0.0
         self._stopping = asyncio.Event()
@@ -120,7 +105,7 @@ class Exporter:
                 await self._pause(GATHER_S)
 
     def _measure(self) -> None:
-        self._figures.otlp_lag_changes = self._tape.cursor() - self._cursor
+        self._metrics.otlp_lag_changes = self._tape.cursor() - self._cursor
 
     async def _wait(self) -> None:
         """For a change, or for the end."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Protocol
 
 from opentelemetry.proto.common.v1.common_pb2 import KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Outgoing
@@ -15,12 +14,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as Outgoing
 from penstock.gateway.calls.turns import read_exchange
 from penstock.gateway.config import Otlp
 from penstock.gateway.dialects import by_name
-from penstock.gateway.model.exchange import Exchange
-from penstock.gateway.model.rollout import Attempt, Reward
+from penstock.gateway.model.rollout import Attempt
 from penstock.gateway.model.span import Span
 from penstock.gateway.otlp import content, semconv, span_out
 from penstock.gateway.otlp.export_request import Request
 from penstock.gateway.otlp.placement import Place
+from penstock.gateway.otlp.selection import judged_call
+from penstock.gateway.store import Store
 
 MOST_CONTENT = 1 << 20
 """Bytes that one span may have with its content."""
@@ -28,17 +28,10 @@ OUTPUT = frozenset({"stdout", "stderr"})
 """Events that are content: what an agent has printed."""
 
 
-class Tape(Protocol):
-    """The slice of the tape that is read."""
-
-    def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
-    def exchange(self, span: Span) -> Exchange | None: ...
-
-
 class Maker:
     """Fills requests; for one thread at a time."""
 
-    def __init__(self, tape: Tape, settings: Otlp, servers: Mapping[str, str]) -> None:
+    def __init__(self, tape: Store, settings: Otlp, servers: Mapping[str, str]) -> None:
         """`servers`: base URL of each upstream."""
         self._tape = tape
         self._content = settings.capture_content
@@ -61,20 +54,15 @@ class Maker:
                 if self._content:
                     self._add_content(made, span)
                 request.add(made)
-            case "tool":
+            case "tool" | "mcp":
                 request.add(span_out.of_tool(self._without_content(span), place))
             case "reward":
-                request.add(span_out.of_reward(span, self._judged(span), place))
+                request.add(span_out.of_reward(span, judged_call(self._tape, span), place))
             case "event":
                 if self._content or span.name not in OUTPUT:
                     request.add(span_out.of_event(span, place))
             case "otel":
                 request.add_foreign(*span_out.of_otel(self._without_content(span), place))
-
-    def _judged(self, span: Span) -> Span | None:
-        """The call that a reward judges."""
-        sequence = Reward.of(span).span
-        return None if sequence is None else self._tape.span(span.rollout, span.attempt, sequence)
 
     def _without_content(self, span: Span) -> Span:
         attributes = span.attributes or {}

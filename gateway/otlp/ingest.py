@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Iterator, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
 
-from penstock.gateway.model.rollout import Judgement, RewardSource
+from penstock.gateway.model.rollout import RewardSource
 from penstock.gateway.otlp import wire
-from penstock.gateway.otlp.attempt_of import Rejected, Said, Scope, Tape, Traces, attempt_of, named, within
-from penstock.gateway.otlp.span_in import Invalid, entry_of, has_reward, judgement_of, scope_of
+from penstock.gateway.otlp.attempt_of import Rejected, Said, Scope, Traces, attempt_of, named, within
+from penstock.gateway.otlp.span_in import entry_of, has_reward, judgement_of, scope_of
 from penstock.gateway.otlp.values import Bounds
 from penstock.gateway.otlp.wire import Failure
+from penstock.gateway.queue.dispatcher import Dispatcher
+from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
@@ -35,21 +37,14 @@ MOST_REASONS = 5
 _HOWTO = "send them to the rollout's address or with its token, or set the resource attribute penstock.rollout_id"
 
 
-class Dispatcher(Protocol):
-    """Where spans and rewards are handed in."""
-
-    def add(self, entries: Sequence[Entry]) -> Awaitable[list[int]]: ...
-    def reward(self, rollout: str, attempt: str, judgement: Judgement) -> Awaitable[object]: ...
-
-
 class Ingest:
     """What the handler works with."""
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        tape: Tape,
-        spans: MutableMapping[tuple[str, ...], int],
+        tape: Store,
+        spans: Counter[tuple[str, ...]],
         request_bytes: int = wire.REQUEST_BYTES,
     ) -> None:
         """`spans` counts them by outcome; `request_bytes`: what one request may have, without its compression."""
@@ -113,8 +108,6 @@ class _Batch:
         for number, (span, source) in enumerate(_spans(asked), 1):
             try:
                 self._place(entry_of(span, source.resource, source.instrumentation), source)
-            except Invalid as error:
-                self.rejected["invalid", str(error)] += 1
             except Rejected as error:
                 self.rejected[error.outcome, str(error)] += 1
             if number % SLICE == 0:
@@ -156,20 +149,17 @@ class _Batch:
         """Hands in the spans and rewards, and counts; raises `TapeError`."""
         if self._entries:
             await self._ingest.dispatcher.add(self._entries)
-        self._count("accepted", len(self._entries))
-        for (outcome, _), count in self.rejected.items():
-            self._count(outcome, count)
-        await asyncio.gather(*(self._reward(entry) for entry in self._entries if has_reward(entry)))
-
-    def _count(self, outcome: str, count: int) -> None:
         spans = self._ingest.spans
-        spans[outcome,] = spans.get((outcome,), 0) + count
+        spans["accepted",] += len(self._entries)
+        for (outcome, _), count in self.rejected.items():
+            spans[outcome,] += count
+        await asyncio.gather(*(self._reward(entry) for entry in self._entries if has_reward(entry)))
 
     async def _reward(self, entry: Entry) -> None:
         source: RewardSource = "agent" if self._scope is not None and self._scope.agent_token else "user"
         try:
             await self._ingest.dispatcher.reward(entry.rollout, entry.attempt, judgement_of(entry, source))
-        except (Invalid, Refused) as error:
+        except (Rejected, Refused) as error:
             self._warnings.append(str(error))
 
     def message(self) -> str:

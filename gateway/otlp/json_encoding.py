@@ -103,9 +103,5 @@ class Request(Struct, rename="camel"):
 
 
 # Lax about numbers that come as text, as the encoding asks for.
-_decoder = Decoder(Request, strict=False)
-
-
-def decode(body: bytes) -> Request:
-    """A request; raises `msgspec.DecodeError` naming the place, or `RecursionError`."""
-    return _decoder.decode(body)
+decode = Decoder(Request, strict=False).decode
+"""Reads a request; raises `msgspec.DecodeError` naming the place, or `RecursionError`."""

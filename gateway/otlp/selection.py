@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.change import Change
-from penstock.gateway.model.nesting import CALLS, Node
+from penstock.gateway.model.nesting import Node
 from penstock.gateway.model.rollout import Attempt, Reward
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.otlp.placement import OneTrace, Place, as_it_came, root_id
 from penstock.gateway.otlp.unrooted import Beside
+from penstock.gateway.store import Store
 
 REMEMBERED = 10_000
 """Attempts that are known to have been sent, and calls that were sent in their agent's trace."""
@@ -27,15 +29,6 @@ Name = tuple[str, str]
 """Rollout and attempt."""
 Sending = Attempt | tuple[Span, Place]
 """The root of an attempt, or a span."""
-
-
-class Tape(Protocol):
-    """The slice of the tape that is read."""
-
-    def cursor(self) -> int: ...
-    def attempts(self, rid: str, /) -> list[Attempt]: ...
-    def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
-    def spans(self, rid: str, aid: str, after: tuple[str, int], /) -> Iterator[Span]: ...
 
 
 class Sent(NamedTuple):
@@ -49,7 +42,7 @@ class Sent(NamedTuple):
 class Selection:
     """Chooses; for one thread at a time."""
 
-    def __init__(self, tape: Tape, wait_s: float, now_ns: Callable[[], int]) -> None:
+    def __init__(self, tape: Store, wait_s: float, now_ns: Callable[[], int]) -> None:
         self._tape = tape
         self._wait_ns = int(wait_s * 1e9)
         self._now_ns = now_ns
@@ -144,7 +137,7 @@ class Selection:
     # -- where it stands ---------------------------------------------------------------------------------------------
 
     def _place(self, span: Span) -> Place:
-        judged = self._judged(span) if span.kind == "reward" else None
+        judged = judged_call(self._tape, span) if span.kind == "reward" else None
         if judged is not None:
             known = self._joined.get((judged.rollout, judged.attempt, judged.sequence))
             return Place(known or self._place(judged).trace, judged.span_id)
@@ -152,10 +145,6 @@ class Selection:
         if self._wait_ns <= 0:
             return as_it_came(span, root_id(*name) if self._handed_out(*name) else None)
         return self._one_trace(name).place(span) if self._handed_out(*name) else self._beside_agent(span)
-
-    def _judged(self, span: Span) -> Span | None:
-        sequence = Reward.of(span).span
-        return None if sequence is None else self._tape.span(span.rollout, span.attempt, sequence)
 
     def _one_trace(self, name: Name) -> OneTrace:
         found = self._traces.get(name)
@@ -177,3 +166,9 @@ class Selection:
             if len(self._joined) > REMEMBERED:
                 self._joined.popitem(last=False)
         return place
+
+
+def judged_call(tape: Store, span: Span) -> Span | None:
+    """The call that a reward judges, if it is one call."""
+    sequence = Reward.of(span).span
+    return None if sequence is None else tape.span(span.rollout, span.attempt, sequence)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.gateway.model.rollout import Judgement, RewardSource
 from penstock.gateway.otlp import semconv
+from penstock.gateway.otlp.attempt_of import Rejected
 from penstock.gateway.otlp.values import Bounds
 from penstock.gateway.store.records import Entry
 
@@ -36,20 +37,16 @@ _LIGHTNING = re.compile(re.escape(semconv.LIGHTNING_REWARD) + r"(\d{1,3})\.value
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 
 
-class Invalid(ValueError):
-    """A span that cannot be kept; the text says why."""
-
-
 def entry_of(span: Span, resource: dict[str, Any], scope: dict[str, Any]) -> Entry:
     """A span as an entry that has no rollout yet. `resource`: the attributes of where it comes from; `scope`: what is
-    said of the instrumentation. Raises `Invalid`."""
+    said of the instrumentation. Raises `Rejected`."""
     bounds = Bounds()
     trace, own, parent = _hex(span.trace_id), _hex(span.span_id), _hex(span.parent_span_id)
     start, end = span.start_time_unix_nano or 0, span.end_time_unix_nano or 0
     if not _names_trace(trace) or not _names_span(own):
-        raise Invalid("a span needs a trace id of 16 bytes and a span id of 8, not all zero")
+        raise Rejected("invalid", "a span needs a trace id of 16 bytes and a span id of 8, not all zero")
     if not 0 < start < _LATEST or end >= _LATEST:
-        raise Invalid("a span needs a start and an end in nanoseconds since 1970")
+        raise Rejected("invalid", "a span needs a start and an end in nanoseconds since 1970")
     name = bounds.text(span.name or "", LONGEST_NAME)
     attributes = bounds.attributes(span.attributes)
     failed = _add_details(attributes, span, bounds)
@@ -147,12 +144,13 @@ def has_reward(entry: Entry) -> bool:
 
 
 def judgement_of(entry: Entry, source: RewardSource) -> Judgement:
-    """The reward that a span carries; sent again with the span it is kept once. Raises `Invalid`."""
+    """The reward that a span carries; sent again with the span it is kept once. Raises `Rejected`."""
     attributes = entry.attributes or {}
     value = attributes[semconv.REWARD if semconv.REWARD in attributes else semconv.LIGHTNING_VALUE]
     dimensions = dict(_dimensions(attributes))
     if not all(map(_is_number, (value, *dimensions.values()))):
-        raise Invalid(f"the reward of span {entry.span_id} is not a finite number: the span is kept, the reward is not")
+        why = f"the reward of span {entry.span_id} is not a finite number: the span is kept, the reward is not"
+        raise Rejected("invalid", why)
     reason = attributes.get(semconv.REWARD_REASON)
     return Judgement(
         value=value,

@@ -7,27 +7,20 @@ once for all calls of a piece of the feed, and an attempt is not read from its b
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
-from typing import Protocol
 
-from penstock.gateway.model.nesting import CALLS, Guess, Node, guesses
-from penstock.gateway.model.rollout import Attempt
+from penstock.gateway.model.base import CALLS
+from penstock.gateway.model.nesting import Guess, Node, guesses
 from penstock.gateway.model.span import Span
 from penstock.gateway.otlp.placement import Place, as_it_came, with_guess
+from penstock.gateway.store import Store
 
 LOOKED_AHEAD = 5_000
 """Spans of an attempt that are read after a call."""
 REMEMBERED = 256
 """Attempts whose agents' spans are kept in mind."""
 Name = tuple[str, str]
-
-
-class Tape(Protocol):
-    """The slice of the tape that is read."""
-
-    def attempts(self, rid: str, /) -> list[Attempt]: ...
-    def spans(self, rid: str, aid: str, after: tuple[str, int], /) -> Iterator[Span]: ...
 
 
 class Agent:
@@ -37,7 +30,7 @@ class Agent:
         self._nodes: deque[tuple[int, Node]] = deque()
         self._seen = 0
 
-    def look(self, tape: Tape, name: Name, first: int) -> list[Node]:
+    def look(self, tape: Store, name: Name, first: int) -> list[Node]:
         """The spans that follow this sequence."""
         while self._nodes and self._nodes[0][0] < first:
             self._nodes.popleft()
@@ -52,7 +45,7 @@ class Agent:
 class Beside:
     """Places of calls, piece by piece."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Store) -> None:
         self._tape = tape
         self._agents: OrderedDict[Name, Agent] = OrderedDict()
         self._guesses: dict[Name, dict[int, Guess]] = {}

@@ -70,8 +70,8 @@ class Proposal:
     """Stands for agent, tools and template; 16 hex digits."""
 
 
-def propose(samples: Iterable[Sample], fewest: int = FEWEST) -> list[Proposal]:
-    """The prompts that at least so many messages are, the most frequent first."""
+def propose(samples: Iterable[Sample]) -> list[Proposal]:
+    """The prompts that at least `FEWEST` messages are, the most frequent first."""
     sites: defaultdict[tuple[str | None, frozenset[str]], Texts] = defaultdict(Texts)
     seen: set[Sample] = set()
     for it in samples:
@@ -79,7 +79,7 @@ def propose(samples: Iterable[Sample], fewest: int = FEWEST) -> list[Proposal]:
             seen.add(it)
             sites[it.agent, it.tools][it.text] += 1
     found = [proposal for (agent, tools), texts in sites.items() for proposal in _of_site(texts, agent, tools)]
-    return sorted((it for it in found if it.messages >= fewest), key=lambda it: -it.messages)
+    return sorted((it for it in found if it.messages >= FEWEST), key=lambda it: -it.messages)
 
 
 def _of_site(texts: Texts, agent: str | None, tools: frozenset[str]) -> Iterator[Proposal]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from penstock.gateway.dialects.text_spans import decoded
+from penstock.gateway.model.resource import PromptText, ToolText
 from penstock.gateway.model.template import Template, utf8
 from penstock.gateway.prompts.anchors import Tree
 from penstock.gateway.prompts.match import Reason, match
@@ -42,6 +43,11 @@ class Known:
     """A version of it that agents are known to send."""
     tool: str | None = None
     """The tool that it describes; None for a prompt."""
+
+    @classmethod
+    def of(cls, resource: str, content: PromptText | ToolText) -> Known:
+        """A version of a resource that agents are known to send."""
+        return cls(resource, content.template, content.tool if isinstance(content, ToolText) else None)
 
 
 @dataclass(frozen=True, slots=True)

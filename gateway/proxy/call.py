@@ -250,7 +250,7 @@ class Call(RecordedCall):
         status = connection.status
         self.record.trailers = connection.headers[connection.head_fields :]
         self.release_upstream()
-        problem = next(filter(None, [part.problem() for part in self._parts]), None)
+        problem = self._problem()
         error = problem or (None if status < 400 else f"http_{status}")
         self._end("ok" if error is None else "error", error)
         for part in self._parts if status < 400 else ():
@@ -258,6 +258,10 @@ class Call(RecordedCall):
         self._write_last(out)
         for part in self._parts:
             part.handed_over(self.record)
+
+    def _problem(self) -> str | None:
+        """Why an answer that came whole is none."""
+        return next(filter(None, [part.problem() for part in self._parts]), None)
 
     # Ends that are not completions ----------------------------------------------------------------------------------
 
@@ -280,7 +284,7 @@ class Call(RecordedCall):
             if connection.pieces:
                 self.record.arrived(connection.pieces, monotonic())
             self._cut_off("error", reason)
-        elif pool is not None and not connection.seen and (connection.reused or pool.gate.paused):
+        elif pool is not None and not connection.seen and self._repeats(connection, pool):
             # It lost a race with the keep-alive timer, or its engine was stopped to be changed.
             self._shared.metrics.upstream_retries += 1
             self._move(State.PLANNING)
@@ -290,6 +294,10 @@ class Call(RecordedCall):
         else:
             self._fail(UpstreamFault(502, reason, f"{self._where()} {_BROKEN[reason]}"))
 
+    def _repeats(self, connection: UpstreamConnection, pool: Pool) -> bool:
+        """Whether a call whose connection closed without a byte is sent once more."""
+        return connection.reused or pool.gate.paused
+
     def check(self, now: float, announce: float) -> None:
         """Called every tick: must the call be announced, has the upstream been silent for too long?"""
         if not self._announced and not self._admitted.waits and self.request.started <= announce:
@@ -298,11 +306,15 @@ class Call(RecordedCall):
         if self._stuck():
             self._give_up_on("internal", internal_fault())
         elif self.state in (State.SENT, State.STREAMING) and not self.held:
-            assert self.record.pool is not None
-            limit = self.record.pool.config.read_timeout
-            if now - self.touched > limit:
-                message = f"{self._where()} sent nothing for {limit:g} s (upstream.read_timeout)"
-                self._give_up_on("timeout", UpstreamFault(504, "timeout", message))
+            late = self._late(now)
+            if late is not None:
+                self._give_up_on("timeout", UpstreamFault(504, "timeout", f"{self._where()} {late}"))
+
+    def _late(self, now: float) -> str | None:
+        """What its upstream has not done in time, and the setting that says so."""
+        assert self.record.pool is not None
+        limit = self.record.pool.config.read_timeout
+        return f"sent nothing for {limit:g} s (upstream.read_timeout)" if now - self.touched > limit else None
 
     def _stuck(self) -> bool:
         """Whether nothing can move it on any more: a step of it has failed."""

@@ -72,7 +72,7 @@ def _switched(shared: Shared, call: Admitted, request: Request, found: Uses, pin
         pools, alias, route = shared.route(call, request)
         body = made.body if alias is None else replace_model(made.body, alias)
     else:
-        pools, route, body = [shared.pool(made.upstream, found.model)], shared.routed(found.model), made.body
+        pools, route, body = [shared.pool(made.upstream, found.model)], shared.routes.find(found.model), made.body
     send = Send(pools, call, body, request.headers, made.versions, made.arm, made.texts, (found, pins))
     return _with_features(shared, send, route)
 

@@ -44,7 +44,7 @@ class RecordedCall(Relay):
         self._shared = shared
         self._admitted = admitted
         self._parts: list[Part] = []
-        self._leave: Callable[[], None] | None = None
+        self._leave: Callable[[], object] | None = None
         """Gives up what it waits for; None where that comes anyway."""
         self._announced = False
         self._durable = shared.strict
@@ -72,7 +72,7 @@ class RecordedCall(Relay):
             raise RuntimeError(f"a call cannot go from {self.state.name} to {to.name}")
         self.state = to
 
-    def _wait(self, leave: Callable[[], None] | None = None) -> None:
+    def _wait(self, leave: Callable[[], object] | None = None) -> None:
         """From now on it waits for somebody who is not its upstream; they ask `_resumes` when it may go on."""
         self._move(State.WAITING)
         self._leave = leave
@@ -183,12 +183,15 @@ class RecordedCall(Relay):
     def _fail(self, refusal: Refusal) -> None:
         """Ends a call whose answer has not begun with one of our own, in the shape of its API."""
         # What an engine answers may be in the message.
-        body = self.own.hide(refusal_body(family(self._admitted.dialect, self.request.headers), refusal))
+        body = self.own.hide(self._refusal_body(refusal))
         head = refusal_head(refusal, len(body), self.request.keep_alive)
         body = b"" if self.head_only else body
         self.record.answered(refusal.status, body)
         self._end("error", refusal.kind)
         self._write_last(head + body)
+
+    def _refusal_body(self, refusal: Refusal) -> bytes:
+        return refusal_body(family(self._admitted.dialect, self.request.headers), refusal)
 
     def cancel_upstream(self) -> None:
         """Nobody wants the answer any more, also where it has not been asked for yet."""

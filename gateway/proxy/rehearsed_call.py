@@ -7,7 +7,6 @@ what would be unknown after a crash.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.http.client_connection import ClientConnection
@@ -44,7 +43,7 @@ class RehearsedCall(Call):
         named = prompt_named(self._admitted, self.request.headers)
         playing = asyncio.ensure_future(self._shared.rehearsals.answer(self._admitted, self.request, named))
         self._durable = True
-        self._wait(partial(_cancel, playing))
+        self._wait(playing.cancel)
         playing.add_done_callback(self._on_played)
 
     def _on_played(self, done: asyncio.Future[Played]) -> None:
@@ -63,7 +62,3 @@ class RehearsedCall(Call):
         self._end("ok" if played.status < 400 else "error", None if played.status < 400 else f"http_{played.status}")
         self.started = True
         self._write_last(played.head(self.request.keep_alive) + reply.body)
-
-
-def _cancel(playing: asyncio.Future[Played]) -> None:
-    playing.cancel()

@@ -10,7 +10,7 @@ nothing more is read from the upstream.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from time import monotonic
 
 from penstock.gateway.calls.answer_masking import hiding
@@ -18,11 +18,11 @@ from penstock.gateway.calls.capture.framing import Framing
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.headers import HOP, client_head
 from penstock.gateway.http.request import Request
-from penstock.gateway.http.upstream_connection import UpstreamConnection
+from penstock.gateway.http.upstream_connection import Caller, UpstreamConnection
 from penstock.gateway.model.known_secrets import NONE
 
 
-class Relay(ABC):
+class Relay(Caller):
     """One request being served, and its answer."""
 
     __slots__ = (
@@ -66,26 +66,6 @@ class Relay(ABC):
         connection.send(self, head, body)
         if self.held:
             connection.transport.pause_reading()
-
-    @abstractmethod
-    def on_connected(self, connection: UpstreamConnection) -> None:
-        """A connection is there: time to `send`."""
-
-    @abstractmethod
-    def on_unreachable(self, reason: str, detail: str) -> None:
-        """No connection came about."""
-
-    @abstractmethod
-    def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
-        """The answer's head, and what came in the same read."""
-
-    @abstractmethod
-    def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
-        """A read."""
-
-    @abstractmethod
-    def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
-        """The answer will not be completed."""
 
     @abstractmethod
     def on_client_gone(self) -> None:

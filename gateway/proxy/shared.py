@@ -79,12 +79,8 @@ class Shared:
 
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, Route | None]:
         """(upstreams to try in turn, model name to send instead, the route that says so)."""
-        route = self.routed(call.model) if self.routes else None
+        route = self.routes.find(call.model) if self.routes else None
         return *self.routes.along(route, family(call.dialect, request.headers)), route
-
-    def routed(self, model: str | None) -> Route | None:
-        """The route of a model; also of one whose version names the upstream."""
-        return self.routes.find(model)
 
     def pool(self, name: str, model: str | None) -> Pool:
         """The upstream that serves a version of weights; raises `GatewayFault` when it is not configured any more."""

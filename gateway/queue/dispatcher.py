@@ -76,7 +76,6 @@ class Dispatcher:
         """`now_ns` is the clock of the tape; `trust_agent`: whether what an agent says of itself is trained on;
         `quiet_s`: how long an attempt that nobody has claimed may be silent before it has ended."""
         self._recorder = recorder
-        self._store = recorder.store
         self.waiting = recorder.store.follower(Waiting)
         self.reader = QueueReader(recorder.store)
         self._metrics = metrics

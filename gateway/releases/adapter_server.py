@@ -43,12 +43,9 @@ class ServingError(Exception):
 class Check:
     """How a version answered a canned prompt."""
 
-    ok: bool
     text: str
     """What it said; empty when that were special tokens only."""
     seconds: float
-    problem: ServingError | None = None
-    """None when it is ok."""
 
 
 class Engine:
@@ -99,29 +96,25 @@ class Engine:
             raise self._refused(status, text, f"unload adapter {name!r}")
         return status == 200
 
-    async def check(self, name: str, prompt: str = PROMPT, seconds: float = CHECK_S, numbers: bool = True) -> Check:
-        """Whether a version answers a prompt in time; never raises.
+    async def check(self, name: str, numbers: bool = True) -> Check:
+        """Asks a version one prompt, which it must answer in time.
 
-        `numbers`: also whether its log-probabilities are numbers; False for servers that do not give them.
+        `numbers`: its log-probabilities must be numbers; False for servers that do not give them.
         """
         began = monotonic()
-        try:
-            text = await self._answer(name, prompt, seconds, numbers)
-        except ServingError as error:
-            return Check(False, "", monotonic() - began, error)
-        return Check(True, text, monotonic() - began)
+        return Check(await self._answer(name, numbers), monotonic() - began)
 
-    async def warm(self, name: str, n: int, prompt: str = PROMPT, seconds: float = CHECK_S) -> float:
+    async def warm(self, name: str, n: int) -> float:
         """Asks a version `n` times at once, so that no agent pays for first times; returns the seconds it took."""
         began = monotonic()
-        await asyncio.gather(*(self._answer(name, prompt, seconds, numbers=False) for _ in range(n)))
+        await asyncio.gather(*(self._answer(name, numbers=False) for _ in range(n)))
         return monotonic() - began
 
-    async def _answer(self, name: str, prompt: str, seconds: float, numbers: bool) -> str:
-        body: Any = {"model": name, "messages": [{"role": "user", "content": prompt}], "max_completion_tokens": 8}
+    async def _answer(self, name: str, numbers: bool) -> str:
+        body: Any = {"model": name, "messages": [{"role": "user", "content": PROMPT}], "max_completion_tokens": 8}
         if numbers:
             body |= {"temperature": 0, "logprobs": True, "top_logprobs": 0}
-        status, text = await self._ask("POST", "/v1/chat/completions", body, seconds)
+        status, text = await self._ask("POST", "/v1/chat/completions", body, CHECK_S)
         if numbers and status == 400 and "Out of range float" in text:
             raise self._no_numbers(name)
         if status != 200:

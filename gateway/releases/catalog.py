@@ -19,7 +19,7 @@ from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.canary.assignment import Asker, speaks_to, stable_version
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.release import Pin, Release
-from penstock.gateway.model.resource import Audience, PromptText, Resource, Stable, ToolText
+from penstock.gateway.model.resource import Audience, Resource, Stable
 from penstock.gateway.model.template import Template
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.prompts.recognise import Known, Recogniser
@@ -69,7 +69,7 @@ class Catalog:
                     continue
                 self.templates.setdefault(name, {})[version.version] = content.template
                 if content.sent:
-                    known.append(_known(name, content))
+                    known.append(Known.of(name, content))
         self.recogniser = Recogniser(known)
         found = list(releases)
         self.releases = {one.id: one for one in found}
@@ -99,10 +99,6 @@ class Catalog:
     def empty(self) -> bool:
         """True while nothing is registered."""
         return not (self.models or self.templates)
-
-
-def _known(name: str, content: PromptText | ToolText) -> Known:
-    return Known(name, content.template, content.tool if isinstance(content, ToolText) else None)
 
 
 @dataclass(slots=True)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 import aiohttp
 
 from penstock.gateway.config import Upstream
-from penstock.gateway.display.rollouts import counted
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.resource import Resource, Stable
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.model.wording import counted
 from penstock.gateway.releases.adapter_server import Engine, ServingError
 from penstock.gateway.releases.jobs import Progress, Report
 
@@ -60,8 +60,6 @@ class Checking:
             loaded = content.adapter is not None and await engine.load(name, content.adapter, content.base)
             progress.done += content.adapter is not None
             checked = await engine.check(name, numbers=content.adapter is not None)
-            if checked.problem is not None:
-                raise checked.problem
             progress.done += 1
             seconds = await engine.warm(name, WARM)
             progress.done += 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.gateway.model.release import Release
 
@@ -28,12 +28,8 @@ class Progress:
     total: int = 0
 
 
-class Job(Protocol):
-    """What a stage asks for before the release moves on."""
-
-    def __call__(self, release: Release, progress: Progress, /) -> Awaitable[Report]:
-        """Done when it is known whether the candidate passes."""
-        ...
+Job = Callable[[Release, Progress], Awaitable[Report]]
+"""What a stage asks for before the release moves on: done when it is known whether the candidate passes."""
 
 
 @dataclass(frozen=True, slots=True)

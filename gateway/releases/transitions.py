@@ -72,4 +72,3 @@ WANTED: Final[Mapping[str, Update]] = {
     "approve": _approve,
 }
 """What changes of it by a person's decision."""
-ACTIONS: Final = tuple(WANTED)

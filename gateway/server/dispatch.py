@@ -11,12 +11,19 @@ from time import monotonic
 
 from penstock.gateway.api.front_page import front_page
 from penstock.gateway.calls.address import AddressError, from_path
+from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.dialects import family, find
 from penstock.gateway.dialects.family import Family
+from penstock.gateway.dialects.mcp import MCP
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal, internal_fault
 from penstock.gateway.http.headers import refusal_body, refusal_head
 from penstock.gateway.http.request import Request
+from penstock.gateway.mcp.call import McpCall
+from penstock.gateway.mcp.oauth import metadata_call
+from penstock.gateway.mcp.servers import Servers
+from penstock.gateway.mcp.sessions import Sessions
+from penstock.gateway.proxy.call import Call
 from penstock.gateway.proxy.rehearsed_call import make_call
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.server.bridge import ControlPlane, agent_target, is_control
@@ -27,12 +34,13 @@ _log = logging.getLogger("penstock.proxy")
 class Dispatch:
     """Calls and control requests, as the connections of clients see them."""
 
-    def __init__(self, proxy: Shared, control: ControlPlane) -> None:
+    def __init__(self, proxy: Shared, control: ControlPlane, servers: Servers, sessions: Sessions) -> None:
         self.clients: set[ClientConnection] = set()
         self.request_bytes = proxy.config.limits.request_bytes
         self.epoch_ns = proxy.epoch_ns
         self._proxy = proxy
         self._control = control
+        self._servers, self._sessions = servers, sessions
 
     def serve(self, client: ClientConnection, request: Request) -> None:
         """Serves a whole request: a refusal, a request of the control plane, or a call."""
@@ -48,7 +56,7 @@ class Dispatch:
                 client.transport.write(page)
                 client.finish(request.keep_alive)
                 return
-            admitted = self._proxy.admission.admit(request, client.hints)
+            admitted = metadata_call(request, client.hints) or self._proxy.admission.admit(request, client.hints)
             target = agent_target(request.method, admitted)
             if target is not None:
                 self._control.serve(client, request, target)
@@ -59,8 +67,13 @@ class Dispatch:
             _log.exception("a request could not be looked at")
             self._refuse(client, request, internal_fault())
         else:
-            client.served = call = make_call(self._proxy, client, request, admitted)
+            client.served = call = self._call(client, request, admitted)
             call.run(began)
+
+    def _call(self, client: ClientConnection, request: Request, admitted: Admitted) -> Call:
+        if admitted.dialect.family is MCP:
+            return McpCall(self._proxy, self._servers, self._sessions, client, request, admitted)
+        return make_call(self._proxy, client, request, admitted)
 
     def _refuse(self, client: ClientConnection, request: Request, refusal: Refusal) -> None:
         """Answers a request that does not become a call: it belongs to no rollout, or is no request at all."""

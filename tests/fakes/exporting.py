@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from fakes.collector import Collector
 from fakes.otlp import Inlet
 
 from penstock.gateway.config import Otlp
+from penstock.gateway.metrics import Metrics
 from penstock.gateway.otlp.delivery import Pace
 from penstock.gateway.otlp.exporter import Exporter
 from penstock.gateway.store.records import Entry
@@ -19,27 +19,17 @@ T0 = 1_790_000_000_000_000_000
 SERVERS = {"local": "http://127.0.0.1:8000/v1", "azure": "https://me.openai.azure.com", "main": "https://api.x.ai/v1"}
 
 
-@dataclass
-class Figures:
-    """What is counted."""
-
-    otlp_exported: int = 0
-    otlp_dropped: int = 0
-    otlp_retries: int = 0
-    otlp_lag_changes: int = 0
-
-
-def exporter(inlet: Inlet, collector: Collector, figures: Figures | None = None, **settings: Any) -> Exporter:
+def exporter(inlet: Inlet, collector: Collector, metrics: Metrics | None = None, **settings: Any) -> Exporter:
     pace = Pace(**{name: settings.pop(name) for name in Pace._fields if name in settings})
     made = Otlp(endpoint=collector.url, **settings)
-    return Exporter(made, SERVERS, inlet.store, inlet.feed, inlet.dispatcher, figures or Figures(), pace=pace)
+    return Exporter(made, SERVERS, inlet.store, inlet.feed, inlet.dispatcher, metrics or Metrics(), pace=pace)
 
 
 @asynccontextmanager
 async def exporting(
-    inlet: Inlet, collector: Collector, figures: Figures | None = None, **settings: Any
+    inlet: Inlet, collector: Collector, metrics: Metrics | None = None, **settings: Any
 ) -> AsyncGenerator[Exporter]:
-    made = exporter(inlet, collector, figures, **settings)
+    made = exporter(inlet, collector, metrics, **settings)
     await made.start()
     try:
         yield made

@@ -6,6 +6,7 @@ import io
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ class Inlet:
     recorder: Recorder
     url: str
     http: aiohttp.ClientSession
-    counted: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
+    counted: Counter[tuple[str, ...]] = field(default_factory=Counter[tuple[str, ...]])
 
     async def post(self, body: bytes, kind: str = PROTOBUF, path: str = "/v1/traces", **headers: str) -> Answer:
         """Send a request; `headers` are written with underscores."""
@@ -85,7 +86,7 @@ async def inlet_at(path: Path) -> AsyncGenerator[Inlet]:
         dispatcher = Dispatcher(recorder, metrics, time.time_ns)
         recorder.start()
         await dispatcher.start()
-        counted: dict[tuple[str, ...], int] = {}
+        counted: Counter[tuple[str, ...]] = Counter()
         app = web.Application()
         app[INGEST] = Ingest(dispatcher, store, counted, LIMIT)
         for route in ("/v1/traces", "/agent/none/v1/traces", "/agent/{kind}/{rid}/{aid}/v1/traces"):

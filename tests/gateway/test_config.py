@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from penstock.gateway.config import Config, ConfigError, load
+from penstock.gateway.config import Config, ConfigError, McpServer, load
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 UPSTREAM = '[[upstream]]\nname = "local"\nbase_url = "http://127.0.0.1:8000/v1/"\n'
@@ -22,6 +22,7 @@ SECTIONS = {
     "otlp": "[otlp]",
     "upstream": "[[upstream]]",
     "route": "[[route]]",
+    "mcp.servers.NAME": "[mcp.servers.NAME]",
 }
 
 
@@ -32,6 +33,8 @@ def read(tmp_path: Path, text: str, **overrides: Any) -> Config:
 
 
 def model_of(name: str) -> type[BaseModel]:
+    if name == "mcp.servers.NAME":
+        return McpServer
     annotation: Any = Config.model_fields[name].annotation
     return get_args(annotation)[0] if get_origin(annotation) is list else annotation
 
@@ -126,6 +129,12 @@ WRONG = [
     ("", "quiet_seconds = 0"),
     ("otlp", 'endpoint = "collector:4318"'),
     ("otlp", "wait = 301"),
+    ("", "mcp = 1"),
+    ("mcp.servers.NAME", 'url = "ftp://x"'),
+    ("mcp.servers.NAME", "key_env = 1"),
+    ("mcp.servers.NAME", "connect_timeout = 0"),
+    ("mcp.servers.NAME", "first_byte_timeout = 0"),
+    ("mcp.servers.NAME", "total_timeout = inf"),
     ("otlp", 'endpoint = "http://me:pw@x"'),
     ("otlp", "headers_env = 1"),
     ("otlp", 'capture_content = "yes"'),
@@ -222,7 +231,7 @@ def documented() -> dict[tuple[str, str], tuple[str, str]]:
     found: dict[tuple[str, str], tuple[str, str]] = {}
     section = ""
     for line in DOCS.read_text().splitlines():
-        if heading := re.fullmatch(r"## `\[+(\w+)\]+`", line):
+        if heading := re.fullmatch(r"## `\[+([\w.]+)\]+`", line):
             section = heading[1]
         elif row := re.fullmatch(r"\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([^|]+) \|", line):
             found[section, row[1]] = row[2], row[3]
@@ -234,7 +243,7 @@ def test_documentation_and_code_name_the_same_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "key"), [one for one in keys_of_all_sections() if one[0] or one[1] not in SECTIONS]
+    ("section", "key"), [one for one in keys_of_all_sections() if one[0] or one[1] not in (*SECTIONS, "mcp")]
 )
 def test_documentation_tells_the_default_and_the_docstring(section: str, key: str) -> None:
     field = (model_of(section) if section else Config).model_fields[key]

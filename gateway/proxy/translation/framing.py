@@ -7,7 +7,8 @@ its own shape: a status while nothing has gone out, an event after that.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from abc import ABC, abstractmethod
+from typing import Final
 
 import orjson
 
@@ -18,7 +19,7 @@ from penstock.gateway.dialects.sse import Parser
 from penstock.gateway.http.errors import UpstreamFault
 from penstock.gateway.http.headers import client_head, refusal_head
 from penstock.gateway.http.upstream_connection import UpstreamConnection
-from penstock.gateway.model.known_secrets import NONE, Secrets
+from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.proxy.translation.answer import AnswerConverter, written
 from penstock.gateway.proxy.translation.chat_pieces import Answer, Untold
 from penstock.gateway.proxy.translation.checks import KIND
@@ -32,30 +33,41 @@ _SHOWN: Final = 500
 BROKEN: Final = "the engine broke off its answer"
 
 
-class ConvertedAnswer(Protocol):
+class ConvertedAnswer(ABC):
     """The common part of both ways; has the interface of `gateway.calls.capture.framing.Framing`."""
 
-    sent: list[bytes]
-    """What the client has got of the answer's body."""
-    problem: str | None
-    """Why the answer could not be written."""
+    def __init__(self, converter: AnswerConverter) -> None:
+        self.sent: list[bytes] = []
+        """What the client has got of the answer's body."""
+        self.problem: str | None = None
+        """Why the answer could not be written."""
+        self._converter = converter
+        self._answer = Answer()
+        self._last: bytes | None = None
 
     @property
     def ids(self) -> bool:
         """True once there were token ids of an answer."""
-        ...
+        return self._answer.ids
 
+    @abstractmethod
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """What the client gets of the head, and of what came in the same read."""
-        ...
 
+    @abstractmethod
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """What the client gets of a read."""
-        ...
 
     def broken(self) -> bytes:
         """What the client still gets of an answer that breaks off; the same, however often it is called."""
-        ...
+        if self._last is None:
+            self._last = b""
+            self._last = self._broken_off()
+        return self._last
+
+    @abstractmethod
+    def _broken_off(self) -> bytes:
+        """The same, the first time."""
 
 
 def streams(connection: UpstreamConnection, http10: bool) -> bool:
@@ -66,24 +78,15 @@ def streams(connection: UpstreamConnection, http10: bool) -> bool:
     return told and not (http10 and connection.length_known)
 
 
-class Stream:
+class Stream(ConvertedAnswer):
     """A stream of events."""
 
     def __init__(self, converter: AnswerConverter, http10: bool) -> None:
         """`http10`: whether the client takes no chunks."""
-        self.sent: list[bytes] = []
-        self.problem: str | None = None
-        self._converter = converter
+        super().__init__(converter)
         self._chunked = not http10
-        self._last: bytes | None = None
         self._parser = Parser()
-        self._answer = Answer()
         self._headed = self._begun = self._over = False
-
-    @property
-    def ids(self) -> bool:
-        """True once there were token ids of an answer."""
-        return self._answer.ids
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """The head at once."""
@@ -101,12 +104,9 @@ class Stream:
         out += self._end() if connection.done else b""
         return self._framed(out, connection.done)
 
-    def broken(self) -> bytes:
+    def _broken_off(self) -> bytes:
         """An event that says so; the stream itself has no end. Nothing if not even its head was sent."""
-        if self._last is None:
-            self._last = b""
-            self._last = self._framed(self._fail(BROKEN), False) if self._headed else b""
-        return self._last
+        return self._framed(self._fail(BROKEN), False) if self._headed else b""
 
     def _event(self, data: str) -> bytes:
         if self._over:
@@ -148,31 +148,19 @@ class Stream:
         return (b"%x\r\n%b\r\n" % (len(out), out) if out else b"") + (b"0\r\n\r\n" if done else b"")
 
 
-class Whole:
+class Whole(ConvertedAnswer):
     """A plain answer, or an error."""
 
-    def __init__(
-        self, converter: AnswerConverter, family: Family, asked_stream: bool, own: Secrets = NONE, limit: int = LIMIT
-    ) -> None:
+    def __init__(self, converter: AnswerConverter, family: Family, asked_stream: bool, own: Secrets) -> None:
         """`family`: whose errors are written; `asked_stream`: whether the agent waits for events; `own`: the gateway's
         keys, which are taken out of errors."""
-        self.sent: list[bytes] = []
-        self.problem: str | None = None
-        self._converter = converter
+        super().__init__(converter)
         self._family = family
         self._asked_stream = asked_stream
         self._own = own
-        self._limit = limit
-        self._answer = Answer()
         self._head = b""
         self._pieces: list[bytes] = []
         self._size = 0
-        self._last: bytes | None = None
-
-    @property
-    def ids(self) -> bool:
-        """True once there were token ids of an answer."""
-        return self._answer.ids
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """Nothing before the answer is whole."""
@@ -182,16 +170,13 @@ class Whole:
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """Everything, once it is whole."""
         self._size += sum(map(len, connection.pieces))
-        if self._size <= self._limit:
+        if self._size <= LIMIT:
             self._pieces += connection.pieces
         return self._finished(connection) if connection.done and not self.sent else b""
 
-    def broken(self) -> bytes:
+    def _broken_off(self) -> bytes:
         """An answer that says so."""
-        if self._last is None:
-            self._last = b""
-            self._last = b"" if self.sent else self._refused(BROKEN)
-        return self._last
+        return b"" if self.sent else self._refused(BROKEN)
 
     def _finished(self, connection: UpstreamConnection) -> bytes:
         body = b"".join(self._pieces)
@@ -205,8 +190,8 @@ class Whole:
             return self._refused(str(untold))
 
     def _told(self, connection: UpstreamConnection, body: bytes) -> bytes:
-        if self._size > self._limit:
-            raise Untold(f"the engine's answer has more than {self._limit} bytes")
+        if self._size > LIMIT:
+            raise Untold(f"the engine's answer has more than {LIMIT} bytes")
         if connection.encoding not in _IDENTITY:
             raise Untold("the engine compressed its answer, unasked")
         if connection.events or self._asked_stream:

@@ -48,16 +48,12 @@ class Responses:
         for piece in pieces:
             self.tell(piece)
         self._close(_status(answer))
-        return self._response(answer, self._items)
+        return self._response(answer)
 
     def begin(self, answer: Answer) -> list[Json]:
         """The begin of a response, under the engine's id."""
         self._answer = answer
-        response = self._response(Answer(answer.id, answer.model, answer.created), []) | {
-            "status": "in_progress",
-            "incomplete_details": None,
-            "usage": None,
-        }
+        response = self._unfinished("in_progress")
         kinds = ("response.created", "response.in_progress")
         return [self._event(kind, response=response) for kind in kinds]
 
@@ -76,20 +72,14 @@ class Responses:
     def end(self, answer: Answer) -> list[Json]:
         """The ends of the last item and of the response."""
         events = self._close(_status(answer))
-        response = self._response(answer, self._items)
+        response = self._response(answer)
         return [*events, self._event(_ENDS[response["status"]], response=response)]
 
     def broken(self, message: str) -> list[Json]:
         """A response that has failed, or an error where it has not begun."""
         if not self._sequence:
             return [self._event("error", code="server_error", message=message, param=None)]
-        about = Answer(self._answer.id, self._answer.model, self._answer.created)
-        response = self._response(about, self._items) | {
-            "status": "failed",
-            "incomplete_details": None,
-            "usage": None,
-            "error": {"code": "server_error", "message": message},
-        }
+        response = self._unfinished("failed") | {"error": {"code": "server_error", "message": message}}
         return [self._event("response.failed", response=response)]
 
     # -- items and parts ---------------------------------------------------------------------------------------------
@@ -157,8 +147,13 @@ class Responses:
         self._sequence += 1
         return event
 
-    def _response(self, answer: Answer, items: list[Json]) -> Json:
-        """What stands around the items."""
+    def _unfinished(self, status: str) -> Json:
+        """A response that has no end, as far as it came."""
+        about = Answer(self._answer.id, self._answer.model, self._answer.created)
+        return self._response(about) | {"status": status, "incomplete_details": None, "usage": None}
+
+    def _response(self, answer: Answer) -> Json:
+        """The items, and what stands around them."""
         finish = _FINISHES.get(answer.finish or "", answer.finish)
         choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": finish}
         chat = self._library.answer(
@@ -167,7 +162,7 @@ class Responses:
         made = self._library.responses.transform_chat_completion_response_to_responses_api_response(
             request_input="", responses_api_request=self._asked, chat_completion_response=chat
         ).model_dump(mode="json")
-        made["output"] = [_copied(item) for item in items]
+        made["output"] = [_copied(item) for item in self._items]
         made["parallel_tool_calls"] = self._asked.get("parallel_tool_calls") is not False
         made["usage"] = _usage(obj(made.get("usage")))
         return made

@@ -153,11 +153,8 @@ class Rehearsals:
             news = self._news
             if not await background(lambda: self._may_come(rollout)):
                 raise ClientFault(400, OVER, f"the rehearsal that {rollout} is a run of is over")
-            try:
-                async with asyncio.timeout_at(until):
-                    await news.wait()
-            except TimeoutError:
-                raise GatewayFault(503, OVER, f"the rehearsal that {rollout} is a run of is not under way") from None
+            if not await _until(news, until):
+                raise GatewayFault(503, OVER, f"the rehearsal that {rollout} is a run of is not under way")
         return found
 
     def _may_come(self, rollout: str) -> bool:

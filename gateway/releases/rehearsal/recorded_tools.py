@@ -40,8 +40,6 @@ class Cassette:
 
     results: Mapping[Key, Sequence[Part]]
     """Of each call the results, in the order of its occurrences."""
-    unanswered: int = 0
-    """Calls in the recording that have no result: the last ones of an agent that was stopped."""
     misses: list[Miss] = field(default_factory=list[Miss])
     """Calls without a recorded result; at the first of them the run diverged."""
     _played: dict[Key, int] = field(default_factory=dict[Key, int])
@@ -59,12 +57,11 @@ class Cassette:
             _follow(conversations, messages)
             if turn.response_id is not None and turn.choices:
                 kept[turn.response_id] = [*messages, turn.choices[0].message]
-        calls = [call for conversation in conversations for call in _answered(conversation)]
         results: dict[Key, list[Part]] = defaultdict(list)
-        for key, result in calls:
+        for key, result in (call for conversation in conversations for call in _answered(conversation)):
             if result is not None:
                 results[key].append(result)
-        return cls(dict(results), unanswered=sum(result is None for _, result in calls))
+        return cls(dict(results))
 
     def answer(self, tool: str, arguments: str) -> Part | None:
         """What this call returned when it was recorded: text, and in `data` what is more than text; None for a miss.
@@ -84,17 +81,7 @@ class Cassette:
 
     def again(self) -> Cassette:
         """The same from its beginning."""
-        return Cassette(self.results, self.unanswered)
-
-    @property
-    def diverged(self) -> bool:
-        """True once something was asked for that is not recorded."""
-        return bool(self.misses)
-
-    @property
-    def played(self) -> int:
-        """Calls that were answered."""
-        return sum(self._played.values()) - len(self.misses)
+        return Cassette(self.results)
 
 
 def _follow(conversations: list[list[Message]], messages: list[Message]) -> None:

@@ -18,18 +18,15 @@ incumbent takes another way, which need not be worse: the evidence has an e-valu
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from penstock.gateway.calls.turns import read_exchange
 from penstock.gateway.canary.betting import Paired
-from penstock.gateway.canary.pass_test import InOrder, Trial
+from penstock.gateway.canary.pass_test import InOrder
 from penstock.gateway.dialects.loose_json import dumps, loads
 from penstock.gateway.model.attributes import REPLAY_OF
-from penstock.gateway.model.policy import REPLAY_ALPHA
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.rollout import Attempt, AttemptStatus
 from penstock.gateway.model.span import Span
@@ -37,13 +34,13 @@ from penstock.gateway.model.turn import Turn
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.rehearsal.live import RESTARTED, Leg, Rehearsals, Rehearsed, leg_name
-from penstock.gateway.releases.rehearsal.recorded_rollouts import Originals, answered, draw, final
+from penstock.gateway.releases.rehearsal.recorded_rollouts import answered, draw, final
 from penstock.gateway.releases.rehearsal.tool_player import DIVERGED, SPENT, UNFIT
-from penstock.gateway.releases.replay.judges import JudgeError, make_judge
+from penstock.gateway.releases.replay.comparison import SHOWN, Comparison
 from penstock.gateway.releases.replay.questions import CANDIDATE, INCUMBENT
 from penstock.gateway.releases.replay.recorded_calls import Recordings
-from penstock.gateway.releases.replay.sender import Context, Sender, background
-from penstock.gateway.releases.replay.stage import HOPELESS, SHOWN, Replay
+from penstock.gateway.releases.replay.sender import Context, background
+from penstock.gateway.releases.replay.stage import Replay
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.operation import Refused
 
@@ -83,12 +80,7 @@ class Replays:
         report = await self._replayed(release, progress)
         if not report.ok:
             return report
-        rehearsal = Rehearsal(self._context, self._rehearsals, self._feed, release, progress)
-        try:
-            found = await rehearsal.run()
-        except JudgeError as error:
-            found = Report(False, str(error), rehearsal.evidence())
-        await rehearsal.sender.close(found.why)
+        found = await Rehearsal(self._context, self._rehearsals, self._feed, release, progress).report()
         evidence = report.evidence | {"rehearsal": found.evidence}
         return Report(found.ok, f"{report.why}; rehearsed: {found.why}", evidence)
 
@@ -105,41 +97,32 @@ class Replays:
         return report
 
 
-class Rehearsal:
+class Rehearsal(Comparison):
     """One release's."""
 
     def __init__(
         self, context: Context, rehearsals: Rehearsals, feed: Feed, release: Release, progress: Progress
     ) -> None:
-        policy = release.policy.replay
-        self.sender = Sender(context, release, "rehearsal", policy.budget, policy.concurrency)
-        self._context = context
+        super().__init__(context, release, progress, "rehearsal")
         self._rehearsals = rehearsals
         self._feed = feed
-        self._release = release
-        self._policy = policy
-        self._progress = progress
         self._pairs: list[tuple[Leg, Leg]] = []
         self._ends: dict[str, End] = {}
-        self._scored: set[int] = set()
         self._order: InOrder[int] = InOrder()
         self._scores: dict[int, tuple[float, float] | None] = {}
         """Of candidate and incumbent, by place in the order; None when nothing is known."""
-        self._trial = Trial(policy.margin, REPLAY_ALPHA)
         self._diverging = Paired(0.0)
         self._counted = 0
-        self._passed_over: Counter[str] = Counter()
-        self._unknown: Counter[str] = Counter()
-        self._worse: list[str] = []
 
-    async def run(self) -> Report:
-        """Waits until its runs were done by somebody, or it is decided; raises `JudgeError`."""
-        self._judge = make_judge(self._release.policy.judge, self.sender, self._context.routes)
+    async def _run(self) -> Report:
+        """Waits until its runs were done by somebody, or it is decided."""
         _ = await self.sender.earlier()
-        drawn = await self._draw()
+        recordings = Recordings(self._context, self._release)
+        drawn = await self._drawn(lambda stopped: draw(self._context.tape, self._release, recordings, stopped))
         self._passed_over = drawn.passed_over
         if not drawn.found:
-            return self._nothing()
+            what = f"rollouts of {self._release.resource} that can be rehearsed"
+            return self._nothing(what, "replay.closed_loop = 0")
         self._progress.doing, self._progress.done, self._progress.total = "rehearsal", 0, 2 * len(drawn.found)
         release = self._release
         versions = {CANDIDATE: release.candidate, INCUMBENT: release.stable}
@@ -149,14 +132,6 @@ class Rehearsal:
         legs = {leg.rollout: leg for pair in self._pairs for leg in pair}
         await self._follow(Rehearsed(release, self.sender, legs))
         return self._report()
-
-    async def _draw(self) -> Originals:
-        stopped = threading.Event()
-        recordings = Recordings(self._context, self._release)
-        try:
-            return await background(lambda: draw(self._context.tape, self._release, recordings, stopped.is_set))
-        finally:
-            stopped.set()
 
     # -- following the runs ------------------------------------------------------------------------------------------
 
@@ -183,8 +158,7 @@ class Rehearsal:
 
     @property
     def _over(self) -> bool:
-        hopeless = not self._trial.calls and self._unknown.total() >= HOPELESS
-        return hopeless or self._counted == len(self._pairs) or self._trial.verdict() is not None
+        return self._counted == len(self._pairs) or super()._over
 
     async def _cancel(self, leg: Leg) -> None:
         """Its worker hears of it with its next heartbeat and kills the agent."""
@@ -277,17 +251,9 @@ class Rehearsal:
             why = next((end.why for end in reversed(ends) if end.why), "the judge gave no score")
             self._unknown[why[:300]] += 1
             return
-        self._trial.add(*scores)
-        if scores[0] < scores[1]:
-            self._worse.append(self._pairs[at][0].original.name)
+        self._scored(self._pairs[at][0].original.name, *scores)
 
     # -- what it comes to --------------------------------------------------------------------------------------------
-
-    def _nothing(self) -> Report:
-        why = f"there are no recorded rollouts of {self._release.resource} that can be rehearsed"
-        for reason, count in self._passed_over.most_common(1):
-            why += f" ({count} were passed over: {reason})"
-        return Report(False, f"{why}; record some, or set replay.closed_loop = 0", self.evidence())
 
     def _report(self) -> Report:
         astray = sum(self._number(how)[INCUMBENT] for how in ("diverged", "failed"))
@@ -310,7 +276,6 @@ class Rehearsal:
         return {leg: sum(self._ends[pair[at].rollout].how == how for pair in counted) for at, leg in enumerate(LEGS)}
 
     def evidence(self, verdict: str = "unknown") -> dict[str, Any]:
-        """What the audit keeps."""
         release, policy = self._release, self._policy
         figures = self._trial.figures()
         return {

@@ -29,7 +29,6 @@ from penstock.gateway.model.attributes import LEG, REPLAY_OF
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.release_calls import own
-from penstock.gateway.model.resource import ToolText
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Turn
@@ -91,8 +90,7 @@ class Recordings:
         for version in [] if found is None else found[1]:
             content = version.read()
             if not isinstance(content, ModelVersion):
-                tool = content.tool if isinstance(content, ToolText) else None
-                self._known[version.version] = Recogniser([Known(release.resource, content.template, tool)])
+                self._known[version.version] = Recogniser([Known.of(release.resource, content)])
 
     def draw(self, wanted: int, seed: str, stopped: Callable[[], bool]) -> Drawn:
         """So many calls at most. `stopped`: asked between rollouts whether nobody wants them any more."""

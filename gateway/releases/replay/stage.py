@@ -13,28 +13,22 @@ promotes nothing. If the policy wants it, whole rollouts are then rehearsed (`ga
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from penstock.gateway.calls.turns import read_exchange
-from penstock.gateway.canary.pass_test import InOrder, Trial, Verdict
+from penstock.gateway.canary.pass_test import InOrder, Verdict
 from penstock.gateway.model.attributes import LEG, REPLAY_OF
 from penstock.gateway.model.policy import REPLAY_ALPHA
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.releases.jobs import Progress, Report
-from penstock.gateway.releases.replay.judges import Judge, JudgeError, make_judge
+from penstock.gateway.releases.replay.comparison import SHOWN, Comparison
 from penstock.gateway.releases.replay.questions import CANDIDATE, INCUMBENT, place
 from penstock.gateway.releases.replay.recorded_calls import Recorded, Recordings, without_key
-from penstock.gateway.releases.replay.sender import Answer, Context, Sender, background
-
-HOPELESS: Final = 10
-"""After so many calls without any result the stage is given up."""
-SHOWN: Final = 20
-"""Calls that are named in the evidence because the candidate lost there."""
+from penstock.gateway.releases.replay.sender import Answer, Context, background
 
 
 class Replay:
@@ -45,13 +39,7 @@ class Replay:
 
     async def __call__(self, release: Release, progress: Progress) -> Report:
         """Whether the candidate passes."""
-        replaying = Replaying(self._context, release, progress)
-        try:
-            report = await replaying.run()
-        except JudgeError as error:
-            report = Report(False, str(error), replaying.evidence())
-        await replaying.sender.close(report.why)
-        return report
+        return await Replaying(self._context, release, progress).report()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,39 +56,30 @@ class Pair:
     """Which leg failed, candidate and incumbent."""
 
 
-class Replaying:
+class Replaying(Comparison):
     """One replay."""
 
     def __init__(self, context: Context, release: Release, progress: Progress) -> None:
-        policy = release.policy.replay
-        self.sender = Sender(context, release, "replay", policy.budget, policy.concurrency)
-        self._context = context
-        self._release = release
-        self._policy = policy
-        self._progress = progress
+        super().__init__(context, release, progress, "replay")
         self._recordings = Recordings(context, release)
-        self._trial = Trial(policy.margin, REPLAY_ALPHA)
         self._order: InOrder[Pair] = InOrder()
         self._kept: dict[tuple[str, str], Span] = {}
         """What was answered before the gateway was restarted, by call and leg."""
-        self._judge: Judge
         self._failed: Counter[str] = Counter()
-        self._unknown: Counter[str] = Counter()
-        self._passed_over: Counter[str] = Counter()
-        self._worse: list[str] = []
         self._keyless = False
 
-    async def run(self) -> Report:
-        """Asks until it is decided; raises `JudgeError`."""
-        self._judge = make_judge(self._release.policy.judge, self.sender, self._context.routes)
+    async def _run(self) -> Report:
         for span in await self.sender.earlier():
             said = span.attributes or {}
             if span.status in (SpanStatus.OK, SpanStatus.ERROR):
                 self._kept[said.get(REPLAY_OF, ""), said.get(LEG, "")] = span
-        spans = await self._draw()
+        drawn = await self._drawn(
+            lambda stopped: self._recordings.draw(self._policy.calls, self._release.salt, stopped)
+        )
+        spans, self._passed_over = drawn.spans, drawn.passed_over
         self._progress.total = len(spans)
         if not spans:
-            return self._nothing()
+            return self._nothing(f"calls of {self._release.resource} that can be asked again", "replayed = 'skip'")
         calls = iter(list(enumerate(spans)))
         workers = [asyncio.ensure_future(self._work(calls)) for _ in range(min(self._policy.concurrency, len(spans)))]
         try:
@@ -113,22 +92,6 @@ class Replaying:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
         return self._report()
-
-    async def _draw(self) -> list[Span]:
-        stopped = threading.Event()
-        try:
-            drawn = await background(
-                lambda: self._recordings.draw(self._policy.calls, self._release.salt, stopped.is_set)
-            )
-        finally:
-            stopped.set()
-        self._passed_over = drawn.passed_over
-        return drawn.spans
-
-    @property
-    def _over(self) -> bool:
-        hopeless = not self._trial.calls and self._unknown.total() >= HOPELESS
-        return hopeless or self._trial.verdict() is not None
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -195,16 +158,7 @@ class Replaying:
         if pair.candidate is None or pair.incumbent is None or pair.problem:
             self._unknown[pair.problem] += 1
             return
-        self._trial.add(pair.candidate, pair.incumbent)
-        if pair.candidate < pair.incumbent:
-            self._worse.append(pair.call)
-
-    def _nothing(self) -> Report:
-        name = self._release.resource
-        why = f"there are no recorded calls of {name} that can be asked again"
-        for reason, count in self._passed_over.most_common(1):
-            why += f" ({count} were passed over: {reason})"
-        return Report(False, f"{why}; record some, or set replayed = 'skip'", self.evidence())
+        self._scored(pair.call, pair.candidate, pair.incumbent)
 
     def _report(self) -> Report:
         unknown, calls = self._unknown.total(), self._trial.calls
@@ -227,7 +181,6 @@ class Replaying:
         return why
 
     def evidence(self, verdict: Verdict | None = None) -> dict[str, Any]:
-        """What the audit keeps."""
         policy, release = self._policy, self._release
         return {
             "verdict": verdict or "unknown",

@@ -29,7 +29,6 @@ from penstock.gateway.canary.pass_test import InOrder
 from penstock.gateway.model.attributes import LEG, SHADOW_OF
 from penstock.gateway.model.release import Pin, Release
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.catalog import Uses
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.replay.agreement import action
@@ -202,7 +201,7 @@ class Mirror:
         """(what is known of both, requests that it took)."""
         if record.status != "ok" or answer.turn is None:
             return Mirrored(answer.turn is not None, record.status == "ok"), 0
-        live = await background(lambda: _turn(record))
+        live = await background(lambda: record.call.dialect.read(record.plain, record.response(), record.stream))
         seconds = answer.seconds, ((record.end_ns or 0) - record.request.started_ns) / 1e9
         if action(live) is None:
             return Mirrored(True, True, seconds), 0
@@ -265,7 +264,3 @@ def _again(span: Span, live: Span) -> Mirrored:
     both = span.status == live.status == SpanStatus.OK
     seconds = ((span.duration_ns or 0) / 1e9, (live.duration_ns or 0) / 1e9) if both else None
     return Mirrored(span.status == SpanStatus.OK, live.status == SpanStatus.OK, seconds)
-
-
-def _turn(record: Record) -> Turn:
-    return record.call.dialect.read(record.plain, record.response(), record.stream)

@@ -14,6 +14,7 @@ from fakes.experiment import prompt
 from fakes.process import Gateway
 from fakes.shell import Shell
 
+from penstock.gateway.client import connection
 from penstock.gateway.client import runs as runs_client
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.run import Made, NewRun, Point, Run, RunChange, RunEnd, RunEvent, RunHead, seen_at
@@ -103,7 +104,8 @@ async def test_lists_turn_their_pages(client: Client, monkeypatch: pytest.Monkey
     for number, kind in enumerate(("grpo", "sft", "grpo", "dpo", "grpo")):
         await client.start_run(NewRun(id=f"r{number}", kind=kind))
     await client.finish_run("r2", RunEnd(status="stopped"))
-    monkeypatch.setattr(runs_client, "PAGE", 2)
+    for module in (connection, runs_client):
+        monkeypatch.setattr(module, "PAGE", 2)
     assert [run.id async for run in client.runs()] == ["r4", "r3", "r2", "r1", "r0"]
     assert [run.id async for run in client.runs(limit=3)] == ["r4", "r3", "r2"]
     assert [run.id async for run in client.runs(kind="grpo")] == ["r4", "r2", "r0"]

@@ -15,6 +15,7 @@ from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, serving
 
 from penstock.gateway.api import pages
 from penstock.gateway.client import client as client_module
+from penstock.gateway.client import connection
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.span import SpanStatus
@@ -44,7 +45,7 @@ async def client(served: Serving) -> AsyncGenerator[Client]:
 
 @pytest.mark.parametrize("page", [1, 2, 3, 1000])
 async def test_lists_turn_their_pages(client: Client, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
-    monkeypatch.setattr(client_module, "PAGE", page)
+    monkeypatch.setattr(connection, "PAGE", page)
     assert [r.id async for r in client.rollouts()] == ["r3", "r2", "r1"]
     assert [s.sequence async for s in client.spans("r2")] == [1, 2, 3, 4]
     assert [s.sequence async for s in client.spans("r2", "a1", filter="-rollout:r1", limit=3)] == [1, 2, 3]

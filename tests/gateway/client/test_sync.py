@@ -14,7 +14,7 @@ import pytest
 from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, serving
 from fakes.process import Gateway
 
-from penstock.gateway.client import client as client_module
+from penstock.gateway.client import connection
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import Connection
 from penstock.gateway.client.sync import SyncClient
@@ -47,7 +47,7 @@ def test_it_has_every_method_with_its_parameters() -> None:
 
 
 async def test_it_reads_page_by_page(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "PAGE", 3)
+    monkeypatch.setattr(connection, "PAGE", 3)
 
     def read() -> None:
         with SyncClient(served.url) as client:

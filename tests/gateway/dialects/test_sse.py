@@ -63,10 +63,8 @@ def test_an_id_lasts_and_one_with_a_null_is_ignored() -> None:
     ] == list("1113")
 
 
-def test_retry_takes_digits_only() -> None:
-    parser = Parser()
-    parser.feed(b"retry: 250\n\nretry: 1s\n\nretry: " + b"9" * 5000 + b"\n\n")
-    assert parser.retry == 250
+def test_what_is_for_reconnecting_makes_no_event() -> None:
+    assert data(b"id: 1\ndata: a\n\nretry: 250\n\nid\ndata: b\nretry: 1s\n\n") == ["a", "b"]
 
 
 def test_a_line_without_an_end_costs_its_own_size() -> None:

@@ -20,7 +20,8 @@ from penstock.gateway.api.pages import add_totals
 from penstock.gateway.client.tables import row
 from penstock.gateway.demo.model import Answer
 from penstock.gateway.dialects import by_name
-from penstock.gateway.dialects.token_estimate import DELTA, SAID, counted, estimated, uncounted
+from penstock.gateway.dialects.base import DELTA, SAID
+from penstock.gateway.dialects.token_estimate import counted, estimated, uncounted
 from penstock.gateway.display import rollouts
 from penstock.gateway.model.rollout import Totals
 from penstock.gateway.model.span import Estimate, Span, Usage

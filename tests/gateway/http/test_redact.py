@@ -31,7 +31,6 @@ HARMLESS = [
     "date", "signal", "x-session-id", "session_id", "session-id", "thread-id", "x-claude-code-session-id",
     "x-rollout-id", "x-session-affinity", "x-request-id", "x-pass-through", "x-author", "x-compass", "x-assistant",
     "llm.token_count.prompt", "gen_ai.token.type", "gen_ai.usage.input_tokens", "x-design", "x-keypad",
-    "mcp-session-id",
 ]
 # fmt: on
 
@@ -47,6 +46,13 @@ def test_secret_names(name: str) -> None:
 def test_harmless_names(name: str) -> None:
     assert not redact.is_secret(name.encode())
     assert Redactor().block([(name.encode(), b"kept")]) == name.encode() + b": kept\r\n"
+
+
+def test_a_session_of_tools_is_told_by_its_fingerprint() -> None:
+    """Whoever has the id has the session."""
+    lines = [Redactor().block([(b"Mcp-Session-Id", value)]) for value in (b"s3cret-1", b"s3cret-1", b"s3cret-2")]
+    assert lines[0] == lines[1] != lines[2]
+    assert all(b"s3cret" not in line for line in lines)
 
 
 def test_a_block_keeps_order_case_and_repetition() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from fakes.collector import Collector, Reply, collecting
 from fakes.entries import body
-from fakes.exporting import T0, Figures, call, exporting
+from fakes.exporting import T0, call, exporting
 from fakes.otlp import Inlet, Made, inlet_at, request
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import Judgement, Outcome
 from penstock.gateway.model.span import Usage
@@ -269,14 +270,14 @@ async def test_a_span_that_says_that_it_went_well_still_says_so(inlet: Inlet, co
 
 
 async def test_it_goes_in_batches(inlet: Inlet, collector: Collector) -> None:
-    figures = Figures()
-    async with exporting(inlet, collector, figures, batch=10):
+    metrics = Metrics()
+    async with exporting(inlet, collector, metrics, batch=10):
         await inlet.dispatcher.add([call(number) for number in range(95)])
         await collector.until(spans=95)
-    assert len(set(collector.ids)) == len(collector.ids) == 95 == figures.otlp_exported
+    assert len(set(collector.ids)) == len(collector.ids) == 95 == metrics.otlp_exported
     assert len(collector.requests) == 10
-    assert figures.otlp_dropped == 0
-    assert figures.otlp_lag_changes == 0
+    assert metrics.otlp_dropped == 0
+    assert metrics.otlp_lag_changes == 0
 
 
 async def test_a_large_batch_is_cut_by_its_size(
@@ -294,12 +295,12 @@ async def test_a_large_batch_is_cut_by_its_size(
     ids=["429", "502", "503", "504", "closed"],
 )
 async def test_what_passes_is_tried_again(inlet: Inlet, collector: Collector, reply: Reply) -> None:
-    figures = Figures()
+    metrics = Metrics()
     collector.script.append(reply)
-    async with exporting(inlet, collector, figures):
+    async with exporting(inlet, collector, metrics):
         await inlet.dispatcher.add([call()])
         await collector.until(spans=1)
-    assert (figures.otlp_exported, figures.otlp_retries, figures.otlp_dropped) == (1, 1, 0)
+    assert (metrics.otlp_exported, metrics.otlp_retries, metrics.otlp_dropped) == (1, 1, 0)
 
 
 async def test_the_collector_says_how_long_to_wait(inlet: Inlet, collector: Collector) -> None:
@@ -315,24 +316,24 @@ async def test_the_collector_says_how_long_to_wait(inlet: Inlet, collector: Coll
 
 @pytest.mark.parametrize("code", [400, 401, 404, 413, 500, 307])
 async def test_what_is_refused_for_good_is_dropped_and_counted(inlet: Inlet, collector: Collector, code: int) -> None:
-    figures = Figures()
+    metrics = Metrics()
     collector.script.append(Reply(code, headers={"Location": "http://127.0.0.1:1/"}))
-    async with exporting(inlet, collector, figures):
+    async with exporting(inlet, collector, metrics):
         await inlet.dispatcher.add([call(1), call(2)])
         await collector.until(requests=1)
         await inlet.dispatcher.add([call(3)])
         await collector.until(spans=1)
-    assert (figures.otlp_exported, figures.otlp_retries) == (1, 0)
-    assert figures.otlp_dropped == 2
+    assert (metrics.otlp_exported, metrics.otlp_retries) == (1, 0)
+    assert metrics.otlp_dropped == 2
 
 
 async def test_a_partial_success_is_counted_and_not_repeated(inlet: Inlet, collector: Collector) -> None:
-    figures = Figures()
+    metrics = Metrics()
     collector.script.append(Reply(rejected=2, message="two were strange"))
-    async with exporting(inlet, collector, figures):
+    async with exporting(inlet, collector, metrics):
         await inlet.dispatcher.add([call(1), call(2), call(3)])
         await collector.until(spans=3)
-    assert (figures.otlp_exported, figures.otlp_dropped) == (1, 2)
+    assert (metrics.otlp_exported, metrics.otlp_dropped) == (1, 2)
     assert len(collector.requests) == 1
 
 
@@ -347,21 +348,21 @@ async def test_a_silent_collector_is_asked_again(inlet: Inlet, collector: Collec
 
 
 async def test_a_collector_that_is_away_harms_nothing(inlet: Inlet, collector: Collector) -> None:
-    figures = Figures()
+    metrics = Metrics()
     collector.script += [Reply(503)] * 3
     loop = asyncio.get_running_loop()
-    async with exporting(inlet, collector, figures, timeout=15.0):
+    async with exporting(inlet, collector, metrics, timeout=15.0):
         await inlet.dispatcher.add([call(number) for number in range(50)])
         await collector.until(requests=1)
         await collector.until(requests=2)
-        assert figures.otlp_lag_changes >= 50
+        assert metrics.otlp_lag_changes >= 50
         began = loop.time()
     # A gateway that stops does not wait for one that takes nothing.
     assert loop.time() - began < 5.0
     collector.script.clear()
-    async with exporting(inlet, collector, figures):
+    async with exporting(inlet, collector, metrics):
         await collector.until(spans=50)
-    assert figures.otlp_exported == 50
+    assert metrics.otlp_exported == 50
 
 
 async def test_nobody_listens_at_first(inlet: Inlet) -> None:
@@ -412,7 +413,7 @@ async def test_headers_come_from_the_environment(
 async def test_one_span_that_cannot_be_sent_keeps_nothing_back(
     inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    figures, whole = Figures(), fill_request.span_out.of_call
+    metrics, whole = Metrics(), fill_request.span_out.of_call
 
     def broken(span: Any, *rest: Any) -> Span:
         if span.sequence == 2:
@@ -420,8 +421,8 @@ async def test_one_span_that_cannot_be_sent_keeps_nothing_back(
         return whole(span, *rest)
 
     monkeypatch.setattr(fill_request.span_out, "of_call", broken)
-    async with exporting(inlet, collector, figures):
+    async with exporting(inlet, collector, metrics):
         await inlet.dispatcher.add([call(1), call(2), call(3)])
         await collector.until(spans=2)
-    assert (figures.otlp_exported, figures.otlp_dropped) == (2, 1)
+    assert (metrics.otlp_exported, metrics.otlp_dropped) == (2, 1)
     assert "cannot be exported" in caplog.text

@@ -5,16 +5,17 @@ from __future__ import annotations
 import gzip
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fakes.collector import Collector, check, collecting
-from fakes.exporting import SERVERS, T0, Figures, call, exporting
+from fakes.exporting import SERVERS, T0, call, exporting
 from fakes.otlp import Inlet, Made, request
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from penstock.gateway.config import Otlp
+from penstock.gateway.metrics import Metrics
 from penstock.gateway.model import span as model
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
@@ -67,7 +68,7 @@ class Clock:
 
 
 def reader(tape: Any, clock: Clock | None = None, batch: int = 512) -> Reader:
-    return Reader(tape, Otlp(), SERVERS, Figures(), clock or Clock(), batch)
+    return Reader(tape, Otlp(), SERVERS, Metrics(), clock or Clock(), batch)
 
 
 def spans_of(piece: Piece) -> list[Span]:
@@ -246,7 +247,7 @@ def test_an_attempt_that_came_alive_again_goes_on_where_it_was() -> None:
     ended, again = (live.model_copy(update={"ended_ns": at}) for at in (5, 9))
     first, second = (model.Span(rollout="q1", attempt="a1", sequence=n, start_ns=T0) for n in (1, 2))
     tape = Remade(live, [first])
-    chosen = Selection(tape, 10.0, Clock())
+    chosen = Selection(cast(Any, tape), 10.0, Clock())
 
     def told(change: Change) -> list[Any]:
         chosen.look_again((), False)

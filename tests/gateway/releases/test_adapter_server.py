@@ -166,22 +166,20 @@ async def test_something_else_listens_there(vllm: FakeEngine, client: Engine, te
 
 async def test_a_version_that_answers(vllm: FakeEngine, client: Engine) -> None:
     await client.load(*V1)
-    check = await client.check("policy@v1", "Who are you?")
-    assert (check.ok, check.text, check.problem) == (True, "I am policy@v1.", None)
+    check = await client.check("policy@v1")
+    assert check.text == "I am policy@v1."
     assert 0 < check.seconds < 60
     path, body = vllm.asked[-1]
-    assert (path, body["temperature"], body["messages"][0]["content"]) == (CHAT, 0, "Who are you?")
+    assert (path, body["temperature"], body["messages"][0]["content"]) == (CHAT, 0, "Say hello.")
 
 
 async def test_a_version_of_damaged_weights(vllm: FakeEngine, client: Engine) -> None:
     await client.load(*V1)
     vllm.damaged = {"policy@v1"}
-    check = await client.check("policy@v1")
-    assert not check.ok
-    assert check.problem is not None
-    assert check.problem.kind == "unusable"
-    assert "as 'policy@v1' with log-probabilities that are not numbers" in str(check.problem)
-    assert (await client.check("policy@v1", numbers=False)).ok
+    with pytest.raises(ServingError, match="as 'policy@v1' with log-probabilities that are not numbers") as raised:
+        await client.check("policy@v1")
+    assert raised.value.kind == "unusable"
+    assert (await client.check("policy@v1", numbers=False)).text
 
 
 def chat_with(logprobs: str) -> str:
@@ -202,28 +200,29 @@ def chat_with(logprobs: str) -> str:
 )
 async def test_an_answer_that_is_none(vllm: FakeEngine, client: Engine, answer: str, said: str) -> None:
     vllm.plan(CHAT, Planned(200, answer))
-    check = await client.check("base")
-    assert not check.ok
-    assert check.problem is not None
-    assert check.problem.kind == "unusable"
-    assert said in str(check.problem)
+    with pytest.raises(ServingError, match=said) as raised:
+        await client.check("base")
+    assert raised.value.kind == "unusable"
 
 
 async def test_special_tokens_alone_are_an_answer(vllm: FakeEngine, client: Engine) -> None:
     vllm.plan(CHAT, Planned(200, chat_with('{"content": [{"logprob": -1}]}')))
-    check = await client.check("base")
-    assert (check.ok, check.text) == (True, "")
+    assert (await client.check("base")).text == ""
 
 
-async def test_a_version_that_is_not_there_or_too_slow(vllm: FakeEngine, client: Engine) -> None:
-    check = await client.check("policy@v1")
-    assert check.problem is not None
-    assert check.problem.kind == "not_found"
-    assert "would not answer as 'policy@v1': The model `policy@v1` does not exist" in str(check.problem)
+async def test_a_version_that_is_not_there_or_too_slow(
+    vllm: FakeEngine, client: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ServingError, match="would not answer as 'policy@v1': The model `policy@v1` does not exist"
+    ) as raised:
+        await client.check("policy@v1")
+    assert raised.value.kind == "not_found"
     vllm.plan(CHAT, Planned(before=asyncio.Event()))
-    check = await client.check("base", seconds=0.05)
-    assert check.problem is not None
-    assert (check.ok, check.problem.kind) == (False, "timeout")
+    monkeypatch.setattr(adapter_server, "CHECK_S", 0.05)
+    with pytest.raises(ServingError) as raised:
+        await client.check("base")
+    assert raised.value.kind == "timeout"
 
 
 async def test_warming_asks_many_times_at_once(vllm: FakeEngine, client: Engine) -> None:

@@ -33,9 +33,10 @@ from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
 from penstock.gateway.releases.jobs import Progress
+from penstock.gateway.releases.replay.comparison import HOPELESS
 from penstock.gateway.releases.replay.questions import unmasked
 from penstock.gateway.releases.replay.recorded_calls import FEW, Recordings
-from penstock.gateway.releases.replay.stage import HOPELESS, Replay
+from penstock.gateway.releases.replay.stage import Replay
 
 
 @pytest.fixture

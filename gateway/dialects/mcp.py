@@ -1,0 +1,332 @@
+"""MCP, the Model Context Protocol: JSON-RPC 2.0 between an agent and a server of tools, at `/mcp/{server}`.
+
+What crosses an exchange are messages: requests, notifications and answers. The agent POSTs one of them (several in
+revision 2025-03-26). The server answers with one JSON document, or with a stream of events, in which it may send
+notifications and requests of its own before the answer. Revisions up to 2025-11-25 have sessions, whose answers may
+come in a later exchange; 2026-07-28 has none.
+
+The span of an exchange is named by its request: a `tools/call` is of kind `tool`, everything else of kind `mcp`. Names
+of attributes are those of the OpenTelemetry conventions for MCP (semantic-conventions-genai, status Development).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+import msgspec
+import orjson
+
+from penstock.gateway.dialects import sse
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.ending import Failed
+from penstock.gateway.dialects.family import Family, named
+from penstock.gateway.dialects.loose_json import (
+    UNREADABLE,
+    Json,
+    Peek,
+    arr,
+    dumps,
+    label,
+    lenient,
+    loads,
+    obj,
+    objs,
+    text,
+)
+from penstock.gateway.dialects.opaque import Opaque
+from penstock.gateway.model.known_secrets import fingerprint
+from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
+
+PREFIX: Final = "/mcp/"
+CALL: Final = "tools/call"
+_INVALID, _FAILED = -32600, -32603
+"""JSON-RPC's codes for a request that is none, and for a failure inside."""
+_TAIL: Final = 4
+"""Last events of a stream in which the answer is looked for first."""
+
+
+class _MCP(Family):
+    """Servers of tools: they have a table of their own in penstock.toml, and no model."""
+
+    name = "mcp"
+    credential_header = b"Authorization"
+    credential_scheme = b"Bearer "
+    models: ClassVar[bool] = False
+
+    def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
+        return error_of(b"null", status, message, kind, field)
+
+
+MCP: Final[Family] = _MCP()
+
+
+def error_of(id: bytes, status: int, message: str, kind: str | None, field: str | None) -> bytes:
+    """An answer of JSON-RPC that says what was refused. `id`: of the request, as JSON."""
+    code = _INVALID if status < 500 else _FAILED
+    error = {"code": code, "message": named(field, message), "data": {"reason": kind}}
+    return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (id, orjson.dumps(error))
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+class Sent(NamedTuple):
+    """A message, as far as the gateway looks at it."""
+
+    kind: Literal["request", "notification", "answer", "unreadable"]
+    id: bytes
+    """Of a request or an answer, as canonical JSON: `1` is not `"1"`. Empty where there is none."""
+    method: str
+    raw: bytes
+
+
+class _Wire(msgspec.Struct):
+    id: msgspec.Raw = msgspec.Raw()
+    method: Any = None
+    params: msgspec.Raw = msgspec.Raw()
+    result: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class _Params(msgspec.Struct):
+    name: Any = None
+    uri: Any = None
+    meta: Any = msgspec.field(default=None, name="_meta")
+    requestState: Any = None
+
+
+class _Request(msgspec.Struct):
+    method: Any = None
+    params: _Params | None = None
+
+
+class _Result(msgspec.Struct):
+    isError: Any = None
+    resultType: Any = None
+    requestState: Any = None
+    protocolVersion: Any = None
+
+
+class _Error(msgspec.Struct):
+    code: Any = None
+
+
+class _Answer(msgspec.Struct):
+    result: _Result | None = None
+    error: _Error | None = None
+
+
+_wire = msgspec.json.Decoder(_Wire).decode
+_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_request = lenient(_Request)
+_answer = lenient(_Answer)
+
+
+def messages(body: bytes) -> list[Sent]:
+    """The messages of a body, or of the data of an event. One that cannot be read is said to be unreadable."""
+    if body.lstrip()[:1] != b"[":
+        return [message(body)]
+    try:
+        return [message(bytes(raw)) for raw in _batch(body)]
+    except UNREADABLE:
+        return [Sent("unreadable", b"", "", body)]
+
+
+def message(raw: bytes) -> Sent:
+    """One message. What it asks for and answers is skipped, not made into objects."""
+    try:
+        wire = _wire(raw)
+    except UNREADABLE:
+        return Sent("unreadable", b"", "", raw)
+    id = _canonical(bytes(wire.id))
+    if isinstance(wire.method, str):
+        return Sent("request" if id else "notification", id, wire.method[:128], raw)
+    answered = bytes(wire.result) or bytes(wire.error)
+    return Sent("answer" if answered else "unreadable", id, "", raw)
+
+
+def _canonical(id: bytes) -> bytes:
+    return b"" if id in (b"", b"null") else orjson.dumps(orjson.loads(id))
+
+
+class Asked(NamedTuple):
+    """What a request says of itself, for its span."""
+
+    target: str | None
+    """The tool, the prompt or the resource that it is about."""
+    protocol: str | None
+    traceparent: str | None
+    attributes: dict[str, Any]
+
+
+_TARGETS: Final = {CALL: "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name", "resources/read": "mcp.resource.uri"}
+
+
+def asked(sent: Sent) -> Asked:
+    """What a request or a notification says of itself."""
+    params = _request(sent.raw).params or _Params()
+    about = _TARGETS.get(sent.method)
+    target = None if about is None else label(params.uri if sent.method == "resources/read" else params.name)
+    meta = obj(params.meta)
+    protocol = label(meta.get("io.modelcontextprotocol/protocolVersion"))
+    attributes: dict[str, Any] = {"mcp.method.name": sent.method}
+    if sent.id:
+        attributes["jsonrpc.request.id"] = _bare(sent.id)
+    if about is not None and target is not None:
+        attributes[about] = target
+    if sent.method == CALL:
+        attributes["gen_ai.operation.name"] = "execute_tool"
+    if (state := _hashed(params.requestState)) is not None:
+        attributes["penstock.mcp.continues"] = state
+    return Asked(target, protocol, text(meta.get("traceparent")), attributes)
+
+
+def cancelled(sent: Sent) -> bytes | None:
+    """The id of the request that a notification cancels."""
+    if sent.method != "notifications/cancelled":
+        return None
+    params = obj(obj(loads(sent.raw)).get("params"))
+    return orjson.dumps(params["requestId"]) if "requestId" in params else None
+
+
+def _bare(id: bytes) -> str:
+    """An id as the conventions want it: a string."""
+    return id.decode("utf-8", "replace").strip('"')[:128]
+
+
+def _hashed(state: Any) -> str | None:
+    """What a multi-round request hands on from round to round, short."""
+    return fingerprint(state.encode("utf-8", "surrogatepass")) if isinstance(state, str) else None
+
+
+def outcome(answer: bytes) -> tuple[Failed | None, str | None, dict[str, Any]]:
+    """(why an answer is no good one, how it ended, attributes)."""
+    said = _answer(answer)
+    if said.error is not None:
+        code = said.error.code
+        found = str(code) if isinstance(code, int) else "0"
+        return "rpc_error", None, {"rpc.response.status_code": found, "error.type": found}
+    result, attributes = said.result or _Result(), dict[str, Any]()
+    if (state := _hashed(result.requestState)) is not None:
+        attributes["penstock.mcp.state"] = state
+    if (version := label(result.protocolVersion)) is not None:
+        attributes["mcp.protocol.version"] = version
+    finish = None if result.resultType in (None, "complete") else label(result.resultType)
+    if result.isError is True:
+        return "tool_error", finish, attributes | {"error.type": "tool_error"}
+    return None, finish, attributes
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _said(response: bytes, stream: bool) -> Iterator[Sent]:
+    """The messages of an answer; of a stream the last events first, because the answer is among them."""
+    if not stream:
+        yield from messages(response)
+        return
+    tail = sse.last(response, _TAIL)
+    yield from (one for data in reversed(tail) for one in messages(data))
+    yield from (one for event in sse.events(response) for one in messages(event.data.encode()))
+
+
+def answer_to(id: bytes, response: bytes, stream: bool) -> Sent | None:
+    """The answer to a request, in the body of an exchange."""
+    return next((one for one in _said(response, stream) if one.kind == "answer" and one.id == id), None)
+
+
+class Mcp(Opaque):
+    """Messages between an agent and a server of tools."""
+
+    name = "mcp"
+    family: Family = MCP
+    any_family = False
+
+    def matches(self, method: str, path: str) -> bool:
+        """True for whatever goes to a server."""
+        return path.startswith(PREFIX)
+
+    def peek(self, request: bytes) -> Peek | None:
+        """Nothing: no model is named."""
+        return None
+
+    def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
+        """None: no model is asked."""
+        return None
+
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
+        """How the request was answered. Of several in one body (revision 2025-03-26) the first counts."""
+        first = next((one for one in messages(request) if one.kind == "request"), None)
+        answer = None if first is None else answer_to(first.id, response, stream)
+        if answer is None:
+            return Facts(failed="error_body" if first is not None and _refused(response) else None)
+        failed, finish, attributes = outcome(answer.raw)
+        return Facts(failed=failed, finish=finish, attributes=attributes)
+
+    def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
+        """The messages in both directions; a tool's call and result as such."""
+        turn = Turn(dialect=self.name, stream=stream)
+        sent, told = messages(request) if request else [], list(_in_order(response, stream))
+        called = {one.id for one in sent if one.method == CALL}
+        turn.messages = [Message(role="client", parts=[_part_sent(one)]) for one in sent]
+        parts = [part for one in told for part in _parts_told(one, called, turn)]
+        turn.choices = [Choice(message=Message(role="server", parts=parts))] if parts else []
+        return turn
+
+    def over(self, response: bytes) -> bool:
+        """Nobody knows: the bytes do not say what was asked."""
+        return False
+
+
+def _refused(response: bytes) -> bool:
+    """An error without the id of the request: the server could not read it."""
+    return any(one.kind == "answer" and not one.id for one in messages(response))
+
+
+def _in_order(response: bytes, stream: bool) -> Iterator[Sent]:
+    bodies = (event.data.encode() for event in sse.events(response)) if stream else iter([response] if response else [])
+    return (one for body in bodies for one in messages(body))
+
+
+def _part_sent(one: Sent) -> Part:
+    value = loads(one.raw)
+    if one.method == CALL and one.kind == "request":
+        params = obj(obj(value).get("params"))
+        arguments = None if "arguments" not in params else dumps(params["arguments"])
+        return Part(type="tool_call", id=_bare(one.id), name=text(params.get("name")), arguments=arguments)
+    return Part(type="unknown", data=_params(value))
+
+
+def _parts_told(one: Sent, called: set[bytes], turn: Turn) -> Sequence[Part]:
+    value = obj(loads(one.raw))
+    if one.kind == "answer" and (message := text(obj(value.get("error")).get("message"))) is not None:
+        turn.error = message
+    result = obj(value.get("result"))
+    if one.kind == "answer" and one.id in called and result:
+        content = objs(result.get("content"))
+        said = [words for block in content if (words := text(block.get("text"))) is not None]
+        return [
+            Part(type="tool_call_response", id=_bare(one.id), text="\n".join(said) or None, data=_rest(result, said))
+        ]
+    turn.tools += [_tool(tool) for tool in objs(result.get("tools"))]
+    return [Part(type="unknown", data=result or _params(value))]
+
+
+def _params(value: Any) -> Any:
+    """What a message says besides its method and id, which its span tells; all of one that is no message."""
+    said = obj(value)
+    params = obj(said.get("params"))
+    return ({name: one for name, one in params.items() if name != "_meta"} or None) if "method" in said else value
+
+
+def _rest(result: Json, said: list[str]) -> Any:
+    """What the texts of a result do not tell."""
+    plain = len(said) == len(arr(result.get("content"))) and not result.keys() - {"content", "isError"}
+    return None if plain and result.get("isError") is not True else result
+
+
+def _tool(tool: Json) -> Tool:
+    return Tool(
+        name=text(tool.get("name")) or "", description=text(tool.get("description")), parameters=tool.get("inputSchema")
+    )

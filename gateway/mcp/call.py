@@ -1,0 +1,331 @@
+"""A call of a server of tools. Its bytes pass as those of every call; beside them its messages are read.
+
+    POST    messages of the client: one request, as a rule. The answer is JSON, or a stream that ends with it
+    GET     listens: a stream of what the server has to say, and of answers that an earlier stream did not bring
+    DELETE  ends the session
+
+Every exchange is one span, named by its request. What a server asks or says in a stream that listens, and what it asks
+in the answer to a request, are spans of their own (`recorded.Message`), below that of the exchange. A request whose
+answer comes in another exchange ends when that answer passes (`sessions`).
+
+Nothing is sent twice: a tool may have run although its server said nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from secrets import token_hex
+from time import monotonic
+from typing import Final
+
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.capture.framing import Framing
+from penstock.gateway.calls.conversations import new_rollout
+from penstock.gateway.dialects import sse
+from penstock.gateway.dialects.mcp import CALL, PREFIX, Sent, asked, cancelled, error_of, messages
+from penstock.gateway.http.client_connection import ClientConnection
+from penstock.gateway.http.errors import Refusal
+from penstock.gateway.http.request import Request
+from penstock.gateway.http.upstream_connection import UpstreamConnection
+from penstock.gateway.mcp.endpoint import EndpointFraming
+from penstock.gateway.mcp.oauth import Document, Own, changeable
+from penstock.gateway.mcp.recorded import Message, Unanswered, listed
+from penstock.gateway.mcp.servers import WELL_KNOWN, ServerPool, Servers
+from penstock.gateway.mcp.sessions import Session, Sessions
+from penstock.gateway.model import trace
+from penstock.gateway.model.known_secrets import fingerprint
+from penstock.gateway.proxy.call import Call
+from penstock.gateway.proxy.parts import Send
+from penstock.gateway.proxy.shared import Shared
+from penstock.gateway.proxy.state import State
+from penstock.gateway.upstreams.pool import Pool
+
+SESSION: Final = b"mcp-session-id"
+_PROTOCOL: Final = b"mcp-protocol-version"
+_OPENING: Final = "initialize"
+_LISTENING: Final = "subscriptions/listen"
+"""The request whose answer is a stream that lives on (2026-07-28)."""
+_WITHOUT_METHOD: Final = {"GET": "listen", "DELETE": "end session", "POST": "answer"}
+"""Names of exchanges in which the client neither asks nor notifies, by HTTP method."""
+_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
+
+
+class McpCall(Call):
+    """One exchange with a server."""
+
+    __slots__ = ("_events", "_listens", "_messages", "_resumable", "_server", "_servers", "_session", "_session_id",
+                 "_sessions", "_unpack", "_waiting")  # fmt: skip
+
+    def __init__(
+        self,
+        shared: Shared,
+        servers: Servers,
+        sessions: Sessions,
+        client: ClientConnection,
+        request: Request,
+        admitted: Admitted,
+    ) -> None:
+        super().__init__(shared, client, request, admitted)
+        self._servers, self._sessions = servers, sessions
+        self._server: ServerPool
+        self._messages: list[Sent] = []
+        """What the client sends."""
+        self._waiting: list[bytes] = []
+        """Ids of its requests that are not answered."""
+        self._listens = False
+        self._session: Session | None = None
+        self._session_id = b""
+        self._events: sse.Parser | None = None
+        """Reads the stream; None where there is none that can be read."""
+        self._unpack: Callable[[bytes], bytes] | None = None
+        self._resumable = False
+        """Whether the stream has numbered its events, so that another one may go on from there."""
+
+    # What is asked --------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        shared, call = self._shared, self._admitted
+        if shared.recorder.failing is not None:
+            shared.check_gap(call)
+        if self.request.method == "POST":
+            self._messages = messages(call.body)
+            self._waiting = [one.id for one in self._messages if one.kind == "request"]
+        self._server = self._servers.find(call.path)
+        first = next((one for one in self._messages if one.method), None)
+        self._listens = self.request.method == "GET" or (first is not None and first.method == _LISTENING)
+        headers = {low: value for low, _, value in self.request.headers}
+        if first is not None and first.method == _OPENING:
+            self._belong(new_rollout())
+        self._join(headers.get(SESSION, b"") or self._server.own_path(call.path).encode("latin-1"))
+        self._describe(first, headers)
+        self._carry_out(Send([self._server], call, call.body, self.request.headers))
+
+    @property
+    def _own(self) -> Own:
+        """What stands for the server's URLs."""
+        return Own(self.request, self._admitted.path, self._server)
+
+    def _join(self, id: bytes) -> None:
+        """Takes part in a session."""
+        if id:
+            self._session_id = id
+            self._session = self._sessions.open(self._server.name, id, self._admitted.address.rollout)
+            self._belong(self._session.rollout)
+
+    def _belong(self, rollout: str) -> None:
+        """A call that names no rollout belongs to that of its session, and a new session to a new one."""
+        call = self._admitted
+        if call.address.origin == "implicit":
+            call.address = replace(call.address, rollout=rollout)
+            self.client.hints.last = rollout
+
+    def _describe(self, first: Sent | None, headers: dict[bytes, bytes]) -> None:
+        """Names the span."""
+        record = self.record
+        record.kind, record.span_id = "mcp", token_hex(8)
+        session = fingerprint(self._session_id) if self._session_id else None
+        protocol = headers.get(_PROTOCOL, b"").decode("latin-1")[:64] or None
+        if first is None:
+            about_server = self._admitted.path.startswith(WELL_KNOWN)
+            record.name = "metadata" if about_server else _WITHOUT_METHOD.get(self.request.method)
+            record.attributes = listed({}, session, protocol)
+            return
+        about = asked(first)
+        record.name = " ".join(filter(None, (first.method, about.target)))
+        record.kind = "tool" if first.method == CALL else "mcp"
+        record.attributes = listed(about.attributes, session, about.protocol or protocol)
+        if about.traceparent is not None:
+            record.trace = trace.parse(about.traceparent)
+
+    # What comes back ------------------------------------------------------------------------------------------------
+
+    def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+        """Learns the session, and whether a stream follows."""
+        if connection.status == 404 and self.record.call.path.startswith(WELL_KNOWN + PREFIX):
+            self._ask_root()
+            return
+        if connection.status in (401, 403):
+            head = self._own.challenge(head)
+        if connection.status < 400:
+            given = next((value for name, value in connection.headers if name.lower() == SESSION), b"")
+            if given and given != self._session_id:
+                self._join(given)
+                self.record.attributes = listed(dict(self.record.attributes), fingerprint(given), None)
+        self._listens = self._listens and connection.events
+        if connection.events:
+            self._events = sse.Parser()
+            if connection.encoding in (b"gzip", b"deflate"):
+                self._unpack = zlib.decompressobj(_GZIP_OR_ZLIB).decompress
+            elif connection.encoding not in (None, b"identity"):
+                self._events = None
+        super().on_answer(connection, head, raw)
+
+    def _ask_root(self) -> None:
+        """The server has no metadata for its path: they may stand at the root of its host."""
+        self.cancel_upstream()
+        self._move(State.PLANNING)
+        self.record.call = replace(self.record.call, path=WELL_KNOWN)
+        self._pools = [self._server]
+        self._do("asked again", self._forward)
+
+    def framing(self, connection: UpstreamConnection) -> Framing | None:
+        """A stream that names a path for messages (HTTP with SSE) gets one of ours instead; so do metadata."""
+        if self.request.method == "GET" and connection.status == 200:
+            if connection.events:
+                return EndpointFraming(self._named, self.request.http10)
+            if changeable(connection):
+                return Document(self._own.document, self.request.http10)
+        return super().framing(connection)
+
+    def _named(self, endpoint: str) -> str | None:
+        """The path below the client's own address that stands for one of the server; it names the session, too."""
+        ours = self._server.named(endpoint)
+        if ours is None:
+            return None
+        self._join(self._server.own_path(ours).encode("latin-1"))
+        return self._own.address + ours
+
+    def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
+        if connection.pieces and self._events is not None:
+            self._read(self._events, connection.pieces)
+        if connection.pieces and self._listens:
+            # Its messages are spans of their own; nobody knows how long it lives.
+            record = self.record
+            record.response_bytes += sum(map(len, connection.pieces))
+            record.first_byte_ns = record.first_byte_ns or int((monotonic() - self.request.started) * 1e9)
+            connection.pieces = []
+        super()._pass_on(connection, out)
+
+    def _read(self, events: sse.Parser, pieces: Iterable[bytes]) -> None:
+        data = b"".join(pieces)
+        if self._unpack is not None:
+            try:
+                data = self._unpack(data)
+            except zlib.error:
+                self._events = None
+                return
+        for event in events.feed(data):
+            self._resumable = self._resumable or bool(event.id)
+            for one in messages(event.data.encode()) if event.type == "message" else ():
+                self._told(one)
+
+    def _told(self, one: Sent) -> None:
+        """A message of the server."""
+        if one.kind == "answer":
+            if one.id in self._waiting:
+                self._waiting.remove(one.id)
+                if self._listens:
+                    self._note(one).noted()
+            elif self._session is None or not self._session.server_answers(one.id, one.raw):
+                self._resent(one)
+        elif one.kind == "request":
+            made = self._note(one)
+            made.begin()
+            if self._session is not None:
+                self._session.asks(one.id, made)
+            else:
+                made.given_up()
+        elif self._listens:
+            self._note(one).noted()
+
+    def _resent(self, one: Sent) -> None:
+        """An answer that nobody waits for: a server repeats its last events when a stream is resumed."""
+
+    def _note(self, one: Sent) -> Message:
+        shared = self._shared
+        return Message(one, self.record, shared.recorder, shared.redactor, shared.epoch_ns, monotonic())
+
+    # Its end --------------------------------------------------------------------------------------------------------
+
+    def _complete(self, connection: UpstreamConnection, out: bytes) -> None:
+        self._settle(connection)
+        if self._follows(connection.status):
+            self.record.trailers = connection.headers[connection.head_fields :]
+            self.release_upstream()
+            self._set_aside("error", "ended_early")
+            if out:
+                self.client.transport.write(out)
+            self.end_answer()
+        else:
+            super()._complete(connection, out)
+
+    def _settle(self, connection: UpstreamConnection) -> None:
+        """What the whole answer means for the session and for the requests."""
+        session, status = self._session, connection.status
+        if status != 202 and not connection.events:
+            self._waiting = []
+        if session is None:
+            return
+        for one in self._messages if status < 400 else ():
+            if one.kind == "answer":
+                session.client_answers(one.id, one.raw)
+            elif (unwanted := cancelled(one)) is not None:
+                session.cancelled.add(unwanted)
+        if status == 404 or (self.request.method == "DELETE" and status < 400):
+            self._sessions.end(self._server.name, self._session_id)
+
+    def _follows(self, status: int) -> bool:
+        """Whether the answer may come in another exchange."""
+        return bool(self._waiting) and self._session is not None and (self._resumable or status == 202)
+
+    def _problem(self) -> str | None:
+        return "ended_early" if self._waiting and not self._listens else super()._problem()
+
+    def _set_aside(self, status: str, error: str) -> None:
+        """The exchange is over, its request is not answered: it is kept for the session."""
+        assert self._session is not None
+        if not self._session.cancelled.isdisjoint(self._waiting):
+            self._end("cancelled", "client_cancelled")
+        else:
+            self._end(status, error)
+        shared = self._shared
+        self._session.keep(self._waiting[0], Unanswered(self.record, shared.recorder, shared.epoch_ns, self._recorded))
+
+    def on_client_gone(self) -> None:
+        """Leaving is how a client ends a stream that listens, and the official SDKs one that has brought the answer. Of
+        any other stream the rest may still come in another exchange."""
+        if self.state >= State.ENDING:
+            return
+        if self._listens or (self.record.stream and not self._waiting):
+            self.cancel_upstream()
+            self._end("ok", None)
+            self._shared.recorder.put(self.record, self._recorded)
+        elif self._follows(0):
+            self.cancel_upstream()
+            self._set_aside("cancelled", "client_gone")
+        else:
+            super().on_client_gone()
+
+    def _cut_off(self, status: str, reason: str) -> None:
+        if self._follows(0):
+            self._set_aside(status, reason)
+            self.break_off()
+        else:
+            super()._cut_off(status, reason)
+
+    def _end(self, status: str, error: str | None) -> None:
+        super()._end(status, error)
+        if self.request.method == "GET" and self._session is not None and self._session_id.startswith(b"/"):
+            # The stream was the session (HTTP with SSE).
+            self._sessions.end(self._server.name, self._session_id)
+
+    def _repeats(self, connection: UpstreamConnection, pool: Pool) -> bool:
+        return self.request.method != "POST" and super()._repeats(connection, pool)
+
+    def _late(self, now: float) -> str | None:
+        if self._listens:
+            return None
+        begun = self.state is State.STREAMING
+        setting = "total_timeout" if begun else "first_byte_timeout"
+        limit: float = getattr(self._server.server, setting)
+        if now - self.request.started <= limit:
+            return None
+        what = "ended" if begun else "begun"
+        return f"has not {what} its answer within {limit:g} s (mcp.servers.{self._server.name}.{setting})"
+
+    def _refusal_body(self, refusal: Refusal) -> bytes:
+        """An error of JSON-RPC, with the id of the request."""
+        id = self._waiting[0] if self._waiting else b"null"
+        return error_of(id, refusal.status, refusal.message, refusal.kind, refusal.field)

@@ -1,0 +1,139 @@
+"""Servers that want OAuth, below an address of ours (RFC 9728).
+
+A client that is refused looks for the server's metadata and checks that they name the very URL that it calls. So three
+things that the server says of itself become what stands for it here, and only where they are of the server's origin:
+
+    WWW-Authenticate of a 401 or 403     the URL in `resource_metadata`
+    /.well-known/oauth-protected-resource/ADDRESS/mcp/NAME     is asked of the server; where it has none for its path,
+                                                               of the root of its host
+    the metadata                         `resource`
+
+The authorization server is the server's own, and clients go to it directly. It sees the gateway's URL as the resource
+of a token; one that knows its resources by name must know that one, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+import orjson
+
+from penstock.gateway.calls.address import Address, AddressError, from_path
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.capture.framing import LENGTH
+from penstock.gateway.calls.conversations import new_rollout
+from penstock.gateway.dialects import find
+from penstock.gateway.dialects.loose_json import loads, obj, text
+from penstock.gateway.dialects.mcp import PREFIX
+from penstock.gateway.http.client_connection import Hints
+from penstock.gateway.http.errors import ClientFault
+from penstock.gateway.http.request import Request
+from penstock.gateway.http.upstream_connection import UpstreamConnection
+from penstock.gateway.mcp.servers import WELL_KNOWN, ServerPool
+
+_NAMED: Final = re.compile(rb'(?im)^(www-authenticate:[^\r\n]*?resource_metadata=")([^"\r\n]*)(")')
+_LONGEST: Final = 1 << 20
+"""Bytes of a document that is looked into."""
+
+
+class Own:
+    """What stands for a server: its URLs as one client must see them."""
+
+    def __init__(self, request: Request, below: str, server: ServerPool) -> None:
+        """`below`: the path of the request below the address of its rollout."""
+        headers = {low: value.decode("latin-1") for low, _, value in request.headers}
+        scheme = headers.get(b"x-forwarded-proto", "http")
+        target = request.target.decode("latin-1").partition("?")[0]
+        address = target.removesuffix(below.partition("?")[0]).removeprefix(WELL_KNOWN)
+        self._origin = f"{scheme}://{headers.get(b'host', '')}"
+        self._path = f"{address}{PREFIX}{server.name}"
+        self.address = address
+        """What stands before the path of a server: that of the rollout."""
+        self._server = server
+
+    def challenge(self, head: bytes) -> bytes:
+        """The head of a refusal, its challenges naming metadata that are reached through the gateway."""
+        return _NAMED.sub(lambda found: found[1] + self.metadata(found[2].decode("latin-1")).encode() + found[3], head)
+
+    def metadata(self, url: str) -> str:
+        """What stands for the URL of the server's metadata."""
+        path = self._of_server(url)
+        if path is None:
+            return url
+        if path.rstrip("/") in (WELL_KNOWN, WELL_KNOWN + self._server.path.rstrip("/")):
+            return f"{self._origin}{WELL_KNOWN}{self._path}"
+        return f"{self._origin}{self.address}{self._server.named(path)}"
+
+    def document(self, body: bytes) -> bytes:
+        """Metadata that name the server's address here; any other document as it is."""
+        found = obj(loads(body))
+        resource = text(found.get("resource"))
+        if resource is None or "authorization_servers" not in found or self._of_server(resource) is None:
+            return body
+        return orjson.dumps(found | {"resource": self._origin + self._path})
+
+    def _of_server(self, url: str) -> str | None:
+        """The path of a URL of the server; None for one of another host."""
+        parts = urlsplit(url)
+        return parts.path if f"{parts.scheme}://{parts.netloc}" == self._server.origin else None
+
+
+class Document:
+    """The way of an answer that is changed when it is whole. Sans-I/O, as all framings."""
+
+    ids = False
+
+    def __init__(self, changed: Callable[[bytes], bytes], plain: bool) -> None:
+        """`plain`: whether the client takes no chunks."""
+        self._changed, self._plain = changed, plain
+        self._head = b""
+        self._pieces: list[bytes] = []
+
+    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
+        """Nothing yet, unless it is whole."""
+        self._head = head
+        return self.go_on(connection, raw)
+
+    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
+        """All of it, once it is whole."""
+        self._pieces += connection.pieces
+        if not connection.done:
+            return b""
+        body = self._changed(b"".join(self._pieces))
+        head = LENGTH.sub(rb"\g<1>%d" % len(body), self._head)
+        if connection.chunked and not self._plain:
+            return head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        return head + body
+
+    def broken(self) -> bytes:
+        """What came of it, which is no document."""
+        return self._head + b"".join(self._pieces)
+
+
+def changeable(connection: UpstreamConnection) -> bool:
+    """Whether an answer is a document that can be looked into."""
+    lengths = [value for name, value in connection.headers if name.lower() == b"content-length"]
+    small = all(value.isdigit() and int(value) <= _LONGEST for value in lengths)
+    return (
+        connection.status == 200 and connection.content_type.startswith(b"application/json")
+        and connection.encoding is None and small
+    )  # fmt: skip
+
+
+def metadata_call(request: Request, hints: Hints) -> Admitted | None:
+    """The call that asks for the metadata of a server; None for any other request. Raises `ClientFault` where they are
+    asked of no server. Clients ask for them without a key."""
+    target = request.target.decode("latin-1")
+    if not target.startswith(WELL_KNOWN):
+        return None
+    try:
+        address, below = from_path(target.removeprefix(WELL_KNOWN).partition("?")[0])
+    except AddressError as error:
+        raise ClientFault(400, "address", str(error), error.part) from None
+    if not below.startswith(PREFIX):
+        raise ClientFault(404, "path", f"metadata are those of one server: ask for {WELL_KNOWN}{PREFIX}NAME", "path")
+    address = address or Address(hints.last or new_rollout(), origin="implicit")
+    return Admitted(address, find("GET", below), WELL_KNOWN + below, b"")

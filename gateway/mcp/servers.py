@@ -1,0 +1,101 @@
+"""The servers of tools by their addresses.
+
+    /mcp/NAME                the server's endpoint, `[mcp.servers.NAME] url`
+    /mcp/NAME/@/rest?query   a path that the server itself has named: for the messages of a stream that it opened (HTTP
+                             with SSE), or as the place of its metadata (OAuth)
+    /.well-known/oauth-protected-resource/mcp/NAME   the metadata of its endpoint
+
+A path that the server has not named is refused: an agent reaches the server's tools, not its host.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import urljoin, urlsplit
+
+from penstock.gateway.config import McpServer, Upstream
+from penstock.gateway.dialects.mcp import MCP, PREFIX
+from penstock.gateway.http.errors import ClientFault
+from penstock.gateway.upstreams.pool import Pool
+
+OWN: Final = "/@"
+"""Stands before a path that the server has named."""
+WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
+"""Stands before the path of a resource whose metadata are asked for (RFC 9728, section 3.1)."""
+_NAMED: Final = 10_000
+"""Paths of one server that are remembered: each is one of its open streams."""
+
+
+class ServerPool(Pool):
+    """The connections to one server."""
+
+    def __init__(self, name: str, config: McpServer, admin_key: str | None) -> None:
+        upstream = Upstream.model_construct(
+            name=name,
+            base_url=config.url,
+            dialect=MCP.name,
+            key_env=config.key_env,
+            connect_timeout=config.connect_timeout,
+        )
+        super().__init__(upstream, admin_key)
+        self.server = config
+        self._paths: OrderedDict[str, None] = OrderedDict()
+
+    def target(self, path: str) -> str:
+        """The path to ask the server for. Raises `ClientFault` for one that the server has not named."""
+        if path.startswith(WELL_KNOWN):
+            return WELL_KNOWN + (self.path.rstrip("/") if path != WELL_KNOWN else "")
+        below = path[len(PREFIX) + len(self.name) :]
+        below, mark, query = below.partition("?")
+        if below in ("", "/"):
+            return (self.path or "/") + mark + query
+        own = below.removeprefix(OWN)
+        if own != below and own + mark + query in self._paths:
+            return own + mark + query
+        message = f"server {self.name!r} has not named the path {below!r}: use {PREFIX}{self.name}, which is its url"
+        raise ClientFault(404, "path", message, "path")
+
+    def own_path(self, path: str) -> str:
+        """The path of the server that one below a rollout's address stands for; empty for the endpoint itself."""
+        below = path[len(PREFIX) + len(self.name) :]
+        return below.removeprefix(OWN) if path.startswith(PREFIX) and below.startswith(OWN) else ""
+
+    def named(self, endpoint: str) -> str | None:
+        """Remembers a path that the server names for the messages of a stream, and gives what stands for it below its
+        address; None if it is on another host, where no agent may be sent.
+        """
+        whole = urlsplit(urljoin(self.origin + self.path, endpoint))
+        if f"{whole.scheme}://{whole.netloc}" != self.origin:
+            return None
+        path = whole.path + (f"?{whole.query}" if whole.query else "")
+        self._paths[path] = None
+        self._paths.move_to_end(path)
+        if len(self._paths) > _NAMED:
+            self._paths.popitem(last=False)
+        return f"{PREFIX}{self.name}{OWN}{path}"
+
+
+class Servers:
+    """All that are configured."""
+
+    def __init__(self, configured: Iterable[tuple[str, McpServer]], admin_key: str | None) -> None:
+        self.pools = {name: ServerPool(name, config, admin_key) for name, config in configured}
+
+    def expire(self, now: float) -> None:
+        """Closes connections that have been idle for too long."""
+        for pool in self.pools.values():
+            pool.expire(now)
+
+    def find(self, path: str) -> ServerPool:
+        """The server of a path below a rollout's address; raises `ClientFault` where there is none."""
+        name = path.removeprefix(WELL_KNOWN).partition("?")[0][len(PREFIX) :].partition("/")[0]
+        found = self.pools.get(name)
+        if found is None:
+            known = ", ".join(self.pools) or "none"
+            message = (
+                f"there is no MCP server {name[:64]!r}: add [mcp.servers.{name[:64]}] with its url (there are: {known})"
+            )
+            raise ClientFault(404, "mcp_server", message, "path")
+        return found

@@ -1,0 +1,82 @@
+"""What a replay and a rehearsal have in common: answers of both versions are scored, in order, until it is decided."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from penstock.gateway.canary.pass_test import Trial
+from penstock.gateway.model.policy import REPLAY_ALPHA
+from penstock.gateway.model.release import Release
+from penstock.gateway.releases.jobs import Progress, Report
+from penstock.gateway.releases.replay.judges import Judge, JudgeError, make_judge
+from penstock.gateway.releases.replay.sender import Context, Sender, background
+
+T = TypeVar("T")
+HOPELESS: Final = 10
+"""After so many comparisons without any result the stage is given up."""
+SHOWN: Final = 20
+"""What is named in the evidence because the candidate lost there."""
+
+
+class Comparison(ABC):
+    """One of them."""
+
+    def __init__(self, context: Context, release: Release, progress: Progress, stage: str) -> None:
+        """`stage`: what is asked for, as `Sender` has it."""
+        policy = release.policy.replay
+        self.sender = Sender(context, release, stage, policy.budget, policy.concurrency)
+        self._context = context
+        self._release = release
+        self._policy = policy
+        self._progress = progress
+        self._trial = Trial(policy.margin, REPLAY_ALPHA)
+        self._judge: Judge
+        self._unknown: Counter[str] = Counter()
+        self._passed_over: Counter[str] = Counter()
+        self._worse: list[str] = []
+
+    async def report(self) -> Report:
+        """Compares until it is decided."""
+        try:
+            self._judge = make_judge(self._release.policy.judge, self.sender, self._context.routes)
+            report = await self._run()
+        except JudgeError as error:
+            report = Report(False, str(error), self.evidence())
+        await self.sender.close(report.why)
+        return report
+
+    @abstractmethod
+    async def _run(self) -> Report:
+        """Asks and counts; raises `JudgeError`."""
+
+    @abstractmethod
+    def evidence(self) -> dict[str, Any]:
+        """What the audit keeps."""
+
+    async def _drawn(self, draw: Callable[[Callable[[], bool]], T]) -> T:
+        """What a thread draws from the tape; it is told when nobody wants it any more."""
+        stopped = threading.Event()
+        try:
+            return await background(lambda: draw(stopped.is_set))
+        finally:
+            stopped.set()
+
+    @property
+    def _over(self) -> bool:
+        hopeless = not self._trial.calls and self._unknown.total() >= HOPELESS
+        return hopeless or self._trial.verdict() is not None
+
+    def _scored(self, name: str, candidate: float, incumbent: float) -> None:
+        self._trial.add(candidate, incumbent)
+        if candidate < incumbent:
+            self._worse.append(name)
+
+    def _nothing(self, what: str, way_out: str) -> Report:
+        why = f"there are no recorded {what}"
+        for reason, count in self._passed_over.most_common(1):
+            why += f" ({count} were passed over: {reason})"
+        return Report(False, f"{why}; record some, or set {way_out}", self.evidence())

@@ -1,0 +1,120 @@
+"""Messages of MCP, read: which is what, who answers whom, and how a request ended."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.dialects import find
+from penstock.gateway.dialects.mcp import Mcp, answer_to, asked, cancelled, message, messages, outcome
+
+MCP = Mcp()
+IDS = st.one_of(st.integers(-(2**53), 2**53), st.text(max_size=20), st.floats(allow_nan=False, allow_infinity=False))
+
+
+def raw(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind", "id", "method"),
+    [
+        ({"jsonrpc": "2.0", "id": 1, "method": "ping"}, "request", b"1", "ping"),
+        ({"jsonrpc": "2.0", "id": "1", "method": "ping"}, "request", b'"1"', "ping"),
+        ({"jsonrpc": "2.0", "method": "notifications/initialized"}, "notification", b"", "notifications/initialized"),
+        ({"jsonrpc": "2.0", "id": 0, "result": {}}, "answer", b"0", ""),
+        ({"jsonrpc": "2.0", "id": None, "error": {"code": -32700}}, "answer", b"", ""),
+        ({"jsonrpc": "2.0", "id": 1}, "unreadable", b"1", ""),
+        ({"id": 1, "method": 5}, "unreadable", b"1", ""),
+        ("text", "unreadable", b"", ""),
+    ],
+)
+def test_a_message_is_what_it_is(sent: Any, kind: str, id: bytes, method: str) -> None:
+    assert message(raw(sent))[:3] == (kind, id, method)
+
+
+@given(IDS)
+def test_an_answer_is_found_however_its_id_is_written(id: Any) -> None:
+    plain, escaped = json.dumps(id, ensure_ascii=False), json.dumps(id)
+    request = message(b'{"id":%b,"method":"x"}' % escaped.encode("utf-8", "surrogatepass"))
+    answered = message(b'{"id": %b ,"result":{}}' % plain.encode("utf-8", "surrogatepass"))
+    if "unreadable" not in (request.kind, answered.kind):
+        assert request.id == answered.id
+
+
+@given(st.binary(max_size=60))
+def test_nothing_is_raised_on_odd_bytes(body: bytes) -> None:
+    assert messages(body)
+    for stream in (False, True):
+        _ = MCP.facts(body, body, stream), MCP.read(body, body, stream)
+    _ = asked(message(body)), cancelled(message(body)), outcome(body)
+
+
+def test_a_batch_has_several() -> None:
+    body = raw([{"id": 1, "method": "tools/list"}, {"method": "notifications/initialized"}])
+    assert [one.kind for one in messages(body)] == ["request", "notification"]
+
+
+def test_what_a_request_says_of_itself() -> None:
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "traceparent": "00-a"}
+    sent = {"id": 3, "method": "tools/call", "params": {"name": "get", "_meta": meta, "requestState": "s"}}
+    about = asked(message(raw(sent)))
+    assert about[:3] == ("get", "2026-07-28", "00-a")
+    assert (
+        about.attributes["penstock.mcp.continues"]
+        == outcome(raw({"id": 2, "result": {"resultType": "input_required", "requestState": "s"}}))[2][
+            "penstock.mcp.state"
+        ]
+    ), "rounds of one request are linked"
+
+
+ANSWERS: list[tuple[Any, Any]] = [
+    ({"result": {"content": []}}, (None, None, {})),
+    ({"result": {"content": [], "isError": True}}, ("tool_error", None, {"error.type": "tool_error"})),
+    ({"error": {"code": -3}}, ("rpc_error", None, {"rpc.response.status_code": "-3", "error.type": "-3"})),
+    ({"result": {"resultType": "input_required"}}, (None, "input_required", {})),
+    ({"result": {"resultType": "complete"}}, (None, None, {})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "expected"), ANSWERS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_how_a_request_ended(said: Any, expected: Any, stream: bool) -> None:
+    told = raw({"jsonrpc": "2.0", "id": "a", **said})
+    if stream:
+        others = [b'data: {"method":"notifications/progress"}\n\n' for _ in range(9)]
+        told = b"".join([b"id: 1\ndata: \n\n", *others, b"data: %b\n\n" % told, *others])
+    facts = MCP.facts(raw({"id": "a", "method": "tools/call", "params": {"name": "x"}}), told, stream)
+    assert (facts.failed, facts.finish, facts.attributes) == expected
+
+
+def test_an_answer_without_the_id_is_a_refusal() -> None:
+    refused = raw({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "Parse error"}})
+    assert MCP.facts(raw({"id": 1, "method": "ping"}), refused, False).failed == "error_body"
+    assert answer_to(b"1", refused, False) is None
+
+
+def test_a_call_is_read_as_call_and_result() -> None:
+    request = raw({"id": 1, "method": "tools/call", "params": {"name": "add", "arguments": {"a": 1}}})
+    blocks = [{"type": "text", "text": "1"}, {"type": "text", "text": "2"}]
+    turn = MCP.read(request, raw({"id": 1, "result": {"content": blocks, "structuredContent": {"n": 3}}}), False)
+    called, told = turn.messages[0].parts[0], turn.choices[0].message.parts[0]
+    assert (called.type, called.name, called.arguments) == ("tool_call", "add", '{"a":1}')
+    assert (told.type, told.text, told.data["structuredContent"]) == ("tool_call_response", "1\n2", {"n": 3})
+
+
+def test_a_list_of_tools_is_read() -> None:
+    tools = [{"name": "add", "description": "Adds.", "inputSchema": {"type": "object"}}]
+    turn = MCP.read(raw({"id": 1, "method": "tools/list"}), raw({"id": 1, "result": {"tools": tools}}), False)
+    made = turn.tools[0]
+    assert (made.name, made.description, made.parameters) == ("add", "Adds.", {"type": "object"})
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS"])
+def test_routes(method: str) -> None:
+    assert find(method, "/mcp/tools").name == "mcp"
+    assert find(method, "/mcp").name == "opaque"
