@@ -155,6 +155,7 @@ def _both_sides(case: _Case, rank: int) -> None:
 
 def _tool_and_arguments(case: _Case) -> None:
     pairs: dict[str, list[Pair]] = {}
+    wanted: set[Ask] = set()
     for key in case.open():
         best = max((pair.rank for pair in case.pairs[key]), default=0)
         found = [pair for pair in case.pairs[key] if pair.rank >= min(best, FORWARD + 1)]
@@ -170,7 +171,11 @@ def _tool_and_arguments(case: _Case) -> None:
             pairs[key] = free
         else:
             _run_again(case, key, [pair.ask for pair in found])
+            wanted.update(pair.ask for pair in free)
     for key, pair in _settled(case, pairs):
+        if pair.ask in wanted:
+            case.leave(key, [], "another run fits the same call, and nothing tells which of them was for it")
+            continue
         if not pair.ask.deliveries and pair.ask.rivals:
             case.leave(key, [], UNUSED)
             continue
