@@ -1,0 +1,141 @@
+"""Is what an answer asked for what a tool server was asked for? Names and arguments. Pure.
+
+**Names.** Hosts tell a model a server's tool under a name that they make of both: `NAMES` lists how. Names are compared
+in lower case and with every other sign than letters and digits as one separator, because hosts replace what providers
+refuse (`mcp__git-hub__search.code`, `mcp__git_hub__search_code`), and as cut to 64 characters. A name that only ends in
+the tool's name has a prefix that is not declared, such as the agent's own name of the server: it counts half.
+
+**Arguments** match whole (`Alike.SAME`) if they are the same JSON: order, white space, `1.0` for `1`, members that are
+null, JSON within a string, and no arguments for an empty object make no difference. They match in part (`Alike.PART`)
+if one side has members more (defaults that a host fills in or leaves out, a session that it adds) and what both have
+is the same, `"1"` for `1` included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, Final
+
+import orjson
+
+from penstock.gateway.dialects.loose_json import UNREADABLE, arr, loads, obj
+
+NAMES: Final = (
+    "{tool}",
+    "{server}__{tool}",
+    "mcp__{server}__{tool}",
+    "{tool}_mcp_{server}",
+)
+"""How hosts name a server's tool. With any separator: `SERVER-tool`, `SERVER_tool`, `SERVER.tool`, `SERVER/tool`,
+`mcp_SERVER_tool` are the second and the third."""
+LONGEST_NAME: Final = 64
+"""Characters that providers take; hosts cut longer names."""
+_OTHER = re.compile(r"[^a-z0-9]+")
+
+
+class Alike(IntEnum):
+    """How far two sides agree."""
+
+    NO = 0
+    PART = 1
+    SAME = 2
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def plain(name: str) -> str:
+    """A name as it is compared."""
+    return _OTHER.sub("_", name.lower()).strip("_")
+
+
+@lru_cache(maxsize=4096)
+def names(server: str, tool: str) -> frozenset[str]:
+    """The plain names under which a host may tell a model this tool."""
+    whole = [it.format(server=server, tool=tool) for it in NAMES]
+    return frozenset(plain(it) for it in [*whole, *(name[:LONGEST_NAME] for name in whole)])
+
+
+def keys_of_run(server: str, tool: str) -> frozenset[str]:
+    """Under which of `keys_of_ask` a run's asks are found."""
+    return frozenset({plain(tool)}) | names(server, tool)
+
+
+@lru_cache(maxsize=4096)
+def keys_of_ask(name: str) -> frozenset[str]:
+    """What a name may be a prefix before, itself included."""
+    whole = plain(name)
+    pieces = whole.split("_")
+    return frozenset("_".join(pieces[at:]) for at in range(len(pieces))) | {whole.partition("_mcp_")[0]}
+
+
+def same_name(name: str, server: str, tool: str, others: Iterable[str] = ()) -> Alike:
+    """Whether a name that a model was told is this server's tool. `others`: the rollout's other servers; a name that is
+    declared for one of them is not this one's with a prefix of the host's own."""
+    known, short = plain(name), plain(tool)
+    if known in names(server, tool):
+        return Alike.SAME
+    if not short or not known.endswith("_" + short):
+        return Alike.NO
+    return Alike.NO if any(known in names(other, tool) for other in others) else Alike.PART
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------
+
+
+def parsed(arguments: str) -> Any:
+    """The arguments of an answer as JSON; as text where they are none."""
+    value = loads(arguments or "{}")
+    if isinstance(value, str):
+        inner = loads(value or "{}")
+        return value if inner is None else inner
+    return arguments if value is None and arguments.strip() != "null" else value
+
+
+def canonical(value: Any) -> str:
+    """A JSON value as it is compared."""
+    return _dumped({} if value is None else _plain_value(value))
+
+
+def same_arguments(asked: Any, given: Any) -> Alike:
+    """Whether arguments are the same, both as JSON values."""
+    if canonical(asked) == canonical(given):
+        return Alike.SAME
+    one, other = _plain_value(asked), _plain_value(given)
+    if not isinstance(asked, dict) or not isinstance(given, dict):
+        return Alike.NO
+    common = one.keys() & other.keys()
+    nested = common == one.keys() or common == other.keys()
+    return Alike.PART if nested and all(_said(one[key]) == _said(other[key]) for key in common) else Alike.NO
+
+
+def _said(value: Any) -> str:
+    """A value as a host may write it that has no types."""
+    return value.lower() if isinstance(value, str) else _dumped(value)
+
+
+def _dumped(value: Any) -> str:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    except (TypeError, *UNREADABLE):
+        # Nested deeper than can be written, an integer above 64 bits, half a surrogate pair.
+        return repr(value)
+
+
+def _plain_value(value: Any) -> Any:
+    """Whole numbers as integers, and no members that are null."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return dict(_members(obj(value)))
+    if isinstance(value, list):
+        return [_plain_value(inner) for inner in arr(value)]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _members(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((key, _plain_value(inner)) for key, inner in value.items() if inner is not None)

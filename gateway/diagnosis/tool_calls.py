@@ -1,0 +1,234 @@
+"""What the answers of a rollout's models asked of tools, and which results later requests carried. Pure.
+
+An `Ask` is one tool call of one answer. Its results are in later requests, under its id; `read_asks` finds them. Each
+request repeats its whole conversation, so only its end is read: from its last message back to where an earlier request
+ended, which is told by the number of messages, the last one and the first one (`request_messages.place_of`). A request
+that is not known by that (its history was compacted or edited) is read whole, and results that were seen before are
+left out.
+
+Ids alone do not tell which answer a result belongs to: some models count their calls anew in every conversation, some
+give no ids, several agents work in one rollout, a client sends a call again. Where an id names several calls, the
+conversation decides (`_narrowed`): the answer's place in the request, the messages before it, name and arguments, its
+place among parallel calls, the agent's name, and which call was given up. If that leaves several, the result counts for
+all of them, and nothing that follows from it can be certain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.gateway.diagnosis.request_messages import Place, Written, answered, continues, lead_of, near, place_of
+from penstock.gateway.diagnosis.tool_arguments import canonical, parsed
+from penstock.gateway.diagnosis.tool_results import Shown
+from penstock.gateway.model.turn import Message, Part, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A model call of the rollout, read."""
+
+    sequence: int
+    """Its place in the attempt; calls are given in this order."""
+    start_ns: int
+    """When its request came."""
+    end_ns: int | None
+    """When its answer was passed on; None while it runs."""
+    turn: Turn
+    """What was said."""
+    agent: str | None = None
+    """The agent's name, where its address gives one."""
+    retry_of: int | None = None
+    """The call that this one repeats, when the client said so."""
+    whole: bool = True
+    """False when the answer did not reach the client to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A request that carried the result of a tool call."""
+
+    shown: Shown
+    """The result as the model was shown it."""
+    sequence: int
+    """The call that carried it."""
+    start_ns: int
+    """When that call began: the tool had ended by then."""
+    asks: tuple[Ask, ...]
+    """Whose result it is; several where the conversation does not tell."""
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """A tool call that an answer asked for."""
+
+    call: ModelCall
+    """The model call that was answered with it."""
+    choice: int
+    """Which of the n answers."""
+    place: int
+    """Its place among the tool calls of the answer, from 0."""
+    id: str | None
+    """The tool-call id."""
+    name: str
+    """The tool, as the host named it to the model."""
+    arguments: str
+    """As generated."""
+    value: Any = None
+    """The arguments as JSON."""
+    canonical: str = ""
+    """The same as they are compared."""
+    given_up: bool = False
+    """True when the client sent the model call again, or its conversation went on from another answer."""
+    rivals: int = 0
+    """Other answers to the same request: choices, or answers to a request that was sent again."""
+    deliveries: list[Delivery] = field(default_factory=list[Delivery])
+    """The results, oldest first; more than one where the conversation forked or the host changed the result."""
+
+    def __post_init__(self) -> None:
+        self.value = parsed(self.arguments)
+        self.canonical = canonical(self.value)
+
+    @property
+    def signature(self) -> tuple[str, str]:
+        """What is asked for, whatever its id."""
+        return self.name, self.canonical
+
+
+class _Reader:
+    """The calls that were read so far."""
+
+    def __init__(self) -> None:
+        self.asks: list[Ask] = []
+        self._by_id: defaultdict[str, list[Ask]] = defaultdict(list)
+        self._by_signature: defaultdict[tuple[str, str], list[Ask]] = defaultdict(list)
+        self._by_response: dict[str, list[Ask]] = {}
+        self._by_call: defaultdict[int, list[Ask]] = defaultdict(list)
+        self._placed: defaultdict[tuple[object, int], list[Ask]] = defaultdict(list)
+        self._known: set[Place] = set()
+        self._asked_at: defaultdict[Place, list[Ask]] = defaultdict(list)
+        self._answers_at: Counter[Place] = Counter()
+        self._went_on: set[Place] = set()
+
+    def read(self, call: ModelCall) -> None:
+        for ask in self._by_call.get(call.retry_of or -1, ()):
+            ask.given_up = True
+        messages, lead = call.turn.messages, lead_of(call.turn.messages)
+        end = self._known_until(messages, lead)
+        for result, written in answered(messages, end):
+            asks = self._orphan(call, result) if written is None else self._asked(call, written, lead, result)
+            _deliver(call, result, asks)
+        own = self._answer(call, len(messages) - lead)
+        if len(messages) > lead:
+            place = place_of(messages, len(messages) - 1, lead)
+            self._known.add(place)
+            self._asked_at[place] += own
+            self._answers_at[place] += len(call.turn.choices)
+
+    def end(self) -> list[Ask]:
+        """All asks. Those are given up whose conversation went on, but not from the answer that they are in."""
+        followed = {(ask.call.sequence, ask.choice) for ask in self.asks if ask.deliveries}
+        for place, asks in self._asked_at.items():
+            for ask in asks:
+                ask.rivals = self._answers_at[place] - 1
+            if place in self._went_on or any(ask.deliveries for ask in asks):
+                for ask in asks:
+                    ask.given_up |= (ask.call.sequence, ask.choice) not in followed
+        return self.asks
+
+    def _known_until(self, messages: Sequence[Message], lead: int) -> int:
+        """Where what an earlier request did not hold begins. A request that repeats another is read like that one."""
+        for at in range(len(messages) - 2, lead - 1, -1):
+            place = place_of(messages, at, lead)
+            if place in self._known:
+                self._went_on.add(place)
+                return at + 1
+        return lead
+
+    def _answer(self, call: ModelCall, before: int) -> list[Ask]:
+        """Remembers what the answer asks for. `before`: messages of the request, without those of the system."""
+        own: list[Ask] = []
+        for choice in call.turn.choices:
+            parts = [part for part in choice.message.parts if part.type == "tool_call"]
+            for place, part in enumerate(parts):
+                own.append(Ask(call, choice.index, place, part.id, part.name or "", part.arguments or ""))
+        for ask in own:
+            if ask.id is not None:
+                self._by_id[ask.id].append(ask)
+                self._placed[ask.id, before].append(ask)
+            self._placed[ask.signature, before].append(ask)
+            self._by_signature[ask.signature].append(ask)
+        self.asks += own
+        self._by_call[call.sequence] = own
+        if call.turn.response_id is not None:
+            self._by_response[call.turn.response_id] = own
+        return own
+
+    def _asked(self, call: ModelCall, written: Written, lead: int, result: Part) -> list[Ask]:
+        """The asks that a tool call in a request may be."""
+        signature = written.part.name or "", canonical(parsed(written.part.arguments or ""))
+        here = range(written.block - lead, written.at - lead + 1)
+        found: list[Ask] = []
+        for key in (written.part.id, signature):
+            found = found or [ask for at in here for ask in self._placed.get((key, at), ())]
+        found = [ask for ask in found if near(ask.call.turn.messages, call.turn.messages, lead)]
+        # A compacted conversation: its places are others, but an id that was given once still names its call.
+        found = found or self._by_id.get(written.part.id or "", []) or self._waiting(signature, result)
+        return _narrowed(found, call, written, signature)
+
+    def _waiting(self, signature: tuple[str, str], result: Part) -> list[Ask]:
+        """The asks that wait for a result whose id is none of an answer's: none if one of their kind has this result
+        already."""
+        asks = self._by_signature.get(signature, [])
+        if any(_is(delivery, result) for ask in asks for delivery in ask.deliveries):
+            return []
+        return [ask for ask in asks if not ask.deliveries and not ask.given_up]
+
+    def _orphan(self, call: ModelCall, result: Part) -> list[Ask]:
+        """The asks of a result whose request does not repeat the call: the provider keeps the conversation."""
+        found = self._by_id.get(result.id or "", [])
+        previous = self._by_response.get(str(call.turn.sampling.get("previous_response_id")), [])
+        return [ask for ask in found if ask in previous] or found
+
+
+def read_asks(calls: Iterable[ModelCall]) -> list[Ask]:
+    """The tool calls that the answers asked for, with their results. `calls`: of one rollout, in their order."""
+    reader = _Reader()
+    for call in calls:
+        reader.read(call)
+    return reader.end()
+
+
+def _deliver(call: ModelCall, result: Part, asks: Sequence[Ask]) -> None:
+    delivery = Delivery(Shown(result), call.sequence, call.start_ns, tuple(asks))
+    for ask in asks:
+        if len(asks) > 1 or not any(_is(it, result) for it in ask.deliveries):
+            ask.deliveries.append(delivery)
+
+
+def _is(delivery: Delivery, result: Part) -> bool:
+    part = delivery.shown.part
+    return part.text == result.text and part.data == result.data
+
+
+def _narrowed(found: list[Ask], call: ModelCall, written: Written, signature: tuple[str, str]) -> list[Ask]:
+    """Those that are left when each test is made that some of them pass."""
+    tests: list[Callable[[Ask], bool]] = [
+        lambda ask: ask.signature == signature,
+        lambda ask: ask.place == written.place,
+        lambda ask: ask.call.agent == call.agent,
+        lambda ask: continues(ask.call.turn.messages, call.turn.messages),
+        lambda ask: not ask.given_up,
+        lambda ask: ask.call.whole,
+    ]
+    for passes in tests:
+        if len(found) < 2:
+            break
+        found = [ask for ask in found if passes(ask)] or found
+    if len(found) < 2:
+        return found
+    # One id under several choices of an answer is one call to whoever answers it.
+    same = {(ask.call.sequence, ask.id, ask.signature) for ask in found}
+    return found[:1] if len(same) == 1 and found[0].id is not None else found

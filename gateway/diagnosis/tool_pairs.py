@@ -1,0 +1,168 @@
+"""Which tool calls of which answers may a tool run be for? Pure.
+
+A run may be for an ask that was open when it began: the model call had begun, and no request had carried the result.
+Asks are found by tool and arguments, and, where these tell nothing for certain, by tool alone. Runs are looked at in
+the order in which they began, so that each ask is put on its lists once and taken off once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.gateway.diagnosis.tool_arguments import (
+    Alike,
+    canonical,
+    keys_of_ask,
+    keys_of_run,
+    same_arguments,
+    same_name,
+)
+from penstock.gateway.diagnosis.tool_calls import Ask, Delivery
+from penstock.gateway.diagnosis.tool_results import Likeness, Returned, likeness
+
+MOST_OPEN: Final = 64
+"""Asks of one kind without a result that are still waited for; older ones are given up."""
+BOTH: Final = 4
+"""The lowest rank of a pair in which both sides match."""
+FORWARD: Final = 2
+"""The lowest rank of a pair in which tool and arguments match."""
+_BY_LIKENESS: Final = {Likeness.SAME: 7, Likeness.WRAPPED: 6, Likeness.CUT: 5}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRun:
+    """A tool call that a tool server was sent."""
+
+    key: str
+    """Names it among the runs."""
+    server: str
+    """The server, by its name in the gateway."""
+    tool: str
+    """The tool, by the server's own name."""
+    arguments: Any
+    """As JSON value."""
+    result: Any
+    """The result of `tools/call` as JSON value: `content`, `structuredContent`, `isError`; None where there is none."""
+    start_ns: int
+    """When the server was asked."""
+    end_ns: int | None
+    """When it had answered; None while it has not."""
+    status: str = "ok"
+    """How its span ended."""
+    error: str | None = None
+    """The message of a JSON-RPC error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A run and an ask that it may be for."""
+
+    ask: Ask
+    rank: int
+    """How much speaks for it: from `BOTH` on both sides, from `FORWARD` on tool and arguments; 1: the result alone."""
+    delivery: Delivery | None = None
+    """Where its result was carried."""
+    likeness: Likeness = Likeness.NONE
+    """How far that is the run's."""
+
+
+class _Open:
+    """The asks of a kind that are open, as time goes on."""
+
+    def __init__(self) -> None:
+        self.asks: list[Ask] = []
+        self._next = 0
+        self._open: list[Ask] = []
+
+    def at(self, now: int, skew: int) -> list[Ask]:
+        while self._next < len(self.asks) and self.asks[self._next].call.start_ns <= now + skew:
+            self._open.append(self.asks[self._next])
+            self._next += 1
+        kept = [ask for ask in self._open if not ask.deliveries or _last(ask) >= now - skew]
+        waiting = [ask for ask in kept if not ask.deliveries][:-MOST_OPEN]
+        self._open = [ask for ask in kept if ask not in waiting] if waiting else kept
+        return self._open
+
+
+class Pairs:
+    """Finds the asks of runs, which have to come in the order in which they began."""
+
+    def __init__(self, asks: Sequence[Ask], servers: Sequence[str], skew_ns: int) -> None:
+        self._servers, self._skew = servers, skew_ns
+        self._kinds: defaultdict[tuple[str, str | None], _Open] = defaultdict(_Open)
+        self._asks = asks
+        self._shown: defaultdict[str, list[Ask]] | None = None
+        for ask in sorted(asks, key=lambda it: it.call.start_ns):
+            for key in keys_of_ask(ask.name):
+                self._kinds[key, ask.canonical].asks.append(ask)
+                self._kinds[key, None].asks.append(ask)
+
+    def of(self, run: ToolRun, returned: Returned) -> list[Pair]:
+        """The pairs of a run in which tool and arguments match."""
+        same = canonical(run.arguments)
+        found = [self._pair(run, returned, ask, Alike.SAME) for ask in self._found(run, same)]
+        if not any(pair.rank > BOTH for pair in found):
+            known = {id(pair.ask) for pair in found}
+            others = [ask for ask in self._found(run, None) if id(ask) not in known]
+            found += [self._pair(run, returned, ask) for ask in others]
+        return [pair for pair in found if pair.rank >= FORWARD]
+
+    def by_result(self, run: ToolRun, returned: Returned) -> list[Pair]:
+        """The pairs in which the result matches, whatever was asked for."""
+        if not returned.distinct:
+            return []
+        asks = {id(ask): ask for look in returned.looks for ask in self._by_look().get(look, ())}
+        found = [self._pair(run, returned, ask) for ask in asks.values() if self._began_in_time(run, ask)]
+        return [pair for pair in found if pair.likeness == Likeness.SAME]
+
+    def _found(self, run: ToolRun, arguments: str | None) -> Iterator[Ask]:
+        seen: set[int] = set()
+        for key in sorted(keys_of_run(run.server, run.tool)):
+            kind = self._kinds.get((key, arguments))
+            for ask in kind.at(run.start_ns, self._skew) if kind else ():
+                if id(ask) not in seen:
+                    seen.add(id(ask))
+                    yield ask
+
+    def _began_in_time(self, run: ToolRun, ask: Ask) -> bool:
+        return ask.call.start_ns - self._skew <= run.start_ns <= _last(ask) + self._skew
+
+    def _pair(self, run: ToolRun, returned: Returned, ask: Ask, given: Alike | None = None) -> Pair:
+        others = [server for server in self._servers if server != run.server]
+        name = same_name(ask.name, run.server, run.tool, others)
+        if given is None:
+            given = same_arguments(ask.value, run.arguments) if name else Alike.NO
+        whole = name == given == Alike.SAME
+        forward = whole or {name, given} == {Alike.SAME, Alike.PART}
+        like, delivery = self._carried(run, returned, ask)
+        if like and (whole or (forward and returned.distinct)):
+            return Pair(ask, _BY_LIKENESS[like] if whole else BOTH, delivery, like)
+        began_late = bool(ask.deliveries) and run.start_ns > ask.deliveries[0].start_ns + self._skew
+        # What a host adds to no arguments at all is anything: alone it tells nothing.
+        some = forward and bool(ask.value) and bool(run.arguments)
+        rank = 0 if began_late else FORWARD + 1 if whole else FORWARD if some else 0
+        return Pair(ask, rank or int(bool(like)), delivery, like)
+
+    def _carried(self, run: ToolRun, returned: Returned, ask: Ask) -> tuple[Likeness, Delivery | None]:
+        """The best likeness of the results that were carried after the run had ended."""
+        if run.end_ns is None or (run.result is None and run.error is None):
+            return Likeness.NONE, None
+        late = [it for it in ask.deliveries if it.start_ns + self._skew >= run.end_ns]
+        compared = [(likeness(returned, it.shown), -at, it) for at, it in enumerate(late)]
+        like, _, delivery = max(compared, default=(Likeness.NONE, 0, None))
+        return like, delivery if like else None
+
+    def _by_look(self) -> defaultdict[str, list[Ask]]:
+        if self._shown is None:
+            self._shown = defaultdict(list)
+            for ask in self._asks:
+                for look in {look for it in ask.deliveries for look in it.shown.looks}:
+                    self._shown[look].append(ask)
+        return self._shown
+
+
+def _last(ask: Ask) -> int:
+    return max(it.start_ns for it in ask.deliveries)
