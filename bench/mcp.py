@@ -179,7 +179,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--calls", type=int, default=0, help="make so many calls instead of measuring for a time: for busy machines"
     )
-    parser.add_argument("--quick", action="store_true", help="one round of short cells, half a minute")
+    parser.add_argument("--quick", action="store_true", help="one round of short cells, about a minute")
     parser.add_argument("--out", type=Path, default=OUT, help="where the JSON goes")
     return parser.parse_args()
 
