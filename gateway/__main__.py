@@ -55,6 +55,9 @@ COMMANDS: Final[dict[str, Command]] = {
     "cancel": Command("penstock.gateway.cli.rollouts:cancel", "Stop rollouts, whether they wait or run."),
     "requeue": Command("penstock.gateway.cli.rollouts:requeue", "Queue rollouts again that have ended."),
     "reward": Command("penstock.gateway.cli.rollouts:reward", "Say how well an attempt, or one call of it, went."),
+    "tools": Command(
+        "penstock.gateway.cli.reading:tools", "List the tools that a rollout used, and what asked for each."
+    ),
     "doctor": Command(
         "penstock.gateway.cli.rollouts:doctor", "Say of each call whether it can be trained on and, if not, why."
     ),
@@ -219,7 +222,7 @@ def version() -> str:
 
 
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "Serve and look": ("serve", "rollouts", "spans", "show", "stats", "changes", "mcp", "token", "completion"),
+    "Serve and look": ("serve", "rollouts", "spans", "show", "tools", "stats", "changes", "mcp", "token", "completion"),
     "Work": ("enqueue", "run", "queue", "workers", "pause", "resume", "drain", "cancel", "requeue", "reward"),
     "Releases": ("resource", "prompts", "release"),
     "Training": ("doctor", "samples", "runs", "train"),

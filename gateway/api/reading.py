@@ -33,6 +33,7 @@ from penstock.gateway.api.pages import (
 from penstock.gateway.calls.turns import plain_bodies, read_exchange
 from penstock.gateway.client.exchanges import Recorded, pack
 from penstock.gateway.diagnosis.diagnosis import diagnose
+from penstock.gateway.diagnosis.tool_uses import tools_used
 from penstock.gateway.model.answers import AttemptList, Diagnosis, ExchangeView, RolloutPage, SpanDetail, SpanPage
 from penstock.gateway.model.base import Noun
 from penstock.gateway.model.exchange import Exchange, Side
@@ -120,6 +121,14 @@ async def get_diagnosis(request: web.Request) -> web.Response:
         return diagnose(summary(tape, rollout), tape.spans(rollout.id), tape.exchange, asked.model)
 
     return answer(await asyncio.to_thread(judge))
+
+
+async def get_tools(request: web.Request) -> web.Response:
+    """The tools that an attempt used, each with the model call whose answer asked for it and how well that is known.
+    Reads the bytes of its calls, of 2,000 at most."""
+    tape, rollout = request.app[CONTROL].tape, _rollout(request)
+    attempt = _attempt(request, rollout)
+    return answer(await asyncio.to_thread(lambda: tools_used(tape.spans(rollout.id, attempt), tape.exchange)))
 
 
 async def get_attempts(request: web.Request) -> web.Response:

@@ -36,6 +36,7 @@ from penstock.gateway.model.answers import (
     Stats,
     Token,
     TokenRequest,
+    ToolList,
 )
 from penstock.gateway.model.base import Mode, Noun
 from penstock.gateway.model.queue import (
@@ -150,6 +151,7 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/api/rollouts/{rid}/diagnosis", "diagnosis", "Can it be trained on?",
         Diagnosis, reading.get_diagnosis, query=reading.DiagnosisQuery,
     ),
+    Route("GET", f"{_ATTEMPT}/tools", "tools", "Tools that an attempt used", ToolList, reading.get_tools),
     Route(
         "GET", "/api/rollouts/{rid}/attempts", "attempts", "Attempts of a rollout",
         AttemptList, reading.get_attempts,

@@ -107,7 +107,8 @@ def show_rollout(
             raise Failure(f"--raw shows one call: say which, such as {rid}/{attempt or 'ATTEMPT'}#1", 2)
         else:
             rollout, details = await _rollout_details(client, rid, attempt, calls)
-            show([rollout, *details], json, lambda: rollout_tree.rollout_tree(rollout, details))
+            asked = {} if json else await _asked(client, rid, details)
+            show([rollout, *details], json, lambda: rollout_tree.rollout_tree(rollout, details, asked))
 
     with_client(gateway, ask)
 
@@ -190,3 +191,32 @@ async def _rollout_details(
     rollout = await client.rollout(rid)
     heads = [head async for head in client.spans(rid, attempt, limit=calls)]
     return rollout, await each(lambda head: client.span(rid, head.attempt, head.sequence), heads)
+
+
+async def _asked(client: Client, rid: str, details: list[SpanDetail]) -> dict[str, dict[int, int]]:
+    """The model calls that asked for runs of tools, by attempt and sequence."""
+    attempts = {detail.span.attempt for detail in details if detail.span.kind == "tool"}
+    used = {attempt: await client.tools(rid, attempt) for attempt in sorted(attempts)}
+    return {
+        attempt: {one.span: one.asked_by for one in tools if one.span is not None and one.asked_by is not None}
+        for attempt, tools in used.items()
+    }
+
+
+def tools(target: str, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List the tools that a rollout used, and which model call asked for each.
+
+    Parameters
+    ----------
+    target
+        RID or RID/ATTEMPT.
+    """
+    from penstock.gateway.display import rollouts
+
+    async def ask(client: Client) -> None:
+        rid, attempt, _ = target_of(target)
+        attempt = attempt or await only_attempt(client, rid, "")
+        used = await client.tools(rid, attempt)
+        show(used, json, lambda: rollouts.tools(used), f"{rid}/{attempt} has used no tools.")
+
+    with_client(gateway, ask)

@@ -34,6 +34,8 @@ from penstock.gateway.model.answers import (
     Stats,
     Token,
     TokenRequest,
+    ToolList,
+    ToolUse,
 )
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import (
@@ -100,6 +102,10 @@ class Client(ReleaseClient, RunClient):
     async def diagnosis(self, rollout: str, model: str | None = None) -> Diagnosis:
         """What of a rollout can be trained on, and why the rest cannot; `model` judges the calls of that model."""
         return await self.get(f"{_path(rollout)}/diagnosis", Diagnosis, {"model": model})
+
+    async def tools(self, rollout: str, attempt: str) -> list[ToolUse]:
+        """The tools that an attempt used, each with the model call that asked for it and how well that is known."""
+        return (await self.get(f"{_path(rollout, attempt)}/tools", ToolList)).tools
 
     async def attempts(self, rollout: str) -> list[Attempt]:
         """The attempts of a rollout, oldest first."""

@@ -103,6 +103,7 @@ class SyncClient:
     recent_spans = _waited(Client.recent_spans)
     rollout = _waited(Client.rollout)
     diagnosis = _waited(Client.diagnosis)
+    tools = _waited(Client.tools)
     attempts = _waited(Client.attempts)
     span = _waited(Client.span)
     transcript = _waited(Client.transcript)

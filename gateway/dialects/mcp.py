@@ -236,6 +236,17 @@ def answer_to(id: bytes, response: bytes, stream: bool) -> Sent | None:
     return next((one for one in _said(response, stream) if one.kind == "answer" and one.id == id), None)
 
 
+def tool_run(request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, str | None]:
+    """(arguments, result, error message) of a `tools/call`, as JSON values; None for what is not there."""
+    sent = next((one for one in messages(request) if one.kind == "request"), None)
+    if sent is None:
+        return None, None, None
+    answered = answer_to(sent.id, response, stream)
+    told = obj(loads(answered.raw)) if answered is not None else {}
+    arguments = obj(obj(loads(sent.raw)).get("params")).get("arguments")
+    return arguments, told.get("result"), text(obj(told.get("error")).get("message"))
+
+
 class Mcp(Opaque):
     """Messages between an agent and a server of tools."""
 

@@ -7,7 +7,7 @@ parents, calls inside the span that they were made in (`gateway.model.nesting`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -26,8 +26,11 @@ DEEPEST = 20
 Key = tuple[str, tuple[tuple[str | None, ...], ...]]
 
 
-def rollout_tree(rollout: RolloutSummary, details: Sequence[SpanDetail]) -> Tree:
-    """Rollout, attempts, calls, and what each call added to the conversation."""
+def rollout_tree(
+    rollout: RolloutSummary, details: Sequence[SpanDetail], asked: Mapping[str, Mapping[int, int]] | None = None
+) -> Tree:
+    """Rollout, attempts, calls, and what each call added to the conversation. `asked`: for each attempt the model calls
+    that asked for runs of tools, by sequence; these are shown below them."""
     t = rollout.totals
     facts = (counted(t.calls, "call"), counted(t.errors, "error") if t.errors else "", total_tokens(t), gaps(t))
     about = (f"group {clean(rollout.group)}" if rollout.group else "", _reward(rollout.reward))
@@ -38,7 +41,8 @@ def rollout_tree(rollout: RolloutSummary, details: Sequence[SpanDetail]) -> Tree
     for attempt in rollout.attempts:
         branch = tree.add(_attempt_line(attempt, len(rollout.attempts) == 1))
         if attempt.id in shown:
-            _add_calls(branch, [detail for detail in details if detail.span.attempt == attempt.id], attempt)
+            of_attempt = [detail for detail in details if detail.span.attempt == attempt.id]
+            _add_calls(branch, of_attempt, attempt, (asked or {}).get(attempt.id))
     return tree
 
 
@@ -52,9 +56,9 @@ def call_tree(detail: SpanDetail) -> Tree:
     return tree
 
 
-def _add_calls(branch: Tree, details: Sequence[SpanDetail], attempt: Attempt) -> None:
+def _add_calls(branch: Tree, details: Sequence[SpanDetail], attempt: Attempt, asked: Mapping[int, int] | None) -> None:
     nodes: dict[int, Tree] = {}
-    for detail, parent in in_place(details):
+    for detail, parent in in_place(details, asked):
         nodes[detail.span.sequence] = nodes.get(parent or 0, branch).add(span_line(detail.span))
     told: list[list[Key]] = []
     offered: list[str] = []
@@ -70,10 +74,12 @@ def _add_calls(branch: Tree, details: Sequence[SpanDetail], attempt: Attempt) ->
         branch.add(Text(f"{len(details):,} of {attempt.spans:,} spans are shown", style="dim"))
 
 
-def in_place(details: Sequence[SpanDetail]) -> Iterator[tuple[SpanDetail, int | None]]:
+def in_place(
+    details: Sequence[SpanDetail], asked: Mapping[int, int] | None = None
+) -> Iterator[tuple[SpanDetail, int | None]]:
     """The spans of one attempt from the top, each with the sequence of the one it is shown in; None for the attempt."""
     by_sequence = {detail.span.sequence: detail for detail in details}
-    inside = nesting.tree([detail.span for detail in details])
+    inside = nesting.tree([detail.span for detail in details], asked)
     waiting = [(span, None, 0) for span in reversed(inside.get(None, []))]
     while waiting:
         span, parent, depth = waiting.pop()

@@ -29,7 +29,7 @@ from penstock.gateway.display.text import (
     size,
     tally,
 )
-from penstock.gateway.model.answers import RewardStats, Stats
+from penstock.gateway.model.answers import RewardStats, Stats, ToolUse
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
@@ -75,6 +75,11 @@ SUMS = (
     figure("tools", 1), figure("median", 3), figure("p95", 4),
 )  # fmt: skip
 
+TOOLS = (
+    figure("#"), Column("tool", narrows="cut", least=12), Column("server", 2), Column("status", 3), figure("took", 4),
+    Column("asked by"), Column("known", 1), Column("why", narrows="cut", least=24),
+)  # fmt: skip
+
 
 def rollouts(rows: Sequence[RolloutSummary], now_ns: int) -> Listing:
     """A line for each rollout. Groups are shown when there are any."""
@@ -110,6 +115,19 @@ def spans(rows: Iterable[Span]) -> Listing:
         times = (_length(s), duration(s.first_byte_ns), _tokens(s), s.tool_calls or "")
         head = (plain(s.attempt), plain(s.sequence), moment(s.start_ns)[5:], _what(s), plain(s.model or s.name))
         made.add_row(*head, status(s.status), plain(s.http_status), *map(plain, times), end)
+    return made
+
+
+def tools(rows: Iterable[ToolUse]) -> Listing:
+    """A line for each tool that was run."""
+    made = Listing(*TOOLS)
+    for use in rows:
+        asked = f"#{use.asked_by}" if use.asked_by else ", ".join(f"#{one}?" for one in use.candidates)
+        took = duration(None if use.end_ns is None else use.end_ns - use.start_ns)
+        took = took if use.span is not None or not took else f"≤ {took}"
+        where = plain(use.server or "inside the agent")
+        made.add_row(plain(f"#{use.span}" if use.span else ""), plain(use.tool), where, status(use.status), took,
+                     plain(asked), plain(use.grade), plain(use.reason))  # fmt: skip
     return made
 
 

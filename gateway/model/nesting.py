@@ -120,16 +120,20 @@ def _above(node: Node, by_id: Mapping[str, Node]) -> Iterator[Node]:
         above = by_id.get(above.parent_id or "")
 
 
-def tree(spans: Sequence[Span]) -> dict[int | None, list[Span]]:
-    """The spans of one attempt by the sequence of the span they stand in, None for nowhere, each in order of time."""
+def tree(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> dict[int | None, list[Span]]:
+    """The spans of one attempt by the sequence of the span they stand in, None for nowhere, each in order of time.
+    `asked`: the model calls that asked for runs of tools, by sequence."""
     agent = [span for span in spans if span.kind == "otel"]
-    by_id = {span.span_id or "": span.sequence for span in reversed(agent)}
+    above = [span for span in spans if span.kind in ("otel", "tool", "mcp")]
+    by_id = {span.span_id or "": span.sequence for span in reversed(above)}
+    asked = asked or {}
     found = guesses(map(Node.of, agent), (span for span in spans if span.kind in CALLS and span.parent_id is None))
     parents: dict[int, int | None] = {}
     for span in spans:
         guess = found.get(span.sequence)
         named = span.parent_id if guess is None or guess.parent is None else guess.parent.span_id
-        parents[span.sequence] = _unless_circle(span.sequence, by_id.get(named) if named else None, parents)
+        parent = asked.get(span.sequence, by_id.get(named) if named else None)
+        parents[span.sequence] = _unless_circle(span.sequence, parent, parents)
     made: dict[int | None, list[Span]] = {}
     for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)) if agent else spans:
         made.setdefault(parents[span.sequence], []).append(span)
