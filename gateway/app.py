@@ -131,7 +131,7 @@ class Gateway:
         key = admin_key()
         self.pools = {upstream.name: Pool(upstream, key) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
-        self.servers = Servers(config.mcp.servers.items(), key)
+        self.servers = Servers(config, key)
         self.sessions = Sessions()
         self.store = open_store(config.data, secrets=self._redactor.own)
         self.feed = Feed(self.store.cursor())

@@ -16,7 +16,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from secrets import token_hex
+from random import getrandbits
 from time import monotonic
 from typing import Final
 
@@ -96,7 +96,7 @@ class McpCall(Call):
         first = next((one for one in self._messages if one.method), None)
         self._listens = self.request.method == "GET" or (first is not None and first.method == _LISTENING)
         headers = {low: value for low, _, value in self.request.headers}
-        if shared.config.loopback and not call.token:
+        if self._servers.local_only and not call.token:
             _check_origin(headers)
         if first is not None and first.method == _OPENING:
             self._belong(new_rollout())
@@ -126,7 +126,7 @@ class McpCall(Call):
     def _describe(self, first: Sent | None, headers: dict[bytes, bytes]) -> None:
         """Names the span."""
         record = self.record
-        record.kind, record.span_id = "mcp", token_hex(8)
+        record.kind, record.span_id = "mcp", f"{getrandbits(64):016x}"
         session = fingerprint(self._session_id) if self._session_id else None
         protocol = headers.get(_PROTOCOL, b"").decode("latin-1")[:64] or None
         if first is None:

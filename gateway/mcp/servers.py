@@ -11,11 +11,10 @@ A path that the server has not named is refused: an agent reaches the server's t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import Final
 from urllib.parse import urljoin, urlsplit
 
-from penstock.gateway.config import McpServer, Upstream
+from penstock.gateway.config import Config, McpServer, Upstream
 from penstock.gateway.dialects.mcp import MCP, PREFIX
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.upstreams.pool import Pool
@@ -80,7 +79,10 @@ class ServerPool(Pool):
 class Servers:
     """All that are configured."""
 
-    def __init__(self, configured: Iterable[tuple[str, McpServer]], admin_key: str | None) -> None:
+    def __init__(self, config: Config, admin_key: str | None) -> None:
+        configured = config.mcp.servers.items()
+        self.local_only = config.loopback
+        """Whether only this machine can connect, so that no key is needed."""
         self.pools = {name: ServerPool(name, config, admin_key) for name, config in configured}
 
     def expire(self, now: float) -> None:
