@@ -122,8 +122,9 @@ check-train: install install-train ## Types of what needs torch
 check-verl: install install-verl ## Types of what needs verl
 	$(BIN)/pyright -p pyright-verl.json
 
-bench: install ## Measure side by side with bare aiohttp, LiteLLM and Portkey
+bench: install ## Measure side by side with bare aiohttp, LiteLLM and Portkey; for MCP with fastmcp and mcp-proxy
 	$(BIN)/python -m bench --install
+	$(BIN)/python -m bench.mcp --install
 
 chaos: install ## 10,000 rollouts while agents, runners and the gateway are killed
 	PYTHONPATH=tests $(BIN)/python -m e2e.chaos

@@ -18,6 +18,8 @@ class Target:
 
     cpu_ratio: float | None = None
     """CPU of the gateway per call or event, relative to bare."""
+    cpu_ms: float | None = None
+    """The same in milliseconds."""
     p50_us: float | None = None
     p99_us: float | None = None
     rss_mb: float | None = None

@@ -62,16 +62,20 @@ class Bench:
 
     def direct(self, case: Case) -> Cell:
         """The load generator against the mock, without a gateway between them."""
-        traffic = case.traffic(self.material, exact=True)
+        traffic = self.straight(case)
         port, core = self.mock.port, self.cores.load
         loaded = load(port, core, [*traffic, *case.loaded(self.scale, self.calls)])
         alone = load(port, core, [*traffic, *case.alone(self.scale)]) if case.alone_seconds else loaded
         speed = per_second(case, loaded, self.scale)
         return Cell(None, *latency(case, alone), None, None, speed, loaded["errors"] + alone["errors"])
 
+    def straight(self, case: Case) -> list[str]:
+        """Arguments of the load generator that say what to send to the mock."""
+        return case.traffic(self.material, exact=True)
+
     def through(self, gateway: Gateway, case: Case) -> Cell:
         """The load generator against a gateway."""
-        arguments = self._arguments(gateway, case)
+        arguments = self.arguments(gateway, case)
         bill = self._billed(gateway, [*arguments, *self._fresh(), *case.loaded(self.scale, self.calls)])
         alone = bill.result
         if case.alone_seconds:
@@ -87,14 +91,15 @@ class Bench:
         """Names for rollouts that nobody has seen before."""
         return ["--run", f"{self.run}-{next(self.serial)}"]
 
-    def _arguments(self, gateway: Gateway, case: Case) -> list[str]:
+    def arguments(self, gateway: Gateway, case: Case) -> list[str]:
+        """Arguments of the load generator that say what to send to this gateway, and where."""
         peer = gateway.peer
         headers = [part for line in peer.headers(self.mock.port) for part in ("--header", line)]
         return [*case.traffic(self.material, peer.exact), "--path", peer.path, *headers]
 
     def warm_up(self, gateway: Gateway, case: Case) -> None:
         """What nobody is billed for: compilers that learn, connections that open."""
-        arguments = [*self._arguments(gateway, case), *self._fresh(), "--connections", "16"]
+        arguments = [*self.arguments(gateway, case), *self._fresh(), "--connections", "16"]
         load(gateway.start.port, self.cores.load, [*arguments, "--seconds", str(gateway.peer.warm_seconds)])
 
     def _billed(self, gateway: Gateway, arguments: list[str]) -> Bill:

@@ -56,7 +56,7 @@ def case_rows(case: Case, cells: dict[str, list[Cell]]) -> Iterable[list[str]]:
     for peer, rounds in cells.items():
         cpu, p50, p99 = (middle(rounds, name) for name in ("cpu_ms", "p50_us", "p99_us"))
         ratio = cpu / bare if cpu and bare else None
-        told = judge(case.target, ratio, p50, p99) if peer == OURS else ""
+        told = judge(case.target, ratio, cpu, p50, p99) if peer == OURS else ""
         if peer == IMPLICIT and case.alike:
             told = beside(cpu, middle(cells.get(OURS, []), "cpu_ms"))
         speed, rss, anon = (middle(rounds, name) for name in ("per_second", "rss_mb", "anon_mb"))
@@ -77,9 +77,10 @@ def idle_row(peer: str, idle: Idle) -> list[str]:
     return ["idle", peer, "", "", "", "", "", number(idle.rss_mb), number(idle.anon_mb), words]
 
 
-def judge(target: Target, ratio: float | None, p50: float | None, p99: float | None) -> str:
+def judge(target: Target, ratio: float | None, cpu: float | None, p50: float | None, p99: float | None) -> str:
     """Which of a case's targets are reached."""
-    found = [("x", target.cpu_ratio, ratio), ("p50", target.p50_us, p50), ("p99", target.p99_us, p99)]
+    found = [("x", target.cpu_ratio, ratio), ("CPU ms", target.cpu_ms, cpu)]
+    found += [("p50", target.p50_us, p50), ("p99", target.p99_us, p99)]
     return ", ".join(verdict(*each) for each in found if each[1] is not None)
 
 

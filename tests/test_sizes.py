@@ -18,11 +18,13 @@ TOO_LARGE: frozenset[str] = frozenset()
 
 
 def test_nothing_is_too_large() -> None:
-    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    found = {place: flaw for path in paths for place, flaw in too_large(path.relative_to(ROOT), path.read_text())}
-    grown = {place: flaw for place, flaw in found.items() if place not in TOO_LARGE}
+    # What a bench has installed lies in a folder with a dot.
+    found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    paths = [path for path in found if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
+    flaws = {place: flaw for path in paths for place, flaw in too_large(path.relative_to(ROOT), path.read_text())}
+    grown = {place: flaw for place, flaw in flaws.items() if place not in TOO_LARGE}
     assert not grown
-    assert not TOO_LARGE - set(found), "these are small enough now: take them from TOO_LARGE"
+    assert not TOO_LARGE - set(flaws), "these are small enough now: take them from TOO_LARGE"
 
 
 def too_large(path: Path, text: str) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 /* load: calls a gateway over loopback and measures it; prints one JSON object.
  *
  *   load --port N --path /v1/chat/completions --corpus FILE --connections N --seconds S [--warm S]
- *        [--rate N] [--calls N] [--stagger S] [--run NAME] [--header 'K: V']... [--bytes N] [--events N]
+ *        [--rate N] [--calls N] [--stagger S] [--run NAME] [--accept TYPE] [--header 'K: V']... [--bytes N] [--events N]
  *
  * Closed loop: every connection sends its next call when the last is answered. With --rate the calls are sent on a fixed
  * schedule over the connections that are free, and latency counts from the scheduled time, so that a stall is not hidden.
@@ -45,9 +45,9 @@ static struct {
     int port, connections, rate, events;
     long bytes, calls;
     double seconds, warm, stagger;
-    const char *path, *corpus, *run;
+    const char *path, *corpus, *run, *accept;
     char headers[1024];
-} want = {.connections = 1, .path = "/v1/chat/completions", .run = "r", .seconds = 1e9};
+} want = {.connections = 1, .path = "/v1/chat/completions", .run = "r", .accept = "application/json", .seconds = 1e9};
 
 static struct {
     uint32_t conversations, steps;
@@ -149,9 +149,9 @@ static void write_head(struct connection *c, const struct rollout *r) {
     if (slot) snprintf(path, sizeof path, "%.*s%s-%06u%s", (int)(slot - want.path), want.path, want.run, r->serial, slot + 3);
     else snprintf(path, sizeof path, "%s", want.path);
     int length = snprintf(c->head, sizeof c->head,
-                          "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAccept: application/json\r\nContent-Type: application/json\r\n"
+                          "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAccept: %s\r\nContent-Type: application/json\r\n"
                           "User-Agent: OpenAI/Python 3.52.0\r\n%sContent-Length: %zu\r\n\r\n",
-                          path, want.port, want.headers, length_of(c));
+                          path, want.port, want.accept, want.headers, length_of(c));
     c->out[0] = (struct iovec){c->head, length};
 }
 
@@ -302,7 +302,8 @@ static void options(int count, char **arguments) {
     static const struct option names[] = {
         {"port", 1, 0, 'p'},  {"path", 1, 0, 'P'}, {"corpus", 1, 0, 'c'}, {"connections", 1, 0, 'n'}, {"seconds", 1, 0, 's'},
         {"warm", 1, 0, 'w'},  {"rate", 1, 0, 'r'}, {"calls", 1, 0, 'N'},  {"stagger", 1, 0, 'g'},     {"run", 1, 0, 'R'},
-        {"header", 1, 0, 'h'}, {"bytes", 1, 0, 'b'}, {"events", 1, 0, 'e'}, {0}};
+        {"header", 1, 0, 'h'}, {"bytes", 1, 0, 'b'}, {"events", 1, 0, 'e'},
+        {"accept", 1, 0, 'a'}, {0}};
     for (int o; (o = getopt_long(count, arguments, "", names, NULL)) != -1;) {
         size_t used = strlen(want.headers);
         if (o == 'p') want.port = atoi(optarg);
@@ -318,6 +319,7 @@ static void options(int count, char **arguments) {
         else if (o == 'h') snprintf(want.headers + used, sizeof want.headers - used, "%s\r\n", optarg);
         else if (o == 'b') want.bytes = atol(optarg);
         else if (o == 'e') want.events = atoi(optarg);
+        else if (o == 'a') want.accept = optarg;
         else exit(2);
     }
     bool fits = want.connections > 0 && want.connections <= ROLLOUTS;

@@ -204,7 +204,7 @@ async def _asked(client: Client, rid: str, details: list[SpanDetail]) -> dict[st
 
 
 def tools(target: str, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List the tools that a rollout used, and which model call asked for each.
+    """List the tools that a rollout used, and what asked for each.
 
     Parameters
     ----------

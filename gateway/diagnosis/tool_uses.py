@@ -25,7 +25,7 @@ def tools_used(spans: Iterable[Span], exchange_of: Callable[[Span], Exchange | N
     runs: dict[str, tuple[Span, ToolRun]] = {}
     skipped = 0
     for span in spans:
-        if span.kind != "llm" and not _is_run(span):
+        if span.kind not in ("llm", "tool"):
             continue
         if len(calls) + len(runs) >= MOST_SPANS:
             skipped += 1
@@ -42,10 +42,6 @@ def tools_used(spans: Iterable[Span], exchange_of: Callable[[Span], Exchange | N
     found = [_on_server(link, *runs[link.run]) for link in links]
     found += [_inside(one, ends, begins) for one in implied_runs(asks, links)]
     return ToolList(tools=sorted(found, key=lambda use: (use.start_ns, use.span or 0)), skipped=skipped)
-
-
-def _is_run(span: Span) -> bool:
-    return span.kind == "tool" and span.dialect == "mcp"
 
 
 def _call(span: Span, exchange: Exchange) -> ModelCall:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import aiohttp
@@ -120,6 +121,8 @@ class AdapterKeeper:
                 # A server that has lost its adapters has lost those of pinned rollouts too, and may have refused some.
                 held = await asyncio.to_thread(pinned, self._tape, self._now_ns())
                 names += [served for served, (_, place) in versions.items() if place in held and served not in names]
+            if sum(versions[name][0].adapter is not None for name in names) > 1:
+                residency = replace(residency, slots=await engine.slots())
             done = await settle(engine, residency, names, present)
         except ServingError as error:
             self._say(upstream.name, str(error))

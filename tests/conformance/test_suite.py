@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conformance.peers import named
 from conformance.suite import UNFINISHED, Check, differences, failed, read
 
 STAMP = "2026-11-23T01-47-35-916Z"
@@ -58,3 +60,9 @@ def test_words_and_order_are_no_difference() -> None:
 )
 def test_differences_are_told_by_name(other: list[Check], sentences: list[str]) -> None:
     assert differences([LISTED], other) == sentences
+
+
+def test_names_what_differs_once() -> None:
+    ping, called = Check("ping", "ping", "Ping", "SUCCESS"), Check("call", "answered", "Answered", "SUCCESS")
+    fails = replace(called, status="FAILURE", message="no answer")
+    assert named([LISTED, ping, called], [LISTED, fails]) == {"call": ["answered (Answered)"], "ping": ["ping (Ping)"]}

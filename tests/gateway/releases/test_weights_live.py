@@ -89,6 +89,14 @@ async def test_a_version_that_will_not_load_is_a_failed_release_and_no_failed_ag
     assert traffic.failures == []
 
 
+async def test_too_few_slots_are_reported(traffic: Traffic, client: Client, vllm: FakeEngine, served: Gateway) -> None:
+    vllm.slots = 1
+    await client.add_version("policy", adapter(1))
+    await client.add_version("policy", adapter(2))
+    _ = await traffic.start("policy", "v2", policy(0.5))
+    await until(lambda: "2 adapters are needed at once and the server computes with 1 (--max-loras)" in served.log)
+
+
 async def test_a_server_that_was_restarted_gets_its_adapters_back(
     traffic: Traffic, client: Client, vllm: FakeEngine
 ) -> None:
