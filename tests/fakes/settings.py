@@ -14,7 +14,7 @@ Sections = dict[str, dict[str, Any]]
 
 def merged(given: Mapping[str, dict[str, Any]], more: Mapping[str, dict[str, Any]]) -> Sections:
     """Both, key by key; what is in both is as `more` has it."""
-    return {name: given.get(name, {}) | more.get(name, {}) for name in given.keys() | more.keys()}
+    return {name: given.get(name, {}) | more.get(name, {}) for name in {**given, **more}}
 
 
 def toml(sections: Mapping[str, dict[str, Any]]) -> str:
