@@ -1,7 +1,7 @@
 """Lives of a training run: whole `penstock train grpo` processes that begin in a moment, forked from one that has
 imported torch once.
 
-    async with begun(home, gateway.url) as life:
+    async with begun(home / "train.toml", gateway.url) as life:
         await life.said("step 1/3")
         life.kill()
         assert await life.ended() == -9
@@ -16,13 +16,13 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from fakes.process import PATHS, child
 
 
 def forkserver() -> ForkServerContext:
@@ -72,9 +72,7 @@ class Life:
 
     def child(self, word: bytes) -> int:
         """The process that it has started with this word in its command."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        (found,) = [int(child) for child in children if word in Path(f"/proc/{child}/cmdline").read_bytes()]
-        return found
+        return child(self.pid, word)
 
     def file_limit(self, size: int) -> None:
         """From now on no file of it grows beyond `size` bytes: writing fails as on a disk that is full."""
@@ -82,10 +80,10 @@ class Life:
 
 
 @asynccontextmanager
-async def begun(config: Path, gateway: str, **env: str) -> AsyncGenerator[Life]:
-    """A run with this `train.toml`, killed at the end if it has not ended."""
+async def begun(config: Path, gateway: str, *flags: str) -> AsyncGenerator[Life]:
+    """A run with this `train.toml` and these flags, killed at the end if it has not ended."""
     here, there = multiprocessing.Pipe(duplex=False)
-    process = forkserver().Process(target=_live, args=(config, gateway, env, there))
+    process = forkserver().Process(target=_live, args=(config, gateway, flags, there))
     process.start()
     there.close()
     output = asyncio.StreamReader()
@@ -104,7 +102,7 @@ async def begun(config: Path, gateway: str, **env: str) -> AsyncGenerator[Life]:
         print(life.text)
 
 
-def _live(config: Path, gateway: str, env: Mapping[str, str], output: Connection) -> None:
+def _live(config: Path, gateway: str, flags: Sequence[str], output: Connection) -> None:
     import torch
 
     from penstock.gateway.__main__ import main
@@ -116,7 +114,7 @@ def _live(config: Path, gateway: str, env: Mapping[str, str], output: Connection
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), **env}
+    os.environ["PYTHONPATH"] = PATHS
     sys.stderr = os.fdopen(2, "w", buffering=1)
     torch.set_num_threads(1)
-    main(["train", "grpo", str(config), "--gateway", gateway])
+    main(["train", "grpo", str(config), "--gateway", gateway, *flags])

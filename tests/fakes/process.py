@@ -21,6 +21,8 @@ import aiohttp
 
 PATIENCE = 60.0
 ROOT = Path(__file__).parents[2]
+PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+"""`PYTHONPATH` of a process that imports Penstock and these fakes."""
 ORDINARY = (str(ROOT / ".ci" / "ordinary"),)
 """What runs a command with an ordinary user's rights to files, whoever runs the tests."""
 
@@ -35,6 +37,22 @@ def upstream(name: str, base_url: str, dialect: str, key_env: str | None = None)
     """Configuration text for one upstream."""
     lines = [f'name = "{name}"', f'base_url = "{base_url}"', f'dialect = "{dialect}"']
     return "\n".join(["[[upstream]]", *lines, *([f'key_env = "{key_env}"'] if key_env else []), "", ""])
+
+
+def vllms(*urls: str, train: str | None = "true") -> str:
+    """Configuration text for upstreams of these base URLs: `vllm`, `vllm-2` and so on. Calls to the model `policy` go
+    to the first one; `train` is what their route says of training, None: there is no such route."""
+    names = ["vllm", *(f"vllm-{number}" for number in range(2, len(urls) + 1))]
+    made = "".join(upstream(name, url, "openai") for name, url in zip(names, urls, strict=True))
+    route = f'[[route]]\nmodel = "policy"\nupstream = "vllm"\ntrain = {train}\n'
+    return made if train is None else made + route
+
+
+def child(pid: int, word: bytes) -> int:
+    """The process that another one has started with this word in its command; words end with a zero."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (found,) = [int(one) for one in children if word in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return found
 
 
 @dataclass(slots=True)

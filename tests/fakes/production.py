@@ -1,28 +1,23 @@
 """What a trainer meets in production: agents that nobody queues, rewards that come when they come, and a vLLM whose
-tokens a tiny model knows. The trainer itself is a process of its own, forked from one that has imported torch once.
+tokens a tiny model knows.
 
     with tokens_of(300): ...                                # fakes.engine answers with token ids below 300
     shop = Shop(gateway, http, client)
     await shop.serve("r1"); await shop.reward("r1", 0.5)
-    with trainers() as start: process = start(train_toml, gateway.url, log)
 """
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import os
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from fakes import engine, vllm_wire
-from fakes.process import ROOT, Gateway
+from fakes.process import Gateway
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Json
@@ -30,16 +25,6 @@ from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Judgement
 
 PATIENCE = 90.0
-UPSTREAM = """
-[[upstream]]
-name = "vllm"
-base_url = "{url}"
-
-[[route]]
-model = "policy"
-upstream = "vllm"
-train = {train}
-"""
 
 
 @contextmanager
@@ -98,46 +83,3 @@ class Shop:
             async for change in changes:
                 if change.kind == kind:
                     yield change
-
-
-StartTrainer = Callable[[Path, str, Path], BaseProcess]
-
-
-@contextmanager
-def trainers() -> Generator[StartTrainer]:
-    """Starts `penstock train grpo CONFIG --online` with its output in a file; what runs is killed at the end."""
-    context = multiprocessing.get_context("forkserver")
-    started: list[BaseProcess] = []
-
-    def start(config: Path, url: str, log: Path) -> BaseProcess:
-        made = context.Process(target=_train, args=(config, url, log))
-        started.append(made)
-        made.start()
-        return made
-
-    with pytest.MonkeyPatch.context() as patch:
-        # What is imported once is found by this alone.
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
-        # Sums are made in the same order in every life.
-        patch.setenv("OMP_NUM_THREADS", "1")
-        context.set_forkserver_preload(["fakes.production", "penstock.trainer.runs.session"])
-        try:
-            yield start
-        finally:
-            for process in started:
-                process.kill()
-                process.join()
-
-
-def _train(config: Path, url: str, log: Path) -> None:
-    from penstock.gateway.client.console import Failure
-    from penstock.trainer.commands import grpo
-
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    try:
-        grpo(config, online=True, gateway=url)
-    except Failure as failure:
-        print(failure, flush=True)
-        raise SystemExit(failure.code) from None

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import aiohttp
+from fakes.workers import finish
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Json
-from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
-from penstock.gateway.model.rollout import Judgement
+from penstock.gateway.model.queue import Claim, ClaimRequest, RolloutSpec
 
 GOOD, BAD = "the water and the wheel", "tool tool tool"
 PER_GROUP = 4
@@ -44,6 +44,4 @@ async def _attend(client: Client, http: aiohttp.ClientSession, url: str, claim: 
     body = {"model": "base", "seed": seed, "messages": [question]}
     async with http.post(f"{url}{claim.address}/v1/chat/completions", json=body) as answer:
         assert answer.status == 200, await answer.text()
-    rewards = [Judgement(value=float(seed % 2 == 0), source="runner")]
-    asked = FinishRequest(worker="w", status="succeeded", rewards=rewards)
-    await client.finish(claim.rollout.id, claim.attempt.id, asked)
+    await finish(client, claim, float(seed % 2 == 0))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fakes.settings import merged
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -59,5 +60,4 @@ def config(path: Path, **sections: dict[str, Any]) -> Config:
         "engine": {"batch_tokens": 64},
         "optimiser": {"learning_rate": 0.01},
     }
-    names = given.keys() | sections.keys()
-    return Config.model_validate({name: given.get(name, {}) | sections.get(name, {}) for name in names})
+    return Config.model_validate(merged(given, sections))

@@ -15,17 +15,16 @@ import argparse
 import asyncio
 import hashlib
 import json
-import os
 import sys
 from collections import Counter
 from pathlib import Path
 
 from aiohttp import web
 from fakes.engine import FakeEngine
+from fakes.process import PATHS
 
 from penstock.gateway.demo.model import Json
 
-ROOT = Path(__file__).parents[2]
 VOCABULARY, TOKENS, PROMPT = 300, 6, 5
 """Of `fakes.tiny_model`; tokens of every answer and of every prompt."""
 
@@ -33,9 +32,8 @@ VOCABULARY, TOKENS, PROMPT = 300, 6, 5
 def install(home: Path) -> Path:
     """An executable that takes the arguments of vLLM's Python and is this."""
     path = home / "vllm-python"
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     # Its first two words are `-m vllm.entrypoints.openai.api_server`.
-    path.write_text(f'#!/bin/sh\nshift 2\nPYTHONPATH="{paths}" exec "{sys.executable}" -m fakes.vllm_process "$@"\n')
+    path.write_text(f'#!/bin/sh\nshift 2\nPYTHONPATH="{PATHS}" exec "{sys.executable}" -m fakes.vllm_process "$@"\n')
     path.chmod(0o755)
     return path
 

@@ -12,18 +12,14 @@ import pytest
 
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
-from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config, load
+from fakes.process import ROOT
+from fakes.settings import documented, read
 
-ROOT = Path(__file__).parents[2]
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.config import Config
+
 DOCS = ROOT / "docs" / "training.md"
 MODEL = '[model]\npath = "model"\n'
-
-
-def read(tmp_path: Path, text: str) -> Config:
-    path = tmp_path / "train.toml"
-    path.write_text(text)
-    return load(path)
 
 
 def sections() -> dict[str, Any]:
@@ -85,9 +81,7 @@ def test_every_setting_is_documented_and_exists() -> None:
 
 
 def test_the_documented_example_is_valid(tmp_path: Path) -> None:
-    found = re.search(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    assert read(tmp_path, found[1]).loss.kind == "ppo"
+    assert read(tmp_path, documented(DOCS)).loss.kind == "ppo"
 
 
 def test_a_wrong_configuration_is_refused_without_torch() -> None:

@@ -9,14 +9,12 @@ held against one that was not, number by number. A step is caught in its middle 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,187 +24,80 @@ import pytest_asyncio
 
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
-from fakes.lives import Life, begun
-from fakes.ports import steady_ports
-from fakes.process import Gateway, running
-from fakes.tiny_model import make_model
-from fakes.vllm_process import install
+from fakes.process import PATHS
+from fakes.settings import Sections
+from fakes.staging import GROUPS, RUNNER, SIZE, Learnt, Stage, staged
 
 from bench.procfs import tree
 from examples.lookup_model import write_model, write_tokenizer
-from penstock.gateway.client.client import Client
 from penstock.trainer.serving.restart import MOST_DEATHS
 
-ROOT = Path(__file__).parents[2]
-VLLM = ROOT / ".venv-vllm" / "bin" / "python"
 pytestmark = pytest.mark.timeout(600)
 
-STEPS, GROUPS, SIZE = 3, 2, 3
-RUNNER = ["--workers=6", "--callable=fakes.asking:agent", "--preload", "--reward=fakes.asking:reward"]
-LEARNT = ("reward", "loss", "entropy", "grad_norm", "tokens", "samples", "ratio", "mismatch_k1", "mismatch_max")
-"""Metrics that follow from what the rollouts said and from the weights, and from nothing else."""
-GATEWAY = """
-[[upstream]]
-name = "vllm"
-base_url = "http://127.0.0.1:{port}/v1"
-
-[[route]]
-model = "policy"
-upstream = "vllm"
-train = true
-"""
-TRAIN = """
-[run]
-name = "run"
-directory = "{home}/run"
-steps = {steps}
-checkpoint_every = 1
-
-[model]
-path = "{model}"
-rank = 4
-
-[rollouts]
-tasks = "{home}/tasks.jsonl"
-groups = {groups}
-group_size = {size}
-run = {run}
-
-[optimiser]
-learning_rate = 0.01
-
-[engine]
-batch_tokens = 512
-
-[inference]
-python = "{python}"
-port = {port}
-flags = {flags}
-"""
+STEPS = 3
 
 
-@dataclass(slots=True)
-class Stage:
-    """A run's surroundings."""
-
-    home: Path
-    gateway: Gateway
-    port: int
-
-    def life(self) -> AbstractAsyncContextManager[Life]:
-        """The same command, given once more."""
-        return begun(self.home / "train.toml", self.gateway.url)
-
-    @property
-    def client(self) -> Client:
-        return Client(self.gateway.url)
-
-    def hold(self, version: int) -> None:
-        """From now on this version does not answer."""
-        (self.home / "hold").write_text(f"policy@run.{version}")
-
-    def let_go(self) -> None:
-        """It does again."""
-        (self.home / "hold").unlink()
-
-    async def in_step(self, life: Life, step: int) -> None:
-        """Until every agent of a step waits for the version that does not answer."""
-        await life.said(rf"^step {step - 1}/{STEPS} ")
-        await self.waits()
-
-    async def waits(self) -> None:
-        """Until every agent of the step waits."""
-        async with aiohttp.ClientSession() as http:
-            while True:
-                with suppress(aiohttp.ClientError):
-                    async with http.get(f"http://127.0.0.1:{self.port}/held/{GROUPS * SIZE}") as answer:
-                        assert answer.status == 200
-                        return
-                # It is being started again.
-                await asyncio.sleep(0.05)
-
-    async def upstream(self) -> dict[str, Any]:
-        """How calls meet vLLM at the gateway."""
-        async with aiohttp.ClientSession() as http, http.get(f"{self.gateway.url}/api/upstreams") as answer:
-            return next(one for one in (await answer.json())["upstreams"] if one["name"] == "vllm")
-
-    async def learnt(self) -> list[dict[str, float | None]]:
-        """What every step came to."""
-        async with self.client as client:
-            return [{name: point.values[name] for name in LEARNT} async for point in client.points("run") if point.step]
-
-    async def told(self) -> str:
-        """How the run stands and what it said, newest first."""
-        async with self.client as client:
-            run = await client.run("run")
-            events = [event.text async for event in client.run_events("run")]
-        return "\n".join([run.status, run.message or "", *events])
+async def upstream(stage: Stage) -> dict[str, Any]:
+    """How calls meet vLLM at the gateway."""
+    async with aiohttp.ClientSession() as http, http.get(f"{stage.gateway.url}/api/upstreams") as answer:
+        return next(one for one in (await answer.json())["upstreams"] if one["name"] == "vllm")
 
 
-@asynccontextmanager
-async def staged(
-    home: Path, model: Path, run: list[str], python: Path | None = None, flags: list[str] | None = None
-) -> AsyncGenerator[Stage]:
-    """`run`: what the trainer starts its runner with; nothing: it starts none. `python`: of a real vLLM."""
-    (port,) = steady_ports(1)
-    (home / "tasks.jsonl").write_text("".join(json.dumps({"question": f"q{n}"}) + "\n" for n in range(4)))
-    words = {"home": home, "model": model, "python": python or install(home), "port": port, "run": run}
-    words["flags"] = flags or [f"--hold={home}/hold"]
-    (home / "train.toml").write_text(TRAIN.format(**words, steps=STEPS, groups=GROUPS, size=SIZE))
-    async with running(home / "gateway", GATEWAY.format(port=port)) as gateway:
-        yield Stage(home, gateway, port)
+async def told(stage: Stage) -> str:
+    """How the run stands and what it said, newest first."""
+    async with stage.client as client:
+        run = await client.run("run")
+        events = [event.text async for event in client.run_events("run")]
+    return "\n".join([run.status, run.message or "", *events])
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
+def begin(home: Path, model: Path, run: list[str], **sections: dict[str, Any]) -> AbstractAsyncContextManager[Stage]:
+    """`run`: what the trainer starts its runner with; nothing: it starts none."""
+    own: Sections = {
+        "run": {"checkpoint_every": 1},
+        "model": {"rank": 4},
+        "rollouts": {"run": run},
+        "engine": {"batch_tokens": 512},
+    }
+    return staged(home, model, STEPS, own | sections)
 
 
 @pytest.fixture
 async def stage(tmp_path: Path, model: Path) -> AsyncGenerator[Stage]:
-    async with staged(tmp_path, model, ["--lease=60s", *RUNNER]) as made:
+    async with begin(tmp_path, model, ["--lease=60s", *RUNNER]) as made:
         yield made
 
 
 @pytest.fixture
 async def alone(tmp_path: Path, model: Path) -> AsyncGenerator[Stage]:
     """Nobody runs agents unless the test does."""
-    async with staged(tmp_path, model, []) as made:
+    async with begin(tmp_path, model, []) as made:
         yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[dict[str, float | None]]:
+async def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Learnt:
     """What a run comes to that nothing happens to."""
-    async with staged(tmp_path_factory.mktemp("whole"), model, RUNNER) as stage:
-        async with stage.life() as life:
-            assert await life.ended() == 0
+    async with begin(tmp_path_factory.mktemp("whole"), model, RUNNER) as stage:
+        await stage.to_the_end()
         found = await stage.learnt()
     assert len(found) == STEPS
     assert all(step["loss"] and step["tokens"] == GROUPS * SIZE * 6 for step in found)
     return found
 
 
-Whole = list[dict[str, float | None]]
-
-
-async def to_the_end(stage: Stage) -> None:
-    async with stage.life() as life:
-        assert await life.ended() == 0
-
-
-async def test_a_trainer_that_is_killed_goes_on_where_it_was(stage: Stage, whole: Whole) -> None:
+async def test_a_trainer_that_is_killed_goes_on_where_it_was(stage: Stage, whole: Learnt) -> None:
     stage.hold(1)
     async with stage.life() as life:
         await stage.in_step(life, 2)
         life.signal(signal.SIGKILL)
         assert await life.ended() == -signal.SIGKILL
     stage.let_go()
-    await to_the_end(stage)
+    await stage.to_the_end()
     assert await stage.learnt() == whole
 
 
-async def test_a_trainer_that_is_stopped_says_so_and_goes_on(stage: Stage, whole: Whole) -> None:
+async def test_a_trainer_that_is_stopped_says_so_and_goes_on(stage: Stage, whole: Learnt) -> None:
     stage.hold(1)
     async with stage.life() as life:
         await stage.in_step(life, 2)
@@ -214,8 +105,8 @@ async def test_a_trainer_that_is_stopped_says_so_and_goes_on(stage: Stage, whole
         # Its runner lets the agents finish.
         stage.let_go()
         assert await life.ended() == 1
-    assert (await stage.told()).startswith("stopped\nstopped after step 1; the same command goes on")
-    await to_the_end(stage)
+    assert (await told(stage)).startswith("stopped\nstopped after step 1; the same command goes on")
+    await stage.to_the_end()
     assert await stage.learnt() == whole
 
 
@@ -223,9 +114,8 @@ async def test_a_trainer_that_is_stopped_says_so_and_goes_on(stage: Stage, whole
 async def runner(stage: Stage, lease: int) -> AsyncGenerator[asyncio.subprocess.Process]:
     """Somebody else's."""
     words = ["--watch", "--gateway", stage.gateway.url, f"--lease={lease}s", *RUNNER]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     made = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock", "run", *words), env=os.environ | {"PYTHONPATH": paths}
+        *(sys.executable, "-m", "penstock", "run", *words), env=os.environ | {"PYTHONPATH": PATHS}
     )
     try:
         yield made
@@ -235,7 +125,7 @@ async def runner(stage: Stage, lease: int) -> AsyncGenerator[asyncio.subprocess.
         await made.wait()
 
 
-async def test_a_vllm_that_is_killed_is_started_again_and_agents_wait(stage: Stage, whole: Whole) -> None:
+async def test_a_vllm_that_is_killed_is_started_again_and_agents_wait(stage: Stage, whole: Learnt) -> None:
     stage.hold(1)
     async with stage.life() as life:
         await stage.in_step(life, 2)
@@ -243,10 +133,10 @@ async def test_a_vllm_that_is_killed_is_started_again_and_agents_wait(stage: Sta
         stage.let_go()
         assert await life.ended() == 0
     assert await stage.learnt() == whole
-    assert "vLLM ended with -9 and is started again" in await stage.told()
-    upstream = await stage.upstream()
-    assert upstream["waited"] > 0
-    assert (upstream["refused"], upstream["paused"]) == (0, False)
+    assert "vLLM ended with -9 and is started again" in await told(stage)
+    found = await upstream(stage)
+    assert found["waited"] > 0
+    assert (found["refused"], found["paused"]) == (0, False)
 
 
 async def test_a_vllm_that_dies_all_the_time_ends_the_run(alone: Stage) -> None:
@@ -257,7 +147,7 @@ async def test_a_vllm_that_dies_all_the_time_ends_the_run(alone: Stage) -> None:
             os.kill(life.child(b"fakes.vllm_process"), signal.SIGKILL)
         assert await life.ended() == 1
         assert "vLLM has died 4 times in one step; the end of " in life.text
-    assert not (await alone.upstream())["paused"]
+    assert not (await upstream(alone))["paused"]
 
 
 async def test_an_upstream_that_the_gateway_does_not_have_is_named(alone: Stage) -> None:
@@ -268,7 +158,7 @@ async def test_an_upstream_that_the_gateway_does_not_have_is_named(alone: Stage)
         assert "penstock: inference.upstream: there is no upstream 'other'; it is the name of an" in life.text
 
 
-async def test_a_gateway_that_is_killed_is_waited_for(stage: Stage, whole: Whole) -> None:
+async def test_a_gateway_that_is_killed_is_waited_for(stage: Stage, whole: Learnt) -> None:
     stage.hold(1)
     async with stage.life() as life:
         await stage.in_step(life, 2)
@@ -291,21 +181,21 @@ async def test_a_trainer_that_is_stopped_does_not_wait_for_a_gateway_that_is_awa
         assert "stopped after step 0; the same command goes on" in life.text
 
 
-async def test_a_runner_of_ours_that_dies_stops_the_run(tmp_path: Path, model: Path, whole: Whole) -> None:
-    async with staged(tmp_path, model, ["--lease=10s", *RUNNER]) as stage:
+async def test_a_runner_of_ours_that_dies_stops_the_run(tmp_path: Path, model: Path, whole: Learnt) -> None:
+    async with begin(tmp_path, model, ["--lease=10s", *RUNNER]) as stage:
         stage.hold(1)
         async with stage.life() as life:
             await stage.in_step(life, 2)
             os.kill(life.child(b"penstock\0run"), signal.SIGKILL)
             assert await life.ended() == 1
             assert "penstock: the runner (rollouts.run) ended with -9; the end of " in life.text
-        assert (await stage.told()).startswith("failed\nthe runner (rollouts.run) ended with -9")
+        assert (await told(stage)).startswith("failed\nthe runner (rollouts.run) ended with -9")
         stage.let_go()
-        await to_the_end(stage)
+        await stage.to_the_end()
         assert await stage.learnt() == whole
 
 
-async def test_a_runner_elsewhere_that_dies_is_replaced_by_another(alone: Stage, whole: Whole) -> None:
+async def test_a_runner_elsewhere_that_dies_is_replaced_by_another(alone: Stage, whole: Learnt) -> None:
     alone.hold(1)
     async with alone.life() as life:
         async with runner(alone, lease=10) as first:
@@ -328,7 +218,7 @@ async def test_a_runner_elsewhere_that_dies_is_replaced_by_another(alone: Stage,
     ],
     ids=["adapter", "checkpoint"],
 )
-async def test_a_disk_that_is_full_stops_the_run(stage: Stage, whole: Whole, size: int, said: str) -> None:
+async def test_a_disk_that_is_full_stops_the_run(stage: Stage, whole: Learnt, size: int, said: str) -> None:
     stage.hold(1)
     async with stage.life() as life:
         await stage.in_step(life, 2)
@@ -338,8 +228,8 @@ async def test_a_disk_that_is_full_stops_the_run(stage: Stage, whole: Whole, siz
         assert re.search(said, life.text, re.MULTILINE), life.text
     found = sorted(path.name for path in (stage.home / "run").rglob("step-*") if path.is_dir())
     assert found == ["step-00000001"]
-    assert (await stage.told()).startswith("failed\n")
-    await to_the_end(stage)
+    assert (await told(stage)).startswith("failed\n")
+    await stage.to_the_end()
     assert await stage.learnt() == whole
 
 
@@ -349,17 +239,15 @@ def left(processes: list[int]) -> list[int]:
 
 
 @pytest.mark.timeout(1800)
-async def test_a_real_vllm_that_is_killed_is_started_again(tmp_path: Path) -> None:
+async def test_a_real_vllm_that_is_killed_is_started_again(tmp_path: Path, vllm_python: Path) -> None:
     """And what it says of its tokens is what the trainer computes: the adapters that it was given again are the right
     ones, and nothing of former ones is left in its caches."""
-    if not VLLM.exists():
-        pytest.skip("there is no vLLM here: `make install-vllm` installs it (3.4 GB)")
     model = tmp_path / "model"
     model.mkdir()
     write_tokenizer(model)
     write_model(model, seed=0)
     flags = ["--dtype=float32", "--enforce-eager", "--max-model-len=512", "--max-num-seqs=32"]
-    async with staged(tmp_path, model, RUNNER, VLLM, flags) as stage:
+    async with begin(tmp_path, model, RUNNER, inference={"python": vllm_python, "flags": flags}) as stage:
         async with stage.life() as life:
             await life.said(rf"^step 1/{STEPS} ")
             vllm = life.child(b"vllm.entrypoints")
@@ -368,7 +256,7 @@ async def test_a_real_vllm_that_is_killed_is_started_again(tmp_path: Path) -> No
             assert await life.ended() == 0
         async with stage.client as client:
             found = [point.values async for point in client.points("run") if point.step]
-        assert "vLLM ended with -9 and is started again" in await stage.told()
+        assert "vLLM ended with -9 and is started again" in await told(stage)
     assert [values["samples"] for values in found] == [GROUPS * SIZE] * STEPS
     assert [values["unscored"] for values in found] == [0] * STEPS
     assert all((values["mismatch_max"] or 0) < 1e-3 for values in found), found

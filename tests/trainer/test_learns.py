@@ -12,22 +12,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from fakes.process import ROOT, child
 
-ROOT = Path(__file__).parents[2]
-VLLM = ROOT / ".venv-vllm" / "bin" / "python"
 STEPS = 10
 
 
 @pytest.mark.timeout(2400)
-async def test_an_unmodified_agent_gets_better(tmp_path: Path) -> None:
+async def test_an_unmodified_agent_gets_better(tmp_path: Path, vllm_python: Path) -> None:
     """Killed in the middle, it goes on, and ends as if nothing had been."""
     pytest.importorskip("torch", reason="there is no torch here: `make install-train`, `make test-train`")
-    if not VLLM.exists():
-        pytest.skip("there is no vLLM here: `make install-vllm` installs it (3.4 GB)")
     async with demo(tmp_path) as first:
         await said(first, rf"step {STEPS // 2}/{STEPS}  ")
-        (trainer,) = [pid for pid in children(first.pid) if b"train\0grpo" in command(pid)]
-        os.kill(trainer, signal.SIGKILL)
+        os.kill(child(first.pid, b"train\0grpo"), signal.SIGKILL)
         assert await first.wait() != 0
     async with demo(tmp_path) as second:
         told = await said(second, r"held-out questions .* by step: (.*)")
@@ -66,13 +62,3 @@ async def said(process: asyncio.subprocess.Process, pattern: str) -> re.Match[st
         if match := re.search(pattern, lines[-1]):
             return match
     raise AssertionError("it ended:\n" + "".join(lines[-40:]))
-
-
-def children(pid: int) -> list[int]:
-    """Processes that a process has started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def command(pid: int) -> bytes:
-    """Its command, words ended by zeros."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes()

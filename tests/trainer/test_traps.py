@@ -21,14 +21,15 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 from aiohttp import web
 from conftest import StartGateway
 from fakes.engine import CHAT, FakeEngine, fault, serving
-from fakes.process import Gateway
-from fakes.tiny_model import config, make_model
+from fakes.process import Gateway, vllms
+from fakes.tiny_model import config
 from fakes.vllm_process import TOKENS, answered, numbers
+from fakes.workers import beside, finish
 from pydantic import ValidationError
 
 from penstock.adapters.samples import Options
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest
+from penstock.gateway.model.queue import Claim, ClaimRequest
 from penstock.gateway.model.rollout import Judgement
 from penstock.trainer.data.collect import Collector
 from penstock.trainer.data.tasks import Task
@@ -36,16 +37,6 @@ from penstock.trainer.engines.local import Engine
 from penstock.trainer.mathematics.update import learn
 from penstock.trainer.serving.publish import Publisher
 
-GATEWAY = """
-[[upstream]]
-name = "vllm"
-base_url = "{url}/v1"
-
-[[route]]
-model = "policy"
-upstream = "vllm"
-train = true
-"""
 TRAPS = (
     "nothing", "equal", "unjudged", "not_a_number", "late", "long", "refused", "empty", "aborted", "left", "parallel",
 )  # fmt: skip
@@ -87,7 +78,7 @@ async def vllm() -> AsyncGenerator[Trapped]:
 
 @pytest.fixture
 async def served(start_gateway: StartGateway, vllm: FakeEngine) -> Gateway:
-    return await start_gateway(GATEWAY.format(url=vllm.url))
+    return await start_gateway(vllms(vllm.openai_url))
 
 
 class Agent:
@@ -129,9 +120,7 @@ class Agent:
             self.later.append(lambda: self.client.reward(claim.rollout.id, claim.attempt.id, judged))
         if trap == "late" or (met and trap in ("unjudged", "not_a_number")):
             given = []
-        rewards = [Judgement(value=value, source="runner") for value in given]
-        asked = FinishRequest(worker="w", status="succeeded", rewards=rewards)
-        await self.client.finish(claim.rollout.id, claim.attempt.id, asked)
+        await finish(self.client, claim, *given)
 
     async def ask(self, claim: Claim, text: str, status: int) -> None:
         body = {"model": "policy", "messages": [{"role": "user", "content": text}]}
@@ -159,25 +148,23 @@ class Agent:
 
 
 async def test_every_trap_in_one_step(
-    served: Gateway, vllm: Trapped, http: aiohttp.ClientSession, tmp_path: Path
+    served: Gateway, client: Client, vllm: Trapped, http: aiohttp.ClientSession, model: Path
 ) -> None:
     tasks = [Task(number, {"trap": trap}) for number, trap in enumerate(TRAPS)]
-    async with Client(served.url) as client:
-        publisher = Publisher(client, "policy", "vllm", "base", "run")
-        await publisher.begin()
-        await publisher.register("run.0", Path("/adapters/run.0"), None, "")
-        await publisher.train_on("run.0")
-        collector = Collector(client, "run", Options(model="policy"))
-        following = asyncio.ensure_future(collector.run())
+    publisher = Publisher(client, "policy", "vllm", "base", "run")
+    await publisher.begin()
+    await publisher.register("run.0", Path("/adapters/run.0"), None, "")
+    await publisher.train_on("run.0")
+    collector = Collector(client, "run", Options(model="policy"))
+    async with beside(collector.run()):
         order = await collector.order("train", "1", 1, tasks, 3, 600.0)
         agent = Agent(served, http, client, vllm)
         found, _ = await asyncio.gather(collector.gather(order, 600.0), agent.work(len(order.names)))
-        following.cancel()
     # What never comes to a sample, call by call.
     left_out = {"no_reward": 2, "empty": 1, "interrupted": 1, "cancelled": 1, "error": 1}
     assert found.report.reasons == left_out
     assert found.report.notes == {"late_reward": 3}
-    engine = Engine(config(make_model(tmp_path), engine={"batch_tokens": 100}))
+    engine = Engine(config(model, engine={"batch_tokens": 100}))
     before = {name: one.clone() for name, one in engine.model.trained.items()}
     metrics = learn(engine, found.samples, lambda _: 0, engine.config)
     dropped = {name: value for name, value in metrics.items() if name.startswith("dropped/") and value}

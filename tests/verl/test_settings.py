@@ -8,8 +8,10 @@ import pytest
 
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-verl`")
 
+from fakes.process import ROOT
+from fakes.settings import documented, read
+
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import load
 
 MODEL, VERL = '[model]\npath = "model"\n', '[engine]\nkind = "verl"\n'
 
@@ -25,15 +27,10 @@ MODEL, VERL = '[model]\npath = "model"\n', '[engine]\nkind = "verl"\n'
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, problem: str) -> None:
-    path = tmp_path / "train.toml"
-    path.write_text(text)
     with pytest.raises(ConfigError, match=problem):
-        load(path)
+        read(tmp_path, text)
 
 
 def test_the_documented_recipe_is_valid(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "scale-out.md"
-    path = tmp_path / "train.toml"
-    path.write_text(page.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0])
-    engine = load(path).engine
+    engine = read(tmp_path, documented(ROOT / "docs" / "scale-out.md")).engine
     assert (engine.kind, engine.ranks, engine.nodes, engine.ray) == ("verl", 16, 2, "auto")

@@ -11,12 +11,13 @@ import aiohttp
 import pytest
 from fakes.engine import LOAD, FakeEngine, Planned
 from fakes.process import Gateway
+from fakes.workers import beside, finish
 
 from penstock.adapters.samples import Options
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest
-from penstock.gateway.model.rollout import Judgement, RolloutStatus
+from penstock.gateway.model.queue import Claim, ClaimRequest
+from penstock.gateway.model.rollout import RolloutStatus
 from penstock.trainer.data.collect import CollectError, Collector
 from penstock.trainer.data.tasks import Task
 from penstock.trainer.serving.publish import Publisher, PublishError
@@ -24,23 +25,12 @@ from penstock.trainer.serving.publish import Publisher, PublishError
 TASKS = [Task(number, {"n": number}) for number in range(3)]
 
 
-@pytest.fixture
-async def client(served: Gateway) -> AsyncGenerator[Client]:
-    async with Client(served.url) as made:
-        yield made
-
-
 @asynccontextmanager
 async def collecting(client: Client) -> AsyncGenerator[Collector]:
     """A collector that follows what happens."""
     made = Collector(client, "run", Options())
-    following = asyncio.ensure_future(made.run())
-    try:
+    async with beside(made.run()):
         yield made
-    finally:
-        following.cancel()
-        with suppress(asyncio.CancelledError):
-            await following
 
 
 @pytest.fixture
@@ -77,9 +67,7 @@ class Worker:
         async with self.http.post(f"{self.served.url}{claim.address}/v1/chat/completions", json=body) as answer:
             assert answer.status == 200, await answer.text()
             self.models.append((await answer.json())["choices"][0]["message"]["content"])
-        rewards = [] if reward is None else [Judgement(value=reward, source="runner")]
-        asked = FinishRequest(worker="w", status="succeeded", rewards=rewards)
-        await self.client.finish(claim.rollout.id, claim.attempt.id, asked)
+        await finish(self.client, claim, *([] if reward is None else [reward]))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,15 @@ import pytest
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
 from conftest import StartGateway
-from fakes.engine import FakeEngine, Planned, engine
-from fakes.production import UPSTREAM, Shop, tokens_of
-from fakes.tiny_model import VOCABULARY, config
+from fakes.engine import FakeEngine, Planned
+from fakes.process import vllms
+from fakes.production import Shop
+from fakes.settings import merged
+from fakes.tiny_model import config
+from fakes.workers import beside, finish
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.model.queue import Claim, ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import Decision, NewRelease
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.toml import ConfigError
@@ -30,33 +33,26 @@ from penstock.trainer.data.production import Traffic
 from penstock.trainer.data.taken_log import Taken
 from penstock.trainer.serving.publish import AT_ONCE, PRODUCTION, Publisher
 
+pytestmark = pytest.mark.usefixtures("small_tokens")
 CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture
-async def vllm() -> AsyncGenerator[FakeEngine]:
-    with tokens_of(VOCABULARY):
-        async with engine() as made:
-            yield made
-
-
-@pytest.fixture
-async def shop(start_gateway: StartGateway, vllm: FakeEngine, http: aiohttp.ClientSession) -> AsyncGenerator[Shop]:
-    gateway = await start_gateway(UPSTREAM.format(url=vllm.openai_url, train="true"))
-    async with Client(gateway.url) as client:
-        made = Publisher(client, "policy", "vllm", "base", "run")
-        await made.begin()
-        await made.register("run.0", Path("/adapters/run.0"), None, "")
-        yield Shop(gateway, http, client)
+async def shop(shop: Shop) -> Shop:
+    """With the first version of a run, which production does not get."""
+    made = Publisher(shop.client, "policy", "vllm", "base", "run")
+    await made.begin()
+    await made.register("run.0", Path("/adapters/run.0"), None, "")
+    return shop
 
 
 class Learner:
     """A run without its learning."""
 
     def __init__(self, shop: Shop, home: Path, **sections: dict[str, Any]) -> None:
-        own: dict[str, dict[str, Any]] = {"run": {"name": "run"}, "online": {"batch_rollouts": 4, "quiet_seconds": 0.0}}
+        own = {"run": {"name": "run"}, "online": {"batch_rollouts": 4, "quiet_seconds": 0.0}}
         self.directory = home / "taken"
-        settings = config(home, **{name: own.get(name, {}) | sections.get(name, {}) for name in {**own, **sections}})
+        settings = config(home, **merged(own, sections))
         self.traffic = Traffic(shop.client, settings, Taken(self.directory))
         self.told: list[str] = []
 
@@ -78,13 +74,8 @@ class Learner:
 @asynccontextmanager
 async def learner(shop: Shop, home: Path, **sections: dict[str, Any]) -> AsyncGenerator[Learner]:
     made = Learner(shop, home, **sections)
-    following = asyncio.ensure_future(made.traffic.run())
-    try:
+    async with beside(made.traffic.run()):
         yield made
-    finally:
-        following.cancel()
-        with suppress(asyncio.CancelledError):
-            await following
 
 
 def names(*numbers: int) -> list[str]:
@@ -217,10 +208,7 @@ async def test_groups_of_the_queue_are_compared_where_it_is_told_so(shop: Shop, 
         return claim
 
     async def done(name: str, value: float, group: str | None) -> None:
-        claim = await begun(name, group)
-        rewards = [Judgement(value=value, source="runner")]
-        asked = FinishRequest(worker="w", status="succeeded", rewards=rewards)
-        await shop.client.finish(claim.rollout.id, claim.attempt.id, asked)
+        await finish(shop.client, await begun(name, group), value)
 
     async with learner(
         shop, tmp_path, online={"grouped": True, "batch_rollouts": 2}, rollouts={"group_size": 2}
@@ -237,8 +225,7 @@ async def test_groups_of_the_queue_are_compared_where_it_is_told_so(shop: Shop, 
         assert found.rewards == {"good": [0.0, 1.0]}
         assert any("it is of no group, and online.grouped is set" in text for text in run.told)
         await done("q6", 0.9, "good")
-        asked = FinishRequest(worker="w", status="succeeded")
-        await shop.client.finish("running", running.attempt.id, asked)
+        await finish(shop.client, running)
         found = await run.step(2)
         assert (sorted(run.of(2)), found.figures) == (["q6", "running"], {})
 
@@ -246,7 +233,7 @@ async def test_groups_of_the_queue_are_compared_where_it_is_told_so(shop: Shop, 
 async def test_what_cannot_be_trained_on_is_said_once(
     start_gateway: StartGateway, vllm: FakeEngine, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
-    gateway = await start_gateway(UPSTREAM.format(url=vllm.openai_url, train="false"))
+    gateway = await start_gateway(vllms(vllm.openai_url, train="false"))
     async with Client(gateway.url) as client:
         publisher = Publisher(client, "policy", "vllm", "base", "run")
         await publisher.begin()

@@ -42,11 +42,6 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_model(tmp_path_factory.mktemp("model"), request.param)
 
 
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
 def full(path: Path, **sections: Any) -> Config:
     return config(path, **({"model": FULL} | sections))
 
@@ -101,29 +96,29 @@ def test_gradients_are_those_of_the_plain_loop(path: Path, layout: str) -> None:
         close(found, expected)
 
 
-def test_checkpointed_activations_change_nothing(qwen: Path) -> None:
+def test_checkpointed_activations_change_nothing(model: Path) -> None:
     examples = random_examples(6, VOCABULARY)
-    kept = gradients(Engine(config(qwen)), examples, 64, "packed")
-    again = Engine(config(qwen, engine={"gradient_checkpointing": True}))
+    kept = gradients(Engine(config(model)), examples, 64, "packed")
+    again = Engine(config(model, engine={"gradient_checkpointing": True}))
     close(gradients(again, examples, 64, "packed")[0], kept[0])
 
 
-def test_attention_is_the_same_by_hand(qwen: Path) -> None:
+def test_attention_is_the_same_by_hand(model: Path) -> None:
     (batch,) = micro_batches(random_examples(6, VOCABULARY), 4096, "packed")
-    engine = Engine(config(qwen))
+    engine = Engine(config(model))
     chosen = engine.logprobs(batch)
     network: Any = engine.model.network
     network.set_attn_implementation("eager")
     assert torch.allclose(chosen, engine.logprobs(batch), atol=1e-5)
 
 
-def test_merged_and_unmerged_samples_give_the_same_loss(qwen: Path) -> None:
+def test_merged_and_unmerged_samples_give_the_same_loss(model: Path) -> None:
     """A rollout of two calls, as one sample and as two: the second's prompt holds all of the first."""
     merged = [sample("a", 1.0, [5, 6], [7, 8, 9], [10], [11])]
     apart = [sample("a", 1.0, [5, 6], [7, 8, 9]), sample("a", 1.0, [5, 6, 7, 8, 9, 10], [11], first=2)]
     other = [sample("b", 0.0, [5, 6], [20, 21])]
     for kind in ("ppo", "gspo", "cispo", "pg"):
-        engine = Engine(config(qwen, loss={"kind": kind, "correction": "sequence", "kl": 0.1}))
+        engine = Engine(config(model, loss={"kind": kind, "correction": "sequence", "kl": 0.1}))
         engine.step(micro_batches(random_examples(4, VOCABULARY), 64, "packed"), engine.policy())
         found = [
             gradients(engine, credit([*samples, *other], Advantage()).examples, 64, "packed")
@@ -133,14 +128,14 @@ def test_merged_and_unmerged_samples_give_the_same_loss(qwen: Path) -> None:
         close(found[1][0], found[0][0])
 
 
-def test_what_is_masked_has_no_gradient_at_all(qwen: Path) -> None:
+def test_what_is_masked_has_no_gradient_at_all(model: Path) -> None:
     """Whatever stands there, nan included: bit for bit the same gradients, and none at the logits before it."""
     one = example("a", [1, 2], [3, 4, 5, 6], [1, 0, 0, 1], advantages=[1, 0, 0, 1])
     nan = float("nan")
     odd = replace(
         one, advantages=np.array([1, nan, 1e30, 1], np.float32), behaviour=np.array([-1, nan, 9, -1], np.float32)
     )
-    engine = Engine(full(qwen))
+    engine = Engine(full(model))
     first, second = (gradients(engine, [given], 64, "packed")[0] for given in (one, odd))
     assert all(torch.equal(first[name], second[name]) for name in first)
     seen: list[Tensor] = []
@@ -159,8 +154,8 @@ def test_what_is_masked_has_no_gradient_at_all(qwen: Path) -> None:
     assert reached.tolist() == [[True, False, True], [False, True, False]]
 
 
-def test_a_group_that_teaches_nothing_changes_nothing(qwen: Path) -> None:
-    engine = Engine(config(qwen))
+def test_a_group_that_teaches_nothing_changes_nothing(model: Path) -> None:
+    engine = Engine(config(model))
     before = {name: one.clone() for name, one in engine.model.trained.items()}
     zero = [replace(one, advantages=np.zeros_like(one.advantages)) for one in random_examples(4, VOCABULARY)]
     report = engine.step(micro_batches(zero, 64, "packed"), engine.policy())
@@ -168,8 +163,8 @@ def test_a_group_that_teaches_nothing_changes_nothing(qwen: Path) -> None:
     assert all(torch.equal(before[name], one) for name, one in engine.model.trained.items())
 
 
-def test_a_gradient_that_is_not_finite_is_skipped(qwen: Path) -> None:
-    engine = Engine(config(qwen))
+def test_a_gradient_that_is_not_finite_is_skipped(model: Path) -> None:
+    engine = Engine(config(model))
     before = {name: one.clone() for name, one in engine.model.trained.items()}
     bad = [example("a", [1], [2, 3], [1, 1], advantages=[float("inf"), 1])]
     report = engine.step(micro_batches(bad, 64, "packed"), engine.policy())
@@ -179,8 +174,8 @@ def test_a_gradient_that_is_not_finite_is_skipped(qwen: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["lora", "full"])
-def test_the_reference_stays_what_the_model_was(qwen: Path, weights: str) -> None:
-    engine = Engine(config(qwen, model={"weights": weights}, loss={"kl": 0.1}))
+def test_the_reference_stays_what_the_model_was(model: Path, weights: str) -> None:
+    engine = Engine(config(model, model={"weights": weights}, loss={"kl": 0.1}))
     (batch,) = micro_batches(random_examples(4, VOCABULARY), 4096, "packed")
     first = engine.logprobs(batch)
     assert torch.equal(engine.model.reference(batch), first)
@@ -190,24 +185,24 @@ def test_the_reference_stays_what_the_model_was(qwen: Path, weights: str) -> Non
     assert not torch.allclose(engine.logprobs(batch), first)
 
 
-def test_a_later_update_is_against_the_start_of_the_step(qwen: Path) -> None:
-    engine = Engine(config(qwen, optimiser={"learning_rate": 0.05, "updates": 2}))
+def test_a_later_update_is_against_the_start_of_the_step(model: Path) -> None:
+    engine = Engine(config(model, optimiser={"learning_rate": 0.05, "updates": 2}))
     batches = engine.prepared(micro_batches(random_examples(4, VOCABULARY), 64, "packed"), old=True)
     assert engine.step(batches, engine.policy())["ratio_max"] == pytest.approx(1, abs=1e-5)
     assert engine.step(batches, engine.policy())["ratio_max"] > 1.01
 
 
-def test_an_adapter_loads_in_peft_with_the_same_logits(qwen: Path, tmp_path: Path) -> None:
-    engine = Engine(config(qwen))
+def test_an_adapter_loads_in_peft_with_the_same_logits(model: Path, tmp_path: Path) -> None:
+    engine = Engine(config(model))
     engine.save_adapter(tmp_path / "v0")
     ids = torch.arange(12)[None] + 40
-    base = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     plain = base(ids).logits
     # The first version changes nothing: it is the base under another name.
     assert torch.equal(PeftModel.from_pretrained(base, str(tmp_path / "v0"))(ids).logits, plain)
     engine.step(micro_batches(random_examples(4, VOCABULARY), 64, "packed"), engine.policy())
     engine.save_adapter(tmp_path / "v1")
-    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(qwen), str(tmp_path / "v1"))
+    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(tmp_path / "v1"))
     engine.model.network.eval()
     assert torch.equal(again(ids).logits, engine.model.network(ids).logits)
     assert not torch.allclose(again(ids).logits, plain)
@@ -223,12 +218,12 @@ def test_an_adapter_loads_in_peft_with_the_same_logits(qwen: Path, tmp_path: Pat
         engine.save_adapter(tmp_path / "v1")
 
 
-def test_training_goes_on_from_an_adapter(qwen: Path, tmp_path: Path) -> None:
-    first = Engine(config(qwen))
+def test_training_goes_on_from_an_adapter(model: Path, tmp_path: Path) -> None:
+    first = Engine(config(model))
     (batch,) = micro_batches(random_examples(4, VOCABULARY), 4096, "packed")
     first.step([batch], first.policy())
     first.save_adapter(tmp_path / "v1")
-    second = Engine(config(qwen, model={"adapter": tmp_path / "v1"}))
+    second = Engine(config(model, model={"adapter": tmp_path / "v1"}))
     assert torch.equal(second.logprobs(batch), first.logprobs(batch))
     second.step([batch], second.policy())
     assert not torch.equal(second.logprobs(batch), first.logprobs(batch))
@@ -251,10 +246,10 @@ def test_a_whole_model_loads_with_the_same_logits(tmp_path: Path, weights: str, 
 
 
 @pytest.mark.parametrize("weights", ["lora", "full"])
-def test_bfloat16_computes_alike_and_trains_in_float32(qwen: Path, tmp_path: Path, weights: str) -> None:
-    engine = Engine(config(qwen, model={"weights": weights}, engine={"dtype": "bfloat16"}))
+def test_bfloat16_computes_alike_and_trains_in_float32(model: Path, tmp_path: Path, weights: str) -> None:
+    engine = Engine(config(model, model={"weights": weights}, engine={"dtype": "bfloat16"}))
     (batch,) = micro_batches(random_examples(6, VOCABULARY), 4096, "packed")
-    exact = Engine(config(qwen)).logprobs(batch)
+    exact = Engine(config(model)).logprobs(batch)
     assert float((engine.logprobs(batch) - exact).abs().mean()) < 0.1
     assert engine.step([batch], engine.policy())["skipped"] == 0
     assert {one.dtype for one in engine.model.trained.values()} == {torch.float32}
@@ -263,11 +258,11 @@ def test_bfloat16_computes_alike_and_trains_in_float32(qwen: Path, tmp_path: Pat
     assert json.loads((tmp_path / "made" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_a_temperature_is_that_of_the_rollouts(qwen: Path) -> None:
+def test_a_temperature_is_that_of_the_rollouts(model: Path) -> None:
     (batch,) = micro_batches([example("a", [1, 2], [3], [1])], 64, "packed")
-    logits = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32)(torch.tensor([[1, 2]])).logits[0, -1]
+    logits = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(torch.tensor([[1, 2]])).logits[0, -1]
     expected = torch.log_softmax(logits / 0.5, -1)[3].item()
-    engine = Engine(config(qwen, rollouts={"temperature": 0.5}))
+    engine = Engine(config(model, rollouts={"temperature": 0.5}))
     assert engine.logprobs(batch).item() == pytest.approx(expected, abs=1e-5)
 
 
@@ -293,21 +288,21 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
         Engine(config(make_model(tmp_path / "m"), model={"adapter": tmp_path}))
 
 
-def test_the_learning_rate_follows_its_schedule(qwen: Path) -> None:
+def test_the_learning_rate_follows_its_schedule(model: Path) -> None:
     def rates(kind: Any) -> list[float]:
         return [schedule(Optimiser(schedule=kind, warmup=2), step, 6) for step in range(7)]
 
     assert rates("constant") == [0.5, 1, 1, 1, 1, 1, 1]
     assert rates("linear") == [0.5, 1, 1, 0.75, 0.5, 0.25, 0]
     assert rates("cosine") == pytest.approx([0.5, 1, 1, 0.853553, 0.5, 0.146447, 0], abs=1e-6)
-    engine = Engine(config(qwen, optimiser={"warmup": 4}))
+    engine = Engine(config(model, optimiser={"warmup": 4}))
     batches = micro_batches(random_examples(2, VOCABULARY), 64, "packed")
     found = [engine.step(batches, engine.policy())["learning_rate"] for _ in range(3)]
     assert found == pytest.approx([0.0025, 0.005, 0.0075])
 
 
-def test_a_policy_gradient_makes_what_was_good_likelier(qwen: Path) -> None:
-    engine = Engine(config(qwen))
+def test_a_policy_gradient_makes_what_was_good_likelier(model: Path) -> None:
+    engine = Engine(config(model))
     samples = [sample("good", 1.0, [5, 6], [7, 8, 9]), sample("bad", 0.0, [5, 6], [20, 21])]
     batches = micro_batches(credit(samples, Advantage()).examples, 64, "packed")
     before = engine.logprobs(batches[0])

@@ -6,29 +6,30 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
-from conftest import StartGateway
-from fakes.engine import FakeEngine, engine
+from fakes.engine import FakeEngine
+from fakes.lives import Life, begun
 from fakes.process import ROOT, Gateway
-from fakes.production import PATIENCE, UPSTREAM, Shop, StartTrainer, tokens_of, trainers
-from fakes.tiny_model import VOCABULARY, make_model
+from fakes.production import PATIENCE, Shop
+from fakes.settings import Sections, toml
+from fakes.staging import write_tasks
+from fakes.workers import finish
 from openai import AsyncOpenAI
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.queue import ClaimRequest, Event, FinishRequest
+from penstock.gateway.model.queue import ClaimRequest, Event
 from penstock.gateway.model.release import Decision, Release
-from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.run import Run
 from penstock.trainer.config import load
 from penstock.trainer.data.taken_log import Taken
@@ -38,62 +39,9 @@ from penstock.trainer.runs.display import Lines
 from penstock.trainer.runs.report import Reporter
 
 # Trainers that start again and again, each with a model to load.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("small_tokens")]
 
 POLICY = 'replayed = "skip"\nshadowed = "skip"\nmargin_absolute = 0.5\n[[stages]]\nsplit = 0.5\nrollouts = 1000\n'
-TRAIN = """\
-[run]
-name = "run"
-directory = "{home}/run"
-steps = {steps}
-checkpoint_every = {keep}
-
-[model]
-path = "{model}"
-rank = 4
-
-[advantage]
-estimator = "reinforce++"
-
-[optimiser]
-learning_rate = 0.01
-
-[engine]
-batch_tokens = 512
-
-[inference]
-urls = ["{vllm}"]
-
-[publish]
-release = "auto"
-policy = "{home}/policy.toml"
-
-[online]
-batch_rollouts = 4
-quiet_seconds = 0.0
-max_drop = 0.1
-
-[evaluate]
-every = {every}
-"""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def start_trainer() -> Generator[StartTrainer]:
-    with trainers() as start:
-        yield start
-
-
-@pytest.fixture
-async def vllm() -> AsyncGenerator[FakeEngine]:
-    with tokens_of(VOCABULARY):
-        async with engine() as made:
-            yield made
 
 
 @dataclass
@@ -102,29 +50,33 @@ class Story:
 
     shop: Shop
     home: Path
-    start_trainer: StartTrainer
-    process: BaseProcess | None = None
+    lives: AsyncExitStack
+    """All that it has had, and killed when the test is over."""
+    life: Life | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Starts the trainer, or starts it again."""
-        self.process = self.start_trainer(self.home / "train.toml", self.shop.gateway.url, self.home / "log")
+        self.life = await self.lives.enter_async_context(
+            begun(self.home / "train.toml", self.shop.gateway.url, "--online")
+        )
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """As a crash would."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.join()
+        assert self.life is not None
+        self.life.signal(signal.SIGKILL)
+        await self.life.ended()
 
-    async def ended(self) -> int | None:
+    async def ended(self) -> int:
         """How it ended."""
-        assert self.process is not None
-        await asyncio.to_thread(self.process.join, PATIENCE)
-        assert self.process.exitcode is not None, self.log
-        return self.process.exitcode
+        assert self.life is not None
+        async with asyncio.timeout(PATIENCE):
+            return await self.life.ended()
 
     @property
     def log(self) -> str:
-        return (self.home / "log").read_text()
+        """What this life has said, as far as it was read."""
+        assert self.life is not None
+        return self.life.text
 
     async def run(self) -> Run | None:
         """As it is on the tape."""
@@ -180,9 +132,7 @@ class Story:
         for reward in rewards:
             asked = ClaimRequest(worker="w", modes=["val"], wait_s=60)
             (claim,) = (await self.shop.client.claim(asked)).claims
-            judged = [Judgement(value=reward, source="runner")]
-            end = FinishRequest(worker="w", status="succeeded", rewards=judged)
-            await self.shop.client.finish(claim.rollout.id, claim.attempt.id, end)
+            await finish(self.shop.client, claim, reward)
 
     def taken(self) -> dict[int, list[str]]:
         """The rollouts of each step."""
@@ -194,36 +144,35 @@ class Story:
 class Begin:
     """Makes stories."""
 
-    def __init__(self, shop: Shop, vllm: FakeEngine, home: Path, model: Path, start: StartTrainer) -> None:
-        self.shop, self.vllm, self.home, self.model, self.start = shop, vllm, home, model, start
+    def __init__(self, shop: Shop, vllm: FakeEngine, home: Path, model: Path, lives: AsyncExitStack) -> None:
+        self.shop, self.vllm, self.home, self.model, self.lives = shop, vllm, home, model, lives
 
     async def __call__(self, steps: int, evaluate: int = 0, keep: int = 1) -> Story:
         """A trainer that has started. `evaluate`, `keep`: steps between evaluations, and between checkpoints."""
-        text = TRAIN.format(
-            home=self.home, steps=steps, model=self.model, vllm=self.vllm.openai_url,
-            every=evaluate or 1000, keep=keep,
-        )  # fmt: skip
-        (self.home / "tasks.jsonl").write_text('{"question": 1}\n')
+        write_tasks(self.home, "1")
         (self.home / "policy.toml").write_text(POLICY)
-        (self.home / "train.toml").write_text(text + f'tasks = "{self.home}/tasks.jsonl"\n' * bool(evaluate))
-        made = Story(self.shop, self.home, self.start)
-        made.start()
+        given: Sections = {
+            "run": {"name": "run", "directory": self.home / "run", "steps": steps, "checkpoint_every": keep},
+            "model": {"path": self.model, "rank": 4},
+            "advantage": {"estimator": "reinforce++"},
+            "optimiser": {"learning_rate": 0.01},
+            "engine": {"batch_tokens": 512},
+            "inference": {"urls": [self.vllm.openai_url]},
+            "publish": {"release": "auto", "policy": self.home / "policy.toml"},
+            "online": {"batch_rollouts": 4, "quiet_seconds": 0.0, "max_drop": 0.1},
+            "evaluate": {"every": evaluate, "tasks": self.home / "tasks.jsonl"} if evaluate else {"every": 1000},
+        }
+        (self.home / "train.toml").write_text(toml(given))
+        made = Story(self.shop, self.home, self.lives)
+        await made.start()
         await made.made("run.0")
         return made
 
 
 @pytest.fixture
-async def begin(
-    start_gateway: StartGateway,
-    vllm: FakeEngine,
-    http: aiohttp.ClientSession,
-    tmp_path: Path,
-    model: Path,
-    start_trainer: StartTrainer,
-) -> AsyncGenerator[Begin]:
-    gateway = await start_gateway(UPSTREAM.format(url=vllm.openai_url, train="true"))
-    async with Client(gateway.url) as client:
-        yield Begin(Shop(gateway, http, client), vllm, tmp_path, model, start_trainer)
+async def begin(shop: Shop, vllm: FakeEngine, tmp_path: Path, model: Path) -> AsyncGenerator[Begin]:
+    async with AsyncExitStack() as lives:
+        yield Begin(shop, vllm, tmp_path, model, lives)
 
 
 def names(word: str, count: int = 4) -> list[str]:
@@ -262,7 +211,7 @@ async def test_it_learns_from_production_and_shows_it_one_release_after_the_othe
     assert run.message in story.log
     assert story.taken() == {1: names("a"), 2: names("b"), 3: names("c")}
     # Whoever starts it again is told the same.
-    story.start()
+    await story.start()
     assert await story.ended() == 1
     again = await story.run()
     assert again is not None
@@ -303,13 +252,13 @@ async def test_killed_in_the_middle_of_a_step_it_learns_from_each_once(begin: Be
     # It has learnt from them and published, and waits for its evaluation: no checkpoint yet.
     await story.made("run.2")
     await shop.when(lambda: _waits(story), "rollout")
-    story.kill()
+    await story.kill()
     assert not (run / "checkpoints").exists()
     first, before = (_weights(run / "adapters" / f"run.{step}") for step in (1, 2))
     # Meanwhile somebody changes their mind, and more has come.
     await shop.reward("b-0", 0.7)
     await shop.busy(*names("c"))
-    story.start()
+    await story.start()
     await story.evaluate(0.5, 0.5)
     assert await story.ended() == 0, story.log
     found = await story.run()
@@ -367,7 +316,7 @@ async def test_it_stops_itself_when_evaluation_falls(begin: Begin) -> None:
     assert [one.candidate for one in await story.releases()] == [live.candidate]
     assert await story.stable() == live.candidate
     # It remembers, and nothing is learnt any more.
-    story.start()
+    await story.start()
     assert await story.ended() == 1
     again = await story.run()
     assert again is not None
@@ -392,9 +341,9 @@ async def test_what_is_live_when_evaluation_falls_is_held_for_a_person(begin: Be
 async def test_when_production_is_too_far_behind_it_waits_for_a_release(begin: Begin) -> None:
     story = await begin(steps=2)
     path = story.home / "train.toml"
-    story.kill()
+    await story.kill()
     path.write_text(path.read_text() + "\n[rollouts]\nstaleness = 0\n")
-    story.start()
+    await story.start()
     await story.shop.busy(*names("a"))
     live = await story.release(1)
     await story.shop.reward(await _on(story, live, "stable"), 1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -12,12 +11,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
+from fakes.process import ROOT
+from fakes.settings import documented, read
+
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config, check_online, load
+from penstock.trainer.config import Config, check_online
 from penstock.trainer.data.selection import EPS, Candidate, Versions, pick
 from penstock.trainer.mathematics.early_stop import Evaluations
 
-ROOT = Path(__file__).parents[3]
 RUN = Versions("run", frozenset({"base", "v7"}))
 
 
@@ -145,11 +146,7 @@ GOOD = {"model": {"path": "m"}, "advantage": {"estimator": "reinforce++"}, "publ
 
 
 def test_the_documented_file_can_learn_from_production(tmp_path: Path) -> None:
-    found = re.search(r"```toml\n(.*?)```", (ROOT / "docs" / "online.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    path = tmp_path / "train.toml"
-    path.write_text(found[1])
-    check_online(load(path))
+    check_online(read(tmp_path, documented(ROOT / "docs" / "online.md")))
 
 
 def test_it_is_refused_by_the_key_that_cannot_work() -> None:

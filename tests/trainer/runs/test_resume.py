@@ -17,26 +17,19 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 
 import torch
 from fakes.interrupted_training import settings, step
-from fakes.tiny_model import config, make_model
+from fakes.process import PATHS
+from fakes.tiny_model import config
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.engines.checkpoint import CheckpointError, Checkpoints, write_directory
 from penstock.trainer.engines.local import Engine
 
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
 
 def killed(model: Path, directory: Path) -> None:
     """A training in a process of its own, killed while it saves step 3."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     child = subprocess.Popen(
         [sys.executable, "-m", "fakes.interrupted_training", model, directory],
-        env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": PATHS}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     with child:
         assert child.stdout is not None

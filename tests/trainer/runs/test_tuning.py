@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
 import torch
-from fakes.tiny_model import VOCABULARY, config, make_model
+from fakes.tiny_model import VOCABULARY, config
 from fakes.training import example, random_examples
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -22,11 +22,6 @@ from penstock.trainer.mathematics.batch import micro_batches
 from penstock.trainer.mathematics.examples import Example
 
 SMALL = {"batch_tokens": 40}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 def test_supervised_fine_tuning_learns_what_is_marked(model: Path) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 
 from conftest import StartGateway
 from fakes.engine import FakeEngine
-from fakes.process import ROOT, Gateway, upstream
+from fakes.process import PATHS, Gateway, upstream
 from fakes.provider import Provider
 from fakes.schooling import BAD, GOOD, PER_GROUP, school, script
+from fakes.settings import Sections, merged, toml
 from fakes.tiny_model import make_model, make_tokenizer
 
 from penstock.gateway.client.client import Client
@@ -36,7 +36,6 @@ from penstock.trainer.serving.publish import PublishError
 # A guard against hanging only: several real processes and trainings on a machine that may be slow.
 pytestmark = pytest.mark.timeout(600)
 GROUPS = 6
-Sections = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +50,6 @@ async def served(start_gateway: StartGateway, provider: Provider, vllm: FakeEngi
     provider.script = script
     both = upstream("teacher", provider.openai_url, "openai") + upstream("vllm", vllm.openai_url, "openai")
     return await start_gateway(both)
-
-
-@pytest.fixture
-async def client(served: Gateway) -> AsyncGenerator[Client]:
-    async with Client(served.url) as made:
-        yield made
 
 
 @pytest.fixture
@@ -78,7 +71,7 @@ def settings(path: Path, home: Path, name: str, **sections: dict[str, Any]) -> S
         "dpo": {"pairs": "all"},
         "evaluate": {"every": 4},
     }
-    return {key: given.get(key, {}) | sections.get(key, {}) for key in given.keys() | sections.keys()}
+    return merged(given, sections)
 
 
 async def tuned(kind: Tuning, url: str, sections: Sections) -> None:
@@ -173,14 +166,11 @@ def exact(point: Point) -> dict[str, float | None]:
 
 async def killed(kind: Tuning, url: str, sections: Sections, home: Path) -> None:
     """A run in a process of its own, with `--release none`, killed while it saves step 4."""
-    (home / "train.toml").write_text(
-        "".join(f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
-                for name, section in sections.items())
-    )  # fmt: skip
+    (home / "train.toml").write_text(toml(sections))
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "fakes.interrupted_tuning", "4", "train", kind, home / "train.toml"),
         *("--release", "none", "--gateway", url),
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+        env=os.environ | {"PYTHONPATH": PATHS},
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert child.stdout is not None

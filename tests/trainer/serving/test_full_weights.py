@@ -6,10 +6,6 @@ a cache has kept of them, would be seen. The questions begin with more text than
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,9 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 import numpy as np
 import torch
 from fakes.ports import steady_ports
-from fakes.process import running
+from fakes.process import running, vllms
+from fakes.settings import Sections, merged, toml
+from fakes.staging import AGENT, address, served, settings, trained, write_tasks
 from transformers import AutoModelForCausalLM
 
 from examples.lookup_model import write_model, write_tokenizer
@@ -29,63 +27,19 @@ from penstock.adapters.samples import Options, Sample, samples
 from penstock.adapters.source import load
 from penstock.gateway.client.client import Client
 
-ROOT = Path(__file__).parents[3]
-VLLM = ROOT / ".venv-vllm" / "bin" / "python"
 STEPS = 3
 """Each of the two serves two versions."""
 LONG = "How many people live in Oslo, and how many bridges does it have? " * 12
 
-GATEWAY = """
-[[upstream]]
-name = "vllm"
-base_url = "http://127.0.0.1:{ports[0]}/v1"
-
-[[upstream]]
-name = "vllm-2"
-base_url = "http://127.0.0.1:{ports[1]}/v1"
-
-[[route]]
-model = "policy"
-upstream = "vllm"
-train = true
-"""
-TRAIN = """
-[run]
-name = "run"
-directory = "{home}/run"
-steps = {steps}
-
-[model]
-path = "{home}/model"
-weights = "full"
-
-[rollouts]
-tasks = "{home}/tasks.jsonl"
-groups = 4
-group_size = 4
-run = ["--workers=8", "--callable=fakes.asking:agent", "--preload", "--reward=fakes.asking:reward"]
-
-[optimiser]
-learning_rate = 1e-3
-
-[inference]
-python = "{python}"
-port = {ports[0]}
-flags = ["--dtype=float32", "--enforce-eager", "--max-model-len=512", "--max-num-seqs=8"]
-
-[evaluate]
-tasks = "{home}/tasks.jsonl"
-"""
-
 
 @pytest.mark.timeout(1800)
-async def test_every_version_is_served_as_it_is_and_by_the_server_whose_turn_it_is(tmp_path: Path) -> None:
-    if not VLLM.exists():
-        pytest.skip("there is no vLLM here: `make install-vllm` installs it (3.4 GB)")
+async def test_every_version_is_served_as_it_is_and_by_the_server_whose_turn_it_is(
+    tmp_path: Path, vllm_python: Path
+) -> None:
     ports = steady_ports(2)
-    prepare(tmp_path, ports)
-    async with running(tmp_path / "gateway", GATEWAY.format(ports=ports)) as gateway, Client(gateway.url) as client:
-        await train(tmp_path, gateway.url)
+    prepare(tmp_path, vllm_python, ports)
+    async with running(tmp_path / "gateway", vllms(*map(address, ports))) as gateway, Client(gateway.url) as client:
+        await trained(tmp_path, gateway.url)
         await check_turns(client)
         found = await sampled(client)
         points = [point.values async for point in client.points("run") if point.step]
@@ -95,31 +49,23 @@ async def test_every_version_is_served_as_it_is_and_by_the_server_whose_turn_it_
     check_weights(tmp_path / "run" / "models", found)
 
 
-def prepare(home: Path, ports: list[int]) -> None:
+def prepare(home: Path, python: Path, ports: list[int]) -> None:
     """A model that knows nothing, and tasks."""
     (home / "model").mkdir()
     write_tokenizer(home / "model")
     write_model(home / "model", seed=0)
-    (home / "tasks.jsonl").write_text("".join(json.dumps({"question": f"{LONG} {n}"}) + "\n" for n in range(4)))
-    (home / "train.toml").write_text(TRAIN.format(home=home, steps=STEPS, python=VLLM, ports=ports))
-
-
-async def train(home: Path, gateway: str) -> None:
-    """The whole run."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock", "train", "grpo", str(home / "train.toml"), "--gateway", gateway),
-        env=os.environ | {"PYTHONPATH": paths},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        output, _ = await process.communicate()
-        assert process.returncode == 0, output.decode()
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
+    write_tasks(home, *(f"{LONG} {number}" for number in range(4)))
+    own: Sections = {
+        "model": {"weights": "full"},
+        "rollouts": {"groups": 4, "group_size": 4, "run": ["--workers=8", *AGENT]},
+        "optimiser": {"learning_rate": 1e-3},
+        "inference": {
+            "python": python,
+            "flags": ["--dtype=float32", "--enforce-eager", "--max-model-len=512", "--max-num-seqs=8"],
+        },
+        "evaluate": {"tasks": home / "tasks.jsonl"},
+    }
+    (home / "train.toml").write_text(toml(merged(settings(home, home / "model", ports, STEPS), own)))
 
 
 async def check_turns(client: Client) -> None:
@@ -127,12 +73,7 @@ async def check_turns(client: Client) -> None:
     versions = {one.version: one.content["upstream"] for one in (await client.resource("policy")).versions}
     turns = {f"run.{step}": ("vllm", "vllm-2")[step % 2] for step in range(STEPS + 1)}
     assert versions == {"base": "vllm"} | turns
-    seen: defaultdict[tuple[str, int], set[tuple[str, str | None]]] = defaultdict(set)
-    async for span in client.recent_spans("kind:llm"):
-        rollout = await client.rollout(span.rollout)
-        assert span.versions is not None
-        step = int(str((rollout.metadata or {})["penstock.step"]))
-        seen[rollout.mode, step].add((span.versions["policy"], span.upstream))
+    seen = await served(client, "kind:llm")
     steps = [("train", step, step - 1) for step in range(1, STEPS + 1)] + [("val", 0, 0), ("val", STEPS, STEPS)]
     assert seen == {(mode, step): {(f"run.{it}", turns[f"run.{it}"])} for mode, step, it in steps}
 

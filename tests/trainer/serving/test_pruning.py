@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import aiohttp
@@ -10,10 +9,11 @@ import pytest
 from fakes.engine import FakeEngine
 from fakes.experiment import Traffic, policy
 from fakes.process import Gateway
+from fakes.workers import finish
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import Decision
 from penstock.gateway.model.resource import Audience, Need, NewVersion
 from penstock.trainer.serving.pruning import prune, step_of
@@ -22,12 +22,6 @@ from penstock.trainer.serving.publish import Publisher
 TRAINING = Audience(modes=["train", "val", "test"])
 ONLINE = Audience(modes=["online"])
 ANN = Decision(who="ann")
-
-
-@pytest.fixture
-async def client(served: Gateway) -> AsyncGenerator[Client]:
-    async with Client(served.url) as made:
-        yield made
 
 
 @pytest.fixture
@@ -73,7 +67,7 @@ async def test_what_is_needed_stays_and_what_is_not_goes(
         await client.enqueue([RolloutSpec(id=f"r{number}", mode="train")])
         (claim,) = (await client.claim(ClaimRequest(worker="w", wait_s=20))).claims
         await traffic.call(f"r{number}")
-    await client.finish("r4", claim.attempt.id, FinishRequest(worker="w", status="succeeded"))
+    await finish(client, claim)
     content = {"upstream": "fake-openai", "base": "base", "adapter": str(adapters / "run.3")}
     await client.add_version("second", NewVersion(kind="model", content=content))
     await train_on("run.11")

@@ -10,23 +10,25 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from fakes.engine import engine
-from fakes.experiment import policy
-from fakes.ports import steady_ports
-from fakes.process import Gateway, running
-from fakes.vllm_process import install
 
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
-from penstock.gateway.client.client import Client
-from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
-from penstock.gateway.model.release import Decision, NewRelease
+from fakes.engine import engine
+from fakes.experiment import Traffic, policy
+from fakes.ports import steady_ports
+from fakes.process import Gateway, child, running, vllms
+from fakes.staging import address
+from fakes.vllm_process import install
+from fakes.workers import beside, finish
+
+from penstock.gateway.model.queue import Claim, ClaimRequest, RolloutSpec
+from penstock.gateway.model.release import Decision, NewRelease, ReleaseView
 from penstock.gateway.model.resource import Audience, Need
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config, check_full
@@ -35,15 +37,6 @@ from penstock.trainer.serving import vllm
 from penstock.trainer.serving.publish import Publisher, PublishError
 from penstock.trainer.serving.replicas import Replicas, replicas_of
 
-GATEWAY = """
-[[upstream]]
-name = "vllm"
-base_url = "http://127.0.0.1:{ports[0]}/v1"
-
-[[upstream]]
-name = "vllm-2"
-base_url = "http://127.0.0.1:{ports[1]}/v1"
-"""
 ONLINE = Audience(modes=["online"])
 ANN = Decision(who="ann")
 
@@ -67,6 +60,7 @@ class Stage:
     def __init__(self, home: Path, gateway: Gateway, client: Asking, ports: list[int], http: aiohttp.ClientSession):
         self.home, self.gateway, self.client, self.ports, self.http = home, gateway, client, ports, http
         self.said: list[str] = []
+        self.traffic = Traffic(gateway.url, http, client, model="policy")
         self.publisher = Publisher(client, "policy", "vllm", "base", "run")
 
     def replicas(self, timeout: float = 60.0, **more: Any) -> Replicas:
@@ -107,10 +101,6 @@ class Stage:
         """What the model says to it."""
         return await self.post(f"{self.gateway.url}{claim.address}/v1/chat/completions", "policy")
 
-    async def finish(self, claim: Claim) -> None:
-        asked = FinishRequest(worker="w", status="succeeded")
-        await self.client.finish(claim.rollout.id, claim.attempt.id, asked)
-
     async def post(self, url: str, model: str) -> str:
         body = {"model": model, "messages": [{"role": "user", "content": "who are you?"}]}
         async with self.http.post(url, json=body) as answer:
@@ -120,21 +110,21 @@ class Stage:
 
     def process(self, place: int) -> int:
         """A server."""
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        word = f"--port={self.ports[place]}\0".encode()
-        (found,) = [int(child) for child in children if word in Path(f"/proc/{child}/cmdline").read_bytes()]
-        return found
+        return child(os.getpid(), f"--port={self.ports[place]}\0".encode())
 
     async def direct(self, place: int, version: str) -> str:
         """What a server says to a version's name."""
-        url = f"http://127.0.0.1:{self.ports[place]}/v1/chat/completions"
+        url = f"{address(self.ports[place])}/chat/completions"
         return await self.post(url, f"policy@{version}")
 
 
 @pytest.fixture
 async def stage(tmp_path: Path, http: aiohttp.ClientSession) -> AsyncGenerator[Stage]:
     ports = steady_ports(2)
-    async with running(tmp_path / "gateway", GATEWAY.format(ports=ports)) as gateway, Asking(gateway.url) as client:
+    async with (
+        running(tmp_path / "gateway", vllms(*map(address, ports), train=None)) as gateway,
+        Asking(gateway.url) as client,
+    ):
         yield Stage(tmp_path, gateway, client, ports, http)
 
 
@@ -143,15 +133,14 @@ async def life(replicas: Replicas) -> AsyncGenerator[Replicas]:
     """They run, and are looked after."""
     try:
         await replicas.ready()
-        beside = asyncio.ensure_future(replicas.run())
-        try:
+        async with beside(replicas.run()):
             yield replicas
-        finally:
-            beside.cancel()
-            with suppress(asyncio.CancelledError):
-                await beside
     finally:
         await replicas.stop()
+
+
+def over(view: ReleaseView) -> bool:
+    return not view.release.live
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -166,7 +155,7 @@ async def test_versions_take_turns_and_a_name_stands_for_no_other_weights(stage:
             assert await stage.publish(replicas, step) == ("vllm", "vllm-2")[place]
             claim = await stage.claim(f"r{step}")
             assert await stage.call(claim) == f"I am policy@run.{step}."
-            await stage.finish(claim)
+            await finish(stage.client, claim)
             if step > 1:
                 # Those that are gone are nobody's.
                 assert await stage.direct(place, f"run.{step - 2}") == "404"
@@ -176,12 +165,8 @@ async def test_versions_take_turns_and_a_name_stands_for_no_other_weights(stage:
     # A version that is gone can be released to nobody.
     new = NewRelease(candidate="run.0", only=ONLINE, policy=policy(0.5, checked="required"))
     release = await stage.client.start_release("policy", new)
-    await until(lambda: ended(stage.client, release.id))
-    assert (await stage.client.release(release.id)).release.stage == "rolled_back"
-
-
-async def ended(client: Client, release: str) -> bool:
-    return not (await client.release(release)).release.live
+    view = await stage.traffic.when(release.id, over)
+    assert view.release.stage == "rolled_back"
 
 
 async def test_a_version_whose_server_serves_another_fails_its_check_with_its_name(stage: Stage) -> None:
@@ -190,8 +175,7 @@ async def test_a_version_whose_server_serves_another_fails_its_check_with_its_na
             await stage.publish(replicas, step)
         new = NewRelease(candidate="run.0", only=ONLINE, policy=policy(0.5, checked="required"))
         release = await stage.client.start_release("policy", new)
-        await until(lambda: ended(stage.client, release.id))
-        found = (await stage.client.release(release.id)).release
+        found = (await stage.traffic.when(release.id, over)).release
     assert found.stage == "rolled_back"
     assert "would not answer as 'policy@run.0': The model `policy@run.0` does not exist." in found.reason
 
@@ -209,7 +193,7 @@ async def test_a_rollout_keeps_its_version_until_it_ends(stage: Stage) -> None:
         new = await stage.claim("new")
         assert [await stage.call(old), await stage.call(new)] == ["I am policy@run.0.", "I am policy@run.1."]
         assert not third.done()
-        await stage.finish(old)
+        await finish(stage.client, old)
         assert await third == "vllm"
         assert await stage.call(new) == "I am policy@run.1."
 
@@ -230,13 +214,7 @@ async def test_a_rollout_that_does_not_end_is_named(stage: Stage) -> None:
 async def test_production_never_loses_its_server(stage: Stage) -> None:
     async with life(stage.replicas()) as replicas:
         await stage.publish(replicas, 0)
-        new = NewRelease(candidate="run.0", only=ONLINE, policy=policy(0.5, checked="required"))
-        release = await stage.client.start_release("policy", new)
-
-        async def shown() -> bool:
-            return (await stage.client.release(release.id)).release.stage == "canary"
-
-        await until(shown)
+        release = await stage.traffic.start("policy", "run.0", policy(0.5, checked="required"), only=ONLINE)
         await stage.publish(replicas, 1)
         with pytest.raises(PublishError, match=rf"'vllm' serves policy@run\.0, which release {release.id} tries: "):
             await stage.publish(replicas, 2)
@@ -260,7 +238,7 @@ async def test_another_life_starts_what_calls_may_ask_for(stage: Stage) -> None:
         new = await stage.claim("new")
         assert [await stage.call(old), await stage.call(new)] == ["I am policy@run.1.", "I am policy@run.2."]
         # They take turns as before.
-        await stage.finish(old)
+        await finish(stage.client, old)
         assert await stage.publish(replicas, 3) == "vllm-2"
     await asyncio.to_thread((stage.home / "models" / "run.3").rmdir)
     with pytest.raises(

@@ -1,0 +1,37 @@
+"""Settings of a training run: as sections by name, and as the text of a `train.toml`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.trainer.config import Config, load
+
+Sections = dict[str, dict[str, Any]]
+
+
+def merged(given: Mapping[str, dict[str, Any]], more: Mapping[str, dict[str, Any]]) -> Sections:
+    """Both, key by key; what is in both is as `more` has it."""
+    return {name: given.get(name, {}) | more.get(name, {}) for name in {**given, **more}}
+
+
+def toml(sections: Mapping[str, dict[str, Any]]) -> str:
+    """They as text: values that JSON has are written alike in TOML, and a path is its text."""
+    lines: list[str] = []
+    for name, section in sections.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value, default=str)}" for key, value in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def read(home: Path, text: str) -> Config:
+    """What a `train.toml` with this text says."""
+    path = home / "train.toml"
+    path.write_text(text)
+    return load(path)
+
+
+def documented(page: Path) -> str:
+    """The first TOML block of a page."""
+    return page.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0]
