@@ -26,7 +26,7 @@ from penstock.sidecar.agent.process import Agent, Ending
 from penstock.sidecar.agent.templates import TemplateError
 from penstock.sidecar.engines.local import Engine
 from penstock.sidecar.journal import Journal
-from penstock.sidecar.progress import Progress
+from penstock.sidecar.progress import Lines
 from penstock.sidecar.result import Result
 from penstock.sidecar.retry import patiently, unless
 from penstock.sidecar.rewarding import Judge, RewardError, printed
@@ -41,7 +41,7 @@ class AttemptRun:
     """An attempt in this runner's hands."""
 
     def __init__(
-        self, claim: Claim, settings: Settings, client: Client, engine: Engine, judge: Judge, progress: Progress
+        self, claim: Claim, settings: Settings, client: Client, engine: Engine, judge: Judge, progress: Lines
     ) -> None:
         self.claim = claim
         self.agent: Agent | None = None

@@ -102,11 +102,10 @@ def _check_extra(on: str) -> None:
 
 async def here(settings: Settings, made: AbstractAsyncContextManager[Engine]) -> Tally:
     """A runner in this process, until it leaves."""
-    from penstock.sidecar.agent.signals import heeding
     from penstock.sidecar.progress import progress
-    from penstock.sidecar.runner import Runner
+    from penstock.sidecar.runner import Runner, heeding
 
-    with progress("bar" if sys.stderr.isatty() else "lines", settings.echo, settings.most) as shown:
+    with progress(settings.echo, settings.most) as shown:
         async with made as engine:
             runner = Runner(settings, engine, shown)
             with heeding(runner, shown):

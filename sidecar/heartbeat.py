@@ -14,7 +14,7 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import HeartbeatRequest, Held, QueueState
 from penstock.sidecar.agent.usage import Meter
 from penstock.sidecar.attempt import AttemptRun
-from penstock.sidecar.progress import Progress
+from penstock.sidecar.progress import Lines
 from penstock.sidecar.settings import Settings
 
 SHORTEST_S = 0.5
@@ -26,7 +26,7 @@ RETURNED_LEASE_S = 1.0
 class Heart:
     """Beats for all attempts of a runner."""
 
-    def __init__(self, client: Client, settings: Settings, progress: Progress) -> None:
+    def __init__(self, client: Client, settings: Settings, progress: Lines) -> None:
         self._client, self._settings, self._progress = client, settings, progress
         self._held: dict[tuple[str, str], AttemptRun] = {}
         self._meter = Meter()

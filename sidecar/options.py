@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
@@ -136,29 +136,10 @@ class RehearseOptions:
 
     def settings(self, gateway: str, command: tuple[str, ...], release: str) -> Settings:
         """What a runner is told. Raises `UsageError`."""
-        from penstock.sidecar.settings import Agents, Settings, seconds, variable
-
-        lease_s = seconds("--lease", self.lease)
-        agents = Agents(
-            command=command,
-            args=tuple(self.arg or ()),
-            stdin=self.stdin,
-            env=tuple(map(variable, self.env or ())),
-            timeout_s=None if self.timeout is None else seconds("--timeout", self.timeout),
-            grace_s=min(5.0, lease_s / 2),
-        )
-        return Settings(
-            gateway=gateway.rstrip("/"),
-            name=_worker_name(None),
-            key=admin_key(),
-            agents=agents,
-            workers=self.workers,
-            watch=True,
-            release=release,
-            lease_s=lease_s,
-            echo=self.echo,
-            keep_going=True,  # the release itself counts runs that fail, and ends
-        )
+        given = {option.name: getattr(self, option.name) for option in fields(self)}
+        # The release itself counts runs that fail, and ends.
+        made = RunOptions(**given, watch=True, keep_going=True).settings(gateway, command)
+        return replace(made, release=release)
 
 
 def _worker_name(given: str | None) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from penstock.gateway.model.queue import Claim
 from penstock.sidecar.agent.output import Stream
@@ -63,30 +63,6 @@ class Tally:
         parts = [f"{self.ends[end]} {SAID.get(end, end)}" for end in ORDER if self.ends[end] or end in ORDER[:2]]
         mean = f", mean reward {self.reward / self.rewarded:.3f} of {self.rewarded}" if self.rewarded else ""
         return ", ".join(parts) + mean
-
-
-class Progress(Protocol):
-    """Gets told what happens."""
-
-    def begun(self, claim: Claim, waiting: int) -> None:
-        """An attempt was claimed; so many rollouts are left in the queue."""
-        ...
-
-    def ended(self, result: Result, tally: Tally) -> None:
-        """An attempt has ended."""
-        ...
-
-    def line(self, claim: Claim, stream: Stream, text: str) -> None:
-        """An agent has printed something."""
-        ...
-
-    def away(self, reason: str) -> None:
-        """The gateway did not answer."""
-        ...
-
-    def say(self, text: str) -> None:
-        """Something that a person should know."""
-        ...
 
 
 class Lines:
@@ -195,6 +171,6 @@ def _bar(clock: Callable[[], float] | None) -> Bar:
     return Below(*columns, console=console, redirect_stdout=False, get_time=clock)
 
 
-def progress(kind: Literal["bar", "lines"], echo: bool, most: int | None) -> Lines:
+def progress(echo: bool, most: int | None) -> Lines:
     """The kind of progress that fits stderr."""
-    return Terminal(echo, most) if kind == "bar" else Lines(echo)
+    return Terminal(echo, most) if sys.stderr.isatty() else Lines(echo)

@@ -10,6 +10,9 @@ back.
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import partial
 
 from penstock.gateway.client.client import Client
@@ -18,7 +21,7 @@ from penstock.sidecar.attempt import AttemptRun, hand_back
 from penstock.sidecar.breaker import Breaker
 from penstock.sidecar.engines.local import Engine
 from penstock.sidecar.heartbeat import Heart
-from penstock.sidecar.progress import Progress, Tally
+from penstock.sidecar.progress import Lines, Tally
 from penstock.sidecar.result import Result
 from penstock.sidecar.retry import patiently, unless
 from penstock.sidecar.rewarding import Judge
@@ -27,12 +30,13 @@ from penstock.sidecar.settings import Settings
 WATCH_S, LAST_S = 55.0, 0.5
 """How long a claim waits for work: when the runner stays anyway, and when it leaves as soon as there is none."""
 MOST_CLAIMS = 100
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Runner:
     """Runs agents for what is in the queue."""
 
-    def __init__(self, settings: Settings, engine: Engine, progress: Progress) -> None:
+    def __init__(self, settings: Settings, engine: Engine, progress: Lines) -> None:
         """Raises `UsageError` when the settings name a judge that does not exist."""
         self.tally = Tally()
         self._settings, self._engine, self._progress = settings, engine, progress
@@ -161,3 +165,27 @@ class Runner:
                 self.tally.hand_back(one)
             else:
                 self._progress.say(f"{one.name} could not be handed back: it counts as failed")
+
+
+@contextmanager
+def heeding(runner: Runner, progress: Lines) -> Generator[None]:
+    """Passes signals on to the runner while this lasts: the first lets agents finish, the second kills them."""
+    loop, asked = asyncio.get_running_loop(), False
+
+    def heed() -> None:
+        nonlocal asked
+        if asked:
+            progress.say("killing the agents and giving their attempts back")
+            runner.abandon()
+        else:
+            progress.say("taking no more work; once more kills the agents that run")
+            runner.stop()
+        asked = True
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, heed)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            _ = loop.remove_signal_handler(number)

@@ -39,6 +39,7 @@ async def _awaited(result: Any) -> Any:
 
 def check(name: str) -> None:
     """Ends the process: with the reason when there is certainly no such function."""
+    problem = None
     try:
         _ = load(name)
     except LoadError as e:
@@ -47,9 +48,7 @@ def check(name: str) -> None:
         problem = f"{name!r} cannot be imported: {type(e).__name__}: {e}"
     except BaseException:
         # What a module does when it is imported may need an attempt.
-        problem = None
-    else:
-        problem = None
+        pass
     if problem is not None:
         print(f"\n{problem}", file=sys.stderr, flush=True)
     os._exit(problem is not None)  # threads that the module has started are not waited for

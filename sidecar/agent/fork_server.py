@@ -52,16 +52,9 @@ class Zygote:
     def _order(self) -> tuple[dict[str, Any], list[int]] | None:
         """(what to start, its descriptors); None when the runner is gone."""
         head, fds, _, _ = socket.recv_fds(self._orders, 4, FDS)
-        head += self._read(4 - len(head))
-        told = self._read(int.from_bytes(head))
+        head += self._orders.recv(4 - len(head), socket.MSG_WAITALL)
+        told = self._orders.recv(int.from_bytes(head), socket.MSG_WAITALL)
         return (json.loads(told), fds) if told else None
-
-    def _read(self, size: int) -> bytes:
-        """So many bytes; fewer when the runner is gone."""
-        data = bytearray()
-        while len(data) < size and (piece := self._orders.recv(size - len(data))):
-            data += piece
-        return bytes(data)
 
     def _attempt(self, told: dict[str, Any], fds: list[int]) -> None:
         """The fork: a warden. Both of its processes hold `life`."""

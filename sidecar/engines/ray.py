@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -169,7 +168,7 @@ def run(settings: Settings, options: str | None) -> Tally:
     except (ConnectionError, ValueError, RayError) as e:
         raise RunnerError(f"cannot reach the Ray cluster at {address or 'this machine'}: {e}") from None
     try:
-        with progress("bar" if sys.stderr.isatty() else "lines", settings.echo, settings.most) as shown:
+        with progress(settings.echo, settings.most) as shown:
             return _drive(Fleet(settings, given), settings, shown)
     finally:
         ray.shutdown()
