@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.adapters.choosing import counted, usable
+from penstock.adapters.judging import Judged
 from penstock.adapters.options import Options
 from penstock.adapters.report import Report
-from penstock.adapters.rewards import Judged, judge
 from penstock.adapters.tree import Node, Story, grow, message_of
 from penstock.adapters.turns import Call, Episode, Try
 from penstock.gateway.dialects.parts import fingerprint
@@ -69,9 +69,7 @@ def conversations(episode: Episode, options: Options | None = None) -> tuple[lis
 
 
 def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> Iterator[Conversation]:
-    judged = judge(one, options.weights)
-    report.notes += judged.notes
-    good = usable(episode, one, judged, options, _answered, report)
+    judged, good = usable(episode, one, options, _answered, report)
     agents: dict[str | None, list[tuple[Call, list[int]]]] = {}
     for call in good:
         agents.setdefault(call.span.agent, []).append((call, _choices(call, report)))

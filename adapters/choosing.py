@@ -8,28 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, Protocol
 
+from penstock.adapters.judging import Judged, judge
+from penstock.adapters.options import Options, Which
 from penstock.adapters.report import Reason, Report
-from penstock.adapters.rewards import Judged
 from penstock.adapters.turns import Call, Episode, Try
 from penstock.gateway.diagnosis.findings import of_attempt, of_head
 from penstock.gateway.dialects import by_name
 from penstock.gateway.model.rollout import AttemptStatus
 
-Which = Literal["final", "succeeded", "last", "all"]
 REWARDS = ("no_reward", "untrusted_reward")
-
-
-class Chosen(Protocol):
-    """The slice of `samples.Options` that chooses calls."""
-
-    @property
-    def model(self) -> str | None: ...
-    @property
-    def agent(self) -> str | None: ...
-    @property
-    def allow(self) -> frozenset[str]: ...
 
 
 def counted(episode: Episode, which: Which, report: Report) -> list[Try]:
@@ -44,19 +32,16 @@ def counted(episode: Episode, which: Which, report: Report) -> list[Try]:
 
 
 def usable(
-    episode: Episode,
-    one: Try,
-    judged: Judged,
-    options: Chosen,
-    readable: Callable[[Call], bool],
-    report: Report,
-) -> list[Call]:
-    """The calls of an attempt that may be trained on, by sequence: one of each client's retries. `readable` says of a
-    call with bytes whether its answer can be read."""
+    episode: Episode, one: Try, options: Options, readable: Callable[[Call], bool], report: Report
+) -> tuple[Judged, list[Call]]:
+    """The rewards of an attempt, and its calls that may be trained on, by sequence: one of each client's retries.
+    `readable` says of a call with bytes whether its answer can be read."""
+    judged = judge(one, options.weights)
+    report.notes += judged.notes
     blocked = next((it for it in _about(episode, one, judged) if it[0] not in options.allow), None)
     if blocked is not None:
         _drop(report, one.calls, *blocked)
-        return []
+        return judged, []
     model, found = options.model or main_model(episode), list[Call]()
     for call in one.calls:
         trouble = next((it for it in _of(episode, one, call, model, options.agent) if it[0] not in options.allow), None)
@@ -66,7 +51,7 @@ def usable(
             found.append(call)
         else:
             report.drop(call.span, None, *trouble)
-    return _once(found, report)
+    return judged, _once(found, report)
 
 
 def main_model(episode: Episode) -> str | None:

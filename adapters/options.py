@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.adapters.choosing import Which
+Which = Literal["final", "succeeded", "last", "all"]
 
 
 @dataclass(frozen=True, slots=True)

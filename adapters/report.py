@@ -8,7 +8,7 @@ knows.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal, get_args
 
 from penstock.gateway.model.answers import Trouble
@@ -89,16 +89,10 @@ class Report:
 
     def add(self, other: Report) -> None:
         """Count what another report has as well."""
-        self.rollouts += other.rollouts
-        self.calls += other.calls
-        self.samples += other.samples
-        self.choices += other.choices
-        self.tokens += other.tokens
-        self.starts += other.starts
-        self.notes += other.notes
-        self.pairs += other.pairs
-        self.unpaired += other.unpaired
-        self.dropped += other.dropped
+        for count in fields(self):
+            mine = getattr(self, count.name)
+            mine += getattr(other, count.name)
+            setattr(self, count.name, mine)
 
     def lines(self) -> list[str]:
         """For a person: one line of sums, and one for each kind of count."""

@@ -1,148 +1,24 @@
-"""The rewards of an attempt and its calls, and how they are credited to the calls.
+"""How the rewards of an attempt and its calls (`judging`) are credited to the calls.
 
-Rewards are spans: of the whole attempt (terminal), or of one call (per turn). Of several of the same kind the newest
-trusted one counts, late ones too (the return is that of Sutton and Barto, 2018, §3.3, with a discount for each call).
+The return is that of Sutton and Barto, 2018, §3.3, with a discount for each call.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Sequence
 
-from penstock.adapters.report import Note, Reason
-from penstock.adapters.turns import Try
-from penstock.gateway.dialects.loose_json import obj
-from penstock.gateway.model.rollout import Reward
-from penstock.gateway.model.span import Span
+import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-K = TypeVar("K")
-
-PREFIX = "penstock.reward."
-VALUE = "reward"
-"""Name of a reward's value among its dimensions, where no dimension has that name."""
+from penstock.adapters.samples import Sample
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The rewards of an attempt."""
-
-    reward: float | None
-    """Terminal; None when there is none, see `trouble`."""
-    dimensions: Mapping[str, float]
-    """Named scores of the whole attempt."""
-    turns: Mapping[int, float]
-    """By sequence of the call."""
-    trouble: tuple[Reason, str] | None = None
-    """Why there is no reward, as a reason and in words."""
-    notes: Counter[Note] = field(default_factory=Counter[Note])
-    """Oddities of them."""
-
-
-def judge(one: Try, weights: Mapping[str, float] | None = None) -> Judged:
-    """The rewards of an attempt. With `weights` the terminal reward is the sum of dimensions, each times its weight;
-    the name `reward` stands for the value. A dimension that is missing means that there is no reward yet."""
-    given = [_reward(span) for span in one.spans if span.kind == "reward"]
-    trusted = [reward for reward in given if reward.trusted]
-    whole = [reward for reward in trusted if reward.span is None]
-    value = next((reward.value for reward in reversed(whole) if reward.value is not None), None)
-    turns = {reward.span: reward.value for reward in trusted if reward.span is not None and reward.value is not None}
-    named: dict[str, float] = {}
-    for reward in whole:
-        named |= reward.dimensions
-    scores = ({} if value is None else {VALUE: value}) | named
-    terminal, trouble = _terminal(one, given, value, scores, turns, weights)
-    notes: Counter[Note] = Counter({"late_reward": sum(reward.late for reward in trusted)})
-    notes["turn_rewards_only"] = int(weights is None and value is None and bool(turns) and terminal is not None)
-    notes["odd_reward"] = sum(not math.isfinite(it) for it in (*turns.values(), *named.values()))
-    return Judged(terminal, _finite(named), _finite(turns), trouble, +notes)
-
-
-def _finite(scores: Mapping[K, float]) -> dict[K, float]:
-    return {name: score for name, score in scores.items() if math.isfinite(score)}
-
-
-def _terminal(
-    one: Try,
-    given: Sequence[Reward],
-    value: float | None,
-    scores: Mapping[str, float],
-    turns: Mapping[int, float],
-    weights: Mapping[str, float] | None,
-) -> tuple[float | None, tuple[Reason, str] | None]:
-    if weights is not None:
-        missing = sorted(weights.keys() - scores.keys())
-        if missing:
-            return None, ("no_reward", f"nobody said anything of {', '.join(missing)}")
-        reward: float | None = sum(weight * scores[name] for name, weight in weights.items())
-    elif value is None and turns:
-        # Only calls were judged: the attempt's own field holds the newest of these, which is no terminal reward.
-        reward = 0.0
-    else:
-        reward = value if given else one.attempt.reward
-    if reward is None:
-        untrusted = any(reward.value is not None and not reward.trusted for reward in given)
-        found: Reason = "untrusted_reward" if untrusted else "no_reward"
-        return None, (found, "only the agent says how well it went" if untrusted else "nobody said how well it went")
-    return (reward, None) if math.isfinite(reward) else (None, ("nan_reward", f"its reward is {reward}"))
-
-
-def _reward(span: Span) -> Reward:
-    """The reward as it is kept, unchecked: one that did not come through the control API may be odd."""
-    found: dict[str, Any] = {
-        name.removeprefix(PREFIX): value for name, value in (span.attributes or {}).items() if name.startswith(PREFIX)
-    }
-    scores = obj(found.get("dimensions")).items()
-    return Reward.model_construct(
-        value=_number(found.get("value")),
-        dimensions={name: number for name, score in scores if (number := _number(score)) is not None},
-        trusted=found.get("trusted", True) is True,
-        late=found.get("late", False) is True,
-        span=found["span"] if isinstance(found.get("span"), int) else None,
-    )
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-class Part(Protocol):
-    """The slice of `samples.Segment` that credit needs."""
-
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def reward(self) -> float | None: ...
-
-
-class Whole(Protocol):
-    """The slice of `samples.Sample` that credit needs."""
-
-    @property
-    def rollout(self) -> str: ...
-    @property
-    def attempt(self) -> str: ...
-    @property
-    def reward(self) -> float: ...
-    @property
-    def segments(self) -> Sequence[Part]: ...
-
-
-def returns(samples: Sequence[Whole], gamma: float = 1.0) -> list[npt.NDArray[np.float32]]:
+def returns(samples: Sequence[Sample], gamma: float = 1.0) -> list[npt.NDArray[np.float32]]:
     """The discounted return of every segment: for each sample an array [S].
 
     `samples` are all those of one attempt, merged or not: the return of a call is its own reward and what came after it
     in the attempt, discounted by `gamma` for each later call; the terminal reward belongs to the last call. Choices of
     one call have the same return. Raises ValueError for samples of several attempts and for gamma outside 0 to 1."""
-    # Rewards of conversations are read without it.
-    import numpy as np
-
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(f"gamma is {gamma}: it must be from 0 to 1")
     names = {(sample.rollout, sample.attempt) for sample in samples}

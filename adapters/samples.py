@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.adapters.choosing import counted, usable
+from penstock.adapters.judging import Judged
 from penstock.adapters.options import Options
-from penstock.adapters.report import Report, Start
-from penstock.adapters.rewards import Judged, judge
+from penstock.adapters.report import Reason, Report, Start
 from penstock.adapters.starts import why
 from penstock.adapters.tokens import Ids, Output
 from penstock.adapters.tree import Node, Tokens, chains, grow, output_of
@@ -98,9 +98,7 @@ def samples(episode: Episode, options: Options | None = None) -> tuple[list[Samp
 
 
 def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> Iterator[Sample]:
-    judged = judge(one, options.weights)
-    report.notes += judged.notes
-    good = usable(episode, one, judged, options, lambda call: call.outputs is not None, report)
+    judged, good = usable(episode, one, options, lambda call: call.outputs is not None, report)
     agents: dict[str | None, list[tuple[Call, list[int]]]] = {}
     for call in good:
         agents.setdefault(call.span.agent, []).append((call, _choices(call, options, report)))
@@ -162,19 +160,20 @@ def _checked(
 ) -> Iterator[Sample]:
     """The sample of a piece, unless it is too long or nothing in it would be trained on."""
     prompt, response = len(output_of(piece[0].call, piece[0].choice).prompt), _size(piece[0], piece[-1])
+    trouble: tuple[Reason, str] | None = None
     if _over(prompt, options.longest_prompt):
-        for node in piece:
-            report.drop(node.call.span, node.choice, "prompt_too_long", f"its sample has a prompt of {prompt:,} tokens")
+        trouble = "prompt_too_long", f"its sample has a prompt of {prompt:,} tokens"
     elif _over(response, options.longest_response):
-        for node in piece:
-            report.drop(node.call.span, node.choice, "response_too_long", f"its sample has {response:,} tokens")
+        trouble = "response_too_long", f"its sample has {response:,} tokens"
     elif options.forced == "mask" and all(node.call.forced for node in piece):
-        for node in piece:
-            report.drop(node.call.span, node.choice, "forced", "a grammar forced its tokens")
-    else:
+        trouble = "forced", "a grammar forced its tokens"
+    if trouble is None:
         if options.merge:
             report.starts[start] += 1
         yield _sample(episode, judged, piece, options)
+    else:
+        for node in piece:
+            report.drop(node.call.span, node.choice, *trouble)
 
 
 def _sample(episode: Episode, judged: Judged, piece: Sequence[Node], options: Options) -> Sample:

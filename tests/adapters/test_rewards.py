@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from fakes.tokens import Talk
 
+from penstock.adapters.judging import judge
 from penstock.adapters.report import Report
-from penstock.adapters.rewards import judge, returns
+from penstock.adapters.rewards import returns
 from penstock.adapters.samples import Options, Sample, samples
 
 NAN, INF = math.nan, math.inf
