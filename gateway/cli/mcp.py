@@ -31,7 +31,8 @@ def mcp(*, write: Annotated[bool, Parameter(negative="")] = False, gateway: Url 
     try:
         from penstock.gateway.mcp_server.server import serve
     except ModuleNotFoundError as e:
-        if (e.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+        # The SDK brings anyio along.
+        if (e.name or "").partition(".")[0] not in ("anyio", "mcp", "mcp_types"):
             raise
         raise Failure("an MCP server needs mcp: pip install 'penstock-gateway[mcp]'") from None
 
