@@ -83,10 +83,6 @@ COMMANDS: Final[dict[str, Command]] = {
         "penstock.gateway.cli.reading:token",
         "Make an agent token: the API key of an agent that may speak for one rollout and nothing else.",
     ),
-    "mcp": Command(
-        "penstock.gateway.cli.mcp:mcp",
-        "Give a coding agent tools to improve your agents: an MCP server on stdin and stdout.",
-    ),
     "check": Command(
         "penstock.gateway.cli.serve:check", "Read every record of a tape and report what is not as it should be."
     ),
@@ -101,9 +97,21 @@ class Group(NamedTuple):
 
     help: str
     commands: dict[str, Command]
+    usual: str | None = None
+    """The command that runs where none is named; None: their table is shown."""
 
 
 GROUPS: Final[dict[str, Group]] = {
+    "mcp": Group(
+        "Tools of agents and tools for agents (MCP). Without a command: serve.",
+        {
+            "serve": Command(
+                "penstock.gateway.cli.mcp:serve",
+                "Give a coding agent tools to improve your agents: an MCP server on stdin and stdout.",
+            ),
+        },
+        usual="serve",
+    ),
     "resource": Group(
         "Versions of prompts, of weights and of what tools are said to do.",
         {
@@ -265,7 +273,7 @@ app = _application()
 def main(arguments: list[str] | None = None) -> None:
     """The console script."""
     try:
-        app(arguments)
+        app(_named(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except Failure as e:
         _end(str(e), e.code)
@@ -277,6 +285,17 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _named(arguments: list[str]) -> list[str]:
+    """The arguments, with the usual command of their group where none is named."""
+    group = GROUPS.get(arguments[0]) if arguments else None
+    if group is None or group.usual is None:
+        return arguments
+    named = arguments[1:2]
+    if named and (not named[0].startswith("-") or named[0] in ("-h", "--help")):
+        return arguments
+    return [arguments[0], group.usual, *arguments[1:]]
 
 
 def _wrong(error: CycloptsError) -> str:

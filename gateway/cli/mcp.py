@@ -18,7 +18,7 @@ PERSON = (
 )
 
 
-def mcp(*, write: Annotated[bool, Parameter(negative="")] = False, gateway: Url = LOCAL) -> None:
+def serve(*, write: Annotated[bool, Parameter(negative="")] = False, gateway: Url = LOCAL) -> None:
     """Give a coding agent tools to improve your agents: an MCP server on stdin and stdout.
 
     Parameters
@@ -29,7 +29,7 @@ def mcp(*, write: Annotated[bool, Parameter(negative="")] = False, gateway: Url 
     if sys.stdin is None or sys.stdout is None:
         raise Failure("stdin or stdout is closed: an MCP client starts this command and speaks with it there")
     try:
-        from penstock.gateway.mcp_server.server import serve
+        from penstock.gateway.mcp_server.server import serve as speak
     except ModuleNotFoundError as e:
         # The SDK brings anyio along.
         if (e.name or "").partition(".")[0] not in ("anyio", "mcp", "mcp_types"):
@@ -39,6 +39,6 @@ def mcp(*, write: Annotated[bool, Parameter(negative="")] = False, gateway: Url 
     async def ask(client: Client) -> None:
         if sys.stdin.isatty():
             note(PERSON)
-        await serve(client, write)
+        await speak(client, write)
 
     with_client(gateway, ask)
