@@ -1,8 +1,10 @@
-"""The demo: two unmodified agents, a small local model, and a gateway between them. No network, no key.
+"""The demo: three unmodified agents, a small local model, a server of tools, and a gateway between them. No network, no
+key.
 
-`python -m penstock.gateway.demo.demo` (or `make demo`) starts the model in this process and a gateway in another, runs
-`examples/openai_agent.py` and `examples/anthropic_agent.py` with only their base URL changed, and shows what is on the
-tape. Everything it makes is in a temporary directory; everything it starts is stopped.
+`python -m penstock.gateway.demo.demo` (or `make demo`) starts the model and the server of tools in this process and a
+gateway in another, runs `examples/openai_agent.py`, `examples/anthropic_agent.py` and `examples/tools_agent.py` with
+only their URLs changed, and shows what is on the tape. Everything it makes is in a temporary directory; everything it
+starts is stopped.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from tempfile import TemporaryDirectory
 
 from aiohttp import web
 
+from penstock.gateway.demo import tools
 from penstock.gateway.demo.model import Answer, Json, chat, chat_events, decide, message, message_events
 
 PACE = 0.01
@@ -30,6 +33,10 @@ Format = tuple[Callable[[Json, Answer], Json], Callable[[Json, Answer], Iterator
 FORMATS: dict[str, Format] = {"/v1/chat/completions": (chat, chat_events), "/v1/messages": (message, message_events)}
 AGENTS = {"openai": ("OPENAI", "/v1"), "anthropic": ("ANTHROPIC", "")}
 """What an agent's environment variables start with and its base URL ends with."""
+SCRIPTS = {"openai": "openai", "anthropic": "anthropic", "tools": "openai"}
+"""The agents, and the SDK of each."""
+SERVER = "calculator"
+"""The server of tools, by its name in the gateway."""
 
 
 class DemoError(Exception):
@@ -42,12 +49,12 @@ async def demo() -> None:
     say("Starting a local model and a gateway, which takes some seconds.")
     with TemporaryDirectory(prefix="penstock-demo-") as home:
         async with model() as model_url, gateway(Path(home), model_url) as url:
-            say(f"A model at {model_url}, a gateway in front of it at {url}.")
+            say(f"A model and an MCP server at {model_url}, a gateway in front of both at {url}.")
             for name, script in scripts.items():
                 await run_agent(name, script, url)
             say("What the gateway has recorded:")
             await run_cli(url, "rollouts")
-            await run_cli(url, "show", "demo-openai")
+            await run_cli(url, "show", "demo-tools")
     say("Everything is stopped. `penstock serve --help` is where your own agents begin.")
 
 
@@ -58,15 +65,15 @@ def example_scripts() -> dict[str, Path]:
         raise DemoError(f"the demo's agents need {' and '.join(missing)}: pip install 'penstock-gateway[demo]'")
     folder = Path(__file__).resolve().parents[2] / "examples"
     if folder.is_dir():
-        return {name: folder / f"{name}_agent.py" for name in AGENTS}
+        return {name: folder / f"{name}_agent.py" for name in SCRIPTS}
     raise DemoError("the example agents are not here: run the demo from a checkout of penstock")
 
 
 @asynccontextmanager
 async def model() -> AsyncGenerator[str]:
-    """The local model server; yields its address."""
+    """The local server of the model and of the tools; yields its address."""
     app = web.Application()
-    app.add_routes([web.post(path, reply) for path in FORMATS])
+    app.add_routes([*(web.post(path, reply) for path in FORMATS), web.post(tools.PATH, tools.reply)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -110,11 +117,10 @@ async def gateway(home: Path, model_url: str) -> AsyncGenerator[str]:
 
 
 def configuration(model_url: str) -> str:
-    """The gateway's configuration: the model speaks both APIs."""
+    """The gateway's configuration: the model speaks both APIs, the tools are beside it."""
     urls = {name: model_url + suffix for name, (_, suffix) in AGENTS.items()}
-    return "\n".join(
-        f'[[upstream]]\nname = "{name}"\ndialect = "{name}"\nbase_url = "{url}"' for name, url in urls.items()
-    )
+    upstreams = (f'[[upstream]]\nname = "{name}"\ndialect = "{name}"\nbase_url = "{url}"' for name, url in urls.items())
+    return "\n".join((*upstreams, f'[mcp.servers.{SERVER}]\nurl = "{model_url}{tools.PATH}"'))
 
 
 async def address(process: asyncio.subprocess.Process) -> str:
@@ -132,10 +138,14 @@ async def address(process: asyncio.subprocess.Process) -> str:
 
 async def run_agent(name: str, script: Path, url: str) -> None:
     """Run an agent through the gateway."""
-    prefix, suffix = AGENTS[name]
-    base_url = f"{url}/rollout/demo-{name}/attempt/a1{suffix}"
-    say(f"$ {prefix}_BASE_URL={base_url} python examples/{script.name}")
-    await run([str(script)], {f"{prefix}_BASE_URL": base_url, f"{prefix}_API_KEY": "none-needed"})
+    prefix, suffix = AGENTS[SCRIPTS[name]]
+    address = f"{url}/rollout/demo-{name}/attempt/a1"
+    urls = {f"{prefix}_BASE_URL": address + suffix}
+    if name == "tools":
+        urls["MCP_URL"] = f"{address}/mcp/{SERVER}"
+    named = " \\\n  ".join(f"{variable}={value}" for variable, value in urls.items())
+    say(f"$ {named} python examples/{script.name}")
+    await run([str(script)], urls | {f"{prefix}_API_KEY": "none-needed"})
 
 
 async def run_cli(url: str, *arguments: str) -> None:

@@ -67,6 +67,9 @@ def _add_calls(branch: Tree, details: Sequence[SpanDetail], attempt: Attempt, as
         if turn is None:
             continue
         names = [tool.name for tool in turn.tools]
+        if detail.span.kind != "llm":
+            _add_turn(node, turn, 0, names, BRIEF)
+            continue
         _add_turn(node, turn, known(turn.messages, told), names if names != offered else [], BRIEF)
         told.append([*map(key, turn.messages), *(key(choice.message) for choice in turn.choices[:1])])
         offered = names
@@ -114,7 +117,9 @@ def _add_turn(node: Tree, turn: Turn, skip: int, tools: list[str] | None, limit:
     if skip:
         node.add(Text(f"… {counted(skip, 'message')} as before", style="dim"))
     for message in turn.messages[skip:]:
-        node.add(_message(message, limit))
+        # A message of MCP without parameters says no more than the name of its span.
+        if any(part != Part(type="unknown") for part in message.parts) or not message.parts:
+            node.add(_message(message, limit))
     for choice in turn.choices:
         node.add(_choice(choice, len(turn.choices), limit))
     for text in filter(None, (turn.error, *turn.problems)):

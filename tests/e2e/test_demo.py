@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.process import ROOT
 
-from penstock.gateway.demo import demo
+from penstock.gateway.demo import demo, tools
 
 
 async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
@@ -27,9 +28,38 @@ async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
     assert said.lstrip().startswith("Starting a local model and a gateway")
     assert process.returncode == 0, complaints.decode() + said
     assert said.count("The answer is 437.\nYou said: Thank you, that is all.") == 2
+    assert said.count("The answer is 437.\n") >= 3
     recorded = said.partition("What the gateway has recorded:")[2]
-    assert all(word in recorded for word in ("demo-openai", "demo-anthropic", "multiply", "437", "gpt-5-mini"))
+    assert all(word in recorded for word in ("demo-openai", "demo-anthropic", "demo-tools", "437", "gpt-5-mini"))
+    shown = recorded.partition("$ penstock show demo-tools")[2].splitlines()
+    asked, ran = (next(line for line in shown if mark in line) for mark in ("1 tool call", "tools/call multiply"))
+    assert shown.index(ran) == shown.index(asked) + 1, "the tool stands below the call that asked for it"
+    assert ran.index("#") > asked.index("#")
     assert os.listdir(tmp_path) == []
+
+
+def test_the_readme_shows_what_the_demo_prints() -> None:
+    """Its commands and the shape of the tree; times, ports and counts differ."""
+    picture = (ROOT / "README.md").read_text().partition("What `make demo` prints:")[2].partition("## Read on")[0]
+    for line in ("$ penstock rollouts", "$ penstock show demo-tools", "tools/call multiply", *demo.SCRIPTS):
+        assert line in picture
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ({"id": 1, "method": "prompts/list"}, tools.UNKNOWN_METHOD),
+        ({"id": 1, "method": "tools/call", "params": {"name": "divide"}}, tools.BAD_PARAMS),
+    ],
+)
+def test_its_server_of_tools_refuses_what_it_does_not_have(sent: dict[str, Any], code: int) -> None:
+    answered = tools.answer(sent)
+    assert answered is not None
+    assert answered["error"]["code"] == code
+
+
+def test_its_server_of_tools_answers_no_notification() -> None:
+    assert tools.answer({"method": "notifications/initialized"}) is None
 
 
 async def test_without_the_sdks_it_says_what_to_install(
