@@ -11,7 +11,7 @@ attempts, and one span of it must satisfy all the others together. `parse` refus
 `QueryError` that says what is allowed. `gateway.api.filter_fields` is the table of the fields.
 
 Pure: a parsed `Query` is a predicate, and says what it needs: a rollout alone, one with its attempts, or bodies. Bodies
-are the most expensive part; they come from a callable, which is called last.
+are the most expensive part; they come from callables, which are called last.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ __all__ = ["FIELDS", "Query", "QueryError", "Target", "Term", "parse", "quote"]
 
 Bodies = Callable[[Span], str]
 """Gives the searchable text of a span's request and response."""
+Tools = Callable[[Span], Sequence[str]]
+"""Gives the tool that a span ran, or those that its answer asked for."""
 Test = Callable[[Rollout | None, Span | None], bool]
 TextTest = Callable[[str], bool]
+NamesTest = Callable[[Sequence[str]], bool]
 
 ITEM = r'"(?:[^"\\]|\\.)*"|[^\s",]+'
 VALUE = re.compile(rf"(?:{ITEM})(?:,(?:{ITEM}))*(?=\s|$)", re.DOTALL)
@@ -70,6 +73,7 @@ class Query:
     on_rollout: tuple[Test, ...]
     """Tests of the rollout alone; filled when the target is rollouts."""
     on_span: tuple[Test, ...]
+    on_tools: tuple[NamesTest, ...]
     on_bodies: tuple[TextTest, ...]
     needs: frozenset[str]
     """What its fields need."""
@@ -80,12 +84,12 @@ class Query:
     @property
     def needs_bodies(self) -> bool:
         """True when `matches` reads bodies: worth scanning in smaller steps."""
-        return bool(self.on_bodies)
+        return bool(self.on_bodies or self.on_tools)
 
     @property
     def needs_spans(self) -> bool:
         """True when the rollout alone does not decide."""
-        return bool(self.on_span or self.on_bodies)
+        return bool(self.on_span or self.needs_bodies)
 
     @property
     def needs_rollout(self) -> bool:
@@ -101,10 +105,14 @@ class Query:
         """The terms that speak of the rollout itself."""
         return all(test(rollout, None) for test in self.on_rollout)
 
-    def matches(self, rollout: Rollout | None, span: Span, bodies: Bodies) -> bool:
-        """The terms that speak of a span; `bodies` is called at most once and only if all else holds."""
+    def matches(self, rollout: Rollout | None, span: Span, bodies: Bodies, tools: Tools) -> bool:
+        """The terms that speak of a span; `tools`, then `bodies` are called at most once and only if all else holds."""
         if not all(test(rollout, span) for test in self.on_span):
             return False
+        if self.on_tools:
+            names = tools(span)
+            if not all(test(names) for test in self.on_tools):
+                return False
         return not self.on_bodies or self._matches_text(bodies(span))
 
     def _matches_text(self, text: str) -> bool:
@@ -121,7 +129,7 @@ def quote(value: str) -> str:
 def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
     """Understand a filter. `now_ns` is what `started>2h` counts back from."""
     terms = tuple(_terms(text))
-    groups: dict[str, list[Any]] = {"rollout": [], "span": [], "bodies": []}
+    groups: dict[str, list[Any]] = {"rollout": [], "span": [], "tools": [], "bodies": []}
     for term in terms:
         try:
             group, test = _compile(term, target, now_ns)
@@ -129,7 +137,8 @@ def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
             raise QueryError(str(term), e.problem, e.allowed, e.nearest) from None
         groups[group].append(test)
     needs = frozenset(filter_fields.field(term.field, target).needs for term in terms)
-    return Query(terms, tuple(groups["rollout"]), tuple(groups["span"]), tuple(groups["bodies"]), needs)
+    on_rollout, on_span, on_tools, on_bodies = map(tuple, groups.values())
+    return Query(terms, on_rollout, on_span, on_tools, on_bodies, needs)
 
 
 def _terms(text: str) -> Iterator[Term]:
@@ -160,7 +169,7 @@ def _items(value: str) -> Iterator[str]:
         yield re.sub(r"\\(.)", r"\1", item[1:-1], flags=re.DOTALL) if item.startswith('"') else item
 
 
-def _compile(term: Term, target: Target, now_ns: int) -> tuple[str, Test | TextTest]:
+def _compile(term: Term, target: Target, now_ns: int) -> tuple[str, Test | NamesTest | TextTest]:
     """The test that a term stands for and the group it belongs to."""
     field = filter_fields.field(term.field, target)
     if term.operator not in field.operators:
@@ -170,6 +179,8 @@ def _compile(term: Term, target: Target, now_ns: int) -> tuple[str, Test | TextT
     wanted = term.negated == (term.operator == "!=")
     if field.about == "bodies":
         return "bodies", _test_text(matchers, wanted)
+    if field.about == "tools":
+        return "tools", lambda names: any(m(name) for name in names for m in matchers) == wanted
     return ("rollout" if field.about == "both" and target == "rollouts" else "span"), _test(field, matchers, wanted)
 
 

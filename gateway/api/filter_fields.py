@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 from penstock.gateway.api import filter_matchers
 from penstock.gateway.api.filter_matchers import MakeMatcher, Refused
 from penstock.gateway.model.attributes import AMBIGUOUS
-from penstock.gateway.model.base import Kind, Mode, Origin
+from penstock.gateway.model.base import TOOLS, Kind, Mode, Origin
 from penstock.gateway.model.lifecycle import FINAL, WAITING, claimed
 from penstock.gateway.model.rollout import (
     Attempt,
@@ -44,8 +44,9 @@ class Field:
     """Its values."""
     matcher: MakeMatcher
     """(operator, value, now in ns) -> matcher; raises Refused."""
-    about: Literal["span", "both", "bodies"] = "span"
-    """`both`: when rollouts are listed, it speaks of the rollout itself."""
+    about: Literal["span", "both", "bodies", "tools"] = "span"
+    """`both`: when rollouts are listed, it speaks of the rollout itself. `bodies` and `tools`: the values have to be
+    read from the bytes of the call."""
     needs: Literal["span", "rollout", "attempts"] = "span"
     """What must be looked up to read it of a span: its rollout, or that with its attempts."""
 
@@ -59,6 +60,11 @@ def field(name: str, target: Target) -> Field:
         return fields[name]
     near = get_close_matches(name, fields, n=1)
     raise Refused(f"unknown field {name!r}", (*fields, "metadata.KEY"), near[0] if near else None)
+
+
+def _nothing(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    """Reader of what no head holds."""
+    return ()
 
 
 def _of_span(read: Callable[[Span], Any]) -> Read:
@@ -120,6 +126,10 @@ def _started_ns(rollout: Rollout | None, span: Span | None) -> Sequence[int]:
 
 def _models(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
     return [name for name in (span.model, span.model_served) if name] if span else ()
+
+
+def _versions(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    return [f"{name}@{version}" for name, version in (span.versions or {}).items()] if span else ()
 
 
 def _ambiguous(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
@@ -224,6 +234,11 @@ _BOTH: dict[str, Field] = {
     "source": Field("who gave the reward", CHOICE, _of_span(_source), filter_matchers.choice(*get_args(RewardSource))),
     "agent": _text("name of the agent", lambda s: s.agent),
     "upstream": _text("name of the upstream", lambda s: s.upstream),
+    "tool": Field(
+        "a tool that was run, or that the answer asked for", TEXT, _nothing, filter_matchers.pattern, "tools"
+    ),
+    "server": _text("name of the server of tools", lambda s: s.upstream if s.kind in TOOLS else None),
+    "version": Field("NAME@VERSION of a resource that served it", TEXT, _versions, filter_matchers.pattern),
     "error": _text("reason of a failure, such as http_429", lambda s: s.error),
     "finish": _text("finish reason", lambda s: s.finish),
     "stream": Field(
@@ -238,9 +253,7 @@ _BOTH: dict[str, Field] = {
     "tool_calls": _count("tool calls asked for", lambda s: s.tool_calls),
     "bytes": _count("size of both bodies", lambda s: s.request_bytes + s.response_bytes),
     "http": _count("HTTP status", lambda s: s.http_status),
-    "text": Field(
-        "part of the request or response body", ("~",), lambda rollout, span: (), filter_matchers.part, "bodies"
-    ),
+    "text": Field("part of the request or response body", ("~",), _nothing, filter_matchers.part, "bodies"),
 }
 
 FIELDS: dict[Target, dict[str, Field]] = {

@@ -20,6 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.gateway.api.filter import Query
 from penstock.gateway.calls.turns import decode_body, encoding, read_exchange
+from penstock.gateway.model.attributes import TOOL
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Exchange
@@ -179,8 +180,19 @@ def span_filter(tape: Tape, query: Query) -> Callable[[Span], bool]:
         found = tape.rollout(rid) if query.needs_rollout else None
         return summary(tape, found) if found and query.needs_attempts else found
 
-    bodies = partial(searchable, tape)
-    return lambda span: query.matches(rollout(span.rollout), span, bodies)
+    bodies, tools = partial(searchable, tape), partial(tools_of, tape)
+    return lambda span: query.matches(rollout(span.rollout), span, bodies, tools)
+
+
+def tools_of(tape: Tape, span: Span) -> list[str]:
+    """The tool that a span ran, or those that its answer asked for, by the name that the model was told."""
+    if span.kind == "tool":
+        return [str((span.attributes or {}).get(TOOL, ""))]
+    exchange = tape.exchange(span) if span.tool_calls else None
+    if exchange is None:
+        return []
+    said = read_exchange(span.dialect, exchange, span).choices
+    return [part.name or "" for choice in said for part in choice.message.parts if part.type == "tool_call"]
 
 
 def searchable(tape: Tape, span: Span) -> str:

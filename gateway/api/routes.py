@@ -36,7 +36,6 @@ from penstock.gateway.model.answers import (
     Stats,
     Token,
     TokenRequest,
-    ToolList,
 )
 from penstock.gateway.model.base import Mode, Noun
 from penstock.gateway.model.queue import (
@@ -60,6 +59,7 @@ from penstock.gateway.model.queue import (
 )
 from penstock.gateway.model.release import ENDED, Stage
 from penstock.gateway.model.rollout import Judgement, Rollout, RolloutSummary
+from penstock.gateway.model.tools import ToolList
 from penstock.gateway.otlp.ingest import post_traces
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
-from penstock.gateway.api.pages import SLICE, Tape
+from penstock.gateway.api.pages import SLICE, Tape, summary
+from penstock.gateway.api.tool_stats import ToolTally, latencies, went
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
 from penstock.gateway.model.answers import ModelStats, RewardStats, Stats
 from penstock.gateway.model.base import CALLS, Kind
 from penstock.gateway.model.release_calls import own
-from penstock.gateway.model.rollout import Reward, RewardSource, Totals
+from penstock.gateway.model.rollout import Reward, RewardSource, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus
 
 
@@ -32,6 +34,7 @@ class Tally:
     rewards: list[Reward] = field(default_factory=list[Reward])
     by_model: defaultdict[str, ModelStats] = field(default_factory=lambda: defaultdict(ModelStats))
     durations: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    tools: ToolTally = field(default_factory=ToolTally)
 
     def add(self, span: Span) -> None:
         """Count a span."""
@@ -40,6 +43,7 @@ class Tally:
         self.by_kind[span.kind] += 1
         if own(span):
             return
+        self.tools.add(span)
         self.by_status.update([span.status.value] if span.kind in CALLS else [])
         self.rewards += [Reward.of(span)] if span.kind == "reward" else []
         if span.kind == "llm" and span.duration_ns is not None:
@@ -51,7 +55,7 @@ class Tally:
     def models(self) -> dict[str, ModelStats]:
         """Sums by model, the busiest first, with their latencies."""
         busiest = sorted(self.by_model.items(), key=lambda item: -item[1].calls)
-        return {name: ModelStats(**(dict(stats) | _latencies(self.durations[name]))) for name, stats in busiest}
+        return {name: ModelStats(**(dict(stats) | latencies(self.durations[name]))) for name, stats in busiest}
 
 
 def _rewards(given: list[Reward]) -> RewardStats:
@@ -76,18 +80,13 @@ def _count(totals: Totals, span: Span) -> None:
     totals.uncounted += uncounted(span, by_name(span.dialect))
 
 
-def _latencies(durations: list[int]) -> dict[str, int]:
-    """Nearest-rank quantiles."""
-    ordered = sorted(durations)
-    return {name: ordered[-(-len(ordered) * q // 100) - 1] for name, q in (("median_ns", 50), ("p95_ns", 95))}
-
-
 async def gather(tape: Tape, most: int, gaps: int) -> Stats:
     """Figures over the `most` newest spans."""
     tally, before, complete = Tally(), None, False
     while not complete and tally.spans < most:
         wanted = min(SLICE, most - tally.spans)
         before, complete = await asyncio.to_thread(_count_slice, tape, tally, before, wanted)
+    failed = await asyncio.to_thread(went, tally.tools, partial(_summary, tape))
     return Stats(
         counted_spans=tally.spans,
         complete=complete,
@@ -96,11 +95,17 @@ async def gather(tape: Tape, most: int, gaps: int) -> Stats:
         by_model=tally.models(),
         by_status=dict(tally.by_status),
         by_kind=dict(tally.by_kind),
+        by_tool=list(tally.tools.figures(failed)),
         rewards=_rewards(tally.rewards),
         tape=tape.figures(),
         cursor=tape.cursor(),
         gaps=gaps,
     )
+
+
+def _summary(tape: Tape, rid: str) -> RolloutSummary | None:
+    found = tape.rollout(rid)
+    return None if found is None else summary(tape, found)
 
 
 def _count_slice(tape: Tape, tally: Tally, before: int | None, wanted: int) -> tuple[int | None, bool]:

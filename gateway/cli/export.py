@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.span import Span
 
-What = Literal["rollouts", "spans", "messages"]
+What = Literal["rollouts", "spans", "messages", "tools"]
 Output = Annotated[Path | None, Parameter(name=("--output", "-o"))]
 
 
@@ -27,14 +27,15 @@ def export(
     output: Output = None,
     gateway: Url = LOCAL,
 ) -> None:
-    """Write rollouts, spans or conversations to a file.
+    """Write rollouts, spans, conversations or runs of tools to a file.
 
-    The filter is of rollouts for `rollouts`, and of spans for the other two.
+    The filter is of rollouts for `rollouts` and `tools`, and of spans for the other two.
 
     Parameters
     ----------
     what
-        A row for each rollout, for each span, or for each model call with what was said in it.
+        A row for each rollout, for each span, for each model call with what was said in it, or for each tool that a
+        rollout used.
     format
         JSON lines or Parquet, which needs the extra `parquet`.
     output
@@ -60,6 +61,8 @@ def export(
 def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:
     if what == "rollouts":
         return client.rollouts(filter)
+    if what == "tools":
+        return _tools(client, filter)
     return _spans(client, filter) if what == "spans" else _conversations(client, filter)
 
 
@@ -70,6 +73,17 @@ async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
     async for head in client.recent_spans(filter):
         if not own(head):
             yield head
+
+
+async def _tools(client: Client, filter: str) -> AsyncIterator[BaseModel]:
+    """The tools that rollouts used, attempt by attempt."""
+    from penstock.gateway.model.release_calls import rehearsed
+    from penstock.gateway.model.tools import ToolRow
+
+    async for rollout in client.rollouts(filter):
+        for attempt in () if rehearsed(rollout.id) else rollout.attempts:
+            for use in await client.tools(rollout.id, attempt.id):
+                yield ToolRow(**dict(use), rollout=rollout.id, attempt=attempt.id)
 
 
 async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel]:

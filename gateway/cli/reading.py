@@ -133,7 +133,7 @@ def token(rollout: str, /, *, expires: str | None = None, gateway: Url = LOCAL) 
 
 
 def stats(*, spans: int = 10_000, json: Json = False, gateway: Url = LOCAL) -> None:
-    """Show figures: calls, tokens and latencies by model, rewards, the queue, and the tape.
+    """Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.
 
     Parameters
     ----------

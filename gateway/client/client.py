@@ -34,8 +34,6 @@ from penstock.gateway.model.answers import (
     Stats,
     Token,
     TokenRequest,
-    ToolList,
-    ToolUse,
 )
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import (
@@ -63,6 +61,7 @@ from penstock.gateway.model.queue import (
 )
 from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, RolloutSummary, Worker
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.tools import ToolList, ToolUse
 from penstock.gateway.model.transcript import Call, Transcript
 
 __all__ = ["Client", "ClientError"]

@@ -1,4 +1,4 @@
-"""Rows for other tools: rollouts, spans and conversations as flat tables, streamed to a sink.
+"""Rows for other tools: rollouts, spans, conversations and runs of tools as flat tables, streamed to a sink.
 
 The columns are the fields of the nouns. Sums and usage are spread into columns of their own; what is a list or an
 object is JSON. Rows come page by page and leave as they come. A file appears under its name when it is whole and not
@@ -22,9 +22,10 @@ from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.base import Id, Noun
 from penstock.gateway.model.rollout import RolloutSummary, Totals
 from penstock.gateway.model.span import Estimate, Span, SpanStatus, Usage
+from penstock.gateway.model.tools import ToolRow
 from penstock.gateway.model.turn import Choice, Message, Tool
 
-What = Literal["rollouts", "spans", "messages"]
+What = Literal["rollouts", "spans", "messages", "tools"]
 
 SPREAD: Final[dict[Any, str]] = {Totals: "", Usage: "", Estimate: "estimated_"}
 """Nouns whose fields are columns, and what their names begin with."""
@@ -70,7 +71,12 @@ class Conversation(Noun):
         return cls(**(head | said))
 
 
-NOUNS: Final[dict[What, type[BaseModel]]] = {"rollouts": RolloutSummary, "spans": Span, "messages": Conversation}
+NOUNS: Final[dict[What, type[BaseModel]]] = {
+    "rollouts": RolloutSummary,
+    "spans": Span,
+    "messages": Conversation,
+    "tools": ToolRow,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ from penstock.gateway.diagnosis.findings import (
     of_request,
     of_rollout,
     of_tokens,
+    of_tools,
 )
+from penstock.gateway.diagnosis.tool_uses import tools_used
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.loose_json import loads, obj
 from penstock.gateway.dialects.token_ids import Tokens, common, length, read_tokens
@@ -73,7 +75,7 @@ def diagnose(
 ) -> Diagnosis:
     """Judge a rollout by its spans, in their order. `exchange` gives a call's bytes and is asked for one at a time;
     `model` is the one that is trained, the one of most calls when not given."""
-    heads = [span for span in spans if span.kind in ("llm", "reward")]
+    heads = [span for span in spans if span.kind in ("llm", "tool", "reward")]
     calls = [span for span in heads if span.kind == "llm"]
     case = Case(rollout, model or _main_model(calls), exchange)
     looked_at = frozenset((span.attempt, span.sequence) for span in calls[:MOST_CALLS])
@@ -81,7 +83,8 @@ def diagnose(
     for attempt in rollout.attempts:
         own = [span for span in heads if span.attempt == attempt.id]
         judged = [span for span in own if (span.attempt, span.sequence) in looked_at]
-        attempts.append(_attempt(case, attempt, list(of_attempt(rollout, attempt, own)), judged))
+        made = _attempt(case, attempt, list(of_attempt(rollout, attempt, own)), judged)
+        attempts.append(_with_tools(case, attempt, own, made))
     about = list(of_rollout(rollout))
     return Diagnosis(
         rollout=rollout.id,
@@ -94,6 +97,19 @@ def diagnose(
         attempts=attempts,
         skipped=len(calls) - len(looked_at),
     )
+
+
+def _with_tools(case: Case, attempt: Attempt, spans: Sequence[Span], made: AttemptDiagnosis) -> AttemptDiagnosis:
+    """The diagnosis of an attempt with what there is to say of its tools. None of it keeps a call out of training."""
+    if not any(span.kind == "tool" or span.tool_calls for span in spans):
+        return made
+    found = dict[int, list[Finding]]()
+    for sequence, one in of_tools(case.rollout, attempt, tools_used(spans, case.exchange)):
+        found.setdefault(sequence, []).append(one)
+    calls = [
+        call.model_copy(update={"findings": [*call.findings, *found.get(call.sequence, ())]}) for call in made.calls
+    ]
+    return made.model_copy(update={"calls": calls})
 
 
 def _main_model(calls: Iterable[Span]) -> str | None:

@@ -19,13 +19,21 @@ from penstock.gateway.model.lifecycle import LIVE, WAITING
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.tools import ToolList
 
 CUT: Final = frozenset({"length", "max_tokens", "max_output_tokens"})
 """Finish reasons of an answer that was not finished."""
 GIVEN_UP: Final = "abort"
 """vLLM's finish reason when it was stopped in the middle of an answer, which otherwise looks like a good one."""
-HARMLESS: Final[frozenset[Trouble]] = frozenset({"ambiguous", "cut_off", "retokenised", "forced", "sampling"})
+HARMLESS: Final[frozenset[Trouble]] = frozenset(
+    {
+        *("ambiguous", "cut_off", "retokenised", "forced", "sampling"),
+        *("tool_unanswered", "tool_failed", "tool_denied", "tool_ambiguous"),
+    }
+)
 """Findings that do not keep a call out of training."""
+DENIED: Final = "policy_violation"
+"""Why a run of a tool failed that a rule has stopped."""
 ENDED_BADLY: Final[dict[SpanStatus, tuple[Trouble, str]]] = {
     SpanStatus.ERROR: ("error", "it failed"),
     SpanStatus.INTERRUPTED: ("interrupted", "the gateway died while it ran"),
@@ -53,6 +61,10 @@ FIXES: Final[dict[Trouble, str]] = {
     "cut_off": "raise max_tokens, then {again}",
     "retokenised": 'set train = "exact" on the [[route]] of {model} in penstock.toml, then {again}',
     "forced": "let the agent leave the model free, or mask what the grammar forced",
+    "tool_unanswered": "penstock tools {at}",
+    "tool_failed": "penstock show {at}#{run}",
+    "tool_denied": "penstock show {at}#{run}",
+    "tool_ambiguous": "penstock tools {at}",
     "sampling": "start vLLM with --logprobs-mode processed_logprobs, or let the agent sample with temperature 1 alone",
 }
 
@@ -146,6 +158,24 @@ def of_request(rollout: RolloutSummary, span: Span, asked: Json) -> Iterator[Fin
             f"it was sampled with {', '.join(what)}; vLLM's log-probabilities are those before, if not told otherwise"
         )
         yield say("sampling", reason)
+
+
+def of_tools(rollout: RolloutSummary, attempt: Attempt, used: ToolList) -> Iterator[tuple[int, Finding]]:
+    """Findings from the tools that an attempt used, each with the model call that it concerns."""
+    say = partial(finding, rollout=rollout, attempt=attempt.id)
+    for one in used.unanswered:
+        ran = f"#{one.run} ran {one.tool}" if one.run is not None else f"it asked for {one.tool}"
+        yield one.asked_by, say("tool_unanswered", f"{ran}, and no later call carries the result")
+    lost = {one.run for one in used.unanswered if one.run is not None}
+    for use in used.tools:
+        if use.grade == "ambiguous" and use.span not in lost:
+            what = f"#{use.span} {use.tool}" if use.span is not None else f"{use.tool} inside the agent"
+            for sequence in use.candidates:
+                yield sequence, say("tool_ambiguous", f"{what} may have been for it: {use.reason}")
+        if use.asked_by is not None and use.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED):
+            denied = use.error == DENIED
+            reason = f"#{use.span} {use.tool} was {'stopped by a rule' if denied else f'run and failed ({use.error})'}"
+            yield use.asked_by, say("tool_denied" if denied else "tool_failed", reason, run=use.span)
 
 
 def _unrewarded(rollout: RolloutSummary, attempt: Attempt, rewards: Sequence[Reward]) -> Finding:

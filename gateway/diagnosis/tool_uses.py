@@ -3,16 +3,18 @@ runs inside the agent, which only the conversation tells of. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from penstock.gateway.calls.turns import plain_bodies, read_exchange
-from penstock.gateway.diagnosis.tool_calls import ModelCall, read_asks
+from penstock.gateway.diagnosis.tool_arguments import same_name
+from penstock.gateway.diagnosis.tool_calls import Ask, ModelCall, read_asks
 from penstock.gateway.diagnosis.tool_join import Candidate, ImpliedRun, Link, ToolRun, implied_runs, join
 from penstock.gateway.dialects.mcp import tool_run
-from penstock.gateway.model.answers import ToolList, ToolUse
 from penstock.gateway.model.attributes import TOOL
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.tools import ToolList, ToolUse, UnansweredCall
 
 MOST_SPANS = 2_000
 """Calls of an attempt whose bytes are read."""
@@ -22,6 +24,7 @@ _INSIDE = "the answer asked for it, and a later request carried the result"
 def tools_used(spans: Iterable[Span], exchange_of: Callable[[Span], Exchange | None]) -> ToolList:
     """What an attempt used, in order of time. `spans`: all of the attempt, in order."""
     calls: list[ModelCall] = []
+    ids: dict[int, str | None] = {}
     runs: dict[str, tuple[Span, ToolRun]] = {}
     skipped = 0
     for span in spans:
@@ -33,15 +36,36 @@ def tools_used(spans: Iterable[Span], exchange_of: Callable[[Span], Exchange | N
             continue
         elif span.kind == "llm":
             calls.append(_call(span, exchange))
+            ids[span.sequence] = span.span_id
         else:
             runs[str(span.sequence)] = span, _run(span, exchange)
     asks = read_asks(calls)
     links = join(asks, [run for _, run in runs.values()])
-    ends = {call.sequence: call.end_ns or call.start_ns for call in calls}
-    begins = {call.sequence: call.start_ns for call in calls}
-    found = [_on_server(link, *runs[link.run]) for link in links]
-    found += [_inside(one, ends, begins) for one in implied_runs(asks, links)]
-    return ToolList(tools=sorted(found, key=lambda use: (use.start_ns, use.span or 0)), skipped=skipped)
+    on_servers = [_on_server(link, *runs[link.run], ids) for link in links]
+    found = [*on_servers, *(_inside(one, ids) for one in implied_runs(asks, links))]
+    return ToolList(
+        tools=sorted(found, key=lambda use: (use.start_ns, use.span or 0)),
+        unanswered=list(_unanswered(asks, on_servers, calls)),
+        skipped=skipped,
+    )
+
+
+def _unanswered(asks: Sequence[Ask], runs: Sequence[ToolUse], calls: Sequence[ModelCall]) -> Iterator[UnansweredCall]:
+    """The tool calls that later requests repeat without a result. An agent's last answer often asks for a tool that
+    ends it; no request repeats that one. Only ids that were given once tell which call they are of."""
+    without: dict[str, bool] = {}
+    for call in calls:
+        parts = [part for message in call.turn.messages for part in message.parts if part.id is not None]
+        results = {part.id for part in parts if part.type == "tool_call_response"}
+        without.update({part.id or "": part.id not in results for part in parts if part.type == "tool_call"})
+    given = Counter(ask.id for ask in asks)
+    for ask in asks:
+        if ask.id is None or ask.deliveries or given[ask.id] > 1 or not without.get(ask.id):
+            continue
+        # Nobody went on from its result, so the run is known by what it was asked alone.
+        fits = [use for use in runs if ask.call.sequence in (use.asked_by, *use.candidates)]
+        run = next((use.span for use in fits if same_name(ask.name, use.server or "", use.tool)), None)
+        yield UnansweredCall(asked_by=ask.call.sequence, call_id=ask.id, tool=ask.name, run=run)
 
 
 def _call(span: Span, exchange: Exchange) -> ModelCall:
@@ -65,25 +89,28 @@ def _run(span: Span, exchange: Exchange) -> ToolRun:
     )
 
 
-def _on_server(link: Link, span: Span, run: ToolRun) -> ToolUse:
+def _on_server(link: Link, span: Span, run: ToolRun, ids: Mapping[int, str | None]) -> ToolUse:
     asked = link.asked or Candidate(0, None)
     return ToolUse(
         span=span.sequence,
+        span_id=span.span_id,
         server=run.server,
         tool=run.tool,
         grade=link.grade,
         reason=link.reason,
         asked_by=asked.sequence or None,
+        asked_span_id=ids.get(asked.sequence),
         call_id=asked.call_id,
         candidates=[] if link.asked else sorted({one.sequence for one in link.candidates}),
         carried_by=link.carried_by,
         status=span.status,
+        error=span.error,
         start_ns=span.start_ns,
         end_ns=span.end_ns,
     )
 
 
-def _inside(one: ImpliedRun, ends: dict[int, int], begins: dict[int, int]) -> ToolUse:
+def _inside(one: ImpliedRun, ids: Mapping[int, str | None]) -> ToolUse:
     first = one.asked[0]
     known = len(one.asked) == 1
     return ToolUse(
@@ -91,9 +118,10 @@ def _inside(one: ImpliedRun, ends: dict[int, int], begins: dict[int, int]) -> To
         grade="certain" if known else "ambiguous",
         reason=_INSIDE,
         asked_by=first.sequence if known else None,
+        asked_span_id=ids.get(first.sequence) if known else None,
         call_id=first.call_id,
         candidates=[] if known else sorted({it.sequence for it in one.asked}),
         carried_by=one.carried_by,
-        start_ns=ends[first.sequence],
-        end_ns=begins[one.carried_by],
+        start_ns=one.start_ns,
+        end_ns=one.end_ns,
     )

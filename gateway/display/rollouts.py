@@ -29,11 +29,12 @@ from penstock.gateway.display.text import (
     size,
     tally,
 )
-from penstock.gateway.model.answers import RewardStats, Stats, ToolUse
+from penstock.gateway.model.answers import RewardStats, Stats
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.tools import ToolStats, ToolUse
 from penstock.gateway.model.wording import counted
 
 STYLES = {
@@ -74,7 +75,10 @@ SUMS = (
     Column("model"), figure("calls"), figure("errors", 5), figure("cancelled", 2), figure("tokens", 6),
     figure("tools", 1), figure("median", 3), figure("p95", 4),
 )  # fmt: skip
-
+USED = (
+    Column("tool", narrows="cut", least=12), Column("server", 2), figure("calls"), figure("errors", 6),
+    figure("cancelled", 1), figure("median", 3), figure("p95", 4), figure("in failed rollouts"), figure("in others"),
+)  # fmt: skip
 TOOLS = (
     figure("#"), Column("tool", narrows="cut", least=12), Column("server", 2), Column("status", 3), figure("took", 4),
     Column("asked by"), Column("known", 1), Column("why", narrows="cut", least=24),
@@ -142,7 +146,19 @@ def stats(figures: Stats) -> Group:
     tape = ", ".join(f"{clean(k)} {size(n) if k.endswith('bytes') else f'{n:,}'}" for k, n in figures.tape.items())
     lines = [f"Sums over {whole}: {ended or 'none'}.", f"Tape: {tape}."]
     gaps = [Text(f"{figures.gaps:,} calls could not be recorded.", style="red")] if figures.gaps else []
-    return Group(Text(lines[0]), sums, *_rewards(figures.rewards), Text(lines[1]), *gaps)
+    used = [_used(figures.by_tool)] if figures.by_tool else []
+    return Group(Text(lines[0]), sums, *used, *_rewards(figures.rewards), Text(lines[1]), *gaps)
+
+
+def _used(tools: Sequence[ToolStats]) -> Listing:
+    """A line for each tool. The last two columns say in how many of the rollouts that failed, and of the others, it was
+    run: a tool that is in many of the one and few of the other is worth a look."""
+    made = Listing(*USED)
+    for it in tools:
+        shares = ("" if share is None else f"{share:.0%}" for share in (it.share_of_failed, it.share_of_others))
+        counts = (f"{it.calls:,}", f"{it.errors:,}", f"{it.cancelled:,}")
+        made.add_row(plain(it.tool), plain(it.server), *counts, duration(it.median_ns), duration(it.p95_ns), *shares)
+    return made
 
 
 def _rewards(given: RewardStats) -> Iterator[Text]:

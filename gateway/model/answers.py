@@ -16,7 +16,8 @@ from penstock.gateway.model.base import Id, Kind, Noun
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Chunk, Exchange, Side
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, RewardSource, RolloutStatus, RolloutSummary, Totals
-from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.tools import ToolStats
 from penstock.gateway.model.turn import Turn
 
 
@@ -184,6 +185,8 @@ class Stats(Noun):
     """Counted calls of agents by how they ended."""
     by_kind: dict[Kind, int]
     """Counted spans by what happened."""
+    by_tool: list[ToolStats] = Field(default_factory=list[ToolStats])
+    """Runs of the tools of servers behind the gateway, the busiest first."""
     rewards: RewardStats
     """Sums over the counted rewards."""
     tape: dict[str, int]
@@ -216,6 +219,10 @@ Trouble = Literal[
     "retokenised",
     "forced",
     "sampling",
+    "tool_unanswered",
+    "tool_failed",
+    "tool_denied",
+    "tool_ambiguous",
 ]
 """Why something cannot be trained on, or is worth a look; `docs/doctor.md` explains each."""
 
@@ -290,44 +297,6 @@ class Diagnosis(Noun):
     """What concerns the rollout as a whole."""
     attempts: list[AttemptDiagnosis]
     """Its attempts, oldest first."""
-    skipped: int
-    """Calls that were not looked at, because there are too many."""
-
-
-class ToolUse(Noun):
-    """A tool that was run: on a server behind the gateway, or inside the agent."""
-
-    span: int | None = None
-    """Sequence of its span; None for a tool that ran inside the agent."""
-    server: str | None = None
-    """The server, by its name in penstock.toml; None for a tool that ran inside the agent."""
-    tool: str
-    """Its name: the server's own, or the one that the model knows."""
-    grade: Literal["certain", "likely", "ambiguous", "none"]
-    """How well it is known which answer asked for it. `none`: none did, the host began it."""
-    reason: str
-    """Why, in a sentence."""
-    asked_by: int | None = None
-    """Sequence of the model call whose answer asked for it, where that is certain or likely."""
-    call_id: str | None = None
-    """The tool-call id in that answer."""
-    candidates: list[int] = Field(default_factory=list[int])
-    """Sequences of all model calls that may have asked for it, where nothing tells them apart."""
-    carried_by: int | None = None
-    """Sequence of the model call that carried its result."""
-    status: SpanStatus = SpanStatus.OK
-    """How its span ended."""
-    start_ns: int
-    """When it began; of a tool inside the agent the earliest that it can have; ns since the epoch."""
-    end_ns: int | None
-    """When it had ended; of a tool inside the agent the latest that it can have; ns since the epoch."""
-
-
-class ToolList(Noun):
-    """The tools that an attempt used."""
-
-    tools: list[ToolUse]
-    """By start."""
     skipped: int
     """Calls that were not looked at, because there are too many."""
 

@@ -33,6 +33,8 @@ Kind = Literal["llm", "tool", "mcp", "reward", "event", "otel"]
 
 CALLS: tuple[Kind, ...] = ("llm", "tool", "mcp")
 """What is asked of somebody else: of a model, of a tool, of a server of tools in other matters."""
+TOOLS: tuple[Kind, ...] = ("tool", "mcp")
+"""What is asked of a server of tools."""
 
 
 class Noun(BaseModel):

@@ -45,15 +45,19 @@ SPAN = call(
     tool_calls=2,
     finish="tool_calls",
     agent="planner",
+    versions={"planner": "v2", "qwen": "v10"},
     usage=Usage(input_tokens=900, output_tokens=100),
     request_bytes=3000,
     response_bytes=1000,
 )
 BODIES = '{"messages":[{"content":"Stra\\u00dfe \\"hot\\"\\nline"}]} TimeOut reached'
 
+NAMES = ("mcp__web__search", "multiply")
+"""The tools that the answer asked for."""
+
 
 def matches(text: str, span: Span = SPAN, rollout: Rollout | None = ROLLOUT) -> bool:
-    return parse(text, now_ns=T0 + 3600 * 10**9).matches(rollout, span, lambda _: BODIES)
+    return parse(text, now_ns=T0 + 3600 * 10**9).matches(rollout, span, lambda _: BODIES, lambda _: NAMES)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +72,17 @@ def matches(text: str, span: Span = SPAN, rollout: Rollout | None = ROLLOUT) -> 
         "model:qwen*",
         "model:QWEN3-8b",
         "model=Qwen3-8B",
+        "tool:*search",
+        "tool=multiply",
+        "tool~web",
+        "tool:nothing,mult*",
+        "tool:multiply tool:*search",
+        "-tool:divide",
+        "version:planner@v2",
+        "version:planner@*",
+        "version=qwen@v10",
+        "-version:qwen@v1",
+        "-server:*",
         "model=qwen3-8b-fp8",
         "model~3-8",
         "model!=gpt-5",
@@ -109,6 +124,13 @@ def test_matches(text: str) -> None:
         "metadata.n:4",
         "status:error model:gpt*",
         "model:[Qq]wen*",
+        "tool:search",
+        "-tool:multiply",
+        "tool:mult* tool:divide",
+        "version:planner",
+        "version:planner@v1",
+        "version:qwen@v1",
+        "server:openai",
     ],
 )
 def test_does_not_match(text: str) -> None:
@@ -123,6 +145,21 @@ def test_absent_values_match_nothing_and_their_negation_matches() -> None:
     assert not matches("mode:train", bare, None)
 
 
+def test_the_server_is_that_of_tools() -> None:
+    run = call(1, kind="tool", upstream="web")
+    assert matches("server:web -server:openai upstream:web", run)
+    assert not matches("server:openai", call(1, upstream="openai"))
+
+
+def test_what_an_answer_asked_for_is_read_after_all_heads() -> None:
+    def never(span: Span) -> list[str]:
+        raise AssertionError(span)
+
+    assert not parse("tool:x status:ok").matches(None, SPAN, lambda _: "", never)
+    assert parse("tool:x").needs_bodies
+    assert parse("tool:x", "rollouts").needs_spans
+
+
 def test_failed_is_error_or_interrupted() -> None:
     found = [
         s for s in ("open", "ok", "error", "cancelled", "interrupted") if matches("status:failed", call(1, status=s))
@@ -135,8 +172,8 @@ def test_terms_about_rollouts_are_told_apart() -> None:
     assert query.matches_rollout(ROLLOUT)
     assert query.needs_spans
     assert not query.matches_rollout(ROLLOUT.model_copy(update={"mode": "val"}))
-    assert query.matches(ROLLOUT, SPAN, lambda _: "")
-    assert not query.matches(ROLLOUT, call(1), lambda _: "")
+    assert query.matches(ROLLOUT, SPAN, lambda _: "", lambda _: ())
+    assert not query.matches(ROLLOUT, call(1), lambda _: "", lambda _: ())
     assert not parse("status:failed mode:train", "rollouts").needs_spans
 
 
@@ -153,10 +190,10 @@ def test_terms_about_rollouts_are_told_apart() -> None:
 )
 def test_spans_are_found_by_their_rollout_and_attempt(text: str, span: Span) -> None:
     query = parse(text)
-    assert query.matches(SUMMARY, span, lambda _: "")
+    assert query.matches(SUMMARY, span, lambda _: "", lambda _: ())
     for term in query.terms:
         against = replace(term, negated=not term.negated)
-        assert not parse(str(against)).matches(SUMMARY, span, lambda _: ""), against
+        assert not parse(str(against)).matches(SUMMARY, span, lambda _: "", lambda _: ()), against
 
 
 @pytest.mark.parametrize(
@@ -189,8 +226,8 @@ def test_bodies_are_read_last_and_once() -> None:
 
     query = parse("text~timeout model:qwen* text~line")
     assert query.needs_bodies
-    assert query.matches(None, SPAN, bodies)
-    assert not query.matches(None, call(1), bodies)
+    assert query.matches(None, SPAN, bodies, lambda _: ())
+    assert not query.matches(None, call(1), bodies, lambda _: ())
     assert reads == [SPAN]
 
 
@@ -243,7 +280,7 @@ def test_refusals_say_what_is_allowed(text: str, target: Target, message: str) -
 @example('text~"\\')
 def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
-        parse(text).matches(ROLLOUT, SPAN, lambda _: BODIES)
+        parse(text).matches(ROLLOUT, SPAN, lambda _: BODIES, lambda _: NAMES)
     except QueryError:
         event("refused")
 
@@ -251,7 +288,7 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
 @given(st.sampled_from(sorted(FIELDS["spans"])), st.sampled_from(":=!<>~"), st.text(min_size=1))
 def test_any_value_is_parsed_or_refused(field: str, operator: str, value: str) -> None:
     try:
-        parse(f"{field}{operator}{quote(value)}").matches(ROLLOUT, SPAN, lambda _: BODIES)
+        parse(f"{field}{operator}{quote(value)}").matches(ROLLOUT, SPAN, lambda _: BODIES, lambda _: NAMES)
     except QueryError:
         event("refused")
 

@@ -20,6 +20,7 @@ from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import SpanStatus
 
 KEY = "the admin key"
+SEARCHES = ("search", "mcp__web__search")
 
 
 def small_tape() -> MemoryTape:
@@ -53,6 +54,32 @@ async def problem(http: aiohttp.ClientSession, served: Serving, path: str, statu
 
 
 # --- lists ---
+
+
+@pytest.mark.parametrize(
+    ("filter", "found"),
+    [
+        ("tool:search", ["r2", "r1"]),
+        ("tool:search kind:tool", ["r1"]),
+        ("tool=mcp__web__search", ["r2"]),
+        ("tool:other", []),
+        ("server:web", ["r1"]),
+        ("version:planner@v2", ["r2"]),
+        ("version:planner@v1", []),
+    ],
+)
+async def test_rollouts_are_found_by_their_tools_and_versions(
+    filter: str, found: list[str], http: aiohttp.ClientSession
+) -> None:
+    tape = MemoryTape()
+    tape.add(call(1, kind="tool", upstream="web", model=None, usage=None, attributes={"gen_ai.tool.name": "search"}))
+    asks = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in SEARCHES]
+    answer = chat_exchange([{"role": "user", "content": "Find it."}], {"content": None, "tool_calls": asks})
+    tape.add(call(1, rollout="r2", tool_calls=2, versions={"planner": "v2"}), answer)
+    tape.add(call(1, rollout="r3"), chat_exchange([], {"content": "search"}))
+    async with serving(tape) as running:
+        page = RolloutPage.model_validate(await get(http, running, f"/api/rollouts?filter={filter}"))
+    assert [rollout.id for rollout in page.rollouts] == found
 
 
 async def test_rollouts_come_newest_first_with_attempts_and_sums(served: Serving, http: aiohttp.ClientSession) -> None:

@@ -22,6 +22,7 @@ from penstock.gateway.client import sinks
 from penstock.gateway.client.files import whole_file
 from penstock.gateway.client.tables import NOUNS, SPREAD, Conversation, What, columns, export, row, sink
 from penstock.gateway.model.rollout import Attempt, Reward, RolloutSummary, Totals
+from penstock.gateway.model.tools import ToolRow
 
 DOCS = (Path(__file__).parents[3] / "docs" / "export.md").read_text(encoding="utf-8")
 TYPES = {"text": "text", "whole": "whole number", "number": "number", "flag": "true or false", "json": "JSON"}
@@ -45,6 +46,10 @@ def nouns(what: str) -> list[BaseModel]:
         said = Conversation.of(detail_of(tape, head))
         assert said is not None
         return [said, said.model_copy(update={"model": None, "messages": [], "problems": ["odd"]})]
+    if what == "tools":
+        run = ToolRow(rollout="r1", attempt="a1", tool="sum", grade="ambiguous", reason="x", start_ns=1, end_ns=None)
+        sure = {"span": 2, "server": "calc", "grade": "certain", "asked_by": 1, "asked_span_id": "ab", "end_ns": 3}
+        return [run.model_copy(update=sure), run.model_copy(update={"candidates": [1, 3]})]
     return [a_rollout(), RolloutSummary(id="r2")] if what == "rollouts" else [head, bare]
 
 

@@ -16,7 +16,7 @@ from fakes.tape import Tape
 
 from penstock.gateway.demo.model import Answer
 from penstock.gateway.demo.model import Call as Asked
-from penstock.gateway.model.answers import ToolList
+from penstock.gateway.model.tools import ToolList
 
 ARGUMENTS = {"city": "Oslo"}
 ASK = [{"role": "user", "content": "Say it again, and the time."}]

@@ -1,0 +1,109 @@
+"""The nouns of tools: what an attempt used, and sums over what was used."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.gateway.model.base import Id, Noun
+from penstock.gateway.model.span import SpanStatus
+
+
+class ToolUse(Noun):
+    """A tool that was run: on a server behind the gateway, or inside the agent."""
+
+    span: int | None = None
+    """Sequence of its span; None for a tool that ran inside the agent."""
+    span_id: str | None = None
+    """Id of its span; None for a tool that ran inside the agent."""
+    server: str | None = None
+    """The server, by its name in penstock.toml; None for a tool that ran inside the agent."""
+    tool: str
+    """Its name: the server's own, or the one that the model knows."""
+    grade: Literal["certain", "likely", "ambiguous", "none"]
+    """How well it is known which answer asked for it. `none`: none did, the host began it."""
+    reason: str
+    """Why, in a sentence."""
+    asked_by: int | None = None
+    """Sequence of the model call whose answer asked for it, where that is certain or likely."""
+    asked_span_id: str | None = None
+    """Span id of that call."""
+    call_id: str | None = None
+    """The tool-call id in that answer."""
+    candidates: list[int] = Field(default_factory=list[int])
+    """Sequences of all model calls that may have asked for it, where nothing tells them apart."""
+    carried_by: int | None = None
+    """Sequence of the model call that carried its result."""
+    status: SpanStatus = SpanStatus.OK
+    """How its span ended."""
+    error: str | None = None
+    """Short reason when its span did not end well."""
+    start_ns: int
+    """When it began; of a tool inside the agent the earliest that it can have; ns since the epoch."""
+    end_ns: int | None
+    """When it had ended; of a tool inside the agent the latest that it can have; ns since the epoch."""
+
+
+class _User(Noun):
+    """Who used a tool."""
+
+    rollout: Id
+    """The rollout that used it."""
+    attempt: Id
+    """The attempt that used it."""
+
+
+class ToolRow(ToolUse, _User):
+    """A tool that was run, with the attempt that used it: a row of an export of tools."""
+
+
+class UnansweredCall(Noun):
+    """A tool call of an answer whose result the model was never shown, although the agent went on."""
+
+    asked_by: int
+    """Sequence of the model call whose answer asked for it."""
+    call_id: str | None
+    """The tool-call id in that answer."""
+    tool: str
+    """The tool, as the model knows it."""
+    run: int | None
+    """Sequence of the run that was for it; None where no server saw one."""
+
+
+class ToolList(Noun):
+    """The tools that an attempt used."""
+
+    tools: list[ToolUse]
+    """By start."""
+    unanswered: list[UnansweredCall] = Field(default_factory=list[UnansweredCall])
+    """Tool calls whose results the model was never shown."""
+    skipped: int
+    """Calls that were not looked at, because there are too many."""
+
+
+class ToolStats(Noun):
+    """Sums over the runs of one tool of a server behind the gateway."""
+
+    server: str
+    """The server, by its name in penstock.toml."""
+    tool: str
+    """The tool, by the server's own name."""
+    calls: int = 0
+    """How often it was run."""
+    errors: int = 0
+    """Runs that the server refused, whose result says that they failed, or that broke off."""
+    cancelled: int = 0
+    """Runs whose agent went away, or that it cancelled."""
+    median_ns: int | None = None
+    """Half of its finished runs took no longer; ns."""
+    p95_ns: int | None = None
+    """95 of 100 of its finished runs took no longer; ns."""
+    rollouts: int = 0
+    """Rollouts that ran it and of which it is known how they went."""
+    failed: int = 0
+    """Those of them that failed: they ended as failed, or their reward is 0 or less."""
+    share_of_failed: float | None = None
+    """The share of all failed rollouts that ran it; None when none has failed."""
+    share_of_others: float | None = None
+    """The share of all rollouts that ran it which did not fail; None when there are none."""
