@@ -1,8 +1,9 @@
-"""OpenTelemetry in and out. It may import every layer from `calls` and `runs` down.
+"""OpenTelemetry in and out. It may import every layer from `diagnosis` down.
 
 *In* (`ingest`): OTLP/HTTP at `/v1/traces`. A request is decoded (`wire`, `json_encoding`), every span of it becomes an
 entry of the tape (`span_in`, `values`) and is joined to the attempt it belongs to (`attempt_of`). *Out* (`exporter`):
-the change feed as spans with the current conventions (`span_out`, `content`), sent in batches (`batches`, `delivery`).
+the change feed as spans with the current conventions (`span_out`, `content`), linked to what they were made for
+(`causes`), sent in batches (`batches`, `delivery`).
 
 The names that change with the conventions are in one file, `semconv`. The first request that needs protobuf imports it:
 a gateway that gets no spans does not carry it. Begin with `ingest` or `exporter`.

@@ -31,6 +31,8 @@ class Place(NamedTuple):
     """True when nobody has named the parent."""
     links: tuple[tuple[str, str], ...] = ()
     """(trace id, span id) of spans it may belong to."""
+    causes: tuple[tuple[str, str, str, str | None], ...] = ()
+    """(trace id, span id, type of link, how well it is known) of spans that it was made for."""
     moved: frozenset[str] = frozenset()
     """Traces that became part of `trace`: links to them become links to it."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from penstock.gateway.model.base import CALLS
@@ -18,7 +19,8 @@ from penstock.gateway.model.change import Change
 from penstock.gateway.model.nesting import Node
 from penstock.gateway.model.rollout import Attempt, Reward
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.otlp.placement import OneTrace, Place, as_it_came, root_id
+from penstock.gateway.otlp.causes import Causes
+from penstock.gateway.otlp.placement import MOST_LINKS, OneTrace, Place, as_it_came, root_id
 from penstock.gateway.otlp.unrooted import Beside
 from penstock.gateway.store import Store
 
@@ -51,6 +53,7 @@ class Selection:
         self._traces: dict[Name, OneTrace] = {}
         self._beside = Beside(tape)
         self._joined: OrderedDict[tuple[str, str, int], str] = OrderedDict()
+        self._causes = Causes(tape)
         self._handed_out = lru_cache(maxsize=4096)(self._find_handed_out)
 
     def look_again(self, piece: Iterable[Change], attempt_goes_on: bool) -> None:
@@ -82,7 +85,7 @@ class Selection:
             if self._waits_for_end(span.rollout, span.attempt):
                 yield from self._of_attempt(span, change.cursor)
             else:
-                yield span, self._place(span)
+                yield span, self._linked(span)
 
     def _waits_for_end(self, rollout: str, attempt: str) -> bool:
         return self._wait_ns > 0 and self._handed_out(rollout, attempt)
@@ -115,14 +118,14 @@ class Selection:
             sent = Sent(attempt.ended_ns, cursor - 1)
             self._remember(name, sent)
         if sent is not None and cursor > sent.cursor:
-            yield span, self._place(span)
+            yield span, self._linked(span)
 
     def _whole(self, attempt: Attempt, ended_ns: int) -> Iterator[Sending]:
         name, cursor = (attempt.rollout, attempt.id), self._tape.cursor()
         yield attempt
         for span in self._tape.spans(*name, (attempt.id, 0)):
             if span.status != SpanStatus.OPEN:
-                yield span, self._place(span)
+                yield span, self._linked(span)
         self._remember(name, Sent(ended_ns, cursor))
 
     def _remember(self, name: Name, sent: Sent) -> None:
@@ -136,11 +139,23 @@ class Selection:
 
     # -- where it stands ---------------------------------------------------------------------------------------------
 
+    def _linked(self, span: Span) -> Place:
+        """The place of a span, with links to what it was made for."""
+        causes: list[tuple[str, str, str, str | None]] = []
+        for cause in islice(self._causes.of(span), MOST_LINKS):
+            found = self._tape.span(span.rollout, span.attempt, cause.sequence)
+            if found is not None and found.span_id is not None:
+                causes.append((self._trace_of(found), found.span_id, cause.link_type, cause.known))
+        return self._place(span)._replace(causes=tuple(causes))
+
+    def _trace_of(self, call: Span) -> str:
+        """The trace in which a call was sent, or will be."""
+        return self._joined.get((call.rollout, call.attempt, call.sequence)) or self._place(call).trace
+
     def _place(self, span: Span) -> Place:
         judged = judged_call(self._tape, span) if span.kind == "reward" else None
         if judged is not None:
-            known = self._joined.get((judged.rollout, judged.attempt, judged.sequence))
-            return Place(known or self._place(judged).trace, judged.span_id)
+            return Place(self._trace_of(judged), judged.span_id)
         name = span.rollout, span.attempt
         if self._wait_ns <= 0:
             return as_it_came(span, root_id(*name) if self._handed_out(*name) else None)

@@ -99,6 +99,10 @@ ORIGINAL_TRACE = "penstock.original_trace_id"
 """The trace that a span came in, where it is sent in another."""
 LINK, PROBABLE_PARENT = "penstock.link", "parent"
 """What a link of the gateway's own stands for."""
+LINK_TYPE, CAUSED, RETRY = "gen_ai.attribution.link_type", "CAUSED_BY_GENERATION", "RETRY_OF"
+"""Why a span was made, as proposed for the GenAI conventions (semantic-conventions-genai #370)."""
+KNOWN = "penstock.tool.known"
+"""How well it is known which answer asked for a run of a tool."""
 OF_AN_AGENTS_SPAN = OF_EVERY_SPAN[:2]
 """What is added to a span that came in."""
 OF_A_CALL: tuple[Row, ...] = (

@@ -154,6 +154,9 @@ def _begun(span: Span, place: Place) -> Outgoing:
     for linked_trace, linked in place.links:
         link = found.links.add(trace_id=bytes.fromhex(linked_trace), span_id=bytes.fromhex(linked))
         fill(link.attributes, {semconv.LINK: semconv.PROBABLE_PARENT})
+    for linked_trace, linked, kind, known in place.causes:
+        link = found.links.add(trace_id=bytes.fromhex(linked_trace), span_id=bytes.fromhex(linked))
+        fill(link.attributes, {semconv.LINK_TYPE: kind} | ({} if known is None else {semconv.KNOWN: known}))
     return found
 
 
