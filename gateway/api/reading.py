@@ -30,10 +30,10 @@ from penstock.gateway.api.pages import (
     spans_walk,
     summary,
 )
+from penstock.gateway.api.tool_reading import read_tools
 from penstock.gateway.calls.turns import plain_bodies, read_exchange
 from penstock.gateway.client.exchanges import Recorded, pack
 from penstock.gateway.diagnosis.diagnosis import diagnose
-from penstock.gateway.diagnosis.tool_uses import tools_used
 from penstock.gateway.model.answers import AttemptList, Diagnosis, ExchangeView, RolloutPage, SpanDetail, SpanPage
 from penstock.gateway.model.base import Noun
 from penstock.gateway.model.exchange import Exchange, Side
@@ -124,11 +124,12 @@ async def get_diagnosis(request: web.Request) -> web.Response:
 
 
 async def get_tools(request: web.Request) -> web.Response:
-    """The tools that an attempt used, each with the model call whose answer asked for it and how well that is known.
-    Reads the bytes of its calls, of 2,000 at most."""
+    """The tools that an attempt used, each with the model call whose answer asked for it and how well that is known;
+    also those whose address named no rollout. Reads the bytes of its calls, of 2,000 at most, and where there are such
+    runs, of as many of the rollouts that were alive."""
     tape, rollout = request.app[CONTROL].tape, _rollout(request)
     attempt = _attempt(request, rollout)
-    return answer(await asyncio.to_thread(lambda: tools_used(tape.spans(rollout.id, attempt), tape.exchange)))
+    return answer(await asyncio.to_thread(lambda: read_tools(tape, summary(tape, rollout), attempt)))
 
 
 async def get_attempts(request: web.Request) -> web.Response:

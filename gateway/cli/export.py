@@ -83,7 +83,9 @@ async def _tools(client: Client, filter: str) -> AsyncIterator[BaseModel]:
     async for rollout in client.rollouts(filter):
         for attempt in () if rehearsed(rollout.id) else rollout.attempts:
             for use in await client.tools(rollout.id, attempt.id):
-                yield ToolRow(**dict(use), rollout=rollout.id, attempt=attempt.id)
+                # A run is told with the rollout that has its span.
+                if use.run_in is None:
+                    yield ToolRow(**dict(use), rollout=rollout.id, attempt=attempt.id)
 
 
 async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel]:

@@ -35,10 +35,10 @@ def tools_used(spans: Iterable[Span], exchange_of: Callable[[Span], Exchange | N
         elif (exchange := exchange_of(span)) is None:
             continue
         elif span.kind == "llm":
-            calls.append(_call(span, exchange))
+            calls.append(model_call(span, exchange))
             ids[span.sequence] = span.span_id
         else:
-            runs[str(span.sequence)] = span, _run(span, exchange)
+            runs[str(span.sequence)] = span, run_of(span, exchange)
     asks = read_asks(calls)
     links = join(asks, [run for _, run in runs.values()])
     on_servers = [_on_server(link, *runs[link.run], ids) for link in links]
@@ -68,7 +68,8 @@ def _unanswered(asks: Sequence[Ask], runs: Sequence[ToolUse], calls: Sequence[Mo
         yield UnansweredCall(asked_by=ask.call.sequence, call_id=ask.id, tool=ask.name, run=run)
 
 
-def _call(span: Span, exchange: Exchange) -> ModelCall:
+def model_call(span: Span, exchange: Exchange) -> ModelCall:
+    """A model call, read."""
     return ModelCall(
         span.sequence,
         span.start_ns,
@@ -80,7 +81,8 @@ def _call(span: Span, exchange: Exchange) -> ModelCall:
     )
 
 
-def _run(span: Span, exchange: Exchange) -> ToolRun:
+def run_of(span: Span, exchange: Exchange) -> ToolRun:
+    """A run of a tool on a server, read."""
     request, response = plain_bodies(exchange)
     arguments, result, error = tool_run(request, response, span.stream)
     name = str((span.attributes or {}).get(TOOL, ""))

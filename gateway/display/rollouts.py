@@ -126,13 +126,18 @@ def tools(rows: Iterable[ToolUse]) -> Listing:
     """A line for each tool that was run."""
     made = Listing(*TOOLS)
     for use in rows:
-        asked = f"#{use.asked_by}" if use.asked_by else ", ".join(f"#{one}?" for one in use.candidates)
+        asked = f"{use.asked_in or ''}#{use.asked_by}" if use.asked_by else _may_have_asked(use)
         took = duration(None if use.end_ns is None else use.end_ns - use.start_ns)
         took = took if use.span is not None or not took else f"≤ {took}"
         where = plain(use.server or "inside the agent")
-        made.add_row(plain(f"#{use.span}" if use.span else ""), plain(use.tool), where, status(use.status), took,
-                     plain(asked), plain(use.grade), plain(use.reason))  # fmt: skip
+        span = plain(f"{use.run_in or ''}#{use.span}" if use.span else "")
+        known = map(plain, (asked, use.grade, use.reason))
+        made.add_row(span, plain(use.tool), where, status(use.status), took, *known)
     return made
+
+
+def _may_have_asked(use: ToolUse) -> str:
+    return ", ".join(f"{one}?" for one in (*(f"#{one}" for one in use.candidates), *use.elsewhere))
 
 
 def stats(figures: Stats) -> Group:

@@ -25,6 +25,10 @@ class ToolUse(Noun):
     """How well it is known which answer asked for it. `none`: none did, the host began it."""
     reason: str
     """Why, in a sentence."""
+    run_in: str | None = None
+    """ROLLOUT/ATTEMPT that has its span, where that is another one: the agent's address of the server named none."""
+    asked_in: str | None = None
+    """ROLLOUT/ATTEMPT of the model call that asked for it, where that is another one."""
     asked_by: int | None = None
     """Sequence of the model call whose answer asked for it, where that is certain or likely."""
     asked_span_id: str | None = None
@@ -33,6 +37,8 @@ class ToolUse(Noun):
     """The tool-call id in that answer."""
     candidates: list[int] = Field(default_factory=list[int])
     """Sequences of all model calls that may have asked for it, where nothing tells them apart."""
+    elsewhere: list[str] = Field(default_factory=list[str])
+    """The same of other rollouts that were alive then: ROLLOUT/ATTEMPT#SEQUENCE of each call."""
     carried_by: int | None = None
     """Sequence of the model call that carried its result."""
     status: SpanStatus = SpanStatus.OK
@@ -80,6 +86,8 @@ class ToolList(Noun):
     """Tool calls whose results the model was never shown."""
     skipped: int
     """Calls that were not looked at, because there are too many."""
+    cut: bool = False
+    """True when so many rollouts were alive that not all were looked at for runs whose address named no rollout."""
 
 
 class ToolStats(Noun):

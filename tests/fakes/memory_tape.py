@@ -67,7 +67,7 @@ class MemoryTape:
         )
         usage, totals = span.usage or Usage(), attempt.totals
         added = Totals(
-            calls=totals.calls + 1,
+            calls=totals.calls + (span.kind == "llm"),
             errors=totals.errors + (span.status == SpanStatus.ERROR),
             cancelled=totals.cancelled + (span.status == SpanStatus.CANCELLED),
             input_tokens=(totals.input_tokens or 0) + (usage.input_tokens or 0),

@@ -1,0 +1,212 @@
+"""The tools that an attempt used, with those whose address named no rollout. Reads the tape, in a worker thread.
+
+An attempt without model calls whose rollout nobody named is a *stray*: the session of an agent whose MCP address is
+written once for all. Its runs are matched with the answers of the rollouts that were alive
+(`gateway.diagnosis.tool_strays`). The tape stays as it is; this is made when it is read.
+
+What is read is bounded: rollouts by `MOST_ROLLOUTS` around the time in question, calls by `MOST_CALLS`, and of each
+attempt only those near the runs. `ToolList.cut` says when that was not enough to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Final
+
+from penstock.gateway.api.pages import Tape
+from penstock.gateway.diagnosis.tool_arguments import same_name
+from penstock.gateway.diagnosis.tool_calls import ModelCall
+from penstock.gateway.diagnosis.tool_pairs import ToolRun
+from penstock.gateway.diagnosis.tool_strays import PATIENCE_NS, Asking, Found, whose
+from penstock.gateway.diagnosis.tool_uses import model_call, run_of, tools_used
+from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.tools import ToolList, ToolUse
+
+MOST_ROLLOUTS: Final = 2_000
+"""Rollouts that are looked at, the newest of those that had begun."""
+HORIZON_NS: Final = 6 * 3600 * 10**9
+"""Rollouts that had begun longer ago are not looked for."""
+MOST_CALLS: Final = 2_000
+"""Calls whose bytes are read, and runs that are matched."""
+MOST_HEADS: Final = 20_000
+"""Spans of a session that are looked at."""
+
+
+def read_tools(tape: Tape, rollout: RolloutSummary, attempt: str) -> ToolList:
+    """The tools that an attempt used, in order of time."""
+    used = tools_used(tape.spans(rollout.id, attempt), tape.exchange)
+    own = next(one for one in rollout.attempts if one.id == attempt)
+    stray = rollout.origin == "implicit" and _is_stray(own)
+    # What a server's run of its own was for is settled.
+    open_asks = own.totals.tool_calls > sum(use.span is not None and use.asked_by is not None for use in used.tools)
+    return _with_elsewhere(tape, own, stray, used) if stray or open_asks else used
+
+
+def _with_elsewhere(tape: Tape, own: Attempt, stray: bool, used: ToolList) -> ToolList:
+    """With what other rollouts asked for of a stray's runs, or with the runs of strays that are for this attempt."""
+    begun, cut = _begun(tape, own.created_ns, own.last_seen_ns + PATIENCE_NS)
+    runs = dict(islice(_stray_runs(tape, begun, own), MOST_CALLS))
+    if not runs:
+        return used
+    asking, more = _asking(tape, begun, [run for _, run in runs.values()])
+    cut = cut or more or len(runs) == MOST_CALLS
+    found = whose(asking, [run for _, run in runs.values()], not cut)
+    if stray:
+        tools = [_asked_elsewhere(use, found.get(f"{_place(own)}#{use.span}")) for use in used.tools]
+    else:
+        tools = _with_strays(used.tools, _place(own), [(runs[key], one) for key, one in found.items()])
+    return used.model_copy(update={"tools": tools, "cut": cut})
+
+
+# -- who was alive ---------------------------------------------------------------------------------------------------
+
+
+def _begun(tape: Tape, start_ns: int, end_ns: int) -> tuple[list[Rollout], bool]:
+    """The rollouts that may have been alive in a span of time, and whether there are more."""
+    found: list[Rollout] = []
+    for _, rollout in tape.rollouts(_first_after(tape, end_ns)):
+        if len(found) == MOST_ROLLOUTS:
+            return found, True
+        if rollout.created_ns < start_ns - HORIZON_NS:
+            break
+        found.append(rollout)
+    return found, False
+
+
+def _alive(tape: Tape, begun: Iterable[Rollout], start_ns: int, end_ns: int) -> Iterator[Attempt]:
+    """The attempts of rollouts that were alive in a span of time, or `PATIENCE_NS` before it."""
+    for rollout in begun:
+        for attempt in tape.attempts(rollout.id):
+            if attempt.created_ns <= end_ns and attempt.last_seen_ns >= start_ns - PATIENCE_NS:
+                yield attempt
+
+
+def _first_after(tape: Tape, time_ns: int) -> int | None:
+    """The position of the oldest rollout that began after a time; None when none did. Positions are in their order."""
+    newest = next(tape.rollouts(), None)
+    if newest is None or newest[1].created_ns <= time_ns:
+        return None
+    low, high = 0, newest[0]
+    while high - low > 1:
+        middle = (low + high) // 2
+        below = next(tape.rollouts(middle + 1), None)
+        if below is None or below[1].created_ns <= time_ns:
+            low = middle
+        else:
+            high = below[0]
+    return high
+
+
+def _is_stray(attempt: Attempt) -> bool:
+    """Whether an attempt of a rollout that nobody named may be the session of an agent with tools."""
+    return not attempt.totals.calls
+
+
+# -- what is read ----------------------------------------------------------------------------------------------------
+
+
+def _stray_runs(tape: Tape, begun: Iterable[Rollout], own: Attempt) -> Iterator[tuple[str, tuple[Span, ToolRun]]]:
+    """The runs of strays while an attempt was alive, by their places."""
+    first, last = own.created_ns, own.last_seen_ns + PATIENCE_NS
+    unnamed = (rollout for rollout in begun if rollout.origin == "implicit")
+    for stray in filter(_is_stray, _alive(tape, unnamed, first, last)):
+        for span in islice(tape.spans(stray.rollout, stray.id), MOST_HEADS):
+            if span.kind != "tool" or not first <= span.start_ns <= last:
+                continue
+            if (exchange := tape.exchange(span)) is not None:
+                key = f"{_place(stray)}#{span.sequence}"
+                yield key, (span, replace(run_of(span, exchange), key=key))
+
+
+def _asking(tape: Tape, begun: Iterable[Rollout], runs: Iterable[ToolRun]) -> tuple[list[Asking], bool]:
+    """What was asked near the runs, and whether something is missing."""
+    times = [run.start_ns for run in runs]
+    first, last = min(times) - PATIENCE_NS, max(times) + PATIENCE_NS
+    found: list[Asking] = []
+    left = MOST_CALLS
+    for attempt in _alive(tape, begun, min(times), max(times)):
+        if not attempt.totals.tool_calls:
+            continue
+        spans = (span for span in tape.spans(attempt.rollout, attempt.id) if first <= span.start_ns <= last)
+        near = list(islice((span for span in spans if span.kind in ("llm", "tool")), left + 1))
+        found.append(_read(tape, attempt, near[:left]))
+        left -= len(near)
+        if left < 0:
+            return found, True
+    return found, False
+
+
+def _read(tape: Tape, attempt: Attempt, spans: Iterable[Span]) -> Asking:
+    calls: list[ModelCall] = []
+    runs: list[ToolRun] = []
+    for span in spans:
+        exchange = tape.exchange(span)
+        if exchange is not None and span.kind == "llm":
+            calls.append(model_call(span, exchange))
+        elif exchange is not None:
+            runs.append(run_of(span, exchange))
+    return Asking(_place(attempt), calls, runs)
+
+
+def _place(attempt: Attempt) -> str:
+    return f"{attempt.rollout}/{attempt.id}"
+
+
+# -- what is told ----------------------------------------------------------------------------------------------------
+
+
+def _asked_elsewhere(use: ToolUse, found: Found | None) -> ToolUse:
+    """A run of a stray, with the call of another rollout that asked for it."""
+    if found is None or found.grade == "none":
+        return use
+    about = {"grade": found.grade, "reason": found.reason, "asked_in": found.place, "carried_by": found.carried_by}
+    if found.asked is None:
+        return use.model_copy(update=about | {"elsewhere": _calls(found)})
+    return use.model_copy(update=about | {"asked_by": found.asked.sequence, "call_id": found.asked.call_id})
+
+
+def _with_strays(tools: list[ToolUse], mine: str, strays: list[tuple[tuple[Span, ToolRun], Found]]) -> list[ToolUse]:
+    """An attempt's own uses with those of strays that are for it, or may be. What a stray has run, the agent has not
+    run itself."""
+    added: list[ToolUse] = []
+    for (span, run), found in strays:
+        if found.place != mine and not (found.asked is None and mine in found.candidates):
+            continue
+        asked = found.asked
+        candidates = () if asked else found.candidates[mine]
+        added.append(
+            ToolUse(
+                span=span.sequence,
+                span_id=span.span_id,
+                run_in=f"{span.rollout}/{span.attempt}",
+                server=run.server,
+                tool=run.tool,
+                grade=found.grade,
+                reason=found.reason,
+                asked_by=asked.sequence if asked else None,
+                call_id=asked.call_id if asked else None,
+                candidates=list(candidates),
+                elsewhere=[] if asked else [one for one in _calls(found) if not one.startswith(f"{mine}#")],
+                carried_by=found.carried_by,
+                status=span.status,
+                error=span.error,
+                start_ns=span.start_ns,
+                end_ns=span.end_ns,
+            )
+        )
+    kept = [use for use in tools if use.span is not None or not any(_is(use, run) for run in added)]
+    return sorted([*kept, *added], key=lambda use: (use.start_ns, use.span or 0))
+
+
+def _is(inside: ToolUse, run: ToolUse) -> bool:
+    """Whether a tool that seems to have run inside the agent is a run of a stray, or may be."""
+    asked = inside.asked_by in run.candidates or (inside.asked_by, inside.call_id) == (run.asked_by, run.call_id)
+    return asked and bool(same_name(inside.tool, run.server or "", run.tool))
+
+
+def _calls(found: Found) -> list[str]:
+    """ROLLOUT/ATTEMPT#SEQUENCE of all that may have asked."""
+    return [f"{place}#{sequence}" for place in sorted(found.candidates) for sequence in found.candidates[place]]

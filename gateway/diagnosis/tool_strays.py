@@ -1,0 +1,117 @@
+"""Runs of tools whose address named no rollout: which of the rollouts that were alive then asked for them? Pure.
+
+Where an agent's MCP address is written in a configuration once for all (`/mcp/NAME`), its runs are in a rollout of
+their own for each MCP session. They are matched with the tool calls of all rollouts that were alive, as if these were
+one (`tool_join`): so a run is `certain` only when name, arguments and result match one tool call of one rollout and no
+other's. With less evidence more is asked for than within a rollout, because another agent's tool may have the same
+name: a run that matches by name and arguments alone is `likely` while nothing speaks against it. If the model was shown
+something else under the call's id, the run is `ambiguous` and nothing is chosen. A tool call that nobody answered waits
+for `PATIENCE_NS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from penstock.gateway.diagnosis.tool_calls import Ask, ModelCall, read_asks
+from penstock.gateway.diagnosis.tool_join import Candidate, Grade, Link, join
+from penstock.gateway.diagnosis.tool_pairs import ToolRun
+
+PATIENCE_NS: Final = 600 * 10**9
+"""How long after an answer a tool that it asked for may begin, if no result was ever carried."""
+_STEP: Final = 1 << 40
+"""Sequences of calls of different attempts are told apart by multiples of it."""
+SEVERAL = "several tool calls of rollouts that were alive asked for the same, and nothing tells them apart"
+NOT_SHOWN = "a rollout that was alive asked for it, but what its model was shown is not the result"
+NOBODY = "no answer of a rollout that was alive asked for it"
+CUT = "; not all rollouts that were alive were looked at"
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """An attempt whose answers may have asked."""
+
+    place: str
+    """ROLLOUT/ATTEMPT."""
+    calls: Sequence[ModelCall]
+    """Its model calls, in order."""
+    runs: Sequence[ToolRun] = ()
+    """Runs of tools that its addresses named it for; what they were asked by is not asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Which model call a run is for."""
+
+    grade: Grade
+    reason: str
+    place: str | None = None
+    """ROLLOUT/ATTEMPT of the call."""
+    asked: Candidate | None = None
+    """The call, if that is certain or likely."""
+    carried_by: int | None = None
+    """The call of the same attempt that carried the result."""
+    candidates: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    """By attempt, all calls that may have asked."""
+
+
+def whose(asking: Sequence[Asking], runs: Sequence[ToolRun], complete: bool = True) -> dict[str, Found]:
+    """For each run by its key. `complete`: whether `asking` are all attempts that were alive."""
+    pool = [ask for number, one in enumerate(asking) for ask in _open_asks(one, number)]
+    asks = {(ask.call.sequence, ask.choice, ask.place): ask for ask in pool if _in_time(ask, runs)}
+    links = join(list(asks.values()), runs)
+    by_key = {run.key: run for run in runs}
+    return {link.run: _found(link, by_key[link.run], asking, asks, complete) for link in links}
+
+
+def _open_asks(one: Asking, number: int) -> Iterator[Ask]:
+    """The tool calls that no run of the attempt's own is for, numbered apart from those of other attempts."""
+    asks = read_asks(_numbered(call, number * _STEP) for call in one.calls)
+    told = {(it.sequence, it.choice, it.place) for link in join(asks, one.runs) for it in link.candidates}
+    return (ask for ask in asks if (ask.call.sequence, ask.choice, ask.place) not in told)
+
+
+def _numbered(call: ModelCall, base: int) -> ModelCall:
+    retried = None if call.retry_of is None else base + call.retry_of
+    return replace(call, sequence=base + call.sequence, retry_of=retried)
+
+
+def _in_time(ask: Ask, runs: Sequence[ToolRun]) -> bool:
+    return bool(ask.deliveries) or any(_waited(ask, run) for run in runs)
+
+
+def _waited(ask: Ask, run: ToolRun) -> bool:
+    answered = ask.call.end_ns or ask.call.start_ns
+    return ask.call.start_ns <= run.start_ns <= answered + PATIENCE_NS
+
+
+def _found(
+    link: Link, run: ToolRun, asking: Sequence[Asking], asks: Mapping[tuple[int, int, int], Ask], complete: bool
+) -> Found:
+    candidates: dict[str, tuple[int, ...]] = {}
+    for one in link.candidates:
+        number, sequence = divmod(one.sequence, _STEP)
+        place = asking[number].place
+        candidates[place] = tuple(dict.fromkeys((*candidates.get(place, ()), sequence)))
+    if not candidates:
+        return Found("none", NOBODY if complete else NOBODY + CUT)
+    if link.asked is None:
+        return Found("ambiguous", SEVERAL, candidates=candidates)
+    ask = asks[link.asked.sequence, link.asked.choice, link.asked.place]
+    if link.carried_by is None and ask.deliveries:
+        return Found("ambiguous", NOT_SHOWN, candidates=candidates)
+    if link.carried_by is None and not _waited(ask, run):
+        return Found("none", NOBODY)
+    number, sequence = divmod(link.asked.sequence, _STEP)
+    place = asking[number].place
+    carried = None if link.carried_by is None else link.carried_by % _STEP
+    shown = "no call carries its result yet" if carried is None else f"#{carried} carries its result"
+    # Of rollouts that nobody looked at another one may fit as well.
+    sure = link.grade == "certain" and complete
+    reason = f"{place}#{sequence} asked for it, as no other rollout that was alive did; {shown}"
+    asked = link.asked._replace(sequence=sequence)
+    return Found(
+        "certain" if sure else "likely", reason if complete else reason + CUT, place, asked, carried, candidates
+    )
