@@ -71,10 +71,12 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "stats": Command(
         "penstock.gateway.cli.reading:stats",
-        "Show figures: calls, tokens and latencies by model, rewards, the queue, and the tape.",
+        "Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.",
     ),
     "changes": Command("penstock.gateway.cli.reading:changes", "Follow what happens, until interrupted."),
-    "export": Command("penstock.gateway.cli.export:export", "Write rollouts, spans or conversations to a file."),
+    "export": Command(
+        "penstock.gateway.cli.export:export", "Write rollouts, spans, conversations or runs of tools to a file."
+    ),
     "samples": Command(
         "penstock.adapters.commands:samples",
         "Write training data made from rollouts: token samples, conversations, preferences or triplets.",

@@ -64,6 +64,8 @@ class Address:
     """The registered prompt that the first system text is said to be."""
     ambiguous: bool = False
     """Whether the call could be another implicit rollout's as well (`gateway.calls.conversations`)."""
+    session: bool = False
+    """Whether it is that of a coding agent's session, which a header of the agent names."""
 
 
 def check_id(part: str, value: str) -> str:
@@ -124,7 +126,7 @@ def from_headers(headers: Mapping[bytes, bytes]) -> Address | None:
     for header, kind in SESSION_HEADERS.items():
         if session := headers.get(header):
             name = _UNSAFE.sub("-", _unkeyed(session.decode("latin-1")))[:100]
-            return Address(f"{kind}-{name}", agent=_agent(named), origin="implicit")
+            return Address(f"{kind}-{name}", agent=_agent(named), origin="implicit", session=True)
     return None
 
 

@@ -27,8 +27,10 @@ from penstock.gateway.client.console import (
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
+    from penstock.gateway.display.rollout_tree import Asked
     from penstock.gateway.model.answers import SpanDetail
     from penstock.gateway.model.rollout import RolloutSummary
+    from penstock.gateway.model.tools import ToolUse
 
 
 NO_ROLLOUTS = (
@@ -193,14 +195,24 @@ async def _rollout_details(
     return rollout, await each(lambda head: client.span(rid, head.attempt, head.sequence), heads)
 
 
-async def _asked(client: Client, rid: str, details: list[SpanDetail]) -> dict[str, dict[int, int]]:
-    """The model calls that asked for runs of tools, by attempt and sequence."""
-    attempts = {detail.span.attempt for detail in details if detail.span.kind == "tool"}
-    used = {attempt: await client.tools(rid, attempt) for attempt in sorted(attempts)}
-    return {
-        attempt: {one.span: one.asked_by for one in tools if one.span is not None and one.asked_by is not None}
-        for attempt, tools in used.items()
-    }
+async def _asked(client: Client, rid: str, details: list[SpanDetail]) -> dict[str, Asked]:
+    """What model calls asked for, by attempt: runs of tools, also those that are in other rollouts."""
+    from penstock.gateway.client.parallel import each
+    from penstock.gateway.display.rollout_tree import Asked
+
+    async def run(use: ToolUse) -> SpanDetail:
+        rollout, _, aid = (use.run_in or "").partition("/")
+        return await client.span(rollout, aid, use.span or 0)
+
+    shown = {(detail.span.attempt, detail.span.sequence) for detail in details}
+    found: dict[str, Asked] = {}
+    for attempt in sorted({it.span.attempt for it in details if it.span.kind == "tool" or it.span.tool_calls}):
+        used = [use for use in await client.tools(rid, attempt) if use.asked_by is not None and use.asked_in is None]
+        own = {use.span: use.asked_by or 0 for use in used if use.span is not None and use.run_in is None}
+        strays = [use for use in used if use.run_in is not None and (attempt, use.asked_by) in shown]
+        runs = await each(run, strays)
+        found[attempt] = Asked(own, [(use.asked_by or 0, one) for use, one in zip(strays, runs, strict=True)])
+    return found
 
 
 def tools(target: str, /, *, json: Json = False, gateway: Url = LOCAL) -> None:

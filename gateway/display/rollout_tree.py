@@ -8,6 +8,7 @@ parents, calls inside the span that they were made in (`gateway.model.nesting`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -26,11 +27,20 @@ DEEPEST = 20
 Key = tuple[str, tuple[tuple[str | None, ...], ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the model calls of an attempt asked for; it is shown below them."""
+
+    runs: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Runs of tools in the attempt: sequence -> that of the model call."""
+    elsewhere: Sequence[tuple[int, SpanDetail]] = ()
+    """Runs in other rollouts, whose address named none, each with the sequence of the model call."""
+
+
 def rollout_tree(
-    rollout: RolloutSummary, details: Sequence[SpanDetail], asked: Mapping[str, Mapping[int, int]] | None = None
+    rollout: RolloutSummary, details: Sequence[SpanDetail], asked: Mapping[str, Asked] | None = None
 ) -> Tree:
-    """Rollout, attempts, calls, and what each call added to the conversation. `asked`: for each attempt the model calls
-    that asked for runs of tools, by sequence; these are shown below them."""
+    """Rollout, attempts, calls, and what each call added to the conversation. `asked`: by attempt."""
     t = rollout.totals
     facts = (counted(t.calls, "call"), counted(t.errors, "error") if t.errors else "", total_tokens(t), gaps(t))
     about = (f"group {clean(rollout.group)}" if rollout.group else "", _reward(rollout.reward))
@@ -42,7 +52,7 @@ def rollout_tree(
         branch = tree.add(_attempt_line(attempt, len(rollout.attempts) == 1))
         if attempt.id in shown:
             of_attempt = [detail for detail in details if detail.span.attempt == attempt.id]
-            _add_calls(branch, of_attempt, attempt, (asked or {}).get(attempt.id))
+            _add_calls(branch, of_attempt, attempt, (asked or {}).get(attempt.id, Asked()))
     return tree
 
 
@@ -56,10 +66,16 @@ def call_tree(detail: SpanDetail) -> Tree:
     return tree
 
 
-def _add_calls(branch: Tree, details: Sequence[SpanDetail], attempt: Attempt, asked: Mapping[int, int] | None) -> None:
+def _add_calls(branch: Tree, details: Sequence[SpanDetail], attempt: Attempt, asked: Asked) -> None:
     nodes: dict[int, Tree] = {}
-    for detail, parent in in_place(details, asked):
+    for detail, parent in in_place(details, asked.runs):
         nodes[detail.span.sequence] = nodes.get(parent or 0, branch).add(span_line(detail.span))
+    for sequence, run in asked.elsewhere:
+        if (node := nodes.get(sequence)) is not None:
+            where = Text(clean(f"{run.span.rollout}/{run.span.attempt}"), style="dim")
+            below = node.add(joined(where, span_line(run.span)))
+            if run.turn is not None:
+                _add_turn(below, run.turn, 0, [], BRIEF)
     told: list[list[Key]] = []
     offered: list[str] = []
     for detail in details:

@@ -119,7 +119,7 @@ class McpCall(Call):
     def _belong(self, rollout: str) -> None:
         """A call that names no rollout belongs to that of its session, and a new session to a new one."""
         call = self._admitted
-        if call.address.origin == "implicit":
+        if call.address.origin == "implicit" and not call.address.session:
             call.address = replace(call.address, rollout=rollout)
             self.client.hints.last = rollout
 

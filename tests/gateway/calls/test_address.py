@@ -109,7 +109,7 @@ def test_baggage() -> None:
 @pytest.mark.parametrize(("header", "kind"), SESSION_HEADERS.items())
 def test_sessions(header: bytes, kind: str) -> None:
     found = from_headers({header: b"0198-\xe9/x"})
-    assert found == Address(f"{kind}-0198---x", origin="implicit")
+    assert found == Address(f"{kind}-0198---x", origin="implicit", session=True)
     assert from_headers({header: b"s", b"x-rollout-id": b"r"}) == Address("r")
     assert from_headers({header: b""}) is None
 

@@ -369,7 +369,7 @@ async def test_bash_completes(shell: Shell, tmp_path: Path) -> None:
     assert await completed(shell, tmp_path, "") == sorted([*COMMANDS, *GROUPS])
     assert await completed(shell, tmp_path, "release", "re") == ["rehearse", "resume"]
     assert await completed(shell, tmp_path, "enqueue", "--re") == ["--repeat", "--retry-on", "--reward-on-failure"]
-    assert await completed(shell, tmp_path, "export", "--what", "") == ["messages", "rollouts", "spans"]
+    assert await completed(shell, tmp_path, "export", "--what", "") == ["messages", "rollouts", "spans", "tools"]
     assert await completed(shell, tmp_path, "completion", "") == ["bash", "fish", "zsh"]
 
 

@@ -22,8 +22,11 @@ ARGUMENTS = {"city": "Oslo"}
 ASK = [{"role": "user", "content": "Say it again, and the time."}]
 
 
-async def conversation(gateway: Gateway, http: aiohttp.ClientSession, provider: Provider) -> None:
-    """An agent: the model asks for a tool of a server and one of the agent's own, and gets both results."""
+async def conversation(
+    gateway: Gateway, http: aiohttp.ClientSession, provider: Provider, tools: Client | None = None
+) -> None:
+    """An agent: the model asks for a tool of a server and one of the agent's own, and gets both results. `tools`: its
+    client of the server, if its address does not name the rollout."""
     provider.script = [
         Answer(calls=(Asked("x1", "mcp__tools__echo", json.dumps(ARGUMENTS)), Asked("x2", "clock", "{}")))
     ]
@@ -31,7 +34,7 @@ async def conversation(gateway: Gateway, http: aiohttp.ClientSession, provider: 
     async with http.post(url, json={"model": "m", "messages": ASK}) as reply:
         answered = (await reply.json())["choices"][0]["message"]
     provider.script = [Answer("It is noon.")]
-    client = Client(f"{gateway.address('r1')}/mcp/tools", http, {})
+    client = tools or Client(f"{gateway.address('r1')}/mcp/tools", http, {})
     _, told = await client.say(tools_call("echo", ARGUMENTS))
     results = [("x1", json.loads(told)["result"]["content"][0]["text"]), ("x2", "12:00")]
     carried = [{"role": "tool", "tool_call_id": id, "content": text} for id, text in results]
@@ -63,6 +66,55 @@ async def test_a_tool_run_is_joined_with_the_call_that_asked(
     listed = (await Shell(gateway.url, tmp_path).run("tools", "r1")).text
     assert "inside the agent" in listed
     assert "#1" in listed
+
+
+async def test_a_session_whose_address_names_no_rollout_is_joined_with_the_rollout_that_asked(
+    start_gateway: StartGateway, http: aiohttp.ClientSession, provider: Provider, tmp_path: Path
+) -> None:
+    async with mcp_server() as server:
+        gateway = await start_gateway(upstreams(openai=provider.openai_url) + config(server))
+        client = Client(f"{gateway.url}/mcp/tools", http, {})
+        await client.open()
+        await conversation(gateway, http, provider, client)
+    tape = Tape(gateway.url, http)
+    _ = await tape.spans("r1", 2)
+    rollouts = [one["id"] for one in (await tape.get("/api/rollouts?filter=kind:tool"))["rollouts"]]
+    assert len(rollouts) == 1
+    session = f"{rollouts[0]}/a1"
+    found = ToolList.model_validate(await tape.get("/api/rollouts/r1/attempts/a1/tools"))
+    assert {(use.tool, use.run_in, use.asked_by, use.grade) for use in found.tools} == {
+        ("echo", session, 1, "certain"),
+        ("clock", None, 1, "certain"),
+    }
+    [told] = ToolList.model_validate(await tape.get(f"/api/rollouts/{rollouts[0]}/attempts/a1/tools")).tools
+    assert (told.asked_in, told.asked_by, told.call_id, told.grade) == ("r1/a1", 1, "x1", "certain")
+    shell = Shell(gateway.url, tmp_path)
+    lines = (await shell.run("show", "r1")).text.splitlines()
+    asked, ran = (next(at for at, line in enumerate(lines) if mark in line) for mark in ("#1", "tools/call echo"))
+    assert ran == asked + 1
+    assert session in lines[ran]
+    assert session in (await shell.run("tools", "r1")).text
+    assert "r1/a1#1" in (await shell.run("tools", rollouts[0])).text
+    # In the session itself nothing is shown below a call of another rollout.
+    assert (await shell.run("show", rollouts[0])).code == 0
+    rows = [json.loads(line) for line in (await shell.run("export", "--what", "tools")).text.splitlines()]
+    assert [(row["rollout"], row["tool"], row["asked_in"]) for row in sorted(rows, key=lambda row: row["tool"])] == [
+        ("r1", "clock", None),
+        (rollouts[0], "echo", "r1/a1"),
+    ]
+
+
+async def test_the_session_header_of_a_coding_agent_names_the_rollout_of_its_tools(
+    start_gateway: StartGateway, http: aiohttp.ClientSession, provider: Provider
+) -> None:
+    named = {"X-Claude-Code-Session-Id": "0198aa"}
+    async with mcp_server() as server:
+        gateway = await start_gateway(upstreams(openai=provider.openai_url) + config(server))
+        client = Client(f"{gateway.url}/mcp/tools", http, dict(named))
+        await client.open()
+        assert (await client.say(tools_call("echo", ARGUMENTS)))[0] == 200
+    spans = await Tape(gateway.url, http).spans("claude-0198aa", 2)
+    assert [span.kind for span in spans] == ["mcp", "tool"]
 
 
 async def test_an_attempt_without_tools_says_so(gateway: Gateway, http: aiohttp.ClientSession, tmp_path: Path) -> None:
