@@ -55,6 +55,8 @@ class Conversation:
     """Of the rollout; None when nobody has said."""
     rewards: Mapping[str, float]
     """Its dimensions."""
+    tool_errors: int = 0
+    """Runs of tools on servers behind the gateway that failed in the attempt, or were stopped by a rule."""
 
 
 def conversations(episode: Episode, options: Options | None = None) -> tuple[list[Conversation], Report]:
@@ -79,7 +81,7 @@ def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> It
             if not node.children:
                 path = [it for it in _path(node) if it not in marked]
                 marked.update(path)
-                yield _conversation(episode, judged, node, path)
+                yield _conversation(episode, one, judged, node, path)
 
 
 def _answered(call: Call) -> bool:
@@ -106,7 +108,7 @@ def _path(node: Node | None) -> list[Node]:
     return found[::-1]
 
 
-def _conversation(episode: Episode, judged: Judged, leaf: Node, produced: Sequence[Node]) -> Conversation:
+def _conversation(episode: Episode, one: Try, judged: Judged, leaf: Node, produced: Sequence[Node]) -> Conversation:
     call, said = leaf.call, message_of(leaf.call, leaf.choice)
     assert call.turn is not None
     assert said is not None
@@ -123,6 +125,7 @@ def _conversation(episode: Episode, judged: Judged, leaf: Node, produced: Sequen
         tools=[offered(tool) for tool in call.turn.tools],
         reward=judged.reward,
         rewards=judged.dimensions,
+        tool_errors=sum(span.kind == "tool" and span.status == "error" for span in one.spans),
     )
 
 

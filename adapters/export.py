@@ -40,6 +40,7 @@ COLUMNS: Final[dict[Form, dict[str, Kind]]] = {
         "tools": "json",
         "reward": "number",
         "rewards": "json",
+        "tool_errors": "whole",
     },
     "preferences": {
         **{name: "text" for name in ("group", "chosen_rollout", "rejected_rollout")},

@@ -86,7 +86,7 @@ async def load(
 
 async def one(client: Client, rollout: RolloutSummary) -> Episode:
     """One rollout. Calls of which no bytes are stored (any more) have none. Raises ClientError."""
-    spans = [span async for span in client.spans(rollout.id, filter="kind:llm,reward")]
+    spans = [span async for span in client.spans(rollout.id, filter="kind:llm,tool,reward")]
     bodies: dict[tuple[str, int], Bodies] = {}
     async with aclosing(client.exchanges(rollout.id)) as recorded:
         async for call in recorded:

@@ -91,7 +91,7 @@ class Try:
     calls: tuple[Call, ...]
     """Its model calls, by sequence."""
     spans: tuple[Span, ...] = field(repr=False)
-    """Heads of its calls and rewards, by sequence."""
+    """Heads of its calls, runs of tools and rewards, by sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class Episode:
 
 
 def read(rollout: RolloutSummary, spans: Iterable[Span], bodies: Callable[[Span], Bodies | None]) -> Episode:
-    """An episode of a rollout and its spans; spans that are neither calls nor rewards are not looked at. `bodies` is
-    asked once for each call."""
-    heads = sorted((s for s in spans if s.kind in ("llm", "reward")), key=lambda span: span.sequence)
+    """An episode of a rollout and its spans; only model calls, runs of tools and rewards are looked at.
+    `bodies` is asked once for each model call."""
+    heads = sorted((s for s in spans if s.kind in ("llm", "tool", "reward")), key=lambda span: span.sequence)
     tries: list[Try] = []
     for attempt in rollout.attempts:
         own = tuple(span for span in heads if span.attempt == attempt.id)

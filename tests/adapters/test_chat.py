@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from fakes.tokens import Made, Talk, message
@@ -14,6 +15,7 @@ from penstock.adapters.chat import UNJUDGED, Conversation, Wire, conversations, 
 from penstock.adapters.report import Report
 from penstock.adapters.samples import Options
 from penstock.gateway.dialects import by_name
+from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Message, Part, Tool
 
 U, S = message("user", [1]), message("system", [100])
@@ -49,6 +51,20 @@ def test_no_token_ids_and_no_reward_are_needed() -> None:
     assert made.reward is None
     made, report = of(talk, allow=frozenset())
     assert (made, report.reasons) == ([], {"no_reward": 1})
+
+
+def test_tools_that_failed_are_counted() -> None:
+    talk = Talk()
+    talk.call([1], [(2,)])
+    [attempt] = talk.episode().tries
+    runs = tuple(
+        Span(rollout="r1", attempt="a1", sequence=at, kind="tool", status=SpanStatus(how))
+        for at, how in enumerate(("ok", "error", "cancelled", "error"), 10)
+    )
+    episode = replace(talk.episode(), tries=(replace(attempt, spans=(*attempt.spans, *runs)),))
+    (made,), _ = conversations(episode)
+    assert made.tool_errors == 2
+    assert conversations(talk.episode())[0][0].tool_errors == 0
 
 
 def test_branches_share_their_beginning_and_mark_it_once() -> None:

@@ -30,6 +30,7 @@ from penstock.gateway.model.rollout import Reward
 
 DOCS = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text(encoding="utf-8")
 KINDS = {
+    "whole": "whole number",
     "text": "text",
     "number": "number",
     "json": "JSON",
