@@ -26,13 +26,13 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolList, ToolUse
 
 MOST_ROLLOUTS: Final = 2_000
-"""Rollouts that are looked at, the newest of those that had begun."""
+"""Rollouts that are looked at, the newest of those that had begun and not ended."""
 HORIZON_NS: Final = 6 * 3600 * 10**9
 """Rollouts that had begun longer ago are not looked for."""
 MOST_CALLS: Final = 2_000
 """Calls whose bytes are read, and runs that are matched."""
 MOST_HEADS: Final = 20_000
-"""Spans of a session that are looked at."""
+"""Heads of rollouts, and of the spans of a session, that are looked at."""
 
 
 def read_tools(tape: Tape, rollout: RolloutSummary, attempt: str) -> ToolList:
@@ -67,12 +67,13 @@ def _with_elsewhere(tape: Tape, own: Attempt, stray: bool, used: ToolList) -> To
 def _begun(tape: Tape, start_ns: int, end_ns: int) -> tuple[list[Rollout], bool]:
     """The rollouts that may have been alive in a span of time, and whether there are more."""
     found: list[Rollout] = []
-    for _, rollout in tape.rollouts(_first_after(tape, end_ns)):
-        if len(found) == MOST_ROLLOUTS:
+    for looked, (_, rollout) in enumerate(tape.rollouts(_first_after(tape, end_ns))):
+        if len(found) == MOST_ROLLOUTS or looked == MOST_HEADS:
             return found, True
         if rollout.created_ns < start_ns - HORIZON_NS:
             break
-        found.append(rollout)
+        if rollout.ended_ns is None or rollout.ended_ns >= start_ns - PATIENCE_NS:
+            found.append(rollout)
     return found, False
 
 

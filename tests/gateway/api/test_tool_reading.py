@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes.memory_tape import MemoryTape, call
+from fakes.memory_tape import T0, MemoryTape, call
 from fakes.tool_calls import PAGE, TASK, Recorded, carried, model, ran, wanted
 
 from penstock.gateway.api import tool_reading
@@ -143,6 +143,17 @@ def test_where_not_all_rollouts_were_looked_at_nothing_is_certain(monkeypatch: p
     monkeypatch.setattr(tool_reading, "MOST_ROLLOUTS", 2_000)
     monkeypatch.setattr(tool_reading, "MOST_CALLS", 1)
     assert story.tools("s1").cut
+
+
+def test_rollouts_that_have_ended_are_not_counted_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_reading, "MOST_ROLLOUTS", 3)
+    story = Story()
+    for number in range(5):
+        story.tape.add(call(1, f"old{number}"), None, ended_ns=T0 - PATIENCE_NS)
+    story.agent("r1").session("s1")
+    assert (story.only("s1").grade, story.tools("s1").cut) == ("certain", False)
+    monkeypatch.setattr(tool_reading, "MOST_HEADS", 4)
+    assert (story.only("s1").grade, story.tools("s1").cut) == ("likely", True)
 
 
 def test_old_rollouts_are_found_without_looking_at_all_that_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
