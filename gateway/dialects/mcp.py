@@ -247,6 +247,13 @@ def tool_run(request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, s
     return arguments, told.get("result"), text(obj(told.get("error")).get("message"))
 
 
+def tools_listed(response: bytes, stream: bool) -> dict[str, Json]:
+    """The annotations of each tool that an answer to `tools/list` has, by its name."""
+    results = (obj(obj(loads(one.raw)).get("result")) for one in _said(response, stream) if one.kind == "answer")
+    tools = (tool for result in results for tool in objs(result.get("tools")))
+    return {name: obj(tool.get("annotations")) for tool in tools if (name := text(tool.get("name"))) is not None}
+
+
 class Mcp(Opaque):
     """Messages between an agent and a server of tools."""
 
