@@ -11,7 +11,7 @@ of attributes are those of the OpenTelemetry conventions for MCP (semantic-conve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
@@ -61,10 +61,19 @@ class _MCP(Family):
 MCP: Final[Family] = _MCP()
 
 
-def error_of(id: bytes, status: int, message: str, kind: str | None, field: str | None) -> bytes:
-    """An answer of JSON-RPC that says what was refused. `id`: of the request, as JSON."""
-    code = _INVALID if status < 500 else _FAILED
-    error = {"code": code, "message": named(field, message), "data": {"reason": kind}}
+def error_of(
+    id: bytes,
+    status: int,
+    message: str,
+    kind: str | None,
+    field: str | None,
+    code: int | None = None,
+    data: Mapping[str, str] | None = None,
+) -> bytes:
+    """An answer of JSON-RPC that says what was refused. `id`: of the request, as JSON; `code`, `data`: where they are
+    not the usual ones."""
+    code = code or (_INVALID if status < 500 else _FAILED)
+    error = {"code": code, "message": named(field, message), "data": {"reason": kind, **(data or {})}}
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (id, orjson.dumps(error))
 
 

@@ -58,7 +58,7 @@ class Answer(Noun):
     """Why. If the call is refused the agent's model is told."""
 
 
-End = Answer | Literal["timeout"]
+End = Answer | Literal["timeout", "stopped"]
 Done = Callable[[End], None]
 
 
@@ -101,6 +101,11 @@ class Questions:
         late = [id for id, one in self._waiting.items() if one.question.until_ns <= now_ns]
         for id in late:
             self._waiting.pop(id).done("timeout")
+
+    def close(self) -> None:
+        """The gateway stops: nobody can answer any more."""
+        for id in list(self._waiting):
+            self._waiting.pop(id).done("stopped")
 
     @property
     def waiting(self) -> list[Question]:
