@@ -202,8 +202,9 @@ class Policing:
         if rule.hard:
             asking.record.attributes = {**asking.record.attributes, POLICY_HARD: True}
             self._around.violated(asking.address.rollout)
-        # Without an id nobody waits for an answer of JSON-RPC: then the status says it.
-        asked = any(one.kind == "request" for one in asking.messages)
+        # Where nobody looks for an answer of JSON-RPC in this exchange, the status says it.
+        elsewhere = asking.server.own_path(asking.record.call.path) != ""
+        asked = not elsewhere and any(one.kind == "request" for one in asking.messages)
         return Denied(200 if asked else 400, rule.name, message)
 
     # What is changed ------------------------------------------------------------------------------------------------
