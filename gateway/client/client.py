@@ -63,7 +63,7 @@ from penstock.gateway.model.queue import (
     WorkerList,
 )
 from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, RolloutSummary, Worker
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.span import POLICY_VIOLATION, Span
 from penstock.gateway.model.transcript import Call, Transcript
 
 __all__ = ["Client", "ClientError"]
@@ -123,13 +123,15 @@ class Client(ReleaseClient, RunClient, PolicyClient):
         found = next((one for one in reversed(summary.attempts) if attempt in (None, one.id)), None)
         if found is None:
             raise ClientError(f"rollout {rollout!r} has no attempt{'' if attempt is None else f' {attempt!r}'}", 404)
-        heads = [span async for span in self.spans(rollout, found.id) if span.kind == "llm"]
-        details = await each(lambda head: self.span(rollout, found.id, head.sequence), heads)
+        spans = [span async for span in self.spans(rollout, found.id)]
+        calls = [span for span in spans if span.kind == "llm"]
+        details = await each(lambda head: self.span(rollout, found.id, head.sequence), calls)
         return Transcript(
             rollout=Rollout(**{name: getattr(summary, name) for name in Rollout.model_fields}),
             attempt=found,
             outcome=outcome or found.outcome or Outcome(),
             calls=[Call(span=detail.span, turn=detail.turn) for detail in details],
+            violations=[span for span in spans if span.error == POLICY_VIOLATION],
         )
 
     async def request_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:

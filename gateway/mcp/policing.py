@@ -47,14 +47,6 @@ _REMEMBERED: Final = 10_000
 """Rollouts whose mode is remembered, and tools of one server whose hints are."""
 
 
-class Denied(ClientFault):
-    """A tool call that a rule does not allow."""
-
-    def __init__(self, status: int, rule: str, message: str) -> None:
-        super().__init__(status, POLICY_VIOLATION, message)
-        self.code, self.data = CODE, {"reason": "policy", "rule": rule}
-
-
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A message, and what becomes of it."""
@@ -198,14 +190,16 @@ class Policing:
         rest = f" (one of {several} messages sent together, of which none was passed on)" if several > 1 else ""
         return self._refusal(asking, rule, f"{what}: {one.decision.reason}{rest}")
 
-    def _refusal(self, asking: Asking, rule: Rule, message: str) -> Denied:
+    def _refusal(self, asking: Asking, rule: Rule, message: str) -> Refusal:
         if rule.hard:
             asking.record.attributes = {**asking.record.attributes, POLICY_HARD: True}
             self._around.violated(asking.address.rollout)
         # Where nobody looks for an answer of JSON-RPC in this exchange, the status says it.
         elsewhere = asking.server.own_path(asking.record.call.path) != ""
         asked = not elsewhere and any(one.kind == "request" for one in asking.messages)
-        return Denied(200 if asked else 400, rule.name, message)
+        denied = ClientFault(200 if asked else 400, POLICY_VIOLATION, message)
+        denied.code, denied.data = CODE, {"reason": "policy", "rule": rule.name}
+        return denied
 
     # What is changed ------------------------------------------------------------------------------------------------
 
