@@ -23,7 +23,7 @@ from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import Span
 from penstock.gateway.policy.backtest import PolicyTest, TestedCall, TestedPage, tried
 from penstock.gateway.policy.policy import Hints, HintsOf, Policy
-from penstock.gateway.policy.questions import Answer, Question, QuestionList
+from penstock.gateway.policy.questions import PolicyAnswer, Question, QuestionList
 from penstock.gateway.policy.rules import check_names
 
 PAGE: Final = 1000
@@ -37,7 +37,7 @@ async def get_waiting(request: web.Request) -> web.Response:
     return answer(QuestionList(waiting=request.app[CONTROL].questions.waiting))
 
 
-async def say(control: Control, ids: Ids, asked: Answer) -> Question:
+async def say(control: Control, ids: Ids, asked: PolicyAnswer) -> Question:
     """Approve or refuse a tool call that waits. It is an event on its rollout who said what, and why."""
     found = control.questions.answer(ids["question"], asked)
     if found is None:
@@ -104,7 +104,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/policy/waiting", "waiting", "Tool calls that wait for a person", QuestionList, get_waiting),
     Route(
         "POST", "/api/policy/waiting/{question}", "answer_waiting", "Let a tool call run, or not",
-        Question, say, body=Answer, errors=(404,),
+        Question, say, body=PolicyAnswer, errors=(404,),
     ),
     Route(
         "POST", "/api/policy/test", "test_policy", "Try rules on recorded calls",

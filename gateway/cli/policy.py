@@ -25,7 +25,7 @@ from penstock.gateway.client.console import (
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.gateway.policy.rules import Rule
+    from penstock.gateway.policy.rules import PolicyRule
 
 Who = Annotated[str | None, Parameter(help="Who decides; the name you are logged in with if not given.")]
 Reason = Annotated[str | None, Parameter(help="Why, in a sentence; the agent's model is told if the call is refused.")]
@@ -60,7 +60,7 @@ def try_rules(file: Path, /, *filter: Terms, limit: Limit = 20, json: Json = Fal
     with_client(gateway, ask)
 
 
-def _rules(file: Path) -> list[Rule]:
+def _rules(file: Path) -> list[PolicyRule]:
     """The rules of a file. Whatever else is in it must be as the gateway wants it, too."""
     from penstock.gateway.config import load
     from penstock.gateway.model.toml import ConfigError
@@ -99,9 +99,9 @@ def _say(
     call: str, verdict: Literal["approve", "refuse"], reason: str | None, who: str | None, json: bool, url: str
 ) -> None:
     from penstock.gateway.display import policy
-    from penstock.gateway.policy.questions import Answer
+    from penstock.gateway.policy.questions import PolicyAnswer
 
-    said = made(Answer, verdict=verdict, reason=reason, who=person(who) or "cli")
+    said = made(PolicyAnswer, verdict=verdict, reason=reason, who=person(who) or "cli")
 
     async def ask(client: Client) -> None:
         found = await client.answer_waiting(call, said)

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 from penstock.gateway.client.connection import Connection
 from penstock.gateway.policy.backtest import PolicyTest, TestedCall, TestedPage
-from penstock.gateway.policy.questions import Answer, Question, QuestionList
-from penstock.gateway.policy.rules import Rule
+from penstock.gateway.policy.questions import PolicyAnswer, Question, QuestionList
+from penstock.gateway.policy.rules import PolicyRule
 
 
 class PolicyClient(Connection):
@@ -18,11 +18,11 @@ class PolicyClient(Connection):
         """Tool calls that wait for a person, the longest wait first."""
         return (await self.get("/api/policy/waiting", QuestionList)).waiting
 
-    async def answer_waiting(self, question: str, said: Answer) -> Question:
+    async def answer_waiting(self, question: str, said: PolicyAnswer) -> Question:
         """Lets a tool call run, or not; the call that was meant."""
         return await self.post(f"/api/policy/waiting/{quote(question, safe='')}", Question, said)
 
-    async def try_policy(self, rules: Sequence[Rule], filter: str = "") -> AsyncIterator[TestedCall]:
+    async def try_policy(self, rules: Sequence[PolicyRule], filter: str = "") -> AsyncIterator[TestedCall]:
         """What rules would have done to recorded tool calls, newest first."""
         cursor: str | None = None
         while True:

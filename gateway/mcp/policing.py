@@ -25,10 +25,10 @@ from penstock.gateway.model.span import POLICY_VIOLATION
 from penstock.gateway.policy.conditions import text_of
 from penstock.gateway.policy.pointer import Unreadable
 from penstock.gateway.policy.policy import ALLOWED, Decision, Hints, Policy
-from penstock.gateway.policy.questions import Answer, End, Question, Questions
+from penstock.gateway.policy.questions import End, PolicyAnswer, Question, Questions
 from penstock.gateway.policy.reading import CALL, ToolCall, strict, tool_call, written
 from penstock.gateway.policy.redaction import redacted
-from penstock.gateway.policy.rules import Redaction, Rule
+from penstock.gateway.policy.rules import PolicyRule, Redaction
 from penstock.gateway.proxy.parts import Send
 from penstock.gateway.store.records import Entry
 
@@ -102,7 +102,7 @@ class Listed:
 class Policing:
     """Asks the rules about every exchange."""
 
-    def __init__(self, rules: list[Rule], questions: Questions, around: Around) -> None:
+    def __init__(self, rules: list[PolicyRule], questions: Questions, around: Around) -> None:
         self._listed = Listed()
         self._policy = Policy(rules, self._listed.hints)
         self._questions = questions
@@ -190,7 +190,7 @@ class Policing:
         rest = f" (one of {several} messages sent together, of which none was passed on)" if several > 1 else ""
         return self._refusal(asking, rule, f"{what}: {one.decision.reason}{rest}")
 
-    def _refusal(self, asking: Asking, rule: Rule, message: str) -> Refusal:
+    def _refusal(self, asking: Asking, rule: PolicyRule, message: str) -> Refusal:
         if rule.hard:
             asking.record.attributes = {**asking.record.attributes, POLICY_HARD: True}
             self._around.violated(asking.address.rollout)
@@ -233,10 +233,10 @@ class Policing:
         waited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         open_ones: dict[str, Question] = {}
 
-        def done(question: Question, rule: Rule, end: End) -> None:
+        def done(question: Question, rule: PolicyRule, end: End) -> None:
             del open_ones[question.id]
             self._answered(asking, question, end)
-            if isinstance(end, Answer) and end.verdict == "approve":
+            if isinstance(end, PolicyAnswer) and end.verdict == "approve":
                 if not open_ones and not waited.done():
                     waited.set_result(None)
             elif not waited.done():
@@ -256,7 +256,7 @@ class Policing:
         waited.add_done_callback(over)
         return waited
 
-    def _question(self, asking: Asking, one: Judged) -> tuple[Rule, Question]:
+    def _question(self, asking: Asking, one: Judged) -> tuple[PolicyRule, Question]:
         rule, call, now = one.decision.rule, one.call, self._around.now_ns()
         assert rule is not None
         assert call is not None
@@ -275,7 +275,9 @@ class Policing:
 
     def _answered(self, asking: Asking, question: Question, end: End | str) -> None:
         """What was said is on the span, and an event of its own says who said it."""
-        verdict, who, reason = (end.verdict, end.who, end.reason) if isinstance(end, Answer) else (end, None, None)
+        verdict, who, reason = (
+            (end.verdict, end.who, end.reason) if isinstance(end, PolicyAnswer) else (end, None, None)
+        )
         said = {_RULE: question.rule, _VERDICT: verdict, _WHO: who, _REASON: reason}
         given = {name: value for name, value in said.items() if value is not None}
         asking.record.attributes = {**asking.record.attributes, **given}
@@ -289,7 +291,7 @@ class Policing:
 
 def _why(end: End) -> str:
     """Why a call that has waited is not run, for the agent's model."""
-    if isinstance(end, Answer):
+    if isinstance(end, PolicyAnswer):
         return "a person refused it" + (f": {end.reason}" if end.reason else "")
     return "nobody approved it in time" if end == "timeout" else "the gateway stops"
 

@@ -10,7 +10,7 @@ from penstock.gateway.model.base import Id, Mode, Noun
 from penstock.gateway.policy.pointer import Unreadable
 from penstock.gateway.policy.policy import ALLOWED, Policy
 from penstock.gateway.policy.reading import tool_calls
-from penstock.gateway.policy.rules import Rule
+from penstock.gateway.policy.rules import PolicyRule
 
 MOST_RULES = 1000
 
@@ -18,7 +18,7 @@ MOST_RULES = 1000
 class PolicyTest(Noun):
     """Rules, and the recorded calls to try them on."""
 
-    rules: list[Rule] = Field(max_length=MOST_RULES)
+    rules: list[PolicyRule] = Field(max_length=MOST_RULES)
     """As in `[[policy]]`."""
     filter: str = Field(default="", max_length=4096)
     """Terms about spans that all must hold, such as `since:30d mode:online`."""

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from fnmatch import translate
-from typing import Any
+from typing import Any, cast
 
 from penstock.gateway.policy.pointer import Unreadable, found, parsed
 from penstock.gateway.policy.rules import Condition
@@ -19,17 +19,56 @@ Test = Callable[[Any], bool]
 """Whether a value is as it must be; raises `Unreadable`."""
 
 
-def holds(condition: Condition) -> Test:
-    """A function of the arguments."""
-    path, tests = parsed(condition.at), list(_tests(condition))
+class Values:
+    """The arguments of one call; many rules ask about the same places."""
 
-    def check(arguments: Any) -> bool:
+    __slots__ = ("_arguments", "_found")
+
+    def __init__(self, arguments: Any) -> None:
+        self._arguments = arguments
+        self._found: dict[tuple[str, ...], list[Any] | Unreadable] = {}
+
+    def at(self, path: tuple[str, ...]) -> list[Any]:
+        """The values at a path; raises `Unreadable`."""
+        values = self._found.get(path)
+        if values is None:
+            values = self._found[path] = self._look(path)
+        if isinstance(values, Unreadable):
+            raise values
+        return values
+
+    def _look(self, path: tuple[str, ...]) -> list[Any] | Unreadable:
+        arguments = self._arguments
         if not isinstance(arguments, dict):
-            raise Unreadable("its arguments are no object")
-        values = found(arguments, path)
-        if condition.absent is not None and not values:
-            return condition.absent
-        return not condition.absent and any(all(test(value) for test in tests) for value in values)
+            return Unreadable("its arguments are no object")
+        try:
+            return found(cast(dict[str, Any], arguments), path)
+        except Unreadable as unreadable:
+            return unreadable
+
+
+Holds = Callable[[Values], bool]
+"""Whether a condition holds; raises `Unreadable`."""
+
+
+def holds(condition: Condition) -> Holds:
+    """A condition, ready to be asked."""
+    path, tests, absent = parsed(condition.at), _tests(condition), condition.absent
+
+    def check(arguments: Values) -> bool:
+        values = arguments.at(path)
+        if absent is not None and not values:
+            return absent
+        if absent:
+            return False
+        # Loops, not generators: this is asked for every rule of every call.
+        for value in values:
+            for test in tests:
+                if not test(value):
+                    break
+            else:
+                return True
+        return False
 
     return check
 

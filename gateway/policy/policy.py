@@ -13,10 +13,10 @@ from fnmatch import translate
 from typing import Any, Final, Literal, NamedTuple
 
 from penstock.gateway.model.base import Mode
-from penstock.gateway.policy.conditions import Test, holds
+from penstock.gateway.policy.conditions import Holds, Values, holds
 from penstock.gateway.policy.pointer import Unreadable
 from penstock.gateway.policy.reading import ToolCall
-from penstock.gateway.policy.rules import Rule
+from penstock.gateway.policy.rules import PolicyRule
 
 Hints = Mapping[str, Any]
 HintsOf = Callable[[str, str], Hints | None]
@@ -29,7 +29,7 @@ class Decision(NamedTuple):
     """What becomes of a call."""
 
     verdict: Literal["allow", "deny", "redact", "ask"]
-    rule: Rule | None = None
+    rule: PolicyRule | None = None
     """The rule that says so; None where none matched."""
     problem: str | None = None
     """What could not be read, where that is why it is denied."""
@@ -54,11 +54,11 @@ class _Compiled:
 
     __slots__ = ("annotations", "conditions", "modes", "restricts", "rule", "server", "tool")
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: PolicyRule) -> None:
         self.rule = rule
         self.server, self.tool = _matcher(rule.server), _matcher(rule.tool)
         self.modes = frozenset(rule.mode)
-        self.conditions: list[Test] = [holds(one) for one in rule.argument]
+        self.conditions: list[Holds] = [holds(one) for one in rule.argument]
         self.annotations = dict(rule.annotations)
         self.restricts = rule.verdict not in ("allow", "dry")
 
@@ -86,12 +86,12 @@ def _hint(hints: Hints, name: str) -> bool:
     return _DEFAULTS[name] and not (name == "destructiveHint" and hints.get("readOnlyHint") is True)
 
 
-def _met(conditions: Iterable[Test], arguments: Any) -> tuple[bool, str | None]:
+def _met(conditions: Iterable[Holds], arguments: Values) -> tuple[bool, str | None]:
     """(whether all hold, why that cannot be told). One that does not hold settles it."""
     problem = None
-    for test in conditions:
+    for condition in conditions:
         try:
-            if not test(arguments):
+            if not condition(arguments):
                 return False, None
         except Unreadable as unreadable:
             problem = problem or str(unreadable)
@@ -101,7 +101,7 @@ def _met(conditions: Iterable[Test], arguments: Any) -> tuple[bool, str | None]:
 class Policy:
     """All rules."""
 
-    def __init__(self, rules: Sequence[Rule], hints_of: HintsOf = lambda server, tool: None) -> None:
+    def __init__(self, rules: Sequence[PolicyRule], hints_of: HintsOf = lambda server, tool: None) -> None:
         self.rules = list(rules)
         self._compiled = [_Compiled(rule) for rule in rules]
         self._hints_of = hints_of
@@ -120,10 +120,11 @@ class Policy:
     def decide(self, server: str, mode: Mode, call: ToolCall) -> Decision:
         """What becomes of a call."""
         dry: tuple[str, ...] = ()
+        arguments = Values(call.arguments)
         for one in self._of_tool(server, mode, call.tool):
             if one.annotations and not one.fits(self._hints_of(server, call.tool)):
                 continue
-            met, problem = _met(one.conditions, call.arguments)
+            met, problem = _met(one.conditions, arguments) if one.conditions else (True, None)
             if not met and problem is None:
                 continue
             if one.rule.verdict == "dry":

@@ -47,7 +47,7 @@ class QuestionList(Noun):
     """The longest wait first."""
 
 
-class Answer(Noun):
+class PolicyAnswer(Noun):
     """What a person says to a question."""
 
     verdict: Literal["approve", "refuse"]
@@ -58,7 +58,7 @@ class Answer(Noun):
     """Why. If the call is refused the agent's model is told."""
 
 
-End = Answer | Literal["timeout", "stopped"]
+End = PolicyAnswer | Literal["timeout", "stopped"]
 Done = Callable[[End], None]
 
 
@@ -88,7 +88,7 @@ class Questions:
         """Nobody wants to know any more; False if it was answered before."""
         return self._waiting.pop(id, None) is not None
 
-    def answer(self, id: str, answer: Answer) -> Question | None:
+    def answer(self, id: str, answer: PolicyAnswer) -> Question | None:
         """A person answers; None where that question does not wait, or not any more."""
         found = self._waiting.pop(id, None)
         if found is None:

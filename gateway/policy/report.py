@@ -11,7 +11,7 @@ from pydantic import Field
 
 from penstock.gateway.model.base import Noun
 from penstock.gateway.policy.backtest import TestedCall
-from penstock.gateway.policy.rules import Rule, Verdict
+from penstock.gateway.policy.rules import PolicyRule, Verdict
 
 Compare = Callable[[Sequence[float], Sequence[float]], tuple[float, float, float] | None]
 """(mean of the second less that of the first, and its 95 % interval); None where there is too little to tell."""
@@ -73,7 +73,7 @@ class _Tally:
     rollouts: set[str] = field(default_factory=set[str])
 
 
-def reported(rules: Sequence[Rule], calls: Iterable[TestedCall], compare: Compare, most: int) -> PolicyReport:
+def reported(rules: Sequence[PolicyRule], calls: Iterable[TestedCall], compare: Compare, most: int) -> PolicyReport:
     """The sums over calls; up to `most` of those that would not simply have run are listed."""
     tallies = {rule.name: _Tally() for rule in rules}
     rewards: dict[str, float | None] = {}
@@ -96,7 +96,7 @@ def reported(rules: Sequence[Rule], calls: Iterable[TestedCall], compare: Compar
     return report
 
 
-def _figures(rule: Rule, tally: _Tally, rewards: dict[str, float | None], compare: Compare) -> RuleFigures:
+def _figures(rule: PolicyRule, tally: _Tally, rewards: dict[str, float | None], compare: Compare) -> RuleFigures:
     touched = [rewards[rollout] for rollout in tally.rollouts]
     others = [reward for rollout, reward in rewards.items() if rollout not in tally.rollouts]
     return RuleFigures(

@@ -81,7 +81,7 @@ class Redaction(Section):
         return self
 
 
-class Rule(Section):
+class PolicyRule(Section):
     """`[[policy]]`: a rule on tool calls. The first that matches decides; where none does, the call may run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
@@ -113,14 +113,14 @@ class Rule(Section):
         return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _says_what_to_redact(self) -> Rule:
+    def _says_what_to_redact(self) -> PolicyRule:
         if (self.verdict == "redact") != (self.redact is not None):
             what = 'add redact = { results = [""] }' if self.redact is None else "leave redact out"
             raise ValueError(f"verdict is {self.verdict!r}: {what}")
         return self
 
 
-def check_names(rules: list[Rule]) -> None:
+def check_names(rules: list[PolicyRule]) -> None:
     """Raises `ValueError` where two rules have one name."""
     names = [rule.name for rule in rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -12,14 +12,14 @@ from penstock.gateway.mcp_server.statistics import difference
 from penstock.gateway.policy.backtest import TestedCall
 from penstock.gateway.policy.questions import Question
 from penstock.gateway.policy.report import PolicyReport, reported
-from penstock.gateway.policy.rules import Rule
+from penstock.gateway.policy.rules import PolicyRule
 
 S = 10**9
 RULES = [
-    Rule(name="no-secrets", verdict="deny"),
-    Rule(name="large-payments", verdict="ask"),
-    Rule(name="no-mail-addresses", verdict="dry"),
-    Rule(name="never", verdict="deny"),
+    PolicyRule(name="no-secrets", verdict="deny"),
+    PolicyRule(name="large-payments", verdict="ask"),
+    PolicyRule(name="no-mail-addresses", verdict="dry"),
+    PolicyRule(name="never", verdict="deny"),
 ]
 
 

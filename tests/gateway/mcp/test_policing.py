@@ -19,7 +19,7 @@ from penstock.gateway.client.client import Client as Control
 from penstock.gateway.client.client import ClientError
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.span import Span
-from penstock.gateway.policy.questions import Answer, Question
+from penstock.gateway.policy.questions import PolicyAnswer, Question
 
 RULES = """
 [[policy]]
@@ -261,7 +261,7 @@ async def asked(gateway: Gateway) -> Question:
 
 async def say(gateway: Gateway, question: str, verdict: Any, reason: str | None = None) -> Question:
     async with Control(gateway.url) as control:
-        return await control.answer_waiting(question, Answer(verdict=verdict, who="ann", reason=reason))
+        return await control.answer_waiting(question, PolicyAnswer(verdict=verdict, who="ann", reason=reason))
 
 
 async def events(tape: Tape, rollout: str = "r1") -> list[Span]:

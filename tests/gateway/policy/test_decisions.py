@@ -10,14 +10,14 @@ import pytest
 from penstock.gateway.model.base import Mode
 from penstock.gateway.policy.policy import ALLOWED, Decision, Policy
 from penstock.gateway.policy.reading import ToolCall, tool_call
-from penstock.gateway.policy.rules import Rule
+from penstock.gateway.policy.rules import PolicyRule
 
 
-def rule(verdict: str = "deny", **given: Any) -> Rule:
+def rule(verdict: str = "deny", **given: Any) -> PolicyRule:
     """A rule; its name is its verdict if it has none."""
     if verdict == "redact":
         given.setdefault("redact", {"results": [""]})
-    return Rule.model_validate({"name": verdict, "verdict": verdict} | given)
+    return PolicyRule.model_validate({"name": verdict, "verdict": verdict} | given)
 
 
 def call(tool: str = "write", **arguments: Any) -> ToolCall:
@@ -26,7 +26,7 @@ def call(tool: str = "write", **arguments: Any) -> ToolCall:
     return made
 
 
-def decide(made: ToolCall, *rules: Rule, server: str = "files", mode: Mode = "online") -> Decision:
+def decide(made: ToolCall, *rules: PolicyRule, server: str = "files", mode: Mode = "online") -> Decision:
     return Policy(rules).decide(server, mode, made)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.gateway.policy.questions import Answer, End, Question, Questions
+from penstock.gateway.policy.questions import End, PolicyAnswer, Question, Questions
 
 
 def question(id: str, until_ns: int = 10) -> Question:
@@ -16,7 +16,7 @@ def test_each_ends_once() -> None:
     for id in ("a", "b", "c", "d"):
         questions.ask(question(id, 10 if id == "b" else 99), lambda end, id=id: ends.append((id, end)))
     assert [one.id for one in questions.waiting] == ["a", "b", "c", "d"]
-    said = Answer(verdict="approve", who="me")
+    said = PolicyAnswer(verdict="approve", who="me")
     assert questions.answer("a", said) == question("a", 99)
     assert questions.answer("a", said) is None
     questions.sweep(9)

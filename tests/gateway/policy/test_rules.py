@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fakes.process import ROOT
+from pydantic import BaseModel
 
 from penstock.gateway.config import load
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.policy.rules import Rule
+from penstock.gateway.policy.rules import Condition, PolicyRule, Redaction
 
 
-def rules(tmp_path: Path, text: str) -> list[Rule]:
+def rules(tmp_path: Path, text: str) -> list[PolicyRule]:
     path = tmp_path / "rules.toml"
     path.write_text(text)
     return load(path).policy
@@ -54,3 +56,11 @@ def test_what_is_wrong_is_named(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         _ = rules(tmp_path, f'[[policy]]\nname = "r"\n{line}\n')
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("model", "heading"), [(Condition, "Arguments"), (Redaction, "Redaction")])
+def test_every_key_of_a_table_within_a_rule_is_documented(model: type[BaseModel], heading: str) -> None:
+    page = (ROOT / "docs" / "policies.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    described = {name: " ".join((field.description or "").split()) for name, field in model.model_fields.items()}
+    assert {row[0].strip("`"): row[2] for row in rows} == described
