@@ -24,7 +24,7 @@ from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.framing import Framing
 from penstock.gateway.calls.capture.request import identity
 from penstock.gateway.calls.conversations import new_rollout
-from penstock.gateway.dialects.mcp import CALL, PREFIX, Sent, asked, cancelled, messages
+from penstock.gateway.dialects.mcp import CALL, PREFIX, Sent, asked, cancelled, messages, mismatches
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.request import Request
@@ -169,7 +169,9 @@ class McpCall(Call):
         about = asked(first)
         record.name = " ".join(filter(None, (first.method, about.target)))
         record.kind = "tool" if first.method == CALL else "mcp"
-        record.attributes = listed(about.attributes, session, about.protocol or protocol)
+        odd = mismatches(first, about, headers)
+        more = {} if odd is None else {"penstock.mcp.mismatch": odd}
+        record.attributes = listed(about.attributes | more, session, about.protocol or protocol)
         if about.traceparent is not None:
             record.trace = trace.parse(about.traceparent)
 

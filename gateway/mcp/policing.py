@@ -7,7 +7,6 @@ its size, its encoding or its form. A batch is sent when all of its members may 
 from __future__ import annotations
 
 import asyncio
-import base64
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
-from penstock.gateway.dialects.mcp import tools_listed
+from penstock.gateway.dialects.mcp import header_text, tools_listed
 from penstock.gateway.http.errors import ClientFault, Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.mcp.features import Asking
@@ -42,7 +41,6 @@ _RULE, _VERDICT, _PROBLEM, _DRY, _WHO, _REASON, _QUESTION = (
     f"penstock.policy.{name}" for name in ("rule", "verdict", "problem", "dry", "who", "reason", "question")
 )
 _CHARSET: Final = re.compile(rb"""charset\s*=\s*"?(?:utf-?8|us-ascii)"?\s*(?=;|,|$)""", re.IGNORECASE)
-_BASE64: Final = re.compile(r"=\?base64\?(.*)\?=")
 _REMEMBERED: Final = 10_000
 """Rollouts whose mode is remembered, and tools of one server whose hints are."""
 
@@ -349,14 +347,5 @@ def _check_headers(request: Request, message: Any, call: ToolCall | None) -> Non
         said = value.decode("latin-1").strip()
         if name == b"mcp-method" and said != method and CALL in (said, method):
             raise Unreadable("its header Mcp-Method names another method than its body")
-        if name == b"mcp-name" and call is not None and _header_text(said) != call.tool:
+        if name == b"mcp-name" and call is not None and header_text(value) != call.tool:
             raise Unreadable("its header Mcp-Name names another tool than its body")
-
-
-def _header_text(value: str) -> str:
-    """What a header says: it is encoded where it is not plain text."""
-    found = _BASE64.fullmatch(value)
-    try:
-        return value if found is None else base64.b64decode(found[1], validate=True).decode()
-    except ValueError:
-        raise Unreadable("its header Mcp-Name is no base64") from None
