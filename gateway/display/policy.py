@@ -16,7 +16,7 @@ from penstock.gateway.policy.report import PolicyReport, RuleFigures
 
 LONGEST = 2000
 """Characters of arguments that are shown."""
-STYLES = {"deny": "red", "ask": "yellow", "redact": "cyan", "dry": "blue", "allow": "green"}
+STYLES = {"deny": "red", "ask": "yellow", "kernel": "yellow", "redact": "cyan", "dry": "blue", "allow": "green"}
 
 RULES = (
     Column("rule"), Column("verdict"), figure("calls"), figure("unread", 1), figure("rollouts", 2),
@@ -72,7 +72,7 @@ def _summary(told: PolicyReport) -> str:
     looked = f"{counted(told.calls, 'tool call')} of {counted(told.rollouts, 'rollout')}"
     ends = [
         (told.denied, "would not have run"),
-        (told.asked, "would have waited for a person"),
+        (told.asked, "would have waited for a person or a kernel"),
         (told.changed, "would have been changed"),
     ]
     said = ", ".join(f"{number:,} {words}" for number, words in ends if number)

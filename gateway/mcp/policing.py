@@ -18,6 +18,7 @@ from penstock.gateway.dialects.mcp import header_text, tools_listed
 from penstock.gateway.http.errors import ClientFault, Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.mcp.features import Asking
+from penstock.gateway.mcp.kernels import KernelCall, ask, load
 from penstock.gateway.model.attributes import POLICY_HARD, TOOL
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.span import POLICY_VIOLATION
@@ -106,6 +107,7 @@ class Policing:
         self._questions = questions
         self._around = around
         self._modes: OrderedDict[str, Mode] = OrderedDict()
+        self._kernels = {rule.name: load(rule.name, rule.kernel) for rule in rules if rule.kernel is not None}
         self._by_mode = any(rule.mode for rule in rules)
         self._by_hints = any(rule.annotations for rule in rules)
 
@@ -179,6 +181,9 @@ class Policing:
             # The very bytes that were read: what an encoding can hide does not go on.
             send.body = bytes(memoryview(send.body))
         questions = [one for one in judged if one.decision.verdict == "ask"]
+        kernels = [one for one in judged if one.decision.verdict == "kernel"]
+        if kernels:
+            return asyncio.ensure_future(self._ask_kernels(asking, kernels, questions))
         return self._ask(asking, questions) if questions else None
 
     def _denied(self, asking: Asking, one: Judged, several: int) -> Refusal:
@@ -225,6 +230,26 @@ class Policing:
         return {**call.message, "params": {**call.message["params"], "arguments": arguments}}
 
     # Who is asked ---------------------------------------------------------------------------------------------------
+
+    async def _ask_kernels(self, asking: Asking, judged: list[Judged], questions: list[Judged]) -> None:
+        """Waits until kernels, and then a person, have said yes to all of them."""
+        address = asking.address
+        for one in judged:
+            rule, call = one.decision.rule, one.call
+            assert rule is not None
+            assert call is not None
+            arguments: object = call.arguments
+            if not isinstance(arguments, dict):
+                raise self._refusal(asking, rule, f"the tool {call.tool!r} was not run: its arguments are no object")
+            who = address.rollout, address.attempt, address.agent, self._mode(asking)
+            made = KernelCall(asking.server.name, call.tool, cast(dict[str, Any], arguments), *who)
+            allowed, reason = await ask(self._kernels[rule.name], made, rule.wait)
+            asking.record.attributes = {**asking.record.attributes, _REASON: reason}
+            if not allowed:
+                why = f"policy rule {rule.name!r} does not allow it" + (f": {reason}" if reason else "")
+                raise self._refusal(asking, rule, f"the tool {call.tool!r} was not run: {why}")
+        if questions:
+            await self._ask(asking, questions)
 
     def _ask(self, asking: Asking, judged: list[Judged]) -> asyncio.Future[None]:
         """Waits until a person has said yes to all of them."""

@@ -42,8 +42,8 @@ class TestedCall(Noun):
     """The server of the tool."""
     tool: str
     """The tool, by its server's own name; empty where the request cannot be read."""
-    verdict: Literal["allow", "deny", "redact", "ask"]
-    """What becomes of it."""
+    verdict: Literal["allow", "deny", "redact", "ask", "kernel"]
+    """What becomes of it. A kernel is not asked."""
     rule: str | None = None
     """The rule that says so."""
     dry: list[str] = Field(default=[])

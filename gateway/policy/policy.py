@@ -1,8 +1,8 @@
 """The decision: the first rule that matches a call says what becomes of it; where none does, it may run.
 
 What a rule needs to know and cannot is not taken for a no. Arguments that cannot be read, or hints that the server has
-not given, satisfy a rule that restricts (deny, redact, ask) and not one that allows. A rule that cannot read what it
-asks about refuses the call. `dry` rules only mark a call, and those behind them still decide.
+not given, satisfy a rule that restricts (deny, redact, ask, kernel) and not one that allows. A rule that cannot read
+what it asks about refuses the call. `dry` rules only mark a call, and those behind them still decide.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REMEMBERED: Final = 4096
 class Decision(NamedTuple):
     """What becomes of a call."""
 
-    verdict: Literal["allow", "deny", "redact", "ask"]
+    verdict: Literal["allow", "deny", "redact", "ask", "kernel"]
     rule: PolicyRule | None = None
     """The rule that says so; None where none matched."""
     problem: str | None = None

@@ -57,7 +57,7 @@ class PolicyReport(Noun):
     denied: int
     """Calls that would not have run."""
     asked: int
-    """Calls that would have waited for a person."""
+    """Calls that would have waited for a person, or for what a kernel says."""
     changed: int
     """Calls that would have been changed, or their results."""
     rules: list[RuleFigures]
@@ -82,7 +82,7 @@ def reported(rules: Sequence[PolicyRule], calls: Iterable[TestedCall], compare: 
         report.calls += 1
         rewards[call.rollout] = call.reward
         report.denied += call.verdict == "deny"
-        report.asked += call.verdict == "ask"
+        report.asked += call.verdict in ("ask", "kernel")
         report.changed += call.verdict == "redact"
         for name in (*call.dry, *([call.rule] if call.rule is not None else [])):
             tally = tallies[name]

@@ -11,7 +11,7 @@ from penstock.gateway.model.base import Mode
 from penstock.gateway.model.toml import Section
 from penstock.gateway.policy.pointer import parsed
 
-Verdict = Literal["allow", "deny", "redact", "ask", "dry"]
+Verdict = Literal["allow", "deny", "redact", "ask", "kernel", "dry"]
 Hint = Literal["readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"]
 LONGEST_WAIT_S: Final = 86_400.0
 
@@ -102,8 +102,10 @@ class PolicyRule(Section):
     """Why, for the agent's model: what to do instead."""
     redact: Redaction | None = None
     """What is taken out, with the verdict `redact`."""
+    kernel: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+    """Who decides, with the verdict `kernel`: a Python object, as `module:name`."""
     wait: float = Field(default=300.0, gt=0, le=LONGEST_WAIT_S)
-    """Seconds that a call waits for a person, with the verdict `ask`; then it is refused."""
+    """Seconds that a call waits for a person or a kernel, with the verdicts `ask` and `kernel`; then it is refused."""
     hard: bool = False
     """Whether a violation on a release's candidate rolls it back at once."""
 
@@ -113,9 +115,12 @@ class PolicyRule(Section):
         return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _says_what_to_redact(self) -> PolicyRule:
+    def _says_how(self) -> PolicyRule:
         if (self.verdict == "redact") != (self.redact is not None):
             what = 'add redact = { results = [""] }' if self.redact is None else "leave redact out"
+            raise ValueError(f"verdict is {self.verdict!r}: {what}")
+        if (self.verdict == "kernel") != (self.kernel is not None):
+            what = 'add kernel = "module:name"' if self.kernel is None else "leave kernel out"
             raise ValueError(f"verdict is {self.verdict!r}: {what}")
         return self
 

@@ -147,6 +147,7 @@ WRONG = [
     ("policy", 'verdict = "block"'),
     ("policy", "message = 1"),
     ("policy", 'redact = { pattern = "x" }'),
+    ("policy", 'kernel = "module"'),
     ("policy", "wait = 0"),
     ("policy", "hard = 1"),
     ("otlp", 'endpoint = "http://me:pw@x"'),

@@ -38,7 +38,7 @@ def test_a_rule_says_what_it_matches_and_what_follows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('verdict = "no"', "policy.0.verdict: 'no' is not 'allow', 'deny', 'redact', 'ask' or 'dry'"),
+        ('verdict = "no"', "policy.0.verdict: 'no' is not 'allow', 'deny', 'redact', 'ask', 'kernel' or 'dry'"),
         ('verdict = "deny"\nargument = [{ at = "path", glob = "*" }]', "argument.0.at: a JSON pointer is empty"),
         ('verdict = "deny"\nargument = [{ at = "/a", regex = "(" }]', "argument.0.regex: it is no regular expression"),
         ('verdict = "deny"\nargument = [{ at = "/a" }]', "'/a' says nothing of its value: add equals, glob"),
@@ -46,6 +46,9 @@ def test_a_rule_says_what_it_matches_and_what_follows(tmp_path: Path) -> None:
         ('verdict = "redact"', "verdict is 'redact': add redact ="),
         ('verdict = "deny"\nredact = { results = [""] }', "verdict is 'deny': leave redact out"),
         ('verdict = "redact"\nredact = { pattern = "a" }', "policy.0.redact: it names no place: add arguments"),
+        ('verdict = "kernel"', """verdict is 'kernel': add kernel = "module:name\""""),
+        ('verdict = "kernel"\nkernel = "module"', "policy.0.kernel: 'module' is not as"),
+        ('verdict = "ask"\nkernel = "a:b"', "verdict is 'ask': leave kernel out"),
         ('verdict = "deny"\ntol = "a"', "policy.0.tol: unknown key; did you mean 'tool'?"),
         ('verdict = "deny"\nargument = [{ at = "/a", globb = "*" }]', "globb: unknown key; did you mean 'glob'?"),
         ('verdict = "deny"\nannotations = { readonly = true }', "policy.0.annotations"),
