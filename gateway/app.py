@@ -42,6 +42,7 @@ from penstock.gateway.mcp.sessions import Sessions
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
 from penstock.gateway.otlp.ingest import INGEST, Ingest
+from penstock.gateway.policy.policy import Policy
 from penstock.gateway.policy.questions import Questions
 from penstock.gateway.proxy.exact.session_store import Exact
 from penstock.gateway.proxy.features import features
@@ -187,7 +188,7 @@ class Gateway:
         runs = RunService(self.store, self.recorder, self._now_ns)
         context = Control(
             self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
-            self.state, self.questions,
+            self.state, self.questions, Policy(self.config.policy),
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)

@@ -10,7 +10,7 @@ from penstock.gateway.diagnosis.tool_calls import ModelCall, read_asks
 from penstock.gateway.diagnosis.tool_join import Candidate, ImpliedRun, Link, ToolRun, implied_runs, join
 from penstock.gateway.dialects.mcp import tool_run
 from penstock.gateway.model.answers import ToolList, ToolUse
-from penstock.gateway.model.attributes import TOOL
+from penstock.gateway.model.attributes import POLICY_RULE, TOOL
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span, SpanStatus
 
@@ -19,7 +19,15 @@ MOST_SPANS = 2_000
 _INSIDE = "the answer asked for it, and a later request carried the result"
 
 
-def tools_used(spans: Iterable[Span], exchange_of: Callable[[Span], Exchange | None]) -> ToolList:
+Rule = Callable[[str, str], str | None]
+"""The rule that a tool inside the agent meets, by its name and its arguments as generated."""
+
+
+def tools_used(
+    spans: Iterable[Span],
+    exchange_of: Callable[[Span], Exchange | None],
+    rule_of: Rule = lambda tool, arguments: None,
+) -> ToolList:
     """What an attempt used, in order of time. `spans`: all of the attempt, in order."""
     calls: list[ModelCall] = []
     runs: dict[str, tuple[Span, ToolRun]] = {}
@@ -40,7 +48,7 @@ def tools_used(spans: Iterable[Span], exchange_of: Callable[[Span], Exchange | N
     ends = {call.sequence: call.end_ns or call.start_ns for call in calls}
     begins = {call.sequence: call.start_ns for call in calls}
     found = [_on_server(link, *runs[link.run]) for link in links]
-    found += [_inside(one, ends, begins) for one in implied_runs(asks, links)]
+    found += [_inside(one, ends, begins, rule_of(one.name, one.arguments)) for one in implied_runs(asks, links)]
     return ToolList(tools=sorted(found, key=lambda use: (use.start_ns, use.span or 0)), skipped=skipped)
 
 
@@ -66,7 +74,7 @@ def _run(span: Span, exchange: Exchange) -> ToolRun:
 
 
 def _on_server(link: Link, span: Span, run: ToolRun) -> ToolUse:
-    asked = link.asked or Candidate(0, None)
+    asked, found = link.asked or Candidate(0, None), (span.attributes or {}).get(POLICY_RULE)
     return ToolUse(
         span=span.sequence,
         server=run.server,
@@ -78,12 +86,13 @@ def _on_server(link: Link, span: Span, run: ToolRun) -> ToolUse:
         candidates=[] if link.asked else sorted({one.sequence for one in link.candidates}),
         carried_by=link.carried_by,
         status=span.status,
+        rule=None if found is None else str(found),
         start_ns=span.start_ns,
         end_ns=span.end_ns,
     )
 
 
-def _inside(one: ImpliedRun, ends: dict[int, int], begins: dict[int, int]) -> ToolUse:
+def _inside(one: ImpliedRun, ends: dict[int, int], begins: dict[int, int], rule: str | None) -> ToolUse:
     first = one.asked[0]
     known = len(one.asked) == 1
     return ToolUse(
@@ -94,6 +103,7 @@ def _inside(one: ImpliedRun, ends: dict[int, int], begins: dict[int, int]) -> To
         call_id=first.call_id,
         candidates=[] if known else sorted({it.sequence for it in one.asked}),
         carried_by=one.carried_by,
+        rule=rule,
         start_ns=ends[first.sequence],
         end_ns=begins[one.carried_by],
     )

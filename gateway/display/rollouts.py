@@ -77,7 +77,8 @@ SUMS = (
 
 TOOLS = (
     figure("#"), Column("tool", narrows="cut", least=12), Column("server", 2), Column("status", 3), figure("took", 4),
-    Column("asked by"), Column("known", 1), Column("why", narrows="cut", least=24),
+    Column("asked by"), Column("rule", 5, optional=True), Column("known", 1),
+    Column("why", narrows="cut", least=24),
 )  # fmt: skip
 
 
@@ -127,7 +128,7 @@ def tools(rows: Iterable[ToolUse]) -> Listing:
         took = took if use.span is not None or not took else f"≤ {took}"
         where = plain(use.server or "inside the agent")
         made.add_row(plain(f"#{use.span}" if use.span else ""), plain(use.tool), where, status(use.status), took,
-                     plain(asked), plain(use.grade), plain(use.reason))  # fmt: skip
+                     plain(asked), plain(use.rule), plain(use.grade), plain(use.reason))  # fmt: skip
     return made
 
 

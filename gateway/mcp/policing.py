@@ -19,7 +19,7 @@ from penstock.gateway.http.errors import ClientFault, Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.mcp.features import Asking
 from penstock.gateway.mcp.kernels import KernelCall, ask, load
-from penstock.gateway.model.attributes import POLICY_HARD, TOOL
+from penstock.gateway.model.attributes import POLICY_HARD, POLICY_RULE, TOOL
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.span import POLICY_VIOLATION
 from penstock.gateway.policy.conditions import text_of
@@ -38,8 +38,8 @@ EVENT: Final = "policy"
 """Name of the event that says what became of a call that has waited for a person."""
 CODE: Final = -32010
 """JSON-RPC's code of a denied call: of those that the protocol leaves to implementations."""
-_RULE, _VERDICT, _PROBLEM, _DRY, _WHO, _REASON, _QUESTION = (
-    f"penstock.policy.{name}" for name in ("rule", "verdict", "problem", "dry", "who", "reason", "question")
+_VERDICT, _PROBLEM, _DRY, _WHO, _REASON, _QUESTION = (
+    f"penstock.policy.{name}" for name in ("verdict", "problem", "dry", "who", "reason", "question")
 )
 _CHARSET: Final = re.compile(rb"""charset\s*=\s*"?(?:utf-?8|us-ascii)"?\s*(?=;|,|$)""", re.IGNORECASE)
 _REMEMBERED: Final = 10_000
@@ -301,7 +301,7 @@ class Policing:
         verdict, who, reason = (
             (end.verdict, end.who, end.reason) if isinstance(end, PolicyAnswer) else (end, None, None)
         )
-        said = {_RULE: question.rule, _VERDICT: verdict, _WHO: who, _REASON: reason}
+        said = {POLICY_RULE: question.rule, _VERDICT: verdict, _WHO: who, _REASON: reason}
         given = {name: value for name, value in said.items() if value is not None}
         asking.record.attributes = {**asking.record.attributes, **given}
         address, now = asking.address, self._around.now_ns()
@@ -324,7 +324,7 @@ def _mark(asking: Asking, decision: Decision) -> None:
         return
     said: dict[str, Any] = {_DRY: list(decision.dry)} if decision.dry else {}
     if decision.rule is not None:
-        said |= {_RULE: decision.rule.name, _VERDICT: decision.verdict}
+        said |= {POLICY_RULE: decision.rule.name, _VERDICT: decision.verdict}
     if decision.problem is not None:
         said[_PROBLEM] = decision.problem
     asking.record.attributes = {**asking.record.attributes, **said}

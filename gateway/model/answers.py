@@ -317,6 +317,9 @@ class ToolUse(Noun):
     """Sequence of the model call that carried its result."""
     status: SpanStatus = SpanStatus.OK
     """How its span ended."""
+    rule: str | None = None
+    """The rule of a policy that has decided about it; of a tool inside the agent, which nobody can stop, the one that
+    would not simply have let it run."""
     start_ns: int
     """When it began; of a tool inside the agent the earliest that it can have; ns since the epoch."""
     end_ns: int | None

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 from penstock.gateway.model.base import Mode
 from penstock.gateway.policy.conditions import Holds, Values, holds
 from penstock.gateway.policy.pointer import Unreadable
-from penstock.gateway.policy.reading import ToolCall
+from penstock.gateway.policy.reading import ToolCall, strict
 from penstock.gateway.policy.rules import PolicyRule
 
 Hints = Mapping[str, Any]
@@ -134,6 +134,16 @@ class Policy:
             elif one.restricts:
                 return Decision("deny", one.rule, problem, dry)
         return Decision("allow", dry=dry) if dry else ALLOWED
+
+    def inside(self, mode: Mode, tool: str, arguments: str) -> str | None:
+        """The rule that would not simply let a tool run that has run inside the agent, where nobody can stop it: of
+        those that are about any server. `arguments`: as the model has written them."""
+        try:
+            call = ToolCall(tool, strict(arguments.encode() or b"{}"), {})
+            found = self.decide("", mode, call)
+        except (Unreadable, UnicodeEncodeError):
+            found = self.unreadable("", mode, "its arguments cannot be read")
+        return found.rule.name if found.rule is not None and found.verdict != "allow" else None
 
     def unreadable(self, server: str, mode: Mode, problem: str) -> Decision:
         """What becomes of a message that cannot be read: it may be a call of any tool of its server."""

@@ -184,6 +184,21 @@ def test_what_cannot_be_read_at_all_is_refused_by_the_first_rule_that_it_could_b
     assert not Policy([rule(mode="train")]).concerns("files", "online")
 
 
+def test_what_runs_inside_the_agent_meets_the_rules_about_any_server() -> None:
+    policy = Policy(
+        [
+            rule(server="files", tool="clock", name="of-a-server"),
+            rule("allow", tool="clock", argument=[{"at": "/zone", "equals": "UTC"}]),
+            rule("ask", tool="clock"),
+        ]
+    )
+    assert policy.inside("online", "clock", '{"zone": "UTC"}') is None
+    assert policy.inside("online", "clock", "") == "ask"
+    assert policy.inside("online", "other", "{}") is None
+    assert policy.inside("online", "clock", '{"zone": "UTC", "zone": 1}') == "ask"
+    assert policy.inside("online", "clock", '{"\ud800": 1') == "ask"
+
+
 def test_names_that_an_agent_makes_up_are_not_remembered_for_ever() -> None:
     policy = Policy([rule(tool="x*")])
     for number in range(10_000):
