@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from penstock.gateway.model.base import Mode
 from penstock.gateway.queue.dispatcher import Dispatcher
@@ -14,6 +14,7 @@ from penstock.gateway.store import Store
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
 
+_TURNS: Final = 8
 _log = logging.getLogger("penstock.mcp")
 
 
@@ -42,6 +43,9 @@ class Audit:
         self._begin(self._react(rollout))
 
     async def _react(self, rollout: str) -> None:
+        # The call ends in one of the next turns of the loop.
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         await self._recorder.flush()
         await self._releases.violated(rollout)
 

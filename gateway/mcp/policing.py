@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
@@ -177,7 +177,7 @@ class Policing:
             raise self._denied(asking, denied, len(judged))
         if any(one.decision.verdict == "redact" for one in judged):
             self._redact(asking, send, judged)
-        elif send.call.packed is not None:
+        if send.call.packed is not None and send.body is send.call.body:
             # The very bytes that were read: what an encoding can hide does not go on.
             send.body = bytes(memoryview(send.body))
         questions = [one for one in judged if one.decision.verdict == "ask"]
@@ -209,12 +209,20 @@ class Policing:
     def _redact(self, asking: Asking, send: Send, judged: list[Judged]) -> None:
         """Takes out of arguments now, and of results when they pass."""
         values = [self._without_arguments(asking, one) for one in judged]
-        if any(new is not one.value for new, one in zip(values, judged, strict=True)):
-            send.body = written(values, several=send.body.lstrip()[:1] == b"[")
+        for new, one in zip(values, judged, strict=True):
+            if new is not one.value:
+                send.body = self._written(asking, one, values, send.body.lstrip()[:1] == b"[")
         for one in judged:
             rule = one.decision.rule
             if rule is not None and rule.redact is not None and rule.redact.results and one.id:
                 asking.change(one.id, partial(_without_results, rule.name, rule.redact))
+
+    def _written(self, asking: Asking, one: Judged, values: list[Any], several: bool) -> bytes:
+        try:
+            return written(values, several)
+        except Unreadable as unreadable:
+            said = one.decision._replace(verdict="deny", problem=str(unreadable))
+            raise self._denied(asking, replace(one, decision=said), len(values)) from None
 
     def _without_arguments(self, asking: Asking, one: Judged) -> Any:
         rule, call = one.decision.rule, one.call
@@ -223,8 +231,8 @@ class Policing:
         try:
             arguments = redacted(call.arguments, rule.redact.arguments, rule.redact)
         except Unreadable as unreadable:
-            said = Decision("deny", rule, str(unreadable))
-            raise self._denied(asking, Judged(one.id, one.value, call, said), 1) from None
+            said = one.decision._replace(verdict="deny", problem=str(unreadable))
+            raise self._denied(asking, replace(one, decision=said), 1) from None
         if arguments is call.arguments:
             return one.value
         return {**call.message, "params": {**call.message["params"], "arguments": arguments}}

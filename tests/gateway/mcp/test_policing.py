@@ -194,6 +194,22 @@ async def test_arguments_and_results_are_redacted(client: Client, server: McpSer
     assert b"a@b.de" in await tape.raw(made, "response")
 
 
+async def test_what_cannot_be_written_again_is_refused_and_what_was_packed_is_not_passed_on_unread(
+    client: Client, server: McpServer
+) -> None:
+    text = json.dumps(call("echo", {"mails": 1, "secret": "a@b.de"}))
+    async with client.http.post(
+        client.url, data=text.replace('"mails": 1', '"mails": 1e999'), headers=client.headers
+    ) as reply:
+        assert "a number that is too large" in (await reply.json())["error"]["message"]
+    assert calls(server) == []
+    plain = json.dumps(call("echo", {"mails": "a@b.de"})).encode()
+    headers = client.headers | {"Content-Encoding": "gzip"}
+    async with client.http.post(client.url, data=gzip.compress(plain), headers=headers) as reply:
+        assert b"[redacted]" in await reply.read()
+    assert server.asked[-1][3] == plain
+
+
 async def test_results_in_streams_are_redacted(client: Client, server: McpServer) -> None:
     _, body = await client.say(call("stream", {"mails": 1}))
     assert b'"text":"[redacted]"' in body
