@@ -114,6 +114,21 @@ GROUPS: Final[dict[str, Group]] = {
         },
         usual="serve",
     ),
+    "policy": Group(
+        "Which tool calls may run, and which wait for a person.",
+        {
+            "test": Command(
+                "penstock.gateway.cli.policy:try_rules",
+                "Say what rules would have done to recorded tool calls, and how the rollouts that they touch were "
+                "rewarded.",
+            ),
+            "waiting": Command("penstock.gateway.cli.policy:waiting", "List tool calls that wait for a person."),
+            "approve": Command("penstock.gateway.cli.policy:approve", "Let a tool call run that waits for a person."),
+            "refuse": Command(
+                "penstock.gateway.cli.policy:refuse", "Do not let a tool call run that waits for a person."
+            ),
+        },
+    ),
     "resource": Group(
         "Versions of prompts, of weights and of what tools are said to do.",
         {
@@ -232,7 +247,19 @@ def version() -> str:
 
 
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "Serve and look": ("serve", "rollouts", "spans", "show", "tools", "stats", "changes", "mcp", "token", "completion"),
+    "Serve and look": (
+        "serve",
+        "rollouts",
+        "spans",
+        "show",
+        "tools",
+        "stats",
+        "changes",
+        "mcp",
+        "policy",
+        "token",
+        "completion",
+    ),
     "Work": ("enqueue", "run", "queue", "workers", "pause", "resume", "drain", "cancel", "requeue", "reward"),
     "Releases": ("resource", "prompts", "release"),
     "Training": ("doctor", "samples", "runs", "train"),

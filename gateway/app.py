@@ -34,12 +34,16 @@ from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, ConfigError, admin_key, load
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
+from penstock.gateway.mcp.audit import Audit
 from penstock.gateway.mcp.features import Mcp
+from penstock.gateway.mcp.policing import Policing
 from penstock.gateway.mcp.servers import Servers
 from penstock.gateway.mcp.sessions import Sessions
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
 from penstock.gateway.otlp.ingest import INGEST, Ingest
+from penstock.gateway.policy.policy import Policy
+from penstock.gateway.policy.questions import Questions
 from penstock.gateway.proxy.exact.session_store import Exact
 from penstock.gateway.proxy.features import features
 from penstock.gateway.proxy.shared import Shared
@@ -132,6 +136,7 @@ class Gateway:
         key = admin_key()
         self.pools = {upstream.name: Pool(upstream, key) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
+        self.questions = Questions()
         self.mcp = Mcp(Servers(config, key), Sessions())
         self.store = open_store(config.data, secrets=self._redactor.own)
         self.feed = Feed(self.store.cursor())
@@ -144,6 +149,9 @@ class Gateway:
             self.recorder, self.metrics, self._now_ns, config.trust_agent_rewards, config.quiet_seconds
         )
         self._make_releases()
+        self.audit = Audit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
+        if config.policy:
+            self.mcp.features = (Policing(config.policy, self.questions, self.audit),)
         self._make_control()
         self._exporter = self._make_exporter()
         self._session: aiohttp.ClientSession | None = None
@@ -179,8 +187,9 @@ class Gateway:
         """The control API."""
         runs = RunService(self.store, self.recorder, self._now_ns)
         context = Control(
-            self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics, self.state
-        )
+            self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
+            self.state, self.questions, Policy(self.config.policy),
+        )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)
         application[INGEST] = Ingest(self.dispatcher, self.store, self.metrics.otlp_spans)
@@ -259,6 +268,7 @@ class Gateway:
         self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
         now = monotonic()
         self.proxy.sweep(now)
+        self.questions.sweep(self._now_ns())
         self._ticks += 1
         if self._ticks % _LOOK_EVERY == 0:
             self.mcp.servers.expire(now)
@@ -277,10 +287,12 @@ class Gateway:
         self._server.close()
         for client in list(self._port.clients):
             client.drain()
+        self.questions.close()
         await self._wait_for_calls(hurry or asyncio.Event())
         for call in list(self.proxy.running):
             call.give_up()
         self.mcp.sessions.close()
+        await self.audit.finish(_CONTROL_SECONDS)
         if self._exporter is not None:
             await self.recorder.flush()
             await self._exporter.stop()

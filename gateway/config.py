@@ -18,6 +18,7 @@ from penstock.gateway.dialects import FAMILIES
 from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
+from penstock.gateway.policy.rules import PolicyRule, check_names
 
 ADMIN_KEY = "PENSTOCK_ADMIN_KEY"
 """Environment variable with the key that opens the control API; commands read it too."""
@@ -229,6 +230,13 @@ class Config(Section):
     upstream: list[Upstream] = Field(default=[])
     route: list[Route] = Field(default=[])
     mcp: Mcp = Mcp()
+    policy: list[PolicyRule] = Field(default=[])
+
+    @field_validator("policy")
+    @classmethod
+    def _names_differ(cls, value: list[PolicyRule]) -> list[PolicyRule]:
+        check_names(value)
+        return value
 
     @model_validator(mode="after")
     def _names_exist(self) -> Config:

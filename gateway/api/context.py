@@ -12,6 +12,8 @@ from aiohttp import web
 from penstock.gateway.api.pages import Tape
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.metrics import Metrics
+from penstock.gateway.policy.policy import Policy
+from penstock.gateway.policy.questions import Questions
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.runs.service import RunService
@@ -48,6 +50,10 @@ class Control:
     auth: Auth
     metrics: Metrics
     state: State
+    questions: Questions = field(default_factory=Questions)
+    """Tool calls that wait for a person."""
+    policy: Policy = field(default_factory=lambda: Policy([]))
+    """Rules on tool calls, as configured."""
     keep_alive_s: float = 15.0
     """How often a follower that hears nothing is told that the gateway lives."""
     followers: set[asyncio.Task[object]] = field(default_factory=set[asyncio.Task[object]])

@@ -226,6 +226,9 @@ _BOTH: dict[str, Field] = {
     "started": Field(
         "when it began: an ISO time, or how long ago (2h)", ORDER, _started_ns, filter_matchers.instant, "both"
     ),
+    "since": Field(
+        "began at or after then: an ISO time, or how long ago (30d)", (":",), _started_ns, filter_matchers.since, "both"
+    ),
     "attempt": _text("its attempt", lambda s: s.attempt),
     "model": Field("model asked for or served", TEXT, _models, filter_matchers.pattern),
     "dialect": _text("wire format", lambda s: s.dialect),

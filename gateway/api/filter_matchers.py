@@ -82,6 +82,11 @@ def instant(operator: str, value: str, now_ns: int) -> Matcher:
     return _compare(operator, now_ns - ago if ago is not None else _instant(value))
 
 
+def since(operator: str, value: str, now_ns: int) -> Matcher:
+    """An instant or later."""
+    return instant(">=", value, now_ns)
+
+
 def _instant(value: str) -> int:
     try:
         when = datetime.fromisoformat(value)

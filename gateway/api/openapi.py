@@ -33,6 +33,7 @@ PATH_HELP = {
     "release": "Name of a release.",
     "run": "Id of a training run.",
     "upstream": "Name of an upstream of the configuration.",
+    "question": "Id of a tool call that waits for a person.",
     "sequence": "Number of a span within its attempt, from 1.",
 }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Final, Literal
 
 from aiohttp import web
@@ -127,9 +128,10 @@ async def get_tools(request: web.Request) -> web.Response:
     """The tools that an attempt used, each with the model call whose answer asked for it and how well that is known;
     also those whose address named no rollout. Reads the bytes of its calls, of 2,000 at most, and where there are such
     runs, of as many of the rollouts that were alive."""
-    tape, rollout = request.app[CONTROL].tape, _rollout(request)
-    attempt = _attempt(request, rollout)
-    return answer(await asyncio.to_thread(lambda: read_tools(tape, summary(tape, rollout), attempt)))
+    control, rollout = request.app[CONTROL], _rollout(request)
+    attempt, tape = _attempt(request, rollout), control.tape
+    rule_of = partial(control.policy.inside, rollout.mode)
+    return answer(await asyncio.to_thread(lambda: read_tools(tape, summary(tape, rollout), attempt, rule_of)))
 
 
 async def get_attempts(request: web.Request) -> web.Response:

@@ -20,7 +20,7 @@ from penstock.gateway.diagnosis.tool_arguments import same_name
 from penstock.gateway.diagnosis.tool_calls import ModelCall
 from penstock.gateway.diagnosis.tool_pairs import ToolRun
 from penstock.gateway.diagnosis.tool_strays import PATIENCE_NS, Asking, Found, whose
-from penstock.gateway.diagnosis.tool_uses import model_call, run_of, tools_used
+from penstock.gateway.diagnosis.tool_uses import Rule, model_call, run_of, tools_used
 from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolList, ToolUse
@@ -35,9 +35,9 @@ MOST_HEADS: Final = 20_000
 """Heads of rollouts, and of the spans of a session, that are looked at."""
 
 
-def read_tools(tape: Tape, rollout: RolloutSummary, attempt: str) -> ToolList:
+def read_tools(tape: Tape, rollout: RolloutSummary, attempt: str, rule_of: Rule) -> ToolList:
     """The tools that an attempt used, in order of time."""
-    used = tools_used(tape.spans(rollout.id, attempt), tape.exchange)
+    used = tools_used(tape.spans(rollout.id, attempt), tape.exchange, rule_of)
     own = next(one for one in rollout.attempts if one.id == attempt)
     stray = rollout.origin == "implicit" and _is_stray(own)
     # What a server's run of its own was for is settled.

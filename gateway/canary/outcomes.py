@@ -5,7 +5,8 @@ has passed. A rollout that failed without a reward counts as the worst; one that
 both versions, is left out. The outcome is written down (`Seen`) and never read again: a reward that comes later changes
 no decision.
 
-A *violation* is an event of that name, `hard` when its attribute of that name is true. A rollout's *cost* is the
+A *violation* is an event of that name, `hard` when its attribute of that name is true, or a tool call that a policy did
+not let run, `hard` when its rule is. A rollout's *cost* is the
 dimension `cost` of its newest reward that has one, else the tokens it has used.
 """
 
@@ -15,12 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from penstock.gateway.canary.evidence import Observation
+from penstock.gateway.model.attributes import POLICY_HARD
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.policy import Policy
 from penstock.gateway.model.release import Assignment, Pin, Release, Seen
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.span import POLICY_VIOLATION, Span
 
 VIOLATION = "violation"
 
@@ -58,7 +60,8 @@ def look(tape: Tape, pins: Iterable[Pin], release: Release, assignment: Assignme
 
 def is_hard(kind: str, name: str | None, attributes: Mapping[str, Any] | None) -> bool:
     """Whether a span is a hard violation."""
-    return kind == "event" and name == VIOLATION and (attributes or {}).get("hard") is True
+    said = attributes or {}
+    return (kind == "event" and name == VIOLATION and said.get("hard") is True) or said.get(POLICY_HARD) is True
 
 
 def deadline(release: Release, assignment: Assignment) -> int:
@@ -74,7 +77,7 @@ def _read(tape: Tape, release: Release, rollout: Rollout, seen: Seen) -> None:
     for span in tape.spans(rollout.id):
         if span.kind == "reward":
             rewards.append((span, Reward.of(span)))
-        elif span.kind == "event" and span.name == VIOLATION:
+        elif (span.kind == "event" and span.name == VIOLATION) or span.error == POLICY_VIOLATION:
             violations.append(span)
     _judge(policy, rewards, seen)
     seen.violations = sum(is_hard(span.kind, span.name, span.attributes) for span in violations)

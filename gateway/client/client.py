@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from penstock.gateway.client.connection import ClientError, brief
 from penstock.gateway.client.exchanges import Recorded, Unpacker
 from penstock.gateway.client.parallel import each
+from penstock.gateway.client.policy import PolicyClient
 from penstock.gateway.client.releases import ReleaseClient
 from penstock.gateway.client.runs import RunClient
 from penstock.gateway.model.answers import (
@@ -60,7 +61,7 @@ from penstock.gateway.model.queue import (
     WorkerList,
 )
 from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, RolloutSummary, Worker
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.span import POLICY_VIOLATION, Span
 from penstock.gateway.model.tools import ToolList, ToolUse
 from penstock.gateway.model.transcript import Call, Transcript
 
@@ -69,7 +70,7 @@ __all__ = ["Client", "ClientError"]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
-class Client(ReleaseClient, RunClient):
+class Client(ReleaseClient, RunClient, PolicyClient):
     """A connection to a gateway's control API."""
 
     # Reading ----------------------------------------------------------------------------------------------------------
@@ -121,13 +122,15 @@ class Client(ReleaseClient, RunClient):
         found = next((one for one in reversed(summary.attempts) if attempt in (None, one.id)), None)
         if found is None:
             raise ClientError(f"rollout {rollout!r} has no attempt{'' if attempt is None else f' {attempt!r}'}", 404)
-        heads = [span async for span in self.spans(rollout, found.id) if span.kind == "llm"]
-        details = await each(lambda head: self.span(rollout, found.id, head.sequence), heads)
+        spans = [span async for span in self.spans(rollout, found.id)]
+        calls = [span for span in spans if span.kind == "llm"]
+        details = await each(lambda head: self.span(rollout, found.id, head.sequence), calls)
         return Transcript(
             rollout=Rollout(**{name: getattr(summary, name) for name in Rollout.model_fields}),
             attempt=found,
             outcome=outcome or found.outcome or Outcome(),
             calls=[Call(span=detail.span, turn=detail.turn) for detail in details],
+            violations=[span for span in spans if span.error == POLICY_VIOLATION],
         )
 
     async def request_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:

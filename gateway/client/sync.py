@@ -143,6 +143,11 @@ class SyncClient:
     assignments = _waited(Client.assignments)
     pins = _waited(Client.pins)
 
+    # Policies
+    waiting = _waited(Client.waiting)
+    answer_waiting = _waited(Client.answer_waiting)
+    try_policy = _waited(Client.try_policy)
+
     # Training runs
     start_run = _waited(Client.start_run)
     add_points = _waited(Client.add_points)

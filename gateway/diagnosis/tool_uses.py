@@ -11,7 +11,7 @@ from penstock.gateway.diagnosis.tool_arguments import same_name
 from penstock.gateway.diagnosis.tool_calls import Ask, ModelCall, read_asks
 from penstock.gateway.diagnosis.tool_join import Candidate, ImpliedRun, Link, ToolRun, implied_runs, join
 from penstock.gateway.dialects.mcp import tool_run
-from penstock.gateway.model.attributes import TOOL
+from penstock.gateway.model.attributes import POLICY_RULE, TOOL
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolList, ToolUse, UnansweredCall
@@ -21,7 +21,15 @@ MOST_SPANS = 2_000
 _INSIDE = "the answer asked for it, and a later request carried the result"
 
 
-def tools_used(spans: Iterable[Span], exchange_of: Callable[[Span], Exchange | None]) -> ToolList:
+Rule = Callable[[str, str], str | None]
+"""The rule that a tool inside the agent meets, by its name and its arguments as generated."""
+
+
+def tools_used(
+    spans: Iterable[Span],
+    exchange_of: Callable[[Span], Exchange | None],
+    rule_of: Rule = lambda tool, arguments: None,
+) -> ToolList:
     """What an attempt used, in order of time. `spans`: all of the attempt, in order."""
     calls: list[ModelCall] = []
     ids: dict[int, str | None] = {}
@@ -42,9 +50,9 @@ def tools_used(spans: Iterable[Span], exchange_of: Callable[[Span], Exchange | N
     asks = read_asks(calls)
     links = join(asks, [run for _, run in runs.values()])
     on_servers = [_on_server(link, *runs[link.run], ids) for link in links]
-    found = [*on_servers, *(_inside(one, ids) for one in implied_runs(asks, links))]
+    inside = [_inside(one, ids, rule_of(one.name, one.arguments)) for one in implied_runs(asks, links)]
     return ToolList(
-        tools=sorted(found, key=lambda use: (use.start_ns, use.span or 0)),
+        tools=sorted([*on_servers, *inside], key=lambda use: (use.start_ns, use.span or 0)),
         unanswered=list(_unanswered(asks, on_servers, calls)),
         skipped=skipped,
     )
@@ -92,7 +100,7 @@ def run_of(span: Span, exchange: Exchange) -> ToolRun:
 
 
 def _on_server(link: Link, span: Span, run: ToolRun, ids: Mapping[int, str | None]) -> ToolUse:
-    asked = link.asked or Candidate(0, None)
+    asked, found = link.asked or Candidate(0, None), (span.attributes or {}).get(POLICY_RULE)
     return ToolUse(
         span=span.sequence,
         span_id=span.span_id,
@@ -107,12 +115,13 @@ def _on_server(link: Link, span: Span, run: ToolRun, ids: Mapping[int, str | Non
         carried_by=link.carried_by,
         status=span.status,
         error=span.error,
+        rule=None if found is None else str(found),
         start_ns=span.start_ns,
         end_ns=span.end_ns,
     )
 
 
-def _inside(one: ImpliedRun, ids: Mapping[int, str | None]) -> ToolUse:
+def _inside(one: ImpliedRun, ids: Mapping[int, str | None], rule: str | None) -> ToolUse:
     first = one.asked[0]
     known = len(one.asked) == 1
     return ToolUse(
@@ -124,6 +133,7 @@ def _inside(one: ImpliedRun, ids: Mapping[int, str | None]) -> ToolUse:
         call_id=first.call_id,
         candidates=[] if known else sorted({it.sequence for it in one.asked}),
         carried_by=one.carried_by,
+        rule=rule,
         start_ns=one.start_ns,
         end_ns=one.end_ns,
     )

@@ -64,10 +64,19 @@ class _MCP(Family):
 MCP: Final[Family] = _MCP()
 
 
-def error_of(id: bytes, status: int, message: str, kind: str | None, field: str | None) -> bytes:
-    """An answer of JSON-RPC that says what was refused. `id`: of the request, as JSON."""
-    code = _INVALID if status < 500 else _FAILED
-    error = {"code": code, "message": named(field, message), "data": {"reason": kind}}
+def error_of(
+    id: bytes,
+    status: int,
+    message: str,
+    kind: str | None,
+    field: str | None,
+    code: int | None = None,
+    data: Mapping[str, str] | None = None,
+) -> bytes:
+    """An answer of JSON-RPC that says what was refused. `id`: of the request, as JSON; `code`, `data`: where they are
+    not the usual ones."""
+    code = code or (_INVALID if status < 500 else _FAILED)
+    error = {"code": code, "message": named(field, message), "data": {"reason": kind, **(data or {})}}
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (id, orjson.dumps(error))
 
 
@@ -192,12 +201,12 @@ def mismatches(sent: Sent, about: Asked, headers: Mapping[bytes, bytes]) -> str 
     odd = [
         name.decode()
         for name, value in said.items()
-        if name in headers and value is not None and label(_plain(headers[name])) != value
+        if name in headers and value is not None and label(header_text(headers[name])) != value
     ]
     return ",".join(odd) or None
 
 
-def _plain(value: bytes) -> str:
+def header_text(value: bytes) -> str:
     """The text of a header, which may stand in base64 where it is not plain ASCII."""
     packed = _PACKED.fullmatch(value)
     try:
@@ -269,6 +278,13 @@ def tool_run(request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, s
     told = obj(loads(answered.raw)) if answered is not None else {}
     arguments = obj(obj(loads(sent.raw)).get("params")).get("arguments")
     return arguments, told.get("result"), text(obj(told.get("error")).get("message"))
+
+
+def tools_listed(response: bytes, stream: bool) -> dict[str, Json]:
+    """The annotations of each tool that an answer to `tools/list` has, by its name."""
+    results = (obj(obj(loads(one.raw)).get("result")) for one in _said(response, stream) if one.kind == "answer")
+    tools = (tool for result in results for tool in objs(result.get("tools")))
+    return {name: obj(tool.get("annotations")) for tool in tools if (name := text(tool.get("name"))) is not None}
 
 
 class Mcp(Opaque):

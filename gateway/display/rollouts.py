@@ -81,7 +81,8 @@ USED = (
 )  # fmt: skip
 TOOLS = (
     figure("#"), Column("tool", narrows="cut", least=12), Column("server", 2), Column("status", 3), figure("took", 4),
-    Column("asked by"), Column("known", 1), Column("why", narrows="cut", least=24),
+    Column("asked by"), Column("rule", 5, optional=True), Column("known", 1),
+    Column("why", narrows="cut", least=24),
 )  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def tools(rows: Iterable[ToolUse]) -> Listing:
         took = took if use.span is not None or not took else f"≤ {took}"
         where = plain(use.server or "inside the agent")
         span = plain(f"{use.run_in or ''}#{use.span}" if use.span else "")
-        known = map(plain, (asked, use.grade, use.reason))
+        known = map(plain, (asked, use.rule, use.grade, use.reason))
         made.add_row(span, plain(use.tool), where, status(use.status), took, *known)
     return made
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 
 class Refusal(Exception):
     """A call that is answered by the gateway itself."""
+
+    code: int | None = None
+    """JSON-RPC's code, where it has one of its own."""
+    data: Mapping[str, str] = MappingProxyType({})
+    """What else errors of JSON-RPC tell programs."""
 
     def __init__(self, status: int, kind: str, message: str, field: str | None = None) -> None:
         """`status`: HTTP; `kind`: short reason for the span; `field`: what in the request is meant."""

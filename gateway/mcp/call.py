@@ -24,12 +24,12 @@ from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.framing import Framing
 from penstock.gateway.calls.capture.request import identity
 from penstock.gateway.calls.conversations import new_rollout
-from penstock.gateway.dialects.mcp import CALL, PREFIX, Sent, asked, cancelled, error_of, messages, mismatches
+from penstock.gateway.dialects.mcp import CALL, PREFIX, Sent, asked, cancelled, messages, mismatches
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
-from penstock.gateway.mcp.changed_answer import Changer, changed
+from penstock.gateway.mcp.changed_answer import Changer, changed, refused
 from penstock.gateway.mcp.endpoint import EndpointFraming
 from penstock.gateway.mcp.features import Asking, Mcp, McpFeature
 from penstock.gateway.mcp.interests import Interests
@@ -391,5 +391,5 @@ class McpCall(Call):
     def _refusal_body(self, refusal: Refusal) -> bytes:
         """An error of JSON-RPC, with the id of the request; one for each of a batch."""
         ids = self._waiting or [b"null"]
-        errors = [error_of(id, refusal.status, refusal.message, refusal.kind, refusal.field) for id in ids]
+        errors = [refused(id, refusal) for id in ids]
         return errors[0] if len(errors) == 1 else b"[%b]" % b",".join(errors)

@@ -33,6 +33,11 @@ def changed(changer: Changer, connection: UpstreamConnection, chunked: bool) -> 
     return _Bounded(Whole(changer, connection.events, chunked, sys.maxsize))
 
 
+def refused(id: bytes, refusal: Refusal) -> bytes:
+    """What a refusal answers to a request."""
+    return error_of(id, refusal.status, refusal.message, refusal.kind, refusal.field, refusal.code, refusal.data)
+
+
 class Changer:
     """Changes the answers that pass. `document` and `event` are those of `capture.answer.Cleaner`."""
 
@@ -65,7 +70,7 @@ class Changer:
             return self._changed(one)
         except Refusal as refusal:
             self.refused = refusal
-            return error_of(one.id or b"null", refusal.status, refusal.message, refusal.kind, refusal.field)
+            return refused(one.id or b"null", refusal)
 
     def _changed(self, one: Sent) -> bytes:
         raw = one.raw

@@ -73,4 +73,4 @@ def _loose(id: bytes) -> str:
         number = float(text)
     except ValueError:
         return text
-    return str(int(number)) if number.is_integer() else text
+    return str(int(number)) if number.is_integer() else repr(number)

@@ -12,9 +12,12 @@ on the tape is `gateway.store.records`, which a test holds against `Span`.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from penstock.gateway.model.base import Id, Kind, Noun
+
+POLICY_VIOLATION: Final = "policy_violation"
+"""The `error` of a tool call that a policy did not let run."""
 
 
 class SpanStatus(StrEnum):

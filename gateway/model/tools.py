@@ -45,6 +45,9 @@ class ToolUse(Noun):
     """How its span ended."""
     error: str | None = None
     """Short reason when its span did not end well."""
+    rule: str | None = None
+    """The rule of a policy that has decided about it; of a tool inside the agent, which nobody can stop, the one that
+    would not simply have let it run."""
     start_ns: int
     """When it began; of a tool inside the agent the earliest that it can have; ns since the epoch."""
     end_ns: int | None

@@ -33,6 +33,8 @@ class Transcript(Noun):
     """How the agent ended."""
     calls: list[Call] = Field(default_factory=list[Call])
     """Its model calls in the order in which they began."""
+    violations: list[Span] = Field(default_factory=list[Span])
+    """Tool calls that a policy did not let run."""
 
     @property
     def messages(self) -> list[Message]:

@@ -36,6 +36,8 @@ class McpServer:
 
     url: str = ""
     sessions: bool = True
+    tools: list[str] = field(default_factory=lambda: ["echo"])
+    """Those that it lists."""
     open: dict[str, asyncio.Queue[bytes]] = field(default_factory=dict[str, asyncio.Queue[bytes]])
     """What the listeners of a session are still to be told."""
     asked: list[tuple[str, str, dict[str, str], bytes]] = field(
@@ -87,7 +89,8 @@ class McpServer:
                 "serverInfo": {"name": "f", "version": "1"},
             }
         if sent["method"] == "tools/list":
-            return {"tools": [{"name": "echo", "description": "Says it again.", "inputSchema": {"type": "object"}}]}
+            about = {"description": "Says it again.", "inputSchema": {"type": "object"}}
+            return {"tools": [{"name": name, **about} for name in self.tools]}
         return {}
 
     async def _call(self, request: web.Request, sent: Json) -> web.StreamResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ SECTIONS = {
     "upstream": "[[upstream]]",
     "route": "[[route]]",
     "mcp.servers.NAME": "[mcp.servers.NAME]",
+    "policy": "[[policy]]",
 }
 
 
@@ -135,6 +137,19 @@ WRONG = [
     ("mcp.servers.NAME", "connect_timeout = 0"),
     ("mcp.servers.NAME", "first_byte_timeout = 0"),
     ("mcp.servers.NAME", "total_timeout = inf"),
+    ("", "policy = 1"),
+    ("policy", 'name = "a b"'),
+    ("policy", "server = []"),
+    ("policy", "tool = 1"),
+    ("policy", 'argument = [{ at = "path", glob = "*" }]'),
+    ("policy", "annotations = { readOnly = true }"),
+    ("policy", 'mode = "prod"'),
+    ("policy", 'verdict = "block"'),
+    ("policy", "message = 1"),
+    ("policy", 'redact = { pattern = "x" }'),
+    ("policy", 'kernel = "module"'),
+    ("policy", "wait = 0"),
+    ("policy", "hard = 1"),
     ("otlp", 'endpoint = "http://me:pw@x"'),
     ("otlp", "headers_env = 1"),
     ("otlp", 'capture_content = "yes"'),
@@ -257,6 +272,10 @@ def test_documentation_tells_the_default_and_the_docstring(section: str, key: st
 
 
 def as_toml(value: Any) -> str:
+    if value in ([], {}):
+        return "none"
+    if isinstance(value, list):
+        return f"`{json.dumps(value)}`"
     if isinstance(value, dict):
         inner = ", ".join(f'{key} = "{one}"' for key, one in value.items())  # pyright: ignore[reportUnknownVariableType]
         return f"`{{ {inner} }}`"

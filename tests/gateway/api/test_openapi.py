@@ -91,6 +91,8 @@ BODIES: dict[str, Any] = {
     "/api/rollouts/{rid}/attempts/{aid}/rewards": {"dimensions": {"style": 0.5}},
     "/api/rollouts/{rid}/attempts/{aid}/events": {"events": [{"name": "stdout", "attributes": {"text": "hi"}}]},
     "/api/queue": {"state": "open"},
+    "/api/policy/waiting/{question}": {"verdict": "approve"},
+    "/api/policy/test": {"rules": [{"name": "none", "verdict": "deny"}]},
     "/api/resources/{resource}": {"kind": "prompt", "content": {"text": "Text two"}},
     "/api/resources/{resource}/releases": {"candidate": "v2", "policy": {"margin_absolute": 0.1}},
     "/api/releases/{release}/rehearse": {"worker": "w1"},
@@ -140,13 +142,19 @@ async def test_the_server_answers_as_described(
         # A rollout that came by its address can be judged; only one that was queued can be cancelled and requeued.
         rid = "q2" if path.endswith(("/cancel", "/requeue")) else "r1"
         release = await ready(client, path.rpartition("/")[2]) if "{release}" in path else ""
-        names = {"resource": "known", "release": release, "upstream": "fake-openai", "run": "grpo-7"}
+        names = {
+            "resource": "known",
+            "release": release,
+            "upstream": "fake-openai",
+            "run": "grpo-7",
+            "question": "none",
+        }
         url = gateway.url + path.format(rid=rid, aid="a1", wid="w1", sequence=1, **names)
         query = {"follow": "false"} if path == "/api/changes" else {}
         sent = bodies.get(path, {}) if method == "post" else None
         async with http.request(method, url, json=sent, params=query) as response:
-            # Nothing waits for approval here: that is refused, as it is described.
-            expected = 409 if path.endswith("/approve") else 200
+            # Nothing waits for approval here, and no tool call for a person: that is refused, as it is described.
+            expected = {"/approve": 409, "/{question}": 404}.get(f"/{path.rpartition('/')[2]}", 200)
             assert response.status == expected, (path, await response.text())
             content = operation["responses"][str(expected)]["content"]
             assert response.content_type in content

@@ -53,7 +53,7 @@ class Story:
     def tools(self, rollout: str) -> ToolList:
         found = self.tape.rollout(rollout)
         assert found is not None
-        return read_tools(self.tape, summary(self.tape, found), "a1")
+        return read_tools(self.tape, summary(self.tape, found), "a1", lambda tool, arguments: None)
 
     def only(self, rollout: str) -> ToolUse:
         [use] = self.tools(rollout).tools

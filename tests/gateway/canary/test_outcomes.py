@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.gateway.canary.outcomes import baseline, deadline, look
-from penstock.gateway.model.attributes import REPLAY_OF
+from penstock.gateway.model.attributes import POLICY_HARD, REPLAY_OF
 from penstock.gateway.model.policy import Policy
 from penstock.gateway.model.release import Assignment, Pin, Release, Seen
 from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus, Totals
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.span import POLICY_VIOLATION, Span
 
 S = 10**9
 BEGAN = 1_000 * S
@@ -111,6 +111,20 @@ def test_what_came_from_the_queue_must_have_ended(tape: FakeTape) -> None:
     assert late.reward == 1.0
     tape.rollouts["r1"] = Rollout(id="r1", origin="queued", status=RolloutStatus.SUCCEEDED)
     assert seen(tape) is not None
+
+
+def test_a_tool_call_that_a_policy_did_not_let_run_is_a_violation(tape: FakeTape) -> None:
+    tape.reward(1.0)
+    for attributes in ({}, {POLICY_HARD: True}):
+        tape.add("tool", "tools/call pay", **attributes)
+        tape.said["r1"][-1].error = POLICY_VIOLATION
+    one = seen(tape)
+    assert one is not None
+    assert (one.guards["violation"], one.violations) == (0.0, 1)
+    tape.said["r1"] = [span for span in tape.said["r1"] if span.error is None]
+    one = seen(tape)
+    assert one is not None
+    assert (one.guards["violation"], one.violations) == (1.0, 0)
 
 
 def test_a_failure_without_a_reward_is_one(tape: FakeTape) -> None:

@@ -117,6 +117,25 @@ async def test_the_session_header_of_a_coding_agent_names_the_rollout_of_its_too
     assert [span.kind for span in spans] == ["mcp", "tool"]
 
 
+async def test_a_tool_inside_the_agent_that_a_rule_is_about_is_marked(
+    start_gateway: StartGateway, http: aiohttp.ClientSession, provider: Provider, tmp_path: Path
+) -> None:
+    rules = '[[policy]]\nname = "{0}"\ntool = "{0}"\nverdict = "{1}"\nserver = "{2}"\n'
+    async with mcp_server(sessions=False) as server:
+        text = rules.format("echo", "allow", "*") + rules.format("clock", "deny", "*")
+        gateway = await start_gateway(upstreams(openai=provider.openai_url) + config(server) + text)
+        await conversation(gateway, http, provider)
+    tape = Tape(gateway.url, http)
+    assert all(span.status == "ok" for span in await tape.spans("r1", 3))
+    found = ToolList.model_validate(await tape.get("/api/rollouts/r1/attempts/a1/tools"))
+    assert {use.tool: (use.rule, use.server) for use in found.tools} == {
+        "echo": ("echo", "tools"),
+        "clock": ("clock", None),
+    }
+    listed = (await Shell(gateway.url, tmp_path).run("tools", "r1", COLUMNS="120")).text
+    assert "rule" in listed.splitlines()[0]
+
+
 async def test_an_attempt_without_tools_says_so(gateway: Gateway, http: aiohttp.ClientSession, tmp_path: Path) -> None:
     body = {"model": "m", "messages": ASK}
     async with http.post(gateway.openai("r1") + "/chat/completions", json=body) as reply:

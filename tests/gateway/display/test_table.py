@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from penstock.gateway.display import queue, releases, resources, runs
+from penstock.gateway.display import policy, queue, releases, resources, runs
 from penstock.gateway.display.rollouts import ROLLOUTS, SPANS, SUMS, TOOLS
 from penstock.gateway.display.table import ENDLESS, Column, Listing, figure, fit
 
 EVERY = (
     ROLLOUTS, SPANS, SUMS, TOOLS, queue.WORKERS, queue.CALLS, resources.RESOURCES, resources.VERSIONS,
-    releases.RELEASES, releases.EVIDENCE, runs.RUNS, runs.METRICS,
+    releases.RELEASES, releases.EVIDENCE, runs.RUNS, runs.METRICS, policy.RULES,
+    policy.STOPPED,
 )  # fmt: skip
 ID = "0193c6f2-7d1a-7c3e-9f54-2b8a6d0e4c71"
 WORD = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=40)

@@ -1,0 +1,114 @@
+"""Policies on tool calls: those that wait for a person, and what rules would have done to recorded ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from typing import Final
+
+from aiohttp import web
+
+from penstock.gateway.api.context import CONTROL, Control
+from penstock.gateway.api.filter import parse
+from penstock.gateway.api.guard import ApiError, answer
+from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.operations import Ids
+from penstock.gateway.api.pages import Mark, Tape, Walk, decode_cursor, encode_cursor, page, span_filter, summary
+from penstock.gateway.calls.turns import plain_bodies
+from penstock.gateway.dialects.mcp import tools_listed
+from penstock.gateway.model.release_calls import own
+from penstock.gateway.model.rollout import RolloutSummary
+from penstock.gateway.model.span import Span
+from penstock.gateway.policy.backtest import PolicyTest, TestedCall, TestedPage, tried
+from penstock.gateway.policy.policy import Hints, HintsOf, Policy
+from penstock.gateway.policy.questions import PolicyAnswer, Question, QuestionList
+from penstock.gateway.policy.rules import check_names
+
+PAGE: Final = 1000
+"""Calls of one answer."""
+LISTINGS: Final = 20_000
+"""The newest spans that are looked through for what servers have said of their tools."""
+
+
+async def get_waiting(request: web.Request) -> web.Response:
+    """Tool calls that wait for a person, the longest wait first."""
+    return answer(QuestionList(waiting=request.app[CONTROL].questions.waiting))
+
+
+async def say(control: Control, ids: Ids, asked: PolicyAnswer) -> Question:
+    """Approve or refuse a tool call that waits. It is an event on its rollout who said what, and why."""
+    found = control.questions.answer(ids["question"], asked)
+    if found is None:
+        known = [one.id for one in control.questions.waiting]
+        message = "no call waits under this id, or not any more: `penstock policy waiting` lists those that do"
+        raise ApiError(404, message, "question", ids["question"], known)
+    return found
+
+
+async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> TestedPage:
+    """What rules would have done to recorded tool calls, and the rewards of their rollouts. Nothing is changed. Newest
+    first, and a page at a time."""
+    try:
+        check_names(asked.rules)
+    except ValueError as error:
+        raise ApiError(400, str(error), "rules") from None
+    query, tape = parse(asked.filter, "spans", time.time_ns()), control.tape
+    noticed = any(rule.annotations for rule in asked.rules)
+    policy = Policy(asked.rules, _hints_of(tape) if noticed else lambda server, tool: None)
+
+    @lru_cache(maxsize=1024)
+    def rollout_of(rid: str) -> RolloutSummary | None:
+        found = tape.rollout(rid)
+        return None if found is None else summary(tape, found)
+
+    def walk(mark: Mark | None) -> Iterator[tuple[Mark, TestedCall | None]]:
+        wanted = span_filter(tape, query)
+        for position, span in tape.recent(int(mark[0]) if mark else None):
+            is_call = span.kind == "tool" and span.dialect == "mcp" and not own(span)
+            found = rollout_of(span.rollout) if is_call and wanted(span) else None
+            yield (position,), None if found is None else _tried(tape, policy, span, found)
+
+    walked: Walk[TestedCall] = walk
+    found = await page(walked, decode_cursor("recent", asked.cursor), PAGE)
+    return TestedPage(calls=found.rows, next=encode_cursor("recent", found.mark), scanned=found.scanned)
+
+
+def _tried(tape: Tape, policy: Policy, span: Span, rollout: RolloutSummary) -> TestedCall | None:
+    """None where nothing of the call is stored."""
+    exchange, server = tape.exchange(span), span.upstream or _server(span.path)
+    if exchange is None:
+        return None
+    tool, said = tried(policy, server, rollout.mode, plain_bodies(exchange)[0])
+    place = {"rollout": span.rollout, "attempt": span.attempt, "span": span.sequence}
+    return TestedCall.model_validate({**place, **said, "server": server, "tool": tool, "reward": rollout.reward})
+
+
+def _server(path: str) -> str:
+    """The server that a call was for, where it was never sent on."""
+    return path.partition("?")[0].removeprefix("/mcp/").partition("/")[0]
+
+
+def _hints_of(tape: Tape) -> HintsOf:
+    """What servers have last said of their tools, as far as the tape tells."""
+    listed: dict[tuple[str, str], Hints] = {}
+    for _, span in islice(tape.recent(), LISTINGS):
+        if span.kind == "mcp" and span.name == "tools/list" and (exchange := tape.exchange(span)) is not None:
+            for name, hints in tools_listed(plain_bodies(exchange)[1], span.stream).items():
+                listed.setdefault((span.upstream or "", name), hints)
+    return lambda server, tool: listed.get((server, tool))
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/api/policy/waiting", "waiting", "Tool calls that wait for a person", QuestionList, get_waiting),
+    Route(
+        "POST", "/api/policy/waiting/{question}", "answer_waiting", "Let a tool call run, or not",
+        Question, say, body=PolicyAnswer, errors=(404,),
+    ),
+    Route(
+        "POST", "/api/policy/test", "test_policy", "Try rules on recorded calls",
+        TestedPage, try_policy, body=PolicyTest,
+    ),
+)  # fmt: skip
+"""This part of the API."""

@@ -1,0 +1,110 @@
+"""`penstock policy`: tries rules on recorded tool calls, and answers calls that wait for a person."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from penstock.gateway.cli.resources import person
+from penstock.gateway.cli.terminal import show
+from penstock.gateway.client.console import (
+    LOCAL,
+    Failure,
+    Json,
+    Limit,
+    Terms,
+    Url,
+    joined_terms,
+    made,
+    note,
+    with_client,
+)
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.policy.rules import PolicyRule
+
+Who = Annotated[str | None, Parameter(help="Who decides; the name you are logged in with if not given.")]
+Reason = Annotated[str | None, Parameter(help="Why, in a sentence; the agent's model is told if the call is refused.")]
+Id = Annotated[str, Parameter(help="Id of the call, as `penstock policy waiting` shows it.")]
+NONE_FOUND = "No recorded tool call matches: tools are recorded where an agent reaches its MCP servers at /mcp/NAME."
+NONE_WAITS = "No tool call waits for a person."
+
+
+def try_rules(file: Path, /, *filter: Terms, limit: Limit = 20, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Say what rules would have done to recorded tool calls, and how the rollouts that they touch were rewarded.
+
+    Parameters
+    ----------
+    file
+        TOML with `[[policy]]` rules: penstock.toml, or a file of its own.
+    limit
+        How many of the calls that would not simply have run are listed.
+    """
+    from penstock.gateway.display import policy
+    from penstock.gateway.mcp_server.statistics import difference
+    from penstock.gateway.policy.report import reported
+
+    async def ask(client: Client) -> None:
+        found = [call async for call in client.try_policy(rules, terms)]
+        told = reported(rules, found, difference, limit)
+        if not found and not json:
+            note(NONE_FOUND)
+        else:
+            show([told], json, lambda: policy.report(told))
+
+    rules, terms = _rules(file), joined_terms(filter)
+    with_client(gateway, ask)
+
+
+def _rules(file: Path) -> list[PolicyRule]:
+    """The rules of a file. Whatever else is in it must be as the gateway wants it, too."""
+    from penstock.gateway.config import load
+    from penstock.gateway.model.toml import ConfigError
+
+    try:
+        rules = load(file).policy
+    except ConfigError as e:
+        raise Failure(str(e)) from None
+    if not rules:
+        raise Failure(f"{file} has no [[policy]]: add a rule with a name and a verdict")
+    return rules
+
+
+def waiting(*, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List tool calls that wait for a person."""
+    from penstock.gateway.display import policy
+
+    async def ask(client: Client) -> None:
+        found = await client.waiting()
+        show(found, json, lambda: policy.waiting(found, time.time_ns()), NONE_WAITS)
+
+    with_client(gateway, ask)
+
+
+def approve(call: Id, /, *, reason: Reason = None, who: Who = None, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Let a tool call run that waits for a person."""
+    _say(call, "approve", reason, who, json, gateway)
+
+
+def refuse(call: Id, /, *, reason: Reason = None, who: Who = None, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Do not let a tool call run that waits for a person."""
+    _say(call, "refuse", reason, who, json, gateway)
+
+
+def _say(
+    call: str, verdict: Literal["approve", "refuse"], reason: str | None, who: str | None, json: bool, url: str
+) -> None:
+    from penstock.gateway.display import policy
+    from penstock.gateway.policy.questions import PolicyAnswer
+
+    said = made(PolicyAnswer, verdict=verdict, reason=reason, who=person(who) or "cli")
+
+    async def ask(client: Client) -> None:
+        found = await client.answer_waiting(call, said)
+        show([found], json, lambda: policy.answered(found, verdict))
+
+    with_client(url, ask)

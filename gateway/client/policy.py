@@ -1,0 +1,34 @@
+"""The part of the typed client that speaks of policies on tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from urllib.parse import quote
+
+from penstock.gateway.client.connection import Connection
+from penstock.gateway.policy.backtest import PolicyTest, TestedCall, TestedPage
+from penstock.gateway.policy.questions import PolicyAnswer, Question, QuestionList
+from penstock.gateway.policy.rules import PolicyRule
+
+
+class PolicyClient(Connection):
+    """What can be asked about policies, and said to calls that wait."""
+
+    async def waiting(self) -> list[Question]:
+        """Tool calls that wait for a person, the longest wait first."""
+        return (await self.get("/api/policy/waiting", QuestionList)).waiting
+
+    async def answer_waiting(self, question: str, said: PolicyAnswer) -> Question:
+        """Lets a tool call run, or not; the call that was meant."""
+        return await self.post(f"/api/policy/waiting/{quote(question, safe='')}", Question, said)
+
+    async def try_policy(self, rules: Sequence[PolicyRule], filter: str = "") -> AsyncIterator[TestedCall]:
+        """What rules would have done to recorded tool calls, newest first."""
+        cursor: str | None = None
+        while True:
+            asked = PolicyTest(rules=list(rules), filter=filter, cursor=cursor)
+            page = await self.post("/api/policy/test", TestedPage, asked)
+            for call in page.calls:
+                yield call
+            if (cursor := page.next) is None:
+                return

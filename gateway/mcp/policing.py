@@ -1,0 +1,384 @@
+"""Policies on tool calls where they pass: refused, changed, or held until a person has said something.
+
+Whatever cannot be read is a call that a rule may be about (`gateway.policy.reading`), so nothing gets past a rule by
+its size, its encoding or its form. A batch is sent when all of its members may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Protocol, cast
+
+from penstock.gateway.dialects.mcp import header_text, tools_listed
+from penstock.gateway.http.errors import ClientFault, Refusal, UpstreamFault
+from penstock.gateway.http.request import Request
+from penstock.gateway.mcp.features import Asking
+from penstock.gateway.mcp.kernels import KernelCall, ask, load
+from penstock.gateway.model.attributes import POLICY_HARD, POLICY_RULE, TOOL
+from penstock.gateway.model.base import Mode
+from penstock.gateway.model.span import POLICY_VIOLATION
+from penstock.gateway.policy.conditions import text_of
+from penstock.gateway.policy.pointer import Unreadable
+from penstock.gateway.policy.policy import ALLOWED, Decision, Hints, Policy
+from penstock.gateway.policy.questions import End, PolicyAnswer, Question, Questions
+from penstock.gateway.policy.reading import CALL, ToolCall, strict, tool_call, written
+from penstock.gateway.policy.redaction import redacted
+from penstock.gateway.policy.rules import PolicyRule, Redaction
+from penstock.gateway.proxy.parts import Send
+from penstock.gateway.store.records import Entry
+
+LARGE: Final = 256 << 10
+"""Bytes of a message above which a thread reads it."""
+EVENT: Final = "policy"
+"""Name of the event that says what became of a call that has waited for a person."""
+CODE: Final = -32010
+"""JSON-RPC's code of a denied call: of those that the protocol leaves to implementations."""
+_VERDICT, _PROBLEM, _DRY, _WHO, _REASON, _QUESTION = (
+    f"penstock.policy.{name}" for name in ("verdict", "problem", "dry", "who", "reason", "question")
+)
+_CHARSET: Final = re.compile(rb"""charset\s*=\s*"?(?:utf-?8|us-ascii)"?\s*(?=;|,|$)""", re.IGNORECASE)
+_REMEMBERED: Final = 10_000
+"""Rollouts whose mode is remembered, and tools of one server whose hints are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A message, and what becomes of it."""
+
+    id: bytes
+    """Of its request; empty where it is none."""
+    value: Any
+    """All of it, read."""
+    call: ToolCall | None
+    decision: Decision
+
+
+class Around(Protocol):
+    """What policing needs of the gateway."""
+
+    def mode_of(self, rollout: str) -> Mode | None:
+        """What a rollout is for; None while it is not on the tape."""
+        ...
+
+    def tell(self, entry: Entry) -> None:
+        """Puts an event on the tape."""
+        ...
+
+    def violated(self, rollout: str) -> None:
+        """Is told of rollouts with a hard violation."""
+        ...
+
+    @property
+    def now_ns(self) -> Callable[[], int]:
+        """The clock of the tape."""
+        ...
+
+
+class Listed:
+    """What servers have last said of their tools, since the gateway started."""
+
+    def __init__(self) -> None:
+        self._hints: dict[str, OrderedDict[str, Hints]] = {}
+
+    def hints(self, server: str, tool: str) -> Hints | None:
+        """The annotations of a tool; None while it was not listed."""
+        known = self._hints.get(server)
+        return None if known is None else known.get(tool)
+
+    def read(self, server: str, answer: bytes) -> None:
+        """An answer to `tools/list`."""
+        known = self._hints.setdefault(server, OrderedDict())
+        known.update(tools_listed(answer, stream=False))
+        while len(known) > _REMEMBERED:
+            known.popitem(last=False)
+
+
+class Policing:
+    """Asks the rules about every exchange."""
+
+    def __init__(self, rules: list[PolicyRule], questions: Questions, around: Around) -> None:
+        self._listed = Listed()
+        self._policy = Policy(rules, self._listed.hints)
+        self._questions = questions
+        self._around = around
+        self._modes: OrderedDict[str, Mode] = OrderedDict()
+        self._kernels = {rule.name: load(rule.name, rule.kernel) for rule in rules if rule.kernel is not None}
+        self._by_mode = any(rule.mode for rule in rules)
+        self._by_hints = any(rule.annotations for rule in rules)
+
+    def changes(self, server: str) -> bool:
+        """Whether a rule may take something out of results of this server."""
+        return self._policy.changes(server)
+
+    def plan(self, asking: Asking, send: Send) -> asyncio.Future[None] | None:
+        """Decides about what is sent; raises `Refusal`."""
+        server, mode = asking.server.name, self._mode(asking)
+        for one in asking.messages if self._by_hints else ():
+            if one.method == "tools/list" and one.id:
+                asking.watch(one.id, partial(self._listed.read, server))
+        if not send.body or not self._policy.concerns(server, mode):
+            return None
+        if len(send.body) > LARGE:
+            return asyncio.ensure_future(self._aside(asking, send, server, mode))
+        return self._act(asking, send, self._judge(asking, send.body, server, mode))
+
+    async def _aside(self, asking: Asking, send: Send, server: str, mode: Mode) -> None:
+        """The same for a large message, on a thread."""
+        judged = await asyncio.to_thread(self._judge, asking, send.body, server, mode)
+        waited = self._act(asking, send, judged)
+        if waited is not None:
+            await waited
+
+    def _mode(self, asking: Asking) -> Mode:
+        """What the rollout is for: as the tape has it, because an address says what its agent likes."""
+        rollout, said = asking.address.rollout, asking.address.mode
+        if not self._by_mode:
+            return said
+        known = self._modes.get(rollout) or self._around.mode_of(rollout)
+        if known is not None:
+            self._modes[rollout] = known
+            if len(self._modes) > _REMEMBERED:
+                self._modes.popitem(last=False)
+        return known or said
+
+    # What is decided ------------------------------------------------------------------------------------------------
+
+    def _judge(self, asking: Asking, body: bytes, server: str, mode: Mode) -> list[Judged]:
+        """What becomes of each message."""
+        try:
+            _check_form(asking.request)
+            value = strict(body)
+            values = cast(list[Any], value) if isinstance(value, list) else [value]
+            if len(values) != len(asking.messages):
+                raise Unreadable("it can be read in two ways")
+            made: list[Judged] = []
+            for sent, one in zip(asking.messages, values, strict=True):
+                call = tool_call(one)
+                _check_headers(asking.request, one, call)
+                if call is not None and sent.method != CALL:
+                    raise Unreadable("it can be read in two ways")
+                decision = ALLOWED if call is None else _whole(call, self._policy.decide(server, mode, call))
+                made.append(Judged(sent.id, one, call, decision))
+            return made
+        except Unreadable as unreadable:
+            return [Judged(b"", None, None, self._policy.unreadable(server, mode, str(unreadable)))]
+
+    def _act(self, asking: Asking, send: Send, judged: list[Judged]) -> asyncio.Future[None] | None:
+        """Does what was decided."""
+        for one in judged:
+            _mark(asking, one.decision)
+        denied = next((one for one in judged if one.decision.verdict == "deny"), None)
+        if denied is not None:
+            raise self._denied(asking, denied, len(judged))
+        if any(one.decision.verdict == "redact" for one in judged):
+            self._redact(asking, send, judged)
+        if send.call.packed is not None and send.body is send.call.body:
+            # The very bytes that were read: what an encoding can hide does not go on.
+            send.body = bytes(memoryview(send.body))
+        questions = [one for one in judged if one.decision.verdict == "ask"]
+        kernels = [one for one in judged if one.decision.verdict == "kernel"]
+        if kernels:
+            return asyncio.ensure_future(self._ask_kernels(asking, kernels, questions))
+        return self._ask(asking, questions) if questions else None
+
+    def _denied(self, asking: Asking, one: Judged, several: int) -> Refusal:
+        rule = one.decision.rule
+        assert rule is not None
+        what = f"the tool {one.call.tool!r} was not run" if one.call is not None else "this message was not passed on"
+        rest = f" (one of {several} messages sent together, of which none was passed on)" if several > 1 else ""
+        return self._refusal(asking, rule, f"{what}: {one.decision.reason}{rest}")
+
+    def _refusal(self, asking: Asking, rule: PolicyRule, message: str) -> Refusal:
+        if rule.hard:
+            asking.record.attributes = {**asking.record.attributes, POLICY_HARD: True}
+            self._around.violated(asking.address.rollout)
+        # Where nobody looks for an answer of JSON-RPC in this exchange, the status says it.
+        elsewhere = asking.server.own_path(asking.record.call.path) != ""
+        asked = not elsewhere and any(one.kind == "request" for one in asking.messages)
+        denied = ClientFault(200 if asked else 400, POLICY_VIOLATION, message)
+        denied.code, denied.data = CODE, {"reason": "policy", "rule": rule.name}
+        return denied
+
+    # What is changed ------------------------------------------------------------------------------------------------
+
+    def _redact(self, asking: Asking, send: Send, judged: list[Judged]) -> None:
+        """Takes out of arguments now, and of results when they pass."""
+        values = [self._without_arguments(asking, one) for one in judged]
+        for new, one in zip(values, judged, strict=True):
+            if new is not one.value:
+                send.body = self._written(asking, one, values, send.body.lstrip()[:1] == b"[")
+        for one in judged:
+            rule = one.decision.rule
+            if rule is not None and rule.redact is not None and rule.redact.results and one.id:
+                asking.change(one.id, partial(_without_results, rule.name, rule.redact))
+
+    def _written(self, asking: Asking, one: Judged, values: list[Any], several: bool) -> bytes:
+        try:
+            return written(values, several)
+        except Unreadable as unreadable:
+            said = one.decision._replace(verdict="deny", problem=str(unreadable))
+            raise self._denied(asking, replace(one, decision=said), len(values)) from None
+
+    def _without_arguments(self, asking: Asking, one: Judged) -> Any:
+        rule, call = one.decision.rule, one.call
+        if rule is None or rule.redact is None or call is None:
+            return one.value
+        try:
+            arguments = redacted(call.arguments, rule.redact.arguments, rule.redact)
+        except Unreadable as unreadable:
+            said = one.decision._replace(verdict="deny", problem=str(unreadable))
+            raise self._denied(asking, replace(one, decision=said), 1) from None
+        if arguments is call.arguments:
+            return one.value
+        return {**call.message, "params": {**call.message["params"], "arguments": arguments}}
+
+    # Who is asked ---------------------------------------------------------------------------------------------------
+
+    async def _ask_kernels(self, asking: Asking, judged: list[Judged], questions: list[Judged]) -> None:
+        """Waits until kernels, and then a person, have said yes to all of them."""
+        address = asking.address
+        for one in judged:
+            rule, call = one.decision.rule, one.call
+            assert rule is not None
+            assert call is not None
+            arguments: object = call.arguments
+            if not isinstance(arguments, dict):
+                raise self._refusal(asking, rule, f"the tool {call.tool!r} was not run: its arguments are no object")
+            who = address.rollout, address.attempt, address.agent, self._mode(asking)
+            made = KernelCall(asking.server.name, call.tool, cast(dict[str, Any], arguments), *who)
+            allowed, reason = await ask(self._kernels[rule.name], made, rule.wait)
+            asking.record.attributes = {**asking.record.attributes, _REASON: reason}
+            if not allowed:
+                why = f"policy rule {rule.name!r} does not allow it" + (f": {reason}" if reason else "")
+                raise self._refusal(asking, rule, f"the tool {call.tool!r} was not run: {why}")
+        if questions:
+            await self._ask(asking, questions)
+
+    def _ask(self, asking: Asking, judged: list[Judged]) -> asyncio.Future[None]:
+        """Waits until a person has said yes to all of them."""
+        waited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        open_ones: dict[str, Question] = {}
+
+        def done(question: Question, rule: PolicyRule, end: End) -> None:
+            del open_ones[question.id]
+            self._answered(asking, question, end)
+            if isinstance(end, PolicyAnswer) and end.verdict == "approve":
+                if not open_ones and not waited.done():
+                    waited.set_result(None)
+            elif not waited.done():
+                waited.set_exception(
+                    self._refusal(asking, rule, f"the tool {question.tool!r} was not run: {_why(end)}")
+                )
+
+        def over(_: asyncio.Future[None]) -> None:
+            for question in list(open_ones.values()):
+                if self._questions.take_back(question.id):
+                    self._answered(asking, question, "withdrawn")
+
+        for one in judged:
+            rule, question = self._question(asking, one)
+            open_ones[question.id] = question
+            self._questions.ask(question, partial(done, question, rule))
+        waited.add_done_callback(over)
+        return waited
+
+    def _question(self, asking: Asking, one: Judged) -> tuple[PolicyRule, Question]:
+        rule, call, now = one.decision.rule, one.call, self._around.now_ns()
+        assert rule is not None
+        assert call is not None
+        return rule, Question(
+            id=self._questions.new_id(),
+            rule=rule.name,
+            message=rule.message,
+            server=asking.server.name,
+            tool=call.tool,
+            arguments=text_of(call.arguments),
+            rollout=asking.address.rollout,
+            attempt=asking.address.attempt,
+            asked_ns=now,
+            until_ns=now + int(rule.wait * 1e9),
+        )
+
+    def _answered(self, asking: Asking, question: Question, end: End | str) -> None:
+        """What was said is on the span, and an event of its own says who said it."""
+        verdict, who, reason = (
+            (end.verdict, end.who, end.reason) if isinstance(end, PolicyAnswer) else (end, None, None)
+        )
+        said = {POLICY_RULE: question.rule, _VERDICT: verdict, _WHO: who, _REASON: reason}
+        given = {name: value for name, value in said.items() if value is not None}
+        asking.record.attributes = {**asking.record.attributes, **given}
+        address, now = asking.address, self._around.now_ns()
+        entry = Entry(address.rollout, address.attempt, address.origin, address.mode, kind="event", name=EVENT)
+        entry.method, entry.status, entry.start_ns, entry.end_ns = "", "ok", now, now
+        entry.parent_id, entry.upstream = asking.record.span_id, question.server
+        entry.attributes = {**given, TOOL: question.tool, _QUESTION: question.id}
+        self._around.tell(entry)
+
+
+def _why(end: End) -> str:
+    """Why a call that has waited is not run, for the agent's model."""
+    if isinstance(end, PolicyAnswer):
+        return "a person refused it" + (f": {end.reason}" if end.reason else "")
+    return "nobody approved it in time" if end == "timeout" else "the gateway stops"
+
+
+def _mark(asking: Asking, decision: Decision) -> None:
+    if decision is ALLOWED:
+        return
+    said: dict[str, Any] = {_DRY: list(decision.dry)} if decision.dry else {}
+    if decision.rule is not None:
+        said |= {POLICY_RULE: decision.rule.name, _VERDICT: decision.verdict}
+    if decision.problem is not None:
+        said[_PROBLEM] = decision.problem
+    asking.record.attributes = {**asking.record.attributes, **said}
+
+
+def _whole(call: ToolCall, decision: Decision) -> Decision:
+    """The decision; a denial where results must be changed that come in another way."""
+    rule = decision.rule
+    if call.as_task and rule is not None and rule.redact is not None and rule.redact.results:
+        return decision._replace(verdict="deny", problem="its result is to come later, as that of a task")
+    return decision
+
+
+def _without_results(name: str, redact: Redaction, raw: bytes) -> bytes:
+    """An answer without what a rule takes out of it."""
+    try:
+        answer = strict(raw)
+        result = answer.get("result")
+        if isinstance(result, Mapping) and ("task" in result or answer["result"].get("resultType") == "task"):
+            raise Unreadable("it is to come later, as that of a task")
+        made = dict(answer)
+        if "result" in answer:
+            made["result"] = redacted(result, redact.results, redact)
+        if "error" in answer and "" in redact.results:
+            made["error"] = redacted(answer["error"], ["/message", "/data"], redact)
+        return raw if all(made[key] is answer[key] for key in made) else written([made], several=False)
+    except Unreadable as unreadable:
+        message = f"policy rule {name!r} must read the result, and it cannot be read: {unreadable}"
+        raise UpstreamFault(502, "unreadable", message) from None
+
+
+def _check_form(request: Request) -> None:
+    """Raises `Unreadable` for a request that its server could read in another way."""
+    if request.method != "POST":
+        raise Unreadable(f"it is a {request.method} with a body")
+    for name, _, value in request.headers:
+        if name == b"content-type" and len(_CHARSET.findall(value)) != value.lower().count(b"charset"):
+            raise Unreadable(f"its content type is {value.decode('latin-1')[:80]!r}, and the charset must be utf-8")
+
+
+def _check_headers(request: Request, message: Any, call: ToolCall | None) -> None:
+    """Raises `Unreadable` where headers (of revision 2026-07-28) tell of another call than the body."""
+    method = message.get("method")
+    for name, _, value in request.headers:
+        said = value.decode("latin-1").strip()
+        if name == b"mcp-method" and said != method and CALL in (said, method):
+            raise Unreadable("its header Mcp-Method names another method than its body")
+        if name == b"mcp-name" and call is not None and header_text(value) != call.tool:
+            raise Unreadable("its header Mcp-Name names another tool than its body")

@@ -1,0 +1,113 @@
+"""Calls that wait for a person, in memory: a gateway that restarts has none, and the clients of its calls know it.
+
+Each question ends once: a person answers, its time is over, or its call is taken back because its client has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.gateway.model.base import Id, Noun
+
+
+class Question(Noun):
+    """A tool call that waits for a person."""
+
+    id: str
+    """What it is answered by."""
+    rule: str
+    """The rule that asks."""
+    message: str | None = None
+    """What the rule says."""
+    server: str
+    """The server of the tool."""
+    tool: str
+    """The tool, by its server's own name."""
+    arguments: str
+    """What it would be run with, as JSON."""
+    rollout: Id
+    """The rollout of the call."""
+    attempt: Id
+    """Its attempt."""
+    asked_ns: int
+    """Since when it waits; ns since the epoch."""
+    until_ns: int
+    """When it is refused unless somebody answers; ns since the epoch."""
+
+
+class QuestionList(Noun):
+    """All that wait."""
+
+    waiting: list[Question]
+    """The longest wait first."""
+
+
+class PolicyAnswer(Noun):
+    """What a person says to a question."""
+
+    verdict: Literal["approve", "refuse"]
+    """Whether the call may run."""
+    who: str = Field(default="api", min_length=1, max_length=128)
+    """Who says so."""
+    reason: str | None = Field(default=None, max_length=1000)
+    """Why. If the call is refused the agent's model is told."""
+
+
+End = PolicyAnswer | Literal["timeout", "stopped"]
+Done = Callable[[End], None]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    question: Question
+    done: Done
+
+
+class Questions:
+    """Those that wait."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, _Waiting] = {}
+
+    def new_id(self) -> str:
+        """An id that no other question has."""
+        while (made := token_hex(4)) in self._waiting:
+            pass
+        return made
+
+    def ask(self, question: Question, done: Done) -> None:
+        """Lets a question wait; `done` is called once unless it is taken back."""
+        self._waiting[question.id] = _Waiting(question, done)
+
+    def take_back(self, id: str) -> bool:
+        """Nobody wants to know any more; False if it was answered before."""
+        return self._waiting.pop(id, None) is not None
+
+    def answer(self, id: str, answer: PolicyAnswer) -> Question | None:
+        """A person answers; None where that question does not wait, or not any more."""
+        found = self._waiting.pop(id, None)
+        if found is None:
+            return None
+        found.done(answer)
+        return found.question
+
+    def sweep(self, now_ns: int) -> None:
+        """Ends those whose time is over."""
+        late = [id for id, one in self._waiting.items() if one.question.until_ns <= now_ns]
+        for id in late:
+            self._waiting.pop(id).done("timeout")
+
+    def close(self) -> None:
+        """The gateway stops: nobody can answer any more."""
+        for id in list(self._waiting):
+            self._waiting.pop(id).done("stopped")
+
+    @property
+    def waiting(self) -> list[Question]:
+        """Those that wait, the oldest first."""
+        return [one.question for one in self._waiting.values()]

@@ -1,0 +1,54 @@
+"""Taking out of arguments and results what a rule names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from penstock.gateway.policy.conditions import text_of
+from penstock.gateway.policy.pointer import Unreadable, changed, parsed
+from penstock.gateway.policy.rules import Redaction
+
+TAKEN_OUT: Final = "[redacted]"
+"""Stands for what was taken out."""
+
+
+def redacted(value: Any, pointers: list[str], rule: Redaction) -> Any:
+    """The value without what the rule names at these pointers; the same object when nothing is there. Raises
+    `Unreadable`."""
+    replace = _whole if rule.pattern is None else _within(re.compile(rule.pattern))
+    try:
+        for pointer in pointers:
+            value = changed(value, parsed(pointer), replace)
+    except RecursionError:
+        raise Unreadable("it is nested too deep") from None
+    return value
+
+
+def _whole(value: Any) -> Any:
+    return TAKEN_OUT
+
+
+def _within(pattern: re.Pattern[str]) -> Callable[[Any], Any]:
+    def replace(value: Any) -> Any:
+        if isinstance(value, dict | list):
+            return _each(cast("dict[str, Any] | list[Any]", value), replace)
+        if value is None or isinstance(value, bool):
+            return value
+        text = text_of(value)
+        made = pattern.sub(TAKEN_OUT, text)
+        return value if made == text else made
+
+    return replace
+
+
+def _each(value: dict[str, Any] | list[Any], replace: Callable[[Any], Any]) -> Any:
+    made: Any = value
+    for place in list(value) if isinstance(value, dict) else range(len(value)):
+        inner: Any = value[cast(Any, place)]
+        new = replace(inner)
+        if new is not inner:
+            made = made if made is not value else value.copy()
+            made[place] = new
+    return made
