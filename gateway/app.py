@@ -32,6 +32,7 @@ from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, ConfigError, admin_key, load
+from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.mcp.servers import Servers
@@ -178,8 +179,19 @@ class Gateway:
     def _make_control(self) -> None:
         """The control API."""
         runs = RunService(self.store, self.recorder, self._now_ns)
+        servers = self.config.mcp.servers
+        self.definitions = Definitions(self.store, self.recorder, self.metrics, self._now_ns, servers)
         context = Control(
-            self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics, self.state
+            self.store,
+            self.dispatcher,
+            self.releases,
+            runs,
+            self.feed,
+            self.pools,
+            self.auth,
+            self.metrics,
+            self.state,
+            self.definitions,
         )
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)
@@ -238,6 +250,7 @@ class Gateway:
         await self.dispatcher.start()
         await self.releases.start()
         self.adapter_keeper.start()
+        self.definitions.start()
         if self._exporter is not None:
             await self._exporter.start()
         try:
@@ -287,6 +300,7 @@ class Gateway:
         await self.dispatcher.stop()
         await self.releases.stop()
         await self.adapter_keeper.stop()
+        await self.definitions.close()
         # This releases answers that wait for the tape.
         await self.recorder.close()
         await self.operations.finish(_CONTROL_SECONDS)

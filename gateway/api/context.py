@@ -11,6 +11,7 @@ from aiohttp import web
 
 from penstock.gateway.api.pages import Tape
 from penstock.gateway.calls.auth import Auth
+from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
@@ -48,6 +49,7 @@ class Control:
     auth: Auth
     metrics: Metrics
     state: State
+    definitions: Definitions
     keep_alive_s: float = 15.0
     """How often a follower that hears nothing is told that the gateway lives."""
     followers: set[asyncio.Task[object]] = field(default_factory=set[asyncio.Task[object]])

@@ -20,7 +20,7 @@ from aiohttp import web
 from pydantic import Field
 
 from penstock.gateway import metrics
-from penstock.gateway.api import changes, guard, html_docs, openapi, queue, reading, releases, runs, stats, upstreams
+from penstock.gateway.api import changes, definitions, guard, html_docs, openapi, queue, reading, releases, runs, stats, upstreams
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, query_of
 from penstock.gateway.api.openapi import EVENTS, HTML, OCTETS, TEXT, Route
@@ -223,6 +223,7 @@ ROUTES: tuple[Route, ...] = (
     *releases.ROUTES,
     *upstreams.ROUTES,
     *runs.ROUTES,
+    *definitions.ROUTES,
     Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
     Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest),
     Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),

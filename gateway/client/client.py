@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from penstock.gateway.client.connection import ClientError, brief
 from penstock.gateway.client.exchanges import Recorded, Unpacker
 from penstock.gateway.client.parallel import each
+from penstock.gateway.client.definitions import DefinitionClient
 from penstock.gateway.client.releases import ReleaseClient
 from penstock.gateway.client.runs import RunClient
 from penstock.gateway.model.answers import (
@@ -70,7 +71,7 @@ __all__ = ["Client", "ClientError"]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
-class Client(ReleaseClient, RunClient):
+class Client(ReleaseClient, RunClient, DefinitionClient):
     """A connection to a gateway's control API."""
 
     # Reading ----------------------------------------------------------------------------------------------------------
