@@ -35,6 +35,7 @@ from penstock.gateway.config import Config, ConfigError, admin_key, load
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
+from penstock.gateway.mcp.all_features import all_features
 from penstock.gateway.mcp.features import Mcp
 from penstock.gateway.mcp.servers import Servers
 from penstock.gateway.mcp.sessions import Sessions
@@ -182,17 +183,9 @@ class Gateway:
         servers = self.config.mcp.servers
         self.definitions = Definitions(self.store, self.recorder, self.metrics, self._now_ns, servers)
         context = Control(
-            self.store,
-            self.dispatcher,
-            self.releases,
-            runs,
-            self.feed,
-            self.pools,
-            self.auth,
-            self.metrics,
-            self.state,
-            self.definitions,
-        )
+            self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
+            self.state, self.definitions,
+        )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)
         application[INGEST] = Ingest(self.dispatcher, self.store, self.metrics.otlp_spans)
@@ -245,6 +238,7 @@ class Gateway:
             features=features(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
             epoch_ns=self._epoch_ns,
         )
+        self.mcp.features = all_features(self.proxy, self.definitions)
         self._port = port = Dispatch(self.proxy, plane, self.mcp)
         self.recorder.start()
         await self.dispatcher.start()

@@ -20,7 +20,19 @@ from aiohttp import web
 from pydantic import Field
 
 from penstock.gateway import metrics
-from penstock.gateway.api import changes, definitions, guard, html_docs, openapi, queue, reading, releases, runs, stats, upstreams
+from penstock.gateway.api import (
+    changes,
+    definitions,
+    guard,
+    html_docs,
+    openapi,
+    queue,
+    reading,
+    releases,
+    runs,
+    stats,
+    upstreams,
+)
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, query_of
 from penstock.gateway.api.openapi import EVENTS, HTML, OCTETS, TEXT, Route

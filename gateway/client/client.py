@@ -20,9 +20,9 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from penstock.gateway.client.connection import ClientError, brief
+from penstock.gateway.client.definitions import DefinitionClient
 from penstock.gateway.client.exchanges import Recorded, Unpacker
 from penstock.gateway.client.parallel import each
-from penstock.gateway.client.definitions import DefinitionClient
 from penstock.gateway.client.releases import ReleaseClient
 from penstock.gateway.client.runs import RunClient
 from penstock.gateway.model.answers import (

@@ -18,6 +18,7 @@ from penstock.gateway.model.definitions import (
     Kind,
     ServerDefinitions,
 )
+from penstock.gateway.model.invisible import visible_name
 from penstock.gateway.store import keys
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
@@ -29,7 +30,8 @@ MOST_APPROVALS: Final = 1000
 CHANGED: Final = "mcp_definitions_changed"
 """Name of the event on the rollout that saw a change first."""
 _NAMED: Final = 20
-"""Changes that an event names."""
+"""Changes that an event names, and how many characters of a name."""
+_LONGEST: Final = 100
 
 
 class Sighting(NamedTuple):
@@ -167,7 +169,9 @@ class DefinitionOperations:
 
 def described(different: list[Change]) -> str:
     """Changes in a sentence: `changed search, new delete_all`."""
-    said = ", ".join(" ".join(filter(None, change)) for change in different[:_NAMED])
+    said = ", ".join(
+        " ".join(filter(None, (one.what, visible_name(one.name[:_LONGEST])))) for one in different[:_NAMED]
+    )
     return said + (f" and {len(different) - _NAMED} more" if len(different) > _NAMED else "")
 
 

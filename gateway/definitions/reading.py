@@ -139,6 +139,22 @@ def held(method: str, answer: bytes, approved: Mapping[str, Item]) -> Held | Non
     return Held(json.dumps(document, separators=(",", ":"), ensure_ascii=True).encode(), different)
 
 
+def asked_for(method: str, request: bytes) -> str | None:
+    """What a request names: a tool, a prompt, a resource. Raises `Unreadable`."""
+    document = _document(request)
+    name = _object(document.get("params"), "params").get("uri" if method == "resources/read" else "name")
+    return name if isinstance(name, str) else None
+
+
+def cursor_of(request: bytes) -> str | None:
+    """The page that a request asks for; None for the first one, or where that cannot be read."""
+    try:
+        cursor = _object(_document(request).get("params"), "params").get("cursor")
+    except Unreadable:
+        return None
+    return cursor if isinstance(cursor, str) else None
+
+
 def _document(answer: bytes) -> dict[str, Any]:
     if len(answer) > LARGEST:
         raise Unreadable(f"it has {len(answer):,} bytes; at most {LARGEST:,} are read")

@@ -120,6 +120,15 @@ class Definitions:
         if self._reading:
             await asyncio.wait(list(self._reading), timeout=1)
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything that has passed is not on the tape yet."""
+        return bool(self._reading)
+
+    async def settled(self) -> None:
+        """Waits for what is read and written now."""
+        await asyncio.wait(list(self._reading))
+
     def _recall(self, server: Server, known: ServerDefinitions) -> None:
         """The tape has this of a server."""
         before, server.known = server.known, known
@@ -149,14 +158,18 @@ class Definitions:
         found = self._servers.get(server)
         return None if found is None else found.annotations.get(tool)
 
+    def tools(self, server: str) -> frozenset[str]:
+        """Names of the tools that a server has listed; empty where it has not been asked yet."""
+        found = self._servers.get(server)
+        return frozenset() if found is None else frozenset(found.annotations)
+
     def reads(self, server: str) -> bool:
         """Whether lists of a server are read before they pass."""
         return self.on_change.get(server, "warn") != "warn"
 
     def difference(self, server: str, kind: Kind, name: str) -> Change | None:
-        """Why calls of a definition are denied; None where they are not."""
-        found = self._servers[server]
-        return found.changed.get(kind, {}).get(name) if found.on_change == "deny" else None
+        """What a server says of something differently from what is approved, as it was heard last."""
+        return self._servers[server].changed.get(kind, {}).get(name)
 
     async def approve(self, server: str, asked: ApproveRequest) -> ServerDefinitions:
         """Approves what a server says; durable when it is answered. Raises `Refused`."""
@@ -291,4 +304,3 @@ class Definitions:
             if len(self._parts) > _PARTS:
                 self._parts.popitem(last=False)
         return None
-

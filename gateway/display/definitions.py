@@ -12,11 +12,11 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from penstock.gateway.display.invisible import unseen, visible
 from penstock.gateway.display.rollouts import counted
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import ago, joined, plain
 from penstock.gateway.model.definitions import DefinitionVersion, Kind, ServerDefinitions, ServerView
+from penstock.gateway.model.invisible import unseen, visible, visible_name
 
 KINDS: Final[tuple[Kind, ...]] = ("tools", "prompts", "resources", "templates", "instructions")
 SERVERS: Final = (
@@ -54,7 +54,9 @@ def servers(rows: Iterable[ServerView], now_ns: int) -> Listing:
             newest = one.version(one.newest.get(kind)) or versions[-1]
             numbers = f"{len(newest.items):,}", f"{len(versions):,}", str(newest.version), str(one.pinned.get(kind))
             times = ago(versions[0].first_seen_ns, now_ns), ago(newest.last_seen_ns, now_ns)
-            made.add_row(plain(one.server), kind, *numbers, *times, one.on_change or "not configured", _state(one, kind))
+            made.add_row(
+                plain(one.server), kind, *numbers, *times, one.on_change or "not configured", _state(one, kind)
+            )
         if not one.versions:
             made.add_row(plain(one.server), *[""] * 7, one.on_change or "", "nothing listed yet")
     return made
@@ -77,13 +79,13 @@ def server(one: ServerView, now_ns: int) -> Group:
         before = {} if approved is None else approved.items
         for name in sorted(newest.items.keys() | before.keys()):
             made.add_row(*_row(one, kind, name, newest.items, before, now_ns))
-    head = joined(Text(visible(one.server), style="bold"), f"on_change {one.on_change or 'not configured'}")
+    head = joined(Text(visible_name(one.server), style="bold"), f"on_change {one.on_change or 'not configured'}")
     pieces: list[RenderableType] = [head, made]
     for approval in one.approvals:
         before = "" if approval.before is None else f" in place of {approval.before}"
         who = approval.person or "somebody"
-        said = f"{approval.kind}: version {approval.version}{before} approved by {visible(who)}"
-        pieces.append(joined(said, ago(approval.at_ns, now_ns), visible(approval.note)))
+        said = f"{approval.kind}: version {approval.version}{before} approved by {visible_name(who)}"
+        pieces.append(joined(said, ago(approval.at_ns, now_ns), visible_name(approval.note)))
     return Group(*pieces)
 
 
@@ -99,7 +101,7 @@ def _row(
     state = Text(_what(name, newest, approved), style="" if newest.get(name) == approved.get(name) else "yellow")
     if hidden:
         state.append(f"; {counted(hidden, 'character')} in it cannot be seen", style="red")
-    return kind, visible(name), now[:_SHORT], *times, f"{wordings - 1:,}", state
+    return kind, visible_name(name), now[:_SHORT], *times, f"{wordings - 1:,}", state
 
 
 def _what(name: str, newest: Mapping[str, str], approved: Mapping[str, str]) -> str:
@@ -151,7 +153,7 @@ def difference(one: ServerView, version: int | None, now_ns: int) -> Group:
             was, is_ = before.items.get(name), after.items.get(name)
             if was != is_:
                 what = "removed" if is_ is None else "unknown until now" if was is None else "changed"
-                pieces.append(Padding(joined(Text(visible(name) or after.kind, style="bold"), what), (0, 0, 0, 2)))
+                pieces.append(Padding(joined(Text(visible_name(name) or after.kind, style="bold"), what), (0, 0, 0, 2)))
                 pieces += _definition(one.texts.get(was or ""), one.texts.get(is_ or ""))
     return Group(*pieces) if pieces else Group(Text("Nothing has changed."))
 
@@ -160,7 +162,7 @@ def _definition(was: str | None, is_: str | None) -> Iterator[RenderableType]:
     before, after = (dict(_leaves(json.loads(text))) if text is not None else {} for text in (was, is_))
     for path in dict.fromkeys([*before, *after]):
         if before.get(path) != after.get(path):
-            name = visible(path)
+            name = visible_name(path)
             yield Padding(Text(f"{name}:" if name else "text:", style="dim"), (0, 0, 0, 4))
             yield Padding(words(before.get(path, ""), after.get(path, "")), (0, 0, 0, 6))
 
@@ -208,4 +210,4 @@ def _shortened(same: Sequence[str], first: bool, last: bool) -> str:
 def approved(one: ServerDefinitions) -> Text:
     """What agents are given from now on."""
     lists = ", ".join(f"{kind} version {one.pinned[kind]}" for kind in KINDS if kind in one.pinned)
-    return Text(f"Approved: agents are given {lists} of {visible(one.server)}.")
+    return Text(f"Approved: agents are given {lists} of {visible_name(one.server)}.")

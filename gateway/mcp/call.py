@@ -369,6 +369,8 @@ class McpCall(Call):
             super()._cut_off(status, reason)
 
     def _end(self, status: str, error: str | None) -> None:
+        if self._changer is not None and self._changer.noted:
+            self.record.attributes = {**self.record.attributes, **self._changer.noted}
         super()._end(status, error)
         if self.request.method == "GET" and self._session is not None and self._session_id.startswith(b"/"):
             # The stream was the session (HTTP with SSE).

@@ -13,7 +13,7 @@ from penstock.gateway.calls.capture.framing import LIMIT, Framing, Stream, Whole
 from penstock.gateway.dialects.mcp import Sent, error_of, messages
 from penstock.gateway.http.errors import Refusal, UpstreamFault
 from penstock.gateway.http.upstream_connection import UpstreamConnection
-from penstock.gateway.mcp.interests import Interests
+from penstock.gateway.mcp.interests import Interests, Noted
 
 _IDENTITY: Final = (None, b"identity")
 
@@ -44,6 +44,8 @@ class Changer:
         self._interests, self._named = interests, named
         self.refused: Refusal | None = None
         """Why an answer was refused, the last that was."""
+        self.noted: dict[str, str] = {}
+        """What is said of changes on the span."""
 
     def document(self, body: bytes) -> bytes:
         """An answer in one piece, the same object when it stays as it is."""
@@ -71,7 +73,11 @@ class Changer:
         raw = one.raw
         if one.kind == "answer":
             for change in next(filter(None, (kept.changes(one.id) for kept in self._interests())), ()):
-                raw = change(raw)
+                made = change(raw)
+                if isinstance(made, Noted):
+                    self.noted |= made.attributes
+                    made = made.answer
+                raw = made
         elif one.kind == "unreadable" and raw.strip() and any(self._interests()):
             raise UpstreamFault(
                 502, "unreadable", "the server sent a message that cannot be read, so it is not passed on"

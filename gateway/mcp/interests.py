@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
 Watch = Callable[[bytes], None]
 """Takes an answer, as the JSON that the server has sent. It is kept with its session: it holds no record."""
-Change = Callable[[bytes], bytes]
+
+
+class Noted(NamedTuple):
+    """A changed answer, and what is said of that on the span of the exchange that brought it."""
+
+    answer: bytes
+    attributes: dict[str, str]
+
+
+Change = Callable[[bytes], "bytes | Noted"]
 """What the client gets of an answer; raises `Refusal` where it gets an error in its place."""
 _KEPT: Final = 1000
 """Answers of one session that are watched or changed, the newest: a server may repeat them in a later stream."""
@@ -73,4 +82,4 @@ def _loose(id: bytes) -> str:
         number = float(text)
     except ValueError:
         return text
-    return str(int(number)) if number.is_integer() else text
+    return str(int(number)) if number.is_integer() else repr(number)

@@ -24,6 +24,11 @@ def visible(text: str) -> str:
     return "".join(map(_shown, _TAGS.sub(_spelt, text)))
 
 
+def visible_name(text: str) -> str:
+    """The same on one line."""
+    return visible(text).replace("\n", "<U+000A>").replace("\t", "<U+0009>")
+
+
 def unseen(text: str) -> int:
     """How many characters of a text cannot be seen."""
     return sum(_hidden(one) for one in text)
