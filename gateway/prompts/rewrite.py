@@ -87,9 +87,15 @@ def find(body: bytes, dialect: Dialect, recogniser: Recogniser, explicit: str | 
         named = explicit if place.index == 0 else None
         _note(found, _explicit(place, recogniser, named) if named else _uses(place, recogniser))
     for place in dialect.tool_texts(body) if recogniser.tools else ():
-        if place.name in recogniser.tools:
-            _note(found, _fingerprint(place, recogniser.tell(place.literal, place.name)))
+        name = place.name if place.name in recogniser.tools else _unprefixed(place.name)
+        if name in recogniser.tools:
+            _note(found, _fingerprint(place, recogniser.tell(place.literal, name)))
     return found
+
+
+def _unprefixed(name: str | None) -> str | None:
+    """A tool's name without what hosts put before it: `search` of `mcp__github__search`."""
+    return name and name.rpartition("__")[2]
 
 
 def find_tools(places: Iterable[Place], recogniser: Recogniser, called: Callable[[str, str], bool]) -> Findings:

@@ -135,6 +135,7 @@ WRONG = [
     ("mcp.servers.NAME", "connect_timeout = 0"),
     ("mcp.servers.NAME", "first_byte_timeout = 0"),
     ("mcp.servers.NAME", "total_timeout = inf"),
+    ("mcp.servers.NAME", 'on_change = "refuse"'),
     ("otlp", 'endpoint = "http://me:pw@x"'),
     ("otlp", "headers_env = 1"),
     ("otlp", 'capture_content = "yes"'),
