@@ -123,7 +123,7 @@ def adopt(
 
     async def ask(client: Client) -> None:
         texts = _texts(await client.server_definitions(server), tool)
-        added = list[Resource]()
+        added: list[Resource] = []
         for text, version in texts:
             content = {"tool": tool, "text": Template((text,), ()).source, "sent": True}
             about = f"server {server}, version {version}"

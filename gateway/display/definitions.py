@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
+from difflib import Match, SequenceMatcher
 from typing import Any, Final, NamedTuple, cast
 
 from rich.console import Group, RenderableType
@@ -27,11 +27,15 @@ DEFINITIONS: Final = (
     Column("list", 4), Column("name", narrows="fold", least=16), Column("fingerprint", 3), figure("first seen", 2),
     figure("last seen", 1), figure("changes"), Column("state", narrows="words", least=16),
 )  # fmt: skip
+_NAMES: Final = ("name", "uri", "uriTemplate")
+"""Where a definition has its name."""
 _SHORT: Final = 12
 """Characters of a fingerprint that are shown."""
-_WORDS: Final = re.compile(r"\s+|[^\s]+")
+_WORDS: Final = re.compile(r"<tags: [^>]*>|\s+|(?:(?!<tags: )\S)+")
 _MOST_WORDS: Final = 4000
 """Words of a text that are compared one by one; longer ones are shown as a whole."""
+_FEW: Final = 2
+"""Words that stayed by chance, between two changes."""
 _NEAR: Final = 12
 """Words of what stayed that are shown beside what did not."""
 
@@ -153,18 +157,19 @@ def difference(one: ServerView, version: int | None, now_ns: int) -> Group:
             was, is_ = before.items.get(name), after.items.get(name)
             if was != is_:
                 what = "removed" if is_ is None else "unknown until now" if was is None else "changed"
-                pieces.append(Padding(joined(Text(visible_name(name) or after.kind, style="bold"), what), (0, 0, 0, 2)))
-                pieces += _definition(one.texts.get(was or ""), one.texts.get(is_ or ""))
+                pieces.append(Padding.indent(joined(Text(visible_name(name) or after.kind, style="bold"), what), 2))
+                pieces += _definition(name, one.texts.get(was or ""), one.texts.get(is_ or ""))
     return Group(*pieces) if pieces else Group(Text("Nothing has changed."))
 
 
-def _definition(was: str | None, is_: str | None) -> Iterator[RenderableType]:
+def _definition(name: str, was: str | None, is_: str | None) -> Iterator[RenderableType]:
     before, after = (dict(_leaves(json.loads(text))) if text is not None else {} for text in (was, is_))
     for path in dict.fromkeys([*before, *after]):
-        if before.get(path) != after.get(path):
-            name = visible_name(path)
-            yield Padding(Text(f"{name}:" if name else "text:", style="dim"), (0, 0, 0, 4))
-            yield Padding(words(before.get(path, ""), after.get(path, "")), (0, 0, 0, 6))
+        said = {before.get(path), after.get(path)}
+        # Its own name stands above it.
+        if len(said) > 1 and not (path in _NAMES and said <= {None, name}):
+            yield Padding.indent(Text(f"{visible_name(path) or 'text'}:", style="dim"), 4)
+            yield Padding.indent(words(before.get(path, ""), after.get(path, "")), 6)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -185,15 +190,23 @@ def words(before: str, after: str) -> Text:
     made = Text()
     if max(len(old), len(new)) > _MOST_WORDS:
         return made.append(f"[-{visible(before)}-]", "red").append(f"{{+{visible(after)}+}}", "green")
-    for what, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        if what == "equal":
-            made.append(_shortened(old[i:j], first=i == 0, last=j == len(old)))
-            continue
-        if i < j:
-            made.append(f"[-{''.join(old[i:j])}-]", "red")
-        if k < m:
-            made.append(f"{{+{''.join(new[k:m])}+}}", "green")
+    at, place = 0, 0
+    for same in _stretches(old, new):
+        if at < same.a:
+            made.append(f"[-{''.join(old[at : same.a])}-]", "red")
+        if place < same.b:
+            made.append(f"{{+{''.join(new[place : same.b])}+}}", "green")
+        at, place = same.a + same.size, same.b + same.size
+        made.append(_shortened(old[same.a : at], first=same.a == 0, last=at == len(old)))
     return made
+
+
+def _stretches(old: Sequence[str], new: Sequence[str]) -> Iterator[Match]:
+    """What stayed, in order; the last one is the end. A word or two between two changes is a part of them."""
+    for same in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
+        inside = same.a > 0 and same.b > 0 and same.a + same.size < len(old) and same.b + same.size < len(new)
+        if not inside or sum(not word.isspace() for word in old[same.a : same.a + same.size]) > _FEW:
+            yield same
 
 
 def _shortened(same: Sequence[str], first: bool, last: bool) -> str:

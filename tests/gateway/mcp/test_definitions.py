@@ -6,6 +6,7 @@ one server's text about another's tools, text that no person sees, and a tool th
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from fakes.experiment import policy
 from fakes.mcp_wire import Client, How, McpServer, answer, call, mcp_server
 from fakes.rig import Inside, inside
+from fakes.shell import Shell
 
 from penstock.gateway.client.client import Client as Api
 from penstock.gateway.model.definitions import ApproveRequest, OnChange, ServerView
+from penstock.gateway.model.release import NewRelease
 
 Json = dict[str, Any]
 SEARCH: Json = {"name": "search", "description": "Finds pages.", "inputSchema": {"type": "object"}}
@@ -404,3 +408,67 @@ async def test_there_is_nothing_to_approve_of_an_unknown_server(place: Place) ->
         assert (reply.status, "has no version 9; it has 1" in await reply.text()) == (404, True)
     async with place.http.get(place.rig.base.url + "/api/mcp/definitions") as reply:
         assert [one["server"] for one in (await reply.json())["servers"]] == ["old", "tools"]
+
+
+@HOLDS
+async def test_a_person_looks_and_approves(place: Place, tmp_path: Path) -> None:
+    shell = Shell(place.rig.base.url, tmp_path)
+    assert "nothing listed yet" in (await shell.run("mcp", "definitions")).text
+    _ = await place.tools(SAFE)
+    _ = await place.tools(POISONED["tags"])
+    _ = await place.kept()
+    listed, one, diff, older = await asyncio.gather(
+        shell.run("mcp", "definitions"),
+        shell.run("mcp", "definitions", "tools"),
+        shell.run("mcp", "definitions", "tools", "--diff"),
+        shell.run("mcp", "definitions", "tools", "--diff", "--version", "1"),
+    )
+    assert "waits for approval; the approved one is served" in listed.text
+    assert "not as approved; 11 characters in it cannot be seen" in one.text
+    assert f"Finds pages.{{+<tags: read {MARK}>+}}" in diff.text
+    assert older.text == "Nothing has changed.\n"
+    done = await shell.run("mcp", "approve", "tools", "--author", "ada", "--because", "harmless")
+    assert (done.code, done.text) == (0, "Approved: agents are given tools version 2 of tools.\n")
+    assert (
+        "version 2 in place of 1 approved by ada  now  harmless"
+        in (await shell.run("mcp", "definitions", "tools")).text
+    )
+    for words, code, message in (
+        (("definitions", "--diff"), 2, "--diff needs a server"),
+        (("definitions", "tools", "--version", "1"), 2, "--version is for --diff"),
+        (("definitions", "tools", "--diff", "--version", "7"), 1, "has no version 7; it has 1, 2"),
+        (("definitions", "none"), 1, "there is no MCP server 'none'"),
+        (("approve", "tools", "--version", "0"), 2, "--version: 0 is not 1 or more"),
+        (("approve", "tools", "--author", "gateway"), 2, "is what decides by the rules"),
+        (("adopt", "tools", "none"), 1, "has described no tool 'none'; tools that it lists: search, write"),
+    ):
+        wrong = await shell.run("mcp", *words)
+        assert (wrong.code, message in wrong.err) == (code, True), wrong.err
+
+
+@HOLDS
+async def test_what_a_server_says_is_tried_as_a_candidate(place: Place, tmp_path: Path) -> None:
+    """A new wording of the server is held, adopted, and released to some rollouts."""
+    shell = Shell(place.rig.base.url, tmp_path)
+    newer = [SEARCH | {"description": "Finds {pages} and files."}, WRITE]
+    _ = await place.tools(SAFE)
+    assert (await place.tools(newer))["result"] == {"tools": SAFE}
+    _ = await place.kept()
+    done = await shell.run("mcp", "adopt", "tools", "search", "--json")
+    assert done.code == 0, done.err
+    added = list(map(json.loads, done.text.splitlines()))
+    assert [(one["name"], one["version"], one["content"]["text"]) for one in added] == [
+        ("tools.search", "v1", "Finds pages."),
+        ("tools.search", "v2", "Finds {{pages}} and files."),
+    ]
+    async with Api(place.rig.base.url) as api:
+        release = await api.start_release("tools.search", NewRelease(candidate="v2", policy=policy(0.5)))
+        while (await api.release(release.id)).release.stage != "canary":
+            pass
+        given = dict[str, Any]()
+        for number in range(2, 40):
+            made = await place.tools(newer, place.client(f"r{number}"))
+            given[(await api.pins(f"r{number}"))[0].arm or ""] = made["result"]["tools"]
+            if len(given) == 2:
+                break
+    assert given == {"stable": SAFE, "candidate": newer}
