@@ -16,6 +16,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, cast
 
+import msgspec
+
+from penstock.gateway.dialects.loose_json import lenient
 from penstock.gateway.model.definitions import Kind
 
 LISTS: Final[dict[str, tuple[Kind, str, str]]] = {
@@ -30,6 +33,21 @@ LISTS: Final[dict[str, tuple[Kind, str, str]]] = {
 LARGEST: Final = 16 << 20
 """Bytes of an answer that is read."""
 _INSTRUCTIONS: Final = "instructions"
+
+
+class _Result(msgspec.Struct):
+    tools: msgspec.Raw = msgspec.Raw()
+    prompts: msgspec.Raw = msgspec.Raw()
+    resources: msgspec.Raw = msgspec.Raw()
+    resourceTemplates: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+
+
+class _Answer(msgspec.Struct):
+    result: _Result | None = None
+
+
+_answer = lenient(_Answer)
 
 
 class Unreadable(Exception):
@@ -96,6 +114,13 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[Change]
     found += [Change("new", name) for name in after.keys() - before.keys()]
     found += [Change("changed", name) for name in before.keys() & after.keys() if before[name] != after[name]]
     return sorted(found, key=lambda change: (change.name, change.what))
+
+
+def lists(answer: bytes) -> str | None:
+    """A request that an answer could be to, by the list that it has; None for one that has none."""
+    result = _answer(answer).result or _Result()
+    found = (method for method, (_, field, _) in LISTS.items() if bytes(getattr(result, field)))
+    return next(found, None)
 
 
 def read(method: str, answer: bytes) -> Listed | None:

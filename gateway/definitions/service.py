@@ -291,7 +291,7 @@ class Definitions:
     def _whole(self, exchange: Exchange, listed: Listed) -> dict[str, Item] | None:
         """All definitions of a list, once its last page was listed; None before, or where pages are missing."""
         place = exchange.server, exchange.rollout, listed.kind
-        expected, items = self._parts.pop(place, ("", dict[str, Item]()))
+        expected, items = self._parts.pop(place, (None, dict[str, Item]()))
         if exchange.cursor is None:
             items = dict[str, Item]()
         elif exchange.cursor != expected:

@@ -24,6 +24,9 @@ def changed(changer: Changer, connection: UpstreamConnection, chunked: bool) -> 
     """
     if connection.status in (202, 204):
         return None
+    if connection.status >= 300:
+        message = "the server sends its clients elsewhere, and what they get there could not be read here"
+        raise UpstreamFault(502, "redirected", f"{message}: give the gateway the URL that answers")
     if connection.encoding not in _IDENTITY:
         named = (connection.encoding or b"").decode("latin-1")
         message = f"the server answered with content-encoding {named[:40]!r} although none was asked for"
@@ -72,7 +75,8 @@ class Changer:
     def _changed(self, one: Sent) -> bytes:
         raw = one.raw
         if one.kind == "answer":
-            for change in next(filter(None, (kept.changes(one.id) for kept in self._interests())), ()):
+            found = next(filter(None, (kept.changes(one.id) for kept in self._interests())), None)
+            for change in found or next(filter(None, (kept.unasked for kept in self._interests())), ()):
                 made = change(raw)
                 if isinstance(made, Noted):
                     self.noted |= made.attributes

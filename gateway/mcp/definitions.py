@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from penstock.gateway.definitions.operations import described
-from penstock.gateway.definitions.reading import LISTS, Change, Unreadable, asked_for, cursor_of
+from penstock.gateway.definitions.reading import LISTS, Change, Unreadable, asked_for, cursor_of, lists
 from penstock.gateway.definitions.service import Definitions, Exchange
 from penstock.gateway.dialects.mcp import Sent
 from penstock.gateway.http.errors import ClientFault, UpstreamFault
@@ -27,6 +27,8 @@ HELD: Final = "penstock.mcp.held"
 """Attribute of a span: what a client was given as it was approved, or not at all."""
 _USES: Final[dict[str, Kind]] = {"tools/call": "tools", "prompts/get": "prompts", "resources/read": "resources"}
 """Requests for something that a server has listed."""
+_ANY_PAGE: Final = "\0"
+"""A cursor that nobody awaits."""
 _REFUSED: Final = 200
 """Status of a refusal: the exchange itself is in order, and clients look for the error of JSON-RPC in its body."""
 
@@ -45,6 +47,8 @@ class HeldDefinitions:
         """Asks for answers that list something, and refuses what is denied."""
         server, address = asking.server.name, asking.address
         denies = self._definitions.on_change.get(server) == "deny"
+        if self._definitions.reads(server):
+            asking.change_unasked(partial(self._unasked, server, address.rollout, address.attempt))
         for one in asking.messages:
             if one.kind == "request" and one.method in LISTS:
                 exchange = Exchange(server, one.method, cursor_of(one.raw), address.rollout, address.attempt)
@@ -55,6 +59,11 @@ class HeldDefinitions:
             elif denies and (one.method in _USES or one.kind == "unreadable"):
                 self._check(server, one)
         return None
+
+    def _unasked(self, server: str, rollout: str, attempt: str, answer: bytes) -> bytes | Noted:
+        """An answer whose request is not known to have asked for a list, and which has one."""
+        method = lists(answer)
+        return answer if method is None else self._held(Exchange(server, method, _ANY_PAGE, rollout, attempt), answer)
 
     def _held(self, exchange: Exchange, answer: bytes) -> bytes | Noted:
         server, on_change = exchange.server, self._definitions.on_change[exchange.server]

@@ -41,13 +41,16 @@ class Interest:
 class Interests:
     """What is done with answers, by the ids of their requests."""
 
-    __slots__ = ("_by_id",)
+    __slots__ = ("_by_id", "unasked")
 
     def __init__(self) -> None:
         self._by_id: OrderedDict[str, Interest] = OrderedDict()
+        self.unasked: list[Change] = []
+        """Changes of all other answers that pass in this exchange: to requests that nobody remembers, because the
+        gateway was started in between, or that nothing is done with."""
 
     def __bool__(self) -> bool:
-        return bool(self._by_id)
+        return bool(self._by_id or self.unasked)
 
     def of(self, id: bytes) -> Interest:
         """That of a request, which may be new."""

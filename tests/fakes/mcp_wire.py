@@ -57,6 +57,8 @@ class McpServer:
     """By method: the result of a request."""
     raw: bytes = b""
     """Said in place of any result."""
+    elsewhere: str = ""
+    """Where clients are sent."""
     how: How = "json"
     """How results are brought: in a document, which may be packed although nobody asked for that, in a stream, or in a
     later stream."""
@@ -83,6 +85,8 @@ class McpServer:
             self.open[made] = asyncio.Queue()
         if sent["method"] == "tools/call":
             return await self._call(request, sent)
+        if self.elsewhere:
+            return web.Response(status=307, headers={"Location": self.elsewhere})
         if self.raw:
             return web.Response(body=self.raw, content_type="application/json")
         if sent["method"] not in self.results or self.how == "json":

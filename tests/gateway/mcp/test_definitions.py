@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -429,10 +430,8 @@ async def test_a_person_looks_and_approves(place: Place, tmp_path: Path) -> None
     assert older.text == "Nothing has changed.\n"
     done = await shell.run("mcp", "approve", "tools", "--author", "ada", "--because", "harmless")
     assert (done.code, done.text) == (0, "Approved: agents are given tools version 2 of tools.\n")
-    assert (
-        "version 2 in place of 1 approved by ada  now  harmless"
-        in (await shell.run("mcp", "definitions", "tools")).text
-    )
+    shown = (await shell.run("mcp", "definitions", "tools")).text
+    assert re.search(r"version 2 in place of 1 approved by ada  .*  harmless\n", shown)
     for words, code, message in (
         (("definitions", "--diff"), 2, "--diff needs a server"),
         (("definitions", "tools", "--version", "1"), 2, "--version is for --diff"),
@@ -472,3 +471,36 @@ async def test_what_a_server_says_is_tried_as_a_candidate(place: Place, tmp_path
             if len(given) == 2:
                 break
     assert given == {"stable": SAFE, "candidate": newer}
+
+
+@READS
+async def test_a_list_that_nobody_here_has_asked_for_is_held(
+    tmp_path: Path, http: aiohttp.ClientSession, server: McpServer, on_change: OnChange
+) -> None:
+    """The gateway was started anew while an answer was on its way: nobody knows what it answers."""
+    async with behind(tmp_path, http, server, on_change) as rig:
+        place = Place(rig, server, http)
+        client = place.client()
+        await client.open()
+        _ = await place.tools(SAFE, client)
+        _ = await place.kept()
+        async with client.listen() as stream:
+            server.tell(answer({"id": 99}, {"content": []}), 1)
+            assert b'"content"' in await stream.content.readuntil(b"\n\n")
+            server.tell(answer({"id": 99}, {"tools": POISONED["shadowing"]}), 2)
+            event = await stream.content.readuntil(b"\n\n")
+            assert MARK.encode() not in event
+            assert on_change == "deny" or said_in(event) == SAFE
+
+
+@READS
+async def test_nobody_is_sent_elsewhere(place: Place) -> None:
+    place.server.elsewhere = "http://127.0.0.1:1/mcp"
+    async with place.http.post(place.client().url, json=ask(), allow_redirects=False) as reply:
+        assert (reply.status, (await reply.json())["error"]["data"]) == (502, {"reason": "redirected"})
+
+
+async def test_a_redirection_passes_where_lists_are_only_heard(place: Place) -> None:
+    place.server.elsewhere = "http://127.0.0.1:1/mcp"
+    async with place.http.post(place.client().url, json=ask(), allow_redirects=False) as reply:
+        assert (reply.status, reply.headers["Location"]) == (307, place.server.elsewhere)
