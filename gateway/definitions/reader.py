@@ -33,7 +33,7 @@ class DefinitionReader:
         """Definitions by their fingerprints."""
         with self._tape.view() as view:
             stored = {one: view.get("definitions", text_key(server, one)) for one in fingerprints}
-        return {one: zlib.decompress(text).decode() for one, text in stored.items() if text is not None}
+        return {one: unpacked(text) for one, text in stored.items() if text is not None}
 
     def items(self, server: ServerDefinitions, version: int | None) -> dict[str, Item]:
         """The definitions of a version, by name."""
@@ -42,3 +42,11 @@ class DefinitionReader:
             return {}
         texts = self.texts(server.server, found.items.values())
         return {name: Item(one, texts[one]) for name, one in found.items.items() if one in texts}
+
+
+def unpacked(record: bytes) -> str:
+    """A definition from its record. Raises `ValueError` for one that cannot be read."""
+    try:
+        return zlib.decompress(record).decode()
+    except zlib.error as error:
+        raise ValueError(f"a definition cannot be unpacked: {error}") from None

@@ -37,6 +37,8 @@ class ToolTexts:
 
     def __init__(self, shared: Shared, definitions: Definitions) -> None:
         self._shared, self._definitions = shared, definitions
+        self._found: dict[str, tuple[Recogniser, frozenset[str], list[str]]] = {}
+        """Resources by server, and what they were found by."""
 
     def changes(self, server: str) -> bool:
         """Where a resource may describe a tool of this server."""
@@ -44,13 +46,16 @@ class ToolTexts:
 
     def _resources(self, server: str) -> list[str]:
         """Resources that describe a tool of this server."""
-        catalog = self._shared.pins.catalog
-        if not catalog.recogniser.tools:
+        recogniser = self._shared.pins.catalog.recogniser
+        if not recogniser.tools:
             return []
         listed = self._definitions.tools(server)
-        tools = [one for one in catalog.recogniser.known if one.tool is not None]
-        mine = [one for one in tools if not listed or any(_called(server, one.tool or "", name) for name in listed)]
-        return sorted({one.resource for one in mine})
+        found = self._found.get(server)
+        if found is None or found[0] is not recogniser or found[1] != listed:
+            tools = [one for one in recogniser.known if one.tool is not None]
+            mine = [one for one in tools if not listed or any(_called(server, one.tool or "", name) for name in listed)]
+            found = self._found[server] = recogniser, listed, sorted({one.resource for one in mine})
+        return found[2]
 
     def plan(self, asking: Asking, send: Send) -> asyncio.Future[None] | None:
         """Pins the rollout, and changes the list when it comes."""
