@@ -105,6 +105,9 @@ class Definitions:
         self._thread = ThreadPoolExecutor(1, "penstock-definitions")
         self._read: OrderedDict[bytes, Listed] = OrderedDict()
         self._parts: OrderedDict[tuple[str, str, Kind], tuple[str, dict[str, Item]]] = OrderedDict()
+        self._closed = False
+        self._coming = 0
+        """Answers whose reading has not begun."""
         self._reading: set[asyncio.Future[Any]] = set()
 
     def start(self) -> None:
@@ -116,6 +119,7 @@ class Definitions:
 
     async def close(self) -> None:
         """Ends the thread, and waits for what is on its way to the tape."""
+        self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._reading:
             await asyncio.wait(list(self._reading), timeout=1)
@@ -123,11 +127,13 @@ class Definitions:
     @property
     def busy(self) -> bool:
         """Whether anything that has passed is not on the tape yet."""
-        return bool(self._reading)
+        return bool(self._coming or self._reading)
 
     async def settled(self) -> None:
         """Waits for what is read and written now."""
-        await asyncio.wait(list(self._reading))
+        await asyncio.sleep(0)
+        if self._reading:
+            await asyncio.wait(list(self._reading))
 
     def _recall(self, server: Server, known: ServerDefinitions) -> None:
         """The tape has this of a server."""
@@ -184,7 +190,14 @@ class Definitions:
     # -- what passes --------------------------------------------------------------------------------------------------
 
     def heard(self, exchange: Exchange, answer: bytes) -> None:
-        """An answer has passed: it is read in a thread."""
+        """An answer passes: it is read in a thread, after what is written to the client now."""
+        self._coming += 1
+        asyncio.get_running_loop().call_soon(self._begin, exchange, answer)
+
+    def _begin(self, exchange: Exchange, answer: bytes) -> None:
+        self._coming -= 1
+        if self._closed:
+            return
         reading = asyncio.get_running_loop().run_in_executor(self._thread, self._listed, exchange.method, answer)
         self._reading.add(reading)
         reading.add_done_callback(lambda done: self._on_read(exchange, done))

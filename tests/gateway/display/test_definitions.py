@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from fakes.goldens import check_widths, text_of
@@ -22,12 +23,12 @@ LONG = (
     "Searches the code of all repositories that you may read, by words, by regular expressions or by symbols. The "
     "newest results come first. Give as many words as you like; all of them must be in a file. "
 )
-BEFORE: list[object] = [
+BEFORE: list[Any] = [
     {"name": "search_code", "description": LONG + "Results have the path and the line.", "inputSchema": SCHEMA},
     {"name": "list_issues", "description": "Lists issues.", "inputSchema": {"type": "object"}},
     {"name": "close_issue", "description": "Closes an issue.", "annotations": {"destructiveHint": True}},
 ]
-AFTER: list[object] = [
+AFTER: list[Any] = [
     {
         "name": "search_code",
         "description": LONG
@@ -41,7 +42,7 @@ AFTER: list[object] = [
 ]  # fmt: skip
 
 
-def made(number: int, kind: Kind, values: list[object], view: ServerView, first: int, last: int) -> None:
+def made(number: int, kind: Kind, values: list[Any], view: ServerView, first: int, last: int) -> None:
     texts = {name_of(one): canonical(one) for one in values}
     items = {name: fingerprint(text) for name, text in texts.items()}
     view.texts |= {items[name]: text for name, text in texts.items()}
@@ -58,8 +59,8 @@ def made(number: int, kind: Kind, values: list[object], view: ServerView, first:
     )
 
 
-def name_of(one: object) -> str:
-    return str(one["name"]) if isinstance(one, dict) else ""
+def name_of(one: Any) -> str:
+    return "" if isinstance(one, str) else one["name"]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ SAYS = "Finds pages about a topic."
 BETTER = "Finds pages. Ask for one topic at a time."
 SEARCH: Json = {"name": "search", "description": SAYS, "inputSchema": {"type": "object", "title": SAYS}}
 OTHER: Json = {"name": "write", "description": SAYS, "inputSchema": {"type": "object"}}
-LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+LIST: Json = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 
 
 def text(said: str, tool: str = "search", sent: bool = False) -> NewVersion:
