@@ -72,10 +72,9 @@ def test_the_first_version_is_approved_and_the_next_is_not(store: Store) -> None
 
 
 def test_what_is_only_warned_of_is_approved_at_once(store: Store) -> None:
-    for number, text in enumerate("1213", 1):
-        seen = sees(store, {"a": text}, number, accepted=True)
-        assert seen.known.pinned == seen.known.newest == {"tools": seen.version}
-    assert [one.version for one in seen.known.versions] == [1, 2, 3]
+    seen = [sees(store, {"a": text}, number, accepted=True) for number, text in enumerate("1213", 1)]
+    assert [one.known.pinned == one.known.newest == {"tools": one.version} for one in seen] == [True] * 4
+    assert [one.version for one in seen[-1].known.versions] == [1, 2, 3]
 
 
 def test_a_list_without_anything_is_no_first_version(store: Store) -> None:
@@ -115,8 +114,8 @@ def test_nothing_is_approved_that_was_not_seen(store: Store) -> None:
 
 
 def test_the_oldest_versions_are_forgotten_with_their_texts_and_what_is_approved_is_not(store: Store) -> None:
-    for number in range(MOST_VERSIONS + 20):
-        seen = sees(store, {"same": "always", "clock": str(number)}, number)
+    many = [sees(store, {"same": "always", "clock": str(number)}, number) for number in range(MOST_VERSIONS + 20)]
+    seen = many[-1]
     numbers = [one.version for one in seen.known.versions]
     assert len(numbers) == MOST_VERSIONS
     assert numbers[:2] == [1, 22]
