@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from penstock.gateway.definitions.reading import Change, Item, changes, fingerprints, list_fingerprint
+from penstock.gateway.model.base import Mode, Origin
 from penstock.gateway.model.definitions import (
     Approval,
     ApproveRequest,
@@ -34,14 +35,22 @@ _NAMED: Final = 20
 _LONGEST: Final = 100
 
 
+class Whose(NamedTuple):
+    """The attempt in which something was listed."""
+
+    rollout: str
+    attempt: str
+    origin: Origin = "header"
+    mode: Mode = "online"
+
+
 class Sighting(NamedTuple):
     """A whole list that passed."""
 
     server: str
     kind: Kind
     items: Mapping[str, Item]
-    rollout: str
-    attempt: str
+    whose: Whose
     accepted: bool
     """Whether what is new is approved at once: changes are only warned of."""
 
@@ -95,7 +104,7 @@ class DefinitionOperations:
             fingerprint=wanted,
             first_seen_ns=now,
             last_seen_ns=now,
-            rollout=sighting.rollout,
+            rollout=sighting.whose.rollout,
             items=found,
         )
         known.versions.append(made)
@@ -119,7 +128,7 @@ class DefinitionOperations:
 
     def _note(self, sighting: Sighting, version: DefinitionVersion, different: list[Change], now: int) -> None:
         """An event on the rollout that saw it."""
-        entry = Entry(sighting.rollout, sighting.attempt, kind="event", name=CHANGED, method="", status="ok")
+        entry = Entry(*sighting.whose, kind="event", name=CHANGED, method="", status="ok")
         entry.start_ns = entry.end_ns = now
         entry.attributes = {
             "penstock.mcp.server": sighting.server,

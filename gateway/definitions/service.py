@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from penstock.gateway.config import McpServer
-from penstock.gateway.definitions.operations import DefinitionOperations, Seen, Sighting, described
+from penstock.gateway.definitions.operations import DefinitionOperations, Seen, Sighting, Whose, described
 from penstock.gateway.definitions.reader import DefinitionReader
 from penstock.gateway.definitions.reading import (
     LISTS,
@@ -61,8 +61,7 @@ class Exchange(NamedTuple):
     method: str
     cursor: str | None
     """Which page was asked for; None for the first."""
-    rollout: str
-    attempt: str
+    whose: Whose
 
     @property
     def kind(self) -> Kind:
@@ -269,7 +268,7 @@ class Definitions:
         if version is not None and version.fingerprint == wanted and now - version.last_seen_ns < _AGAIN_NS:
             return
         accepted = server.on_change == "warn"
-        sighting = Sighting(exchange.server, listed.kind, items, exchange.rollout, exchange.attempt, accepted)
+        sighting = Sighting(exchange.server, listed.kind, items, exchange.whose, accepted)
         first = server.first.get(listed.kind, {})
         served = {name: first[name] for name in items if name in first}
         if served and fingerprints(served) != fingerprints(items):
@@ -303,7 +302,7 @@ class Definitions:
 
     def _whole(self, exchange: Exchange, listed: Listed) -> dict[str, Item] | None:
         """All definitions of a list, once its last page was listed; None before, or where pages are missing."""
-        place = exchange.server, exchange.rollout, listed.kind
+        place = exchange.server, exchange.whose.rollout, listed.kind
         expected, items = self._parts.pop(place, (None, dict[str, Item]()))
         if exchange.cursor is None:
             items = dict[str, Item]()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from penstock.gateway.definitions.operations import described
+from penstock.gateway.definitions.operations import Whose, described
 from penstock.gateway.definitions.reading import LISTS, Change, Unreadable, asked_for, cursor_of, lists
 from penstock.gateway.definitions.service import Definitions, Exchange
 from penstock.gateway.dialects.mcp import Sent
@@ -46,12 +46,13 @@ class HeldDefinitions:
     def plan(self, asking: Asking, send: Send) -> asyncio.Future[None] | None:
         """Asks for answers that list something, and refuses what is denied."""
         server, address = asking.server.name, asking.address
+        whose = Whose(address.rollout, address.attempt, address.origin, address.mode)
         denies = self._definitions.on_change.get(server) == "deny"
         if self._definitions.reads(server):
-            asking.change_unasked(partial(self._unasked, server, address.rollout, address.attempt))
+            asking.change_unasked(partial(self._unasked, server, whose))
         for one in asking.messages:
             if one.kind == "request" and one.method in LISTS:
-                exchange = Exchange(server, one.method, cursor_of(one.raw), address.rollout, address.attempt)
+                exchange = Exchange(server, one.method, cursor_of(one.raw), whose)
                 if self._definitions.reads(server):
                     asking.change(one.id, partial(self._held, exchange))
                 else:
@@ -60,10 +61,10 @@ class HeldDefinitions:
                 self._check(server, one)
         return None
 
-    def _unasked(self, server: str, rollout: str, attempt: str, answer: bytes) -> bytes | Noted:
+    def _unasked(self, server: str, whose: Whose, answer: bytes) -> bytes | Noted:
         """An answer whose request is not known to have asked for a list, and which has one."""
         method = lists(answer)
-        return answer if method is None else self._held(Exchange(server, method, _ANY_PAGE, rollout, attempt), answer)
+        return answer if method is None else self._held(Exchange(server, method, _ANY_PAGE, whose), answer)
 
     def _held(self, exchange: Exchange, answer: bytes) -> bytes | Noted:
         server, on_change = exchange.server, self._definitions.on_change[exchange.server]

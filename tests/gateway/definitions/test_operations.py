@@ -15,6 +15,7 @@ from penstock.gateway.definitions.operations import (
     DefinitionOperations,
     Seen,
     Sighting,
+    Whose,
     described,
     server_key,
     text_key,
@@ -50,7 +51,7 @@ def sees(
     store: Store, texts: dict[str, str], now: int = 1, accepted: bool = False, kind: Kind = "tools", rollout: str = "r1"
 ) -> Seen:
     items = {name: Item(fingerprint(canonical(text)), canonical(text)) for name, text in texts.items()}
-    sighting = Sighting("web", kind, items, rollout, "a1", accepted)
+    sighting = Sighting("web", kind, items, Whose(rollout, "a1", "implicit", "val"), accepted)
     return do(store, lambda tape: DefinitionOperations(tape).seen(sighting, now))
 
 
@@ -90,6 +91,9 @@ def test_the_rollout_that_saw_a_change_has_an_event(store: Store) -> None:
     _ = sees(store, {"a": "2"}, now=60, rollout="r3")
     assert (list(store.spans("r1")), list(store.spans("r3"))) == ([], [])
     (event,) = store.spans("r2")
+    made = store.rollout("r2")
+    assert made is not None
+    assert (made.origin, made.mode) == ("implicit", "val")
     assert (event.kind, event.name, event.start_ns, event.status) == ("event", "mcp_definitions_changed", 50, "ok")
 
 
