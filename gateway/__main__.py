@@ -111,6 +111,18 @@ GROUPS: Final[dict[str, Group]] = {
                 "penstock.gateway.cli.mcp:serve",
                 "Give a coding agent tools to improve your agents: an MCP server on stdin and stdout.",
             ),
+            "definitions": Command(
+                "penstock.gateway.cli.definitions:definitions",
+                "Show what servers of tools list, since when, and what has changed in it.",
+            ),
+            "approve": Command(
+                "penstock.gateway.cli.definitions:approve",
+                "Approve what a server of tools lists, where changes are held back or denied.",
+            ),
+            "adopt": Command(
+                "penstock.gateway.cli.definitions:adopt",
+                "Register what a server has said of a tool as versions of a resource, which releases can change.",
+            ),
         },
         usual="serve",
     ),

@@ -32,11 +32,12 @@ from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, ConfigError, admin_key, load
+from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
+from penstock.gateway.mcp.all_features import all_features
 from penstock.gateway.mcp.audit import Audit
 from penstock.gateway.mcp.features import Mcp
-from penstock.gateway.mcp.policing import Policing
 from penstock.gateway.mcp.servers import Servers
 from penstock.gateway.mcp.sessions import Sessions
 from penstock.gateway.metrics import Metrics
@@ -150,8 +151,6 @@ class Gateway:
         )
         self._make_releases()
         self.audit = Audit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
-        if config.policy:
-            self.mcp.features = (Policing(config.policy, self.questions, self.audit),)
         self._make_control()
         self._exporter = self._make_exporter()
         self._session: aiohttp.ClientSession | None = None
@@ -186,9 +185,11 @@ class Gateway:
     def _make_control(self) -> None:
         """The control API."""
         runs = RunService(self.store, self.recorder, self._now_ns)
+        servers = self.config.mcp.servers
+        self.definitions = Definitions(self.store, self.recorder, self.metrics, self._now_ns, servers)
         context = Control(
             self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
-            self.state, self.questions, Policy(self.config.policy),
+            self.state, self.definitions, self.questions, Policy(self.config.policy),
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)
@@ -242,11 +243,13 @@ class Gateway:
             features=features(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
             epoch_ns=self._epoch_ns,
         )
+        self.mcp.features = all_features(self.proxy, self.definitions, self.questions, self.audit)
         self._port = port = Dispatch(self.proxy, plane, self.mcp)
         self.recorder.start()
         await self.dispatcher.start()
         await self.releases.start()
         self.adapter_keeper.start()
+        self.definitions.start()
         if self._exporter is not None:
             await self._exporter.start()
         try:
@@ -299,6 +302,7 @@ class Gateway:
         await self.dispatcher.stop()
         await self.releases.stop()
         await self.adapter_keeper.stop()
+        await self.definitions.close()
         # This releases answers that wait for the tape.
         await self.recorder.close()
         await self.operations.finish(_CONTROL_SECONDS)

@@ -17,6 +17,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from penstock.gateway.dialects import FAMILIES
 from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.model.base import LONGEST_S, Mode
+from penstock.gateway.model.definitions import OnChange
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
 from penstock.gateway.policy.rules import PolicyRule, check_names
 
@@ -123,6 +124,9 @@ class McpServer(Section):
     """Seconds until an answer must begin."""
     total_timeout: float = Field(default=3600.0, gt=0)
     """Seconds until an answer must be whole. Streams that only listen have no such bound."""
+    on_change: OnChange = "warn"
+    """What happens when its tools, prompts, resources or instructions are not as approved: `warn` serves them, `hold`
+    serves what was approved, `deny` refuses them."""
 
     @field_validator("url")
     @classmethod

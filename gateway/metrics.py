@@ -74,6 +74,9 @@ METRICS: dict[str, Figure] = {
     "penstock_exact_calls_total": Figure(
         "counter", "Answers in exact sessions, by how they went on (chat, generate) or why they began.", ("how",)
     ),
+    "penstock_mcp_definitions_total": Figure(
+        "counter", "Answers in which a server defines something, by what became of them.", ("server", "what")
+    ),
     "penstock_otlp_spans_total": Figure("counter", "OpenTelemetry spans received.", ("outcome",)),
     "penstock_otlp_exported_total": Figure("counter", "Spans exported as OpenTelemetry."),
     "penstock_otlp_dropped_total": Figure("counter", "Spans that the receiver of the export refused."),
@@ -118,6 +121,7 @@ class Metrics:
         "exact_calls",
         "first_byte_seconds",
         "inflight_calls",
+        "mcp_definitions",
         "otlp_dropped",
         "otlp_exported",
         "otlp_lag_changes",
@@ -162,6 +166,7 @@ class Metrics:
         self.rewards: Counter[tuple[str, ...]] = Counter()
         self.captured_calls: Counter[tuple[str, ...]] = Counter()
         self.exact_calls: Counter[tuple[str, ...]] = Counter()
+        self.mcp_definitions: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
         self.upstream_waiting: dict[tuple[str, ...], int] = {}
         self.releases: dict[tuple[str, ...], int] = {}

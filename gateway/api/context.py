@@ -11,6 +11,7 @@ from aiohttp import web
 
 from penstock.gateway.api.pages import Tape
 from penstock.gateway.calls.auth import Auth
+from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.policy.policy import Policy
 from penstock.gateway.policy.questions import Questions
@@ -50,6 +51,7 @@ class Control:
     auth: Auth
     metrics: Metrics
     state: State
+    definitions: Definitions
     questions: Questions = field(default_factory=Questions)
     """Tool calls that wait for a person."""
     policy: Policy = field(default_factory=lambda: Policy([]))

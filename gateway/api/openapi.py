@@ -32,6 +32,7 @@ PATH_HELP = {
     "resource": "Name of a resource.",
     "release": "Name of a release.",
     "run": "Id of a training run.",
+    "server": "Name of a server of tools.",
     "upstream": "Name of an upstream of the configuration.",
     "question": "Id of a tool call that waits for a person.",
     "sequence": "Number of a span within its attempt, from 1.",

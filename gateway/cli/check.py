@@ -12,6 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from penstock.gateway.definitions.reader import DefinitionReader, unpacked
+from penstock.gateway.definitions.reading import fingerprint
+from penstock.gateway.model.definitions import ServerDefinitions
 from penstock.gateway.model.lifecycle import LIVE, WAITING, claimed
 from penstock.gateway.model.release import Assignment, Entry, Release, Seen, digest
 from penstock.gateway.model.resource import Resource
@@ -28,6 +31,8 @@ from penstock.gateway.store.environment import TapeError
 from penstock.gateway.store.reader import Reader
 from penstock.gateway.store.view import View
 
+_MASKED = "****"
+"""In a text that a secret was taken out of."""
 _SPANS, _SUMS, _STATUS, _WORKER = map(records.ATTEMPT.index, ("spans", "totals", "status", "worker"))
 
 
@@ -330,6 +335,25 @@ def _numbering(tape: Reader, database: str, span_of: Callable[[int, int], tuple[
         expected = last + 1
 
 
+def _definition(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    name, _, wanted = key.partition(b"\0")
+    if wanted:
+        text = unpacked(value)
+        if fingerprint(text) != wanted.hex() and _MASKED not in text:
+            yield "it was changed: its hash does not agree"
+        return
+    server = ServerDefinitions.model_validate_json(value)
+    if server.server.encode() != name:
+        yield "it is the record of another server"
+    items = {one for version in server.versions for one in version.items.values()}
+    missing = items - DefinitionReader(tape).texts(server.server, items).keys()
+    if missing:
+        yield f"{len(missing)} of the definitions that it names are missing"
+    for kind, number in (*server.pinned.items(), *server.newest.items()):
+        if server.version(number) is None:
+            yield f"its version {number} of {kind} is missing"
+
+
 _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...] = (
     ("rollouts", _rollout),
     ("attempts", _attempt),
@@ -352,6 +376,7 @@ _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...]
     ("run_configs", _run_config),
     ("run_metrics", _block),
     ("run_events", _run_event),
+    ("definitions", _definition),
 )
 
 

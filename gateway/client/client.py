@@ -20,6 +20,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from penstock.gateway.client.connection import ClientError, brief
+from penstock.gateway.client.definitions import DefinitionClient
 from penstock.gateway.client.exchanges import Recorded, Unpacker
 from penstock.gateway.client.parallel import each
 from penstock.gateway.client.policy import PolicyClient
@@ -70,7 +71,7 @@ __all__ = ["Client", "ClientError"]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
-class Client(ReleaseClient, RunClient, PolicyClient):
+class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient):
     """A connection to a gateway's control API."""
 
     # Reading ----------------------------------------------------------------------------------------------------------

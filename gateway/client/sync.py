@@ -159,3 +159,6 @@ class SyncClient:
     curves = _waited(Client.curves)
     points = _waited(Client.points)
     run_events = _waited(Client.run_events)
+    definitions = _waited(Client.definitions)
+    server_definitions = _waited(Client.server_definitions)
+    approve_definitions = _waited(Client.approve_definitions)

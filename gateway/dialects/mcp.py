@@ -37,6 +37,7 @@ from penstock.gateway.dialects.loose_json import (
     text,
 )
 from penstock.gateway.dialects.opaque import Opaque
+from penstock.gateway.dialects.text_spans import Offers, Place, Quoted, quoted_tool, texts
 from penstock.gateway.model.known_secrets import fingerprint
 from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 
@@ -120,6 +121,10 @@ class _Result(msgspec.Struct):
     protocolVersion: Any = None
 
 
+class _Offered(msgspec.Struct):
+    result: Offers | None = None
+
+
 class _Error(msgspec.Struct):
     code: Any = None
 
@@ -133,6 +138,7 @@ _wire = msgspec.json.Decoder(_Wire).decode
 _batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _request = lenient(_Request)
 _answer = lenient(_Answer)
+_offered = msgspec.json.Decoder(_Offered).decode
 
 
 def messages(body: bytes) -> list[Sent]:
@@ -152,9 +158,12 @@ def message(raw: bytes) -> Sent:
     except UNREADABLE:
         return Sent("unreadable", b"", "", raw)
     id = _canonical(bytes(wire.id))
-    if isinstance(wire.method, str):
-        return Sent("request" if id else "notification", id, wire.method[:128], raw)
     answered = bytes(wire.result) or bytes(wire.error)
+    if isinstance(wire.method, str):
+        if answered:
+            # One reader takes it for a question, another one for an answer.
+            return Sent("unreadable", id, "", raw)
+        return Sent("request" if id else "notification", id, wire.method[:128], raw)
     return Sent("answer" if answered else "unreadable", id, "", raw)
 
 
@@ -325,9 +334,19 @@ class Mcp(Opaque):
         turn.choices = [Choice(message=Message(role="server", parts=parts))] if parts else []
         return turn
 
+    def tool_texts(self, request: bytes) -> list[Place]:
+        """The descriptions of the tools that an answer to `tools/list` has; a request has none."""
+        return texts(request, lambda body: (_described(body), None)).places
+
     def over(self, response: bytes) -> bool:
         """Nobody knows: the bytes do not say what was asked."""
         return False
+
+
+def _described(answer: bytes) -> Iterator[Quoted]:
+    offers = _offered(answer).result
+    for at, tool in enumerate(offers.tools or () if offers is not None else ()):
+        yield from quoted_tool(tool, ("result", "tools", at))
 
 
 def _refused(response: bytes) -> bool:

@@ -82,6 +82,11 @@ def added(one: Resource, there: bool) -> Text:
     return Text(f"{clean(one.place)} {'was registered already' if there else 'is registered'}{slots}.")
 
 
+def registered(versions: Iterable[Resource]) -> Text:
+    """Versions that are there now, a line each."""
+    return Text("\n").join(Text(f"{clean(one.place)} is registered.") for one in versions)
+
+
 def _slots(template: Template) -> str:
     names = list(dict.fromkeys(template.slots))
     return f"the slots {', '.join(names)}" if names else "no slots"

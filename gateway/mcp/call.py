@@ -224,7 +224,8 @@ class McpCall(Call):
     def framing(self, connection: UpstreamConnection) -> Framing | None:
         """A stream that names a path for messages (HTTP with SSE) gets one of ours instead; so do metadata. Answers of
         a server are changed where a feature may want it."""
-        if connection.status < 300 and self._mcp.changes(self._server.name):
+        messages_come = self.request.method == "POST" or connection.events or connection.status >= 300
+        if connection.status < 400 and messages_come and self._mcp.changes(self._server.name):
             self._changer = Changer(self._all_interests, self._renamed if self.request.method == "GET" else None)
             if (made := changed(self._changer, connection, connection.chunked and not self.request.http10)) is not None:
                 return made
@@ -369,6 +370,8 @@ class McpCall(Call):
             super()._cut_off(status, reason)
 
     def _end(self, status: str, error: str | None) -> None:
+        if self._changer is not None and self._changer.noted:
+            self.record.attributes = {**self.record.attributes, **self._changer.noted}
         super()._end(status, error)
         if self.request.method == "GET" and self._session is not None and self._session_id.startswith(b"/"):
             # The stream was the session (HTTP with SSE).

@@ -13,7 +13,7 @@ from penstock.gateway.calls.capture.framing import LIMIT, Framing, Stream, Whole
 from penstock.gateway.dialects.mcp import Sent, error_of, messages
 from penstock.gateway.http.errors import Refusal, UpstreamFault
 from penstock.gateway.http.upstream_connection import UpstreamConnection
-from penstock.gateway.mcp.interests import Interests
+from penstock.gateway.mcp.interests import Interests, Noted
 
 _IDENTITY: Final = (None, b"identity")
 
@@ -24,6 +24,9 @@ def changed(changer: Changer, connection: UpstreamConnection, chunked: bool) -> 
     """
     if connection.status in (202, 204):
         return None
+    if connection.status >= 300:
+        message = "the server sends its clients elsewhere, and what they get there could not be read here"
+        raise UpstreamFault(502, "redirected", f"{message}: give the gateway the URL that answers")
     if connection.encoding not in _IDENTITY:
         named = (connection.encoding or b"").decode("latin-1")
         message = f"the server answered with content-encoding {named[:40]!r} although none was asked for"
@@ -49,6 +52,8 @@ class Changer:
         self._interests, self._named = interests, named
         self.refused: Refusal | None = None
         """Why an answer was refused, the last that was."""
+        self.noted: dict[str, str] = {}
+        """What is said of changes on the span."""
 
     def document(self, body: bytes) -> bytes:
         """An answer in one piece, the same object when it stays as it is."""
@@ -75,8 +80,13 @@ class Changer:
     def _changed(self, one: Sent) -> bytes:
         raw = one.raw
         if one.kind == "answer":
-            for change in next(filter(None, (kept.changes(one.id) for kept in self._interests())), ()):
-                raw = change(raw)
+            found = next(filter(None, (kept.changes(one.id) for kept in self._interests())), None)
+            for change in found or next(filter(None, (kept.unasked for kept in self._interests())), ()):
+                made = change(raw)
+                if isinstance(made, Noted):
+                    self.noted |= made.attributes
+                    made = made.answer
+                raw = made
         elif one.kind == "unreadable" and raw.strip() and any(self._interests()):
             raise UpstreamFault(
                 502, "unreadable", "the server sent a message that cannot be read, so it is not passed on"

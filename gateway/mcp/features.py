@@ -43,6 +43,10 @@ class Asking:
         """Changes the answer to a request. Only for a feature that `changes` answers of this server."""
         self.interests.of(id).changes.append(change)
 
+    def change_unasked(self, change: Change) -> None:
+        """Changes every other answer that passes in this exchange, whatever it answers."""
+        self.interests.unasked.append(change)
+
 
 class McpFeature(Protocol):
     """Something that is done with exchanges."""

@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
 Watch = Callable[[bytes], None]
 """Takes an answer, as the JSON that the server has sent. It is kept with its session: it holds no record."""
-Change = Callable[[bytes], bytes]
+
+
+class Noted(NamedTuple):
+    """A changed answer, and what is said of that on the span of the exchange that brought it."""
+
+    answer: bytes
+    attributes: dict[str, str]
+
+
+Change = Callable[[bytes], "bytes | Noted"]
 """What the client gets of an answer; raises `Refusal` where it gets an error in its place."""
 _KEPT: Final = 1000
 """Answers of one session that are watched or changed, the newest: a server may repeat them in a later stream."""
@@ -32,13 +41,16 @@ class Interest:
 class Interests:
     """What is done with answers, by the ids of their requests."""
 
-    __slots__ = ("_by_id",)
+    __slots__ = ("_by_id", "unasked")
 
     def __init__(self) -> None:
         self._by_id: OrderedDict[str, Interest] = OrderedDict()
+        self.unasked: list[Change] = []
+        """Changes of all other answers that pass in this exchange: to requests that nobody remembers, because the
+        gateway was started in between, or that nothing is done with."""
 
     def __bool__(self) -> bool:
-        return bool(self._by_id)
+        return bool(self._by_id or self.unasked)
 
     def of(self, id: bytes) -> Interest:
         """That of a request, which may be new."""

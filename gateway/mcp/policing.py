@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
-from penstock.gateway.dialects.mcp import header_text, tools_listed
+from penstock.gateway.dialects.mcp import header_text
 from penstock.gateway.http.errors import ClientFault, Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.mcp.features import Asking
@@ -24,7 +24,7 @@ from penstock.gateway.model.base import Mode
 from penstock.gateway.model.span import POLICY_VIOLATION
 from penstock.gateway.policy.conditions import text_of
 from penstock.gateway.policy.pointer import Unreadable
-from penstock.gateway.policy.policy import ALLOWED, Decision, Hints, Policy
+from penstock.gateway.policy.policy import ALLOWED, Decision, HintsOf, Policy
 from penstock.gateway.policy.questions import End, PolicyAnswer, Question, Questions
 from penstock.gateway.policy.reading import CALL, ToolCall, strict, tool_call, written
 from penstock.gateway.policy.redaction import redacted
@@ -43,7 +43,7 @@ _VERDICT, _PROBLEM, _DRY, _WHO, _REASON, _QUESTION = (
 )
 _CHARSET: Final = re.compile(rb"""charset\s*=\s*"?(?:utf-?8|us-ascii)"?\s*(?=;|,|$)""", re.IGNORECASE)
 _REMEMBERED: Final = 10_000
-"""Rollouts whose mode is remembered, and tools of one server whose hints are."""
+"""Rollouts whose mode is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,37 +79,16 @@ class Around(Protocol):
         ...
 
 
-class Listed:
-    """What servers have last said of their tools, since the gateway started."""
-
-    def __init__(self) -> None:
-        self._hints: dict[str, OrderedDict[str, Hints]] = {}
-
-    def hints(self, server: str, tool: str) -> Hints | None:
-        """The annotations of a tool; None while it was not listed."""
-        known = self._hints.get(server)
-        return None if known is None else known.get(tool)
-
-    def read(self, server: str, answer: bytes) -> None:
-        """An answer to `tools/list`."""
-        known = self._hints.setdefault(server, OrderedDict())
-        known.update(tools_listed(answer, stream=False))
-        while len(known) > _REMEMBERED:
-            known.popitem(last=False)
-
-
 class Policing:
     """Asks the rules about every exchange."""
 
-    def __init__(self, rules: list[PolicyRule], questions: Questions, around: Around) -> None:
-        self._listed = Listed()
-        self._policy = Policy(rules, self._listed.hints)
+    def __init__(self, rules: list[PolicyRule], hints_of: HintsOf, questions: Questions, around: Around) -> None:
+        self._policy = Policy(rules, hints_of)
         self._questions = questions
         self._around = around
         self._modes: OrderedDict[str, Mode] = OrderedDict()
         self._kernels = {rule.name: load(rule.name, rule.kernel) for rule in rules if rule.kernel is not None}
         self._by_mode = any(rule.mode for rule in rules)
-        self._by_hints = any(rule.annotations for rule in rules)
 
     def changes(self, server: str) -> bool:
         """Whether a rule may take something out of results of this server."""
@@ -118,9 +97,6 @@ class Policing:
     def plan(self, asking: Asking, send: Send) -> asyncio.Future[None] | None:
         """Decides about what is sent; raises `Refusal`."""
         server, mode = asking.server.name, self._mode(asking)
-        for one in asking.messages if self._by_hints else ():
-            if one.method == "tools/list" and one.id:
-                asking.watch(one.id, partial(self._listed.read, server))
         if not send.body or not self._policy.concerns(server, mode):
             return None
         if len(send.body) > LARGE:

@@ -10,7 +10,7 @@ take the pinned version, passes untouched and is a `Miss`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, TypeAlias
@@ -87,8 +87,25 @@ def find(body: bytes, dialect: Dialect, recogniser: Recogniser, explicit: str | 
         named = explicit if place.index == 0 else None
         _note(found, _explicit(place, recogniser, named) if named else _uses(place, recogniser))
     for place in dialect.tool_texts(body) if recogniser.tools else ():
-        if place.name in recogniser.tools:
-            _note(found, _fingerprint(place, recogniser.tell(place.literal, place.name)))
+        name = place.name if place.name in recogniser.tools else _unprefixed(place.name)
+        if name in recogniser.tools:
+            _note(found, _fingerprint(place, recogniser.tell(place.literal, name)))
+    return found
+
+
+def _unprefixed(name: str | None) -> str | None:
+    """A tool's name without what hosts put before it: `search` of `mcp__github__search`."""
+    return name and name.rpartition("__")[2]
+
+
+def find_tools(places: Iterable[Place], recogniser: Recogniser, called: Callable[[str, str], bool]) -> Findings:
+    """The resources among what a server says of its tools. `called`: whether the tool that a resource describes, as
+    agents send its name, is the one of this name."""
+    found = Findings()
+    for place in places:
+        tool = next((tool for tool in recogniser.tools if tool and place.name and called(tool, place.name)), None)
+        if tool is not None:
+            _note(found, _fingerprint(place, recogniser.tell(place.literal, tool)))
     return found
 
 

@@ -19,7 +19,7 @@ from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.canary.assignment import Asker, speaks_to, stable_version
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.release import Pin, Release
-from penstock.gateway.model.resource import Audience, Resource, Stable
+from penstock.gateway.model.resource import Audience, Resource, Stable, ToolText
 from penstock.gateway.model.template import Template
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.prompts.recognise import Known, Recogniser
@@ -68,7 +68,7 @@ class Catalog:
                     )
                     continue
                 self.templates.setdefault(name, {})[version.version] = content.template
-                if content.sent:
+                if content.sent or (isinstance(content, ToolText) and _sent(versions)):
                     known.append(Known.of(name, content))
         self.recogniser = Recogniser(known)
         found = list(releases)
@@ -268,6 +268,12 @@ class Pins:
         return Switched(
             made.body, None if weights is None else weights.upstream, versions, ",".join(arms) or None, texts
         )
+
+
+def _sent(versions: Iterable[Resource]) -> bool:
+    """Whether agents send a version of a tool text. Then they send each of them: whichever a server of tools was made
+    to list, perhaps for another rollout of the same process."""
+    return any(version.content.get("sent") for version in versions)
 
 
 def _asker(call: Admitted, found: Uses) -> Asker:

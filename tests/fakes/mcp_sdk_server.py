@@ -1,16 +1,21 @@
-"""A server of tools on the official SDK: `python mcp_sdk_server.py PORT [streamable-http|sse]`."""
+"""A server of tools on the official SDK: `python mcp_sdk_server.py PORT [streamable-http|sse]`.
+
+`SAYS` in the environment stands for what it says of itself and of the tool `add`.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Literal, cast
 
 from mcp.server.mcpserver import Context, MCPServer
 
-app = MCPServer("calculator", instructions="It adds.")
+SAYS = os.environ.get("SAYS")
+app = MCPServer("calculator", instructions=SAYS or "It adds.")
 
 
-@app.tool()
+@app.tool(description=SAYS)
 def add(a: int, b: int) -> int:
     """Adds two numbers."""
     return a + b

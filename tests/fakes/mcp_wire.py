@@ -9,23 +9,27 @@
     fails     a result that is an error
     refused   an error of JSON-RPC
 
+What it answers to any other request is in `results`, and how in `how`.
+
 It has sessions, as servers up to revision 2025-11-25 do, where `sessions` is set. `/sse` is the older HTTP with SSE.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import aiohttp
 from aiohttp import web
 
 Json = dict[str, Any]
+How = Literal["json", "gzip", "stream", "later"]
 Asked = tuple[str, str, dict[str, str], bytes]
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
@@ -51,6 +55,15 @@ class McpServer:
     let_go: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """A client has left a stream."""
+    results: dict[str, Callable[[Json], Json]] = field(default_factory=dict[str, Callable[[Json], Json]])
+    """By method: the result of a request."""
+    raw: bytes = b""
+    """Said in place of any result."""
+    elsewhere: str = ""
+    """Where clients are sent."""
+    how: How = "json"
+    """How results are brought: in a document, which may be packed although nobody asked for that, in a stream, or in a
+    later stream."""
 
     def tell(self, message: Json, number: int = 0) -> None:
         """Says something to all who listen, or will."""
@@ -72,9 +85,28 @@ class McpServer:
         if sent["method"] == "initialize" and self.sessions:
             headers["Mcp-Session-Id"] = made = uuid4().hex
             self.open[made] = asyncio.Queue()
-        if sent["method"] != "tools/call":
+        if sent["method"] == "tools/call":
+            return await self._call(request, sent)
+        if self.elsewhere:
+            return web.Response(status=307, headers={"Location": self.elsewhere})
+        if self.raw:
+            return web.Response(body=self.raw, content_type="application/json")
+        if sent["method"] not in self.results or self.how == "json":
             return web.json_response(answer(sent, self._plain(sent)), headers=headers)
-        return await self._call(request, sent)
+        return await self._answer(request, answer(sent, self._plain(sent)))
+
+    async def _answer(self, request: web.Request, told: Json) -> web.StreamResponse:
+        if self.how == "gzip":
+            packed = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+            return web.Response(body=gzip.compress(json.dumps(told).encode()), headers=packed)
+        stream = web.StreamResponse(headers=EVENTS)
+        await stream.prepare(request)
+        await stream.write(event({"jsonrpc": "2.0", "method": "notifications/message", "params": {}}, 1))
+        if self.how == "later":
+            self.tell(told, 2)
+        else:
+            await stream.write(event(told))
+        return stream
 
     def _refusal(self, request: web.Request, sent: Json) -> web.Response | None:
         if not self.sessions or sent.get("method") in ("initialize", "server/discover"):
@@ -82,6 +114,8 @@ class McpServer:
         return None if request.headers.get("Mcp-Session-Id") in self.open else web.Response(status=404)
 
     def _plain(self, sent: Json) -> Json:
+        if sent["method"] in self.results:
+            return self.results[sent["method"]](sent)
         if sent["method"] == "initialize":
             return {
                 "protocolVersion": "2025-11-25",

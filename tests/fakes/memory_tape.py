@@ -15,6 +15,7 @@ from aiohttp import web
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.routes import make_control
 from penstock.gateway.calls.auth import Auth
+from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Chunk, Exchange
@@ -33,6 +34,7 @@ NO_DESK = cast(Dispatcher, SimpleNamespace(reader=SimpleNamespace(queue=lambda: 
 NO_RELEASES = cast(Driver, SimpleNamespace(reader=SimpleNamespace(releases=list)))
 """No more, and there are none."""
 NO_RUNS = cast(RunService, None)
+NO_DEFINITIONS = cast(Definitions, None)
 SECRET = b"a secret of 16 bytes or more"
 
 
@@ -173,7 +175,9 @@ async def serving(
     """Serve a tape on a free port."""
     auth, metrics, state = Auth(admin_key, SECRET), Metrics(), Condition()
     runner = web.AppRunner(
-        make_control(Control(tape, NO_DESK, NO_RELEASES, NO_RUNS, tape, {}, auth, metrics, state, keep_alive_s)),
+        make_control(
+            Control(tape, NO_DESK, NO_RELEASES, NO_RUNS, tape, {}, auth, metrics, state, NO_DEFINITIONS, keep_alive_s)
+        ),
         shutdown_timeout=1.0,
     )
     await runner.setup()

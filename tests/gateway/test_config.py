@@ -150,6 +150,7 @@ WRONG = [
     ("policy", 'kernel = "module"'),
     ("policy", "wait = 0"),
     ("policy", "hard = 1"),
+    ("mcp.servers.NAME", 'on_change = "refuse"'),
     ("otlp", 'endpoint = "http://me:pw@x"'),
     ("otlp", "headers_env = 1"),
     ("otlp", 'capture_content = "yes"'),

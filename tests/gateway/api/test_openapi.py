@@ -11,9 +11,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from conftest import StartGateway
 from fakes.experiment import policy, prompt
+from fakes.mcp_wire import config, mcp_server
 from fakes.memory_tape import MemoryTape, call, serving
-from fakes.process import Gateway
+from fakes.process import Gateway, upstreams
+from fakes.provider import Provider
 from fakes.tape import Tape
 from jsonschema import Draft202012Validator
 
@@ -121,6 +124,14 @@ async def ready(client: Client, action: str) -> str:
 
 
 @pytest.fixture
+async def gateway(start_gateway: StartGateway, provider: Provider) -> AsyncGenerator[Gateway]:
+    """In front of the provider and of a server of tools."""
+    async with mcp_server(sessions=False) as server:
+        own = upstreams(openai=provider.openai_url, anthropic=provider.url)
+        yield await start_gateway(f"{own}\n{config(server)}")
+
+
+@pytest.fixture
 async def client(gateway: Gateway) -> AsyncGenerator[Client]:
     """Of the gateway."""
     async with Client(gateway.url) as made:
@@ -137,6 +148,11 @@ async def test_the_server_answers_as_described(
     await tape.spans("r1", 1)
     for text in ("zero", "one"):
         await client.add_version("known", prompt(f"Text {text}"))
+    lists = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    async with http.post(f"{gateway.url}/mcp/tools", json=lists) as response:
+        assert response.status == 200
+    while not (await client.server_definitions("tools")).versions:  # noqa: ASYNC110 - a few requests
+        await asyncio.sleep(0)
     bodies = BODIES | {"/api/feedback": {"response_id": answered, "value": 1}}
     for path, method, operation in OPERATIONS:
         # A rollout that came by its address can be judged; only one that was queued can be cancelled and requeued.
@@ -148,13 +164,14 @@ async def test_the_server_answers_as_described(
             "upstream": "fake-openai",
             "run": "grpo-7",
             "question": "none",
+            "server": "tools",
         }
         url = gateway.url + path.format(rid=rid, aid="a1", wid="w1", sequence=1, **names)
         query = {"follow": "false"} if path == "/api/changes" else {}
         sent = bodies.get(path, {}) if method == "post" else None
         async with http.request(method, url, json=sent, params=query) as response:
-            # Nothing waits for approval here, and no tool call for a person: that is refused, as it is described.
-            expected = {"/approve": 409, "/{question}": 404}.get(f"/{path.rpartition('/')[2]}", 200)
+            # No release waits for approval here, and no tool call for a person: that is refused, as it is described.
+            expected = 404 if path.endswith("/{question}") else 409 if path.endswith("{release}/approve") else 200
             assert response.status == expected, (path, await response.text())
             content = operation["responses"][str(expected)]["content"]
             assert response.content_type in content

@@ -71,8 +71,9 @@ def test_other_documents_stay(body: bytes) -> None:
     assert own().document(body) == body
 
 
+@pytest.mark.parametrize("on_change", ["warn", "hold"])
 async def test_a_client_finds_the_metadata_at_the_root_of_the_gateway(
-    start_gateway: StartGateway, http: aiohttp.ClientSession
+    start_gateway: StartGateway, http: aiohttp.ClientSession, on_change: str
 ) -> None:
     asked: list[str] = []
 
@@ -92,7 +93,8 @@ async def test_a_client_finds_the_metadata_at_the_root_of_the_gateway(
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         port = runner.addresses[0][1]
-        gateway = await start_gateway(f'[mcp.servers.s]\nurl = "http://127.0.0.1:{port}/mcp"\n')
+        table = f'[mcp.servers.s]\nurl = "http://127.0.0.1:{port}/mcp"\non_change = "{on_change}"\n'
+        gateway = await start_gateway(table)
         async with http.post(f"{gateway.url}/rollout/r1/mcp/s", json=call("echo")) as refused:
             assert refused.status == 401
             place = refused.headers["WWW-Authenticate"].split('"')[1]

@@ -1,0 +1,28 @@
+"""The part of the typed client that speaks of what servers of tools list."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from penstock.gateway.client.connection import Connection
+from penstock.gateway.model.definitions import ApproveRequest, ServerDefinitions, ServerList, ServerView
+
+
+class DefinitionClient(Connection):
+    """What can be asked about definitions and done to them."""
+
+    async def definitions(self) -> list[ServerView]:
+        """All servers of tools, by name, without texts."""
+        return (await self.get("/api/mcp/definitions", ServerList)).servers
+
+    async def server_definitions(self, name: str) -> ServerView:
+        """What one server lists, with the texts."""
+        return await self.get(_path(name), ServerView)
+
+    async def approve_definitions(self, name: str, asked: ApproveRequest) -> ServerDefinitions:
+        """Approves what a server lists."""
+        return await self.post(f"{_path(name)}/approve", ServerDefinitions, asked)
+
+
+def _path(name: str) -> str:
+    return f"/api/mcp/definitions/{quote(name, safe='')}"

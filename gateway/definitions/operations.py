@@ -1,0 +1,194 @@
+"""Versions of what servers say of themselves, as operations inside a write transaction.
+
+A server has one record with its versions, and one for each definition that a version still has, under its fingerprint:
+what does not change is kept once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from penstock.gateway.definitions.reading import Change, Item, changes, fingerprints, list_fingerprint
+from penstock.gateway.model.base import Mode, Origin
+from penstock.gateway.model.definitions import (
+    Approval,
+    ApproveRequest,
+    DefinitionVersion,
+    Kind,
+    ServerDefinitions,
+)
+from penstock.gateway.model.invisible import visible_name
+from penstock.gateway.store import keys
+from penstock.gateway.store.operation import Refused
+from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
+
+MOST_VERSIONS: Final = 50
+"""Versions of a server that are kept; those that are served or approved always are."""
+MOST_APPROVALS: Final = 1000
+CHANGED: Final = "mcp_definitions_changed"
+"""Name of the event on the rollout that saw a change first."""
+_NAMED: Final = 20
+"""Changes that an event names, and how many characters of a name."""
+_LONGEST: Final = 100
+
+
+class Whose(NamedTuple):
+    """The attempt in which something was listed."""
+
+    rollout: str
+    attempt: str
+    origin: Origin = "header"
+    mode: Mode = "online"
+
+
+class Sighting(NamedTuple):
+    """A whole list that passed."""
+
+    server: str
+    kind: Kind
+    items: Mapping[str, Item]
+    whose: Whose
+    accepted: bool
+    """Whether what is new is approved at once: changes are only warned of."""
+
+
+class Seen(NamedTuple):
+    """What became of it."""
+
+    known: ServerDefinitions
+    version: int | None
+    """The version that was listed; None for a first list without anything in it, which says nothing."""
+    changes: list[Change]
+    """What differs from the version before, where this one was never seen."""
+
+
+class DefinitionOperations:
+    """What can be done to definitions in one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._tape = transaction
+
+    def seen(self, sighting: Sighting, now: int) -> Seen:
+        """Keeps what a server has listed. The first version is approved: there is nothing to compare it with."""
+        known, kind = self._known(sighting.server), sighting.kind
+        found = fingerprints(sighting.items)
+        wanted = list_fingerprint(found)
+        version = next((one for one in known.of(kind) if one.fingerprint == wanted), None)
+        if version is None and not found and not known.of(kind):
+            return Seen(known, None, [])
+        different = list[Change]()
+        if version is None:
+            before = known.version(known.newest.get(kind))
+            different = [] if before is None else changes(before.items, found)
+            version = self._add(known, sighting, found, wanted, now)
+        version.last_seen_ns = max(now, version.last_seen_ns)
+        known.newest[kind] = version.version
+        if sighting.accepted or kind not in known.pinned:
+            known.pinned[kind] = version.version
+        self._shed(known)
+        self._write(known)
+        if different:
+            self._note(sighting, version, different, now)
+        return Seen(known, version.version, different)
+
+    def _add(
+        self, known: ServerDefinitions, sighting: Sighting, found: dict[str, str], wanted: str, now: int
+    ) -> DefinitionVersion:
+        known.given += 1
+        made = DefinitionVersion(
+            version=known.given,
+            kind=sighting.kind,
+            fingerprint=wanted,
+            first_seen_ns=now,
+            last_seen_ns=now,
+            rollout=sighting.whose.rollout,
+            items=found,
+        )
+        known.versions.append(made)
+        for item in sighting.items.values():
+            key = text_key(sighting.server, item.fingerprint)
+            if self._tape.get("definitions", key) is None:
+                self._tape.put("definitions", key, zlib.compress(self._tape.secrets.hide(item.text.encode())))
+        return made
+
+    def _shed(self, known: ServerDefinitions) -> None:
+        """Forgets the oldest of very many versions, with the definitions that only they had."""
+        needed = {*known.pinned.values(), *known.newest.values()}
+        spare = [one for one in known.versions if one.version not in needed]
+        gone = spare[: max(0, len(known.versions) - MOST_VERSIONS)]
+        if not gone:
+            return
+        known.versions = [one for one in known.versions if one not in gone]
+        kept = {name for one in known.versions for name in one.items.values()}
+        for one in {name for old in gone for name in old.items.values()} - kept:
+            self._tape.delete("definitions", text_key(known.server, one))
+
+    def _note(self, sighting: Sighting, version: DefinitionVersion, different: list[Change], now: int) -> None:
+        """An event on the rollout that saw it."""
+        entry = Entry(*sighting.whose, kind="event", name=CHANGED, method="", status="ok")
+        entry.start_ns = entry.end_ns = now
+        entry.attributes = {
+            "penstock.mcp.server": sighting.server,
+            "penstock.mcp.list": sighting.kind,
+            "penstock.mcp.version": version.version,
+            "penstock.mcp.changes": described(different),
+        }
+        self._tape.record(entry, 0)
+
+    def approve(self, server: str, asked: ApproveRequest, now: int) -> ServerDefinitions:
+        """Approves a version, or the newest of every list. Raises `Refused`."""
+        known = self._known(server)
+        if not known.versions:
+            message = f"server {server!r} has not listed anything yet: there is nothing to approve"
+            raise Refused("not_found", message, "server", server)
+        numbers = [asked.version] if asked.version is not None else list(known.newest.values())
+        for number in numbers:
+            version = known.version(number)
+            if version is None:
+                has = ", ".join(str(one.version) for one in known.versions[-20:])
+                raise Refused("not_found", f"server {server!r} has no version {number}; it has {has}", "version")
+            before = known.pinned.get(version.kind)
+            if before == number:
+                continue
+            known.pinned[version.kind] = version.version
+            known.approvals.append(
+                Approval(
+                    at_ns=now,
+                    person=asked.person,
+                    kind=version.kind,
+                    version=version.version,
+                    before=before,
+                    note=asked.note,
+                )
+            )
+        known.approvals = known.approvals[-MOST_APPROVALS:]
+        self._write(known)
+        return known
+
+    def _known(self, server: str) -> ServerDefinitions:
+        stored = self._tape.get("definitions", server_key(server))
+        return ServerDefinitions(server=server) if stored is None else ServerDefinitions.model_validate_json(stored)
+
+    def _write(self, known: ServerDefinitions) -> None:
+        self._tape.put("definitions", server_key(known.server), known.model_dump_json().encode())
+
+
+def described(different: list[Change]) -> str:
+    """Changes in a sentence: `changed search, new delete_all`."""
+    said = ", ".join(
+        " ".join(filter(None, (one.what, visible_name(one.name[:_LONGEST])))) for one in different[:_NAMED]
+    )
+    return said + (f" and {len(different) - _NAMED} more" if len(different) > _NAMED else "")
+
+
+def server_key(server: str) -> bytes:
+    """Where a server's versions are."""
+    return keys.rollout_key(server)
+
+
+def text_key(server: str, fingerprint: str) -> bytes:
+    """Where a definition is."""
+    return keys.rollout_key(server) + bytes.fromhex(fingerprint)
