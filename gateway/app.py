@@ -259,6 +259,7 @@ class Gateway:
         self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
         now = monotonic()
         self.proxy.sweep(now)
+        self.servers.measure(self.metrics)
         self._ticks += 1
         if self._ticks % _LOOK_EVERY == 0:
             self.servers.expire(now)

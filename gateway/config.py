@@ -122,6 +122,12 @@ class McpServer(Section):
     """Seconds until an answer must begin."""
     total_timeout: float = Field(default=3600.0, gt=0)
     """Seconds until an answer must be whole. Streams that only listen have no such bound."""
+    max_concurrent: int | None = Field(default=None, gt=0)
+    """Requests that the server is given at a time; others wait in their order, at most `first_byte_timeout` seconds."""
+    breaker_failures: int | None = Field(default=None, gt=0)
+    """Requests in a row that must fail on their way, so that the server is left alone for a while."""
+    breaker_seconds: float = Field(default=30.0, gt=0)
+    """Seconds for which it is left alone, until one request tries it."""
 
     @field_validator("url")
     @classmethod

@@ -74,7 +74,7 @@ async def get_stats(request: web.Request) -> web.Response:
     """Sums over the newest spans, by model and by status, and the figures of the tape. `counted_spans` says how many
     spans the sums are over and `complete` whether these are all."""
     control, asked = request.app[CONTROL], query_of(request, StatsQuery)
-    return answer(await stats.gather(control.tape, asked.spans, control.state.gaps))
+    return answer(await stats.gather(control.tape, asked.spans, control.state.gaps, control.metrics))
 
 
 async def make_token(control: Control, ids: Ids, asked: TokenRequest) -> Token:

@@ -9,11 +9,13 @@ import asyncio
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Final, Literal
 
 from penstock.gateway.api.pages import SLICE, Tape
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
-from penstock.gateway.model.answers import ModelStats, RewardStats, Stats
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.answers import ModelStats, RewardStats, ServerState, Stats
 from penstock.gateway.model.base import CALLS, Kind
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Reward, RewardSource, Totals
@@ -82,7 +84,11 @@ def _latencies(durations: list[int]) -> dict[str, int]:
     return {name: ordered[-(-len(ordered) * q // 100) - 1] for name, q in (("median_ns", 50), ("p95_ns", 95))}
 
 
-async def gather(tape: Tape, most: int, gaps: int) -> Stats:
+BREAKER: Final[tuple[Literal["closed", "probing", "open"], ...]] = ("closed", "probing", "open")
+"""What the numbers of the metric `penstock_mcp_breaker` stand for."""
+
+
+async def gather(tape: Tape, most: int, gaps: int, metrics: Metrics) -> Stats:
     """Figures over the `most` newest spans."""
     tally, before, complete = Tally(), None, False
     while not complete and tally.spans < most:
@@ -100,6 +106,10 @@ async def gather(tape: Tape, most: int, gaps: int) -> Stats:
         tape=tape.figures(),
         cursor=tape.cursor(),
         gaps=gaps,
+        servers={
+            name: ServerState(waiting=waiting, breaker=BREAKER[metrics.mcp_breaker[(name,)]])
+            for (name,), waiting in metrics.mcp_waiting.items()
+        },
     )
 
 

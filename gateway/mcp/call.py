@@ -30,13 +30,13 @@ from penstock.gateway.http.errors import ClientFault, Refusal
 from penstock.gateway.http.request import LOOPBACK, Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.mcp.endpoint import EndpointFraming
+from penstock.gateway.mcp.limited_call import LimitedCall
 from penstock.gateway.mcp.oauth import Document, Own, changeable
 from penstock.gateway.mcp.recorded import Message, Unanswered, listed
-from penstock.gateway.mcp.servers import WELL_KNOWN, ServerPool, Servers
+from penstock.gateway.mcp.servers import WELL_KNOWN, Servers
 from penstock.gateway.mcp.sessions import Session, Sessions
 from penstock.gateway.model import trace
 from penstock.gateway.model.known_secrets import fingerprint
-from penstock.gateway.proxy.call import Call
 from penstock.gateway.proxy.parts import Send
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
@@ -52,11 +52,11 @@ _WITHOUT_METHOD: Final = {"GET": "listen", "DELETE": "end session", "POST": "ans
 _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 
 
-class McpCall(Call):
+class McpCall(LimitedCall):
     """One exchange with a server."""
 
-    __slots__ = ("_events", "_listens", "_messages", "_resumable", "_server", "_servers", "_session", "_session_id",
-                 "_sessions", "_unpack", "_waiting")  # fmt: skip
+    __slots__ = ("_events", "_listens", "_messages", "_resumable", "_servers", "_session", "_session_id", "_sessions",
+                 "_unpack", "_waiting")  # fmt: skip
 
     def __init__(
         self,
@@ -69,7 +69,6 @@ class McpCall(Call):
     ) -> None:
         super().__init__(shared, client, request, admitted)
         self._servers, self._sessions = servers, sessions
-        self._server: ServerPool
         self._messages: list[Sent] = []
         """What the client sends."""
         self._waiting: list[bytes] = []
@@ -140,6 +139,9 @@ class McpCall(Call):
         record.attributes = listed(about.attributes, session, about.protocol or protocol)
         if about.traceparent is not None:
             record.trace = trace.parse(about.traceparent)
+
+    def _counts(self) -> bool:
+        return bool(self._waiting) and not self._listens
 
     # What comes back ------------------------------------------------------------------------------------------------
 
@@ -322,7 +324,7 @@ class McpCall(Call):
         begun = self.state is State.STREAMING
         setting = "total_timeout" if begun else "first_byte_timeout"
         limit: float = getattr(self._server.server, setting)
-        if now - self.request.started <= limit:
+        if now - self._since <= limit:
             return None
         what = "ended" if begun else "begun"
         return f"has not {what} its answer within {limit:g} s (mcp.servers.{self._server.name}.{setting})"

@@ -8,6 +8,8 @@
     hang      nothing at all, until it is let go
     fails     a result that is an error
     refused   an error of JSON-RPC
+    busy      HTTP 503
+    breaks    closes the connection without a word
 
 It has sessions, as servers up to revision 2025-11-25 do, where `sessions` is set. `/sse` is the older HTTP with SSE.
 """
@@ -97,6 +99,10 @@ class McpServer:
             return web.json_response({"jsonrpc": "2.0", "id": sent["id"], "error": error})
         if name in ("echo", "fails"):
             return web.json_response(answer(sent, said(sent["params"].get("arguments"), name == "fails")))
+        if name == "busy":
+            return web.Response(status=503)
+        if name == "breaks" and request.transport is not None:
+            request.transport.abort()
         if name == "hang":
             await self.let_go.wait()
             return web.json_response(answer(sent, said("let go")))
