@@ -34,6 +34,7 @@ from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, ConfigError, admin_key, load
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
+from penstock.gateway.mcp.features import Mcp
 from penstock.gateway.mcp.servers import Servers
 from penstock.gateway.mcp.sessions import Sessions
 from penstock.gateway.metrics import Metrics
@@ -131,8 +132,7 @@ class Gateway:
         key = admin_key()
         self.pools = {upstream.name: Pool(upstream, key) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
-        self.servers = Servers(config, key)
-        self.sessions = Sessions()
+        self.mcp = Mcp(Servers(config, key), Sessions())
         self.store = open_store(config.data, secrets=self._redactor.own)
         self.feed = Feed(self.store.cursor())
         self.auth = Auth(key, self.store.secret())
@@ -233,7 +233,7 @@ class Gateway:
             features=features(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
             epoch_ns=self._epoch_ns,
         )
-        self._port = port = Dispatch(self.proxy, plane, self.servers, self.sessions)
+        self._port = port = Dispatch(self.proxy, plane, self.mcp)
         self.recorder.start()
         await self.dispatcher.start()
         await self.releases.start()
@@ -259,11 +259,11 @@ class Gateway:
         self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
         now = monotonic()
         self.proxy.sweep(now)
-        self.servers.measure(self.metrics)
+        self.mcp.servers.measure(self.metrics)
         self._ticks += 1
         if self._ticks % _LOOK_EVERY == 0:
-            self.servers.expire(now)
-            self.sessions.sweep(now)
+            self.mcp.servers.expire(now)
+            self.mcp.sessions.sweep(now)
         # Idle clients are many and in no hurry.
         for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
             if client.overdue(now, self.config.limits.client_timeout):
@@ -281,7 +281,7 @@ class Gateway:
         await self._wait_for_calls(hurry or asyncio.Event())
         for call in list(self.proxy.running):
             call.give_up()
-        self.sessions.close()
+        self.mcp.sessions.close()
         if self._exporter is not None:
             await self.recorder.flush()
             await self._exporter.stop()
@@ -297,7 +297,7 @@ class Gateway:
         await self._runner.cleanup()
         if self._session is not None:
             await self._session.close()
-        for pool in (*self.pools.values(), *self.servers.pools.values()):
+        for pool in (*self.pools.values(), *self.mcp.servers.pools.values()):
             pool.close()
         self.store.close()
 

@@ -1,4 +1,4 @@
-"""A call that keeps to the limits of its server: it waits for its place, and is refused while the breaker is open.
+"""A call that keeps to the limits of its server: a place for which it waits, time, and a breaker.
 
 What it tells the limits is how it ends; everything else about a call of a server is in `call`.
 """
@@ -24,11 +24,13 @@ from penstock.gateway.upstreams.pool import Pool
 class LimitedCall(Call):
     """One exchange with a server that has limits."""
 
-    __slots__ = ("_server", "_since", "_visit")
+    __slots__ = ("_listens", "_server", "_since", "_visit")
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(shared, client, request, admitted)
         self._server: ServerPool
+        self._listens = False
+        """Whether its answer is a stream that lives on."""
         self._visit: Visit | None = None
         """Its way through the limits; None before it has come to them."""
         self._since = request.started
@@ -70,6 +72,17 @@ class LimitedCall(Call):
         if waits and now - self._since > self._server.server.first_byte_timeout:
             self.cancel_upstream()
             self._fail(self._server.limits.overdue())
+
+    def _late(self, now: float) -> str | None:
+        if self._listens:
+            return None
+        begun = self.state is State.STREAMING
+        setting = "total_timeout" if begun else "first_byte_timeout"
+        limit: float = getattr(self._server.server, setting)
+        if now - self._since <= limit:
+            return None
+        what = "ended" if begun else "begun"
+        return f"has not {what} its answer within {limit:g} s (mcp.servers.{self._server.name}.{setting})"
 
     def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """The server has begun to answer."""

@@ -43,7 +43,7 @@ class Rig:
 
     @property
     def limits(self) -> Limits:
-        return self.made.gateway.servers.pools["tools"].limits
+        return self.made.gateway.mcp.servers.pools["tools"].limits
 
     async def until(self, holds: Callable[[], bool]) -> None:
         await _until(holds)
