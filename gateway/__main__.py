@@ -109,6 +109,10 @@ GROUPS: Final[dict[str, Group]] = {
                 "penstock.gateway.cli.mcp:serve",
                 "Give a coding agent tools to improve your agents: an MCP server on stdin and stdout.",
             ),
+            "replay": Command(
+                "penstock.gateway.cli.mcp:replay",
+                "Play the recorded servers of a rollout as one MCP server on stdin and stdout.",
+            ),
         },
         usual="serve",
     ),

@@ -173,7 +173,10 @@ ROUTES: tuple[Route, ...] = (
         "GET", f"{_SPAN}/response", "response_body", "Response body, exact bytes",
         OCTETS, reading.get_response_body, query=reading.BodyQuery,
     ),
-    Route("GET", "/api/rollouts/{rid}/exchanges", "exchanges", "Bytes of all its calls", OCTETS, reading.get_exchanges),
+    Route(
+        "GET", "/api/rollouts/{rid}/exchanges", "exchanges", "Bytes of all its calls",
+        OCTETS, reading.get_exchanges, query=reading.ExchangesQuery,
+    ),
     Route(
         "GET", "/api/spans", "recent_spans", "Spans of all rollouts",
         SpanPage, reading.get_recent_spans, query=reading.PageQuery,

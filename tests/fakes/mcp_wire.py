@@ -10,6 +10,7 @@
     refused   an error of JSON-RPC
     busy      HTTP 503
     breaks    closes the connection without a word
+    rounds    asks for input first (revision 2026-07-28), and says then what it was given
 
 It has sessions, as servers up to revision 2025-11-25 do, where `sessions` is set. `/sse` is the older HTTP with SSE.
 """
@@ -99,6 +100,8 @@ class McpServer:
             return web.json_response({"jsonrpc": "2.0", "id": sent["id"], "error": error})
         if name in ("echo", "fails"):
             return web.json_response(answer(sent, said(sent["params"].get("arguments"), name == "fails")))
+        if name == "rounds":
+            return web.json_response(answer(sent, _round(sent["params"])))
         if name == "busy":
             return web.Response(status=503)
         if name == "breaks" and request.transport is not None:
@@ -178,6 +181,14 @@ class McpServer:
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.asked.append((request.method, request.path_qs, headers, body))
         return body
+
+
+def _round(params: Json) -> Json:
+    """The next round of a request in several."""
+    if "requestState" in params:
+        return {**said(params["inputResponses"]), "resultType": "complete"}
+    asking = {"method": "elicitation/create", "params": {"message": "Which?"}}
+    return {"resultType": "input_required", "requestState": "state-1", "inputRequests": {"q": asking}}
 
 
 def event(message: Json, number: int = 0) -> bytes:
