@@ -88,6 +88,22 @@ def test_what_began_before_it_opened_is_old_news(what: str) -> None:
     assert breaker.position is Position.PROBING
 
 
+def test_an_old_success_is_no_news_for_a_new_period() -> None:
+    breaker = Breaker(2, SECONDS)
+    old, first, second = (breaker.enter(0) for _ in range(3))
+    assert old is not None
+    for period in (first, second):
+        assert period is not None
+        breaker.failed(period, 0, "timeout")
+    probe = breaker.enter(SECONDS)
+    assert probe is not None
+    now = breaker.answered(probe)
+    breaker.failed(now, 11, "timeout")
+    breaker.succeeded(old)
+    breaker.failed(now, 12, "timeout")
+    assert breaker.position is Position.OPEN
+
+
 class Life(RuleBasedStateMachine):
     """Calls that come, are answered, fail and leave in any order, beside a model that counts for itself."""
 

@@ -15,6 +15,8 @@ import pytest
 from fakes.mcp_wire import Client, McpServer, answer, call, mcp_server
 from fakes.process import PATIENCE
 from fakes.rig import Inside, inside
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.gateway.config import McpServer as Configured
 from penstock.gateway.http.errors import UpstreamFault
@@ -62,10 +64,12 @@ class Rig:
 
 
 @asynccontextmanager
-async def limited(home: Path, http: aiohttp.ClientSession, **settings: Any) -> AsyncGenerator[Rig]:
+async def limited(
+    home: Path, http: aiohttp.ClientSession, record: str = "batched", **settings: Any
+) -> AsyncGenerator[Rig]:
     async with mcp_server(sessions=False) as server:
         mcp = {"servers": {"tools": {"url": server.url, **settings}}}
-        async with inside(home, http, mcp=mcp) as made:
+        async with inside(home, http, mcp=mcp, tape={"record": record}) as made:
             yield Rig(made, server, http)
 
 
@@ -155,6 +159,17 @@ async def test_a_gateway_that_stops_leaves_nobody_waiting(http: aiohttp.ClientSe
         assert all(isinstance(one, Exception) for one in await asyncio.gather(*calls, return_exceptions=True))
 
 
+async def test_a_strict_gateway_keeps_the_limits(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async with limited(tmp_path, http, "strict", max_concurrent=1, breaker_failures=1) as rig:
+        first, *rest = rig.begin("hang", "echo", "echo")
+        await rig.until(lambda: rig.limits.waiting == 2)
+        rig.server.let_go.set()
+        assert {(await one)[0] for one in (first, *rest)} == {200}
+        assert [(await rig.say(tool))[0] for tool in ("busy", "echo")] == [503, 503]
+        spans = await rig.made.tape.spans("inside", 5)
+        assert sorted(span.error or "" for span in spans) == ["", "", "", "breaker", "http_503"]
+
+
 # The breaker ---------------------------------------------------------------------------------------------------------
 
 
@@ -162,7 +177,7 @@ async def test_a_gateway_that_stops_leaves_nobody_waiting(http: aiohttp.ClientSe
 async def test_it_opens_and_one_probe_closes_it(
     http: aiohttp.ClientSession, tmp_path: Path, tool: str, why: str
 ) -> None:
-    settings = {"breaker_failures": 2, "breaker_seconds": 60, "first_byte_timeout": 0.2}
+    settings: dict[str, Any] = {"breaker_failures": 2, "breaker_seconds": 60, "first_byte_timeout": 0.2}
     async with limited(tmp_path, http, **settings) as rig:
         for _ in range(2):
             assert (await rig.say(tool))[0] >= 500
@@ -243,10 +258,50 @@ class Waiting:
 
     def __init__(self, visit: Visit, then: Callable[[Visit], None]) -> None:
         self.visit, self.then = visit, then
+        self.on_turn: Callable[[Waiting], None] = lambda one: None
 
     def on_open(self) -> None:
+        self.on_turn(self)
         self.visit.enter()
         self.then(self.visit)
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.sampled_from(["come", "end", "leave", "turn"]), st.integers(0, 9)), max_size=60),
+)
+def test_places_are_never_too_many_and_go_in_order(most: int, steps: list[tuple[str, int]]) -> None:
+    async def live() -> None:
+        limits = Limits("s", Configured(url="http://x", max_concurrent=most))
+        inside, row, gone = list[Visit](), list[Waiting](), list[Waiting]()
+        for step, number in steps:
+            if step == "come":
+                visit = Visit(limits, True)
+                if visit.must_wait():
+                    one = Waiting(visit, lambda visit: inside.append(visit))
+                    one.on_turn = gone.append
+                    row.append(one)
+                    limits.wait(one)
+                else:
+                    assert limits.waiting == 0, "nobody overtakes"
+                    visit.enter()
+                    inside.append(visit)
+            elif step == "end" and inside:
+                inside.pop(number % len(inside)).ended("ok", None)
+            elif step == "leave" and (waiting := [one for one in row if one not in gone]):
+                limits.leave(waiting[number % len(waiting)])
+                row.remove(waiting[number % len(waiting)])
+            elif step == "turn":
+                await asyncio.sleep(0)
+            assert limits.running == len(inside) <= most
+            assert gone == row[: len(gone)]
+        for _ in range(len(row) + 1):
+            while inside:
+                inside.pop().ended("ok", None)
+            await asyncio.sleep(0)
+        assert (gone, limits.running, limits.waiting) == (row, 0, 0)
+
+    asyncio.run(live())
 
 
 async def test_a_call_that_fails_when_its_turn_comes_does_not_keep_others(caplog: pytest.LogCaptureFixture) -> None:
