@@ -15,7 +15,7 @@ import pytest
 from fakes.mcp_wire import Client, McpServer, answer, call, mcp_server
 from fakes.process import PATIENCE
 from fakes.rig import Inside, inside
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.gateway.config import McpServer as Configured
@@ -266,6 +266,7 @@ class Waiting:
         self.then(self.visit)
 
 
+@example(1, [("come", 0), ("come", 0), ("end", 0), ("come", 0)])
 @given(
     st.integers(1, 4),
     st.lists(st.tuples(st.sampled_from(["come", "end", "leave", "turn"]), st.integers(0, 9)), max_size=60),

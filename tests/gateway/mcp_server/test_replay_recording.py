@@ -35,9 +35,9 @@ class Spans(list[Exchanged]):
         self.append(Exchanged(span, request, response))
         return span
 
-    def told(self, request: bytes, at: float, answer: bytes = b"", **fields: Any) -> None:
+    def told(self, request: bytes, at: float, answer: bytes = b"", session: str | None = None, **fields: Any) -> None:
         """What the server said, in a stream of its own."""
-        attributes = {"penstock.mcp.sender": "server"}
+        attributes = {"penstock.mcp.sender": "server", "mcp.session.id": session}
         self.add(request, answer, start_ns=int(at * SECOND), attributes=attributes, **fields)
 
 
@@ -72,13 +72,16 @@ def test_what_stands_in_a_stream_stands_in_its_call() -> None:
 def test_what_stands_in_another_stream_belongs_to_the_call_under_way() -> None:
     spans = Spans()
     listening = spans.add(b"", b"", method="GET", end_ns=None, stream=True)
-    first = spans.add(call(1, _meta={"progressToken": "p"}), raw(id=1, result={}), end_ns=9 * SECOND)
+    first = spans.add(call(1, _meta={"progressToken": "p"}), raw(id=1, result={}), end_ns=9 * SECOND,
+                      attributes={"mcp.session.id": "mine"})  # fmt: skip
     spans.add(call(2), raw(id=2, result={}), attributes={"mcp.session.id": "other"})
     progress = raw(method="notifications/progress", params={"progressToken": "p", "progress": 1})
     spans.told(progress, 3.2, parent_id=listening.span_id)
     spans.told(raw(method="early"), 1.1, parent_id=listening.span_id)
     spans.told(raw(id=7, method="roots/list"), 8.5, parent_id=listening.span_id)
-    assert [methods(one) for one in read(spans)] == [["notifications/progress", "roots/list"], []]
+    for session in ("mine", "other", "a third"):
+        spans.told(raw(method=session), 3.5, session=session)
+    assert [methods(one) for one in read(spans)] == [["notifications/progress", "mine", "roots/list"], ["other"]]
     assert first.end_ns == 9 * SECOND
 
 
