@@ -79,9 +79,14 @@ def test_what_stands_in_another_stream_belongs_to_the_call_under_way() -> None:
     spans.told(progress, 3.2, parent_id=listening.span_id)
     spans.told(raw(method="early"), 1.1, parent_id=listening.span_id)
     spans.told(raw(id=7, method="roots/list"), 8.5, parent_id=listening.span_id)
+    # A wrapper knows the call itself.
+    spans.told(raw(method="within"), 8.7, parent_id=first.span_id)
     for session in ("mine", "other", "a third"):
         spans.told(raw(method=session), 3.5, session=session)
-    assert [methods(one) for one in read(spans)] == [["notifications/progress", "mine", "roots/list"], ["other"]]
+    assert [methods(one) for one in read(spans)] == [
+        ["notifications/progress", "mine", "roots/list", "within"],
+        ["other"],
+    ]
     assert first.end_ns == 9 * SECOND
 
 
