@@ -123,6 +123,10 @@ GROUPS: Final[dict[str, Group]] = {
                 "penstock.gateway.cli.definitions:adopt",
                 "Register what a server has said of a tool as versions of a resource, which releases can change.",
             ),
+            "replay": Command(
+                "penstock.gateway.cli.mcp:replay",
+                "Play the recorded servers of a rollout as one MCP server on stdin and stdout.",
+            ),
         },
         usual="serve",
     ),

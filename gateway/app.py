@@ -48,8 +48,7 @@ from penstock.gateway.policy.questions import Questions
 from penstock.gateway.proxy.exact.session_store import Exact
 from penstock.gateway.proxy.features import features
 from penstock.gateway.proxy.shared import Shared
-from penstock.gateway.proxy.translation import litellm
-from penstock.gateway.proxy.translation.translator import Translator
+from penstock.gateway.proxy.translation.translator import make_translator
 from penstock.gateway.queue.attempts import woken
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.queue.waiting import Waiting
@@ -132,7 +131,7 @@ class Gateway:
         """Opens the tape; raises `TapeError` or `ConfigError` when it cannot start."""
         config.refuse_open_door()
         self.config = config
-        self._translator = _make_translator(config)
+        self._translator = make_translator(config)
         self.metrics = Metrics()
         key = admin_key()
         self.pools = {upstream.name: Pool(upstream, key) for upstream in config.upstreams()}
@@ -272,6 +271,7 @@ class Gateway:
         now = monotonic()
         self.proxy.sweep(now)
         self.questions.sweep(self._now_ns())
+        self.mcp.servers.measure(self.metrics)
         self._ticks += 1
         if self._ticks % _LOOK_EVERY == 0:
             self.mcp.servers.expire(now)
@@ -321,22 +321,6 @@ class Gateway:
         await asyncio.wait(waiting, timeout=self.config.limits.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
         for one in waiting:
             one.cancel()
-
-
-def _make_translator(config: Config) -> Translator | None:
-    """The translator, if a route needs one; raises `ConfigError` when a route asks for it by name and it is not
-    installed.
-    """
-    routes = [route for route in config.route if route.translates]
-    problem = litellm.missing() if routes else None
-    if not routes:
-        return None
-    if problem is None or any(route.translate for route in routes):
-        translator = Translator(litellm.load())
-        translator.warm()
-        return translator
-    _log.warning("calls of messages and responses to trained models will be refused: %s", problem)
-    return None
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> str:

@@ -127,6 +127,12 @@ class McpServer(Section):
     on_change: OnChange = "warn"
     """What happens when its tools, prompts, resources or instructions are not as approved: `warn` serves them, `hold`
     serves what was approved, `deny` refuses them."""
+    max_concurrent: int | None = Field(default=None, gt=0)
+    """Requests that the server is given at a time; others wait in their order, at most `first_byte_timeout` seconds."""
+    breaker_failures: int | None = Field(default=None, gt=0)
+    """Requests in a row that must fail on their way, so that the server is left alone for a while."""
+    breaker_seconds: float = Field(default=30.0, gt=0)
+    """Seconds for which it is left alone, until one request tries it."""
 
     @field_validator("url")
     @classmethod

@@ -65,6 +65,15 @@ METRICS: dict[str, Figure] = {
     "penstock_attempts_total": Figure("counter", "Attempts that have ended.", ("status",)),
     "penstock_rewards_total": Figure("counter", "Rewards that were kept.", ("source",)),
     "penstock_upstream_waiting": Figure("gauge", "Calls that wait for an upstream that is paused.", ("upstream",)),
+    "penstock_mcp_waiting": Figure(
+        "gauge", "Requests that wait for a place at a server of tools (max_concurrent).", ("server",)
+    ),
+    "penstock_mcp_breaker": Figure(
+        "gauge", "The breaker of a server of tools: 0 closed, 1 a probe is under way, 2 open.", ("server",)
+    ),
+    "penstock_mcp_refused_total": Figure(
+        "counter", "Requests that a server of tools was not given, by why (busy, breaker).", ("server", "why")
+    ),
     "penstock_releases": Figure("gauge", "Releases that are live, by stage.", ("stage",)),
     "penstock_prompt_rewrites_total": Figure("counter", "Prompts whose pinned version was sent.", ("way",)),
     "penstock_prompt_misses_total": Figure("counter", "System texts that passed untouched, by why.", ("why",)),
@@ -121,7 +130,10 @@ class Metrics:
         "exact_calls",
         "first_byte_seconds",
         "inflight_calls",
+        "mcp_breaker",
         "mcp_definitions",
+        "mcp_refused",
+        "mcp_waiting",
         "otlp_dropped",
         "otlp_exported",
         "otlp_lag_changes",
@@ -169,6 +181,9 @@ class Metrics:
         self.mcp_definitions: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
         self.upstream_waiting: dict[tuple[str, ...], int] = {}
+        self.mcp_waiting: dict[tuple[str, ...], int] = {}
+        self.mcp_breaker: dict[tuple[str, ...], int] = {}
+        self.mcp_refused: dict[tuple[str, ...], int] = {}
         self.releases: dict[tuple[str, ...], int] = {}
         self.prompt_rewrites: Counter[tuple[str, ...]] = Counter()
         self.prompt_misses: Counter[tuple[str, ...]] = Counter()

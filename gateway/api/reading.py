@@ -36,7 +36,7 @@ from penstock.gateway.calls.turns import plain_bodies, read_exchange
 from penstock.gateway.client.exchanges import Recorded, pack
 from penstock.gateway.diagnosis.diagnosis import diagnose
 from penstock.gateway.model.answers import AttemptList, Diagnosis, ExchangeView, RolloutPage, SpanDetail, SpanPage
-from penstock.gateway.model.base import Noun
+from penstock.gateway.model.base import Kind, Noun
 from penstock.gateway.model.exchange import Exchange, Side
 from penstock.gateway.model.queue import WorkerList
 from penstock.gateway.model.rollout import Rollout, Worker
@@ -163,10 +163,21 @@ async def get_response_body(request: web.Request) -> web.Response:
     return _bytes(request, "response", _said(request).response_body)
 
 
+class ExchangesQuery(Noun):
+    """Parameters of the bytes of calls."""
+
+    of: Literal["models", "tools"] = "models"
+    """Whose calls: of models, or all exchanges with servers of tools."""
+
+
+_KINDS: Final[dict[str, tuple[Kind, ...]]] = {"models": ("llm",), "tools": ("tool", "mcp")}
+
+
 async def get_exchanges(request: web.Request) -> web.StreamResponse:
     """The bytes of all calls of a rollout that are kept, content encodings removed, in their order. Of each call a
     length (4 bytes, big endian) and a MessagePack array of attempt, sequence, request body and response body."""
-    records = _records(request.app[CONTROL].tape, _rollout(request).id)
+    asked = query_of(request, ExchangesQuery)
+    records = _records(request.app[CONTROL].tape, _rollout(request).id, _KINDS[asked.of])
     response = web.StreamResponse(headers={"Content-Type": OCTETS})
     await response.prepare(request)
     while block := await asyncio.to_thread(_block, records):
@@ -174,8 +185,8 @@ async def get_exchanges(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _records(tape: Tape, rollout: str) -> Iterator[bytes]:
-    calls = (span for span in tape.spans(rollout) if span.kind == "llm")
+def _records(tape: Tape, rollout: str, kinds: tuple[Kind, ...]) -> Iterator[bytes]:
+    calls = (span for span in tape.spans(rollout) if span.kind in kinds)
     for span, exchange in tape.exchanges(calls):
         if exchange is not None:
             yield pack(Recorded(span.attempt, span.sequence, *plain_bodies(exchange)))

@@ -87,7 +87,7 @@ async def get_stats(request: web.Request) -> web.Response:
     """Sums over the newest spans, by model and by status, and the figures of the tape. `counted_spans` says how many
     spans the sums are over and `complete` whether these are all."""
     control, asked = request.app[CONTROL], query_of(request, StatsQuery)
-    return answer(await stats.gather(control.tape, asked.spans, control.state.gaps))
+    return answer(await stats.gather(control.tape, asked.spans, control.state.gaps, control.metrics))
 
 
 async def make_token(control: Control, ids: Ids, asked: TokenRequest) -> Token:
@@ -186,7 +186,10 @@ ROUTES: tuple[Route, ...] = (
         "GET", f"{_SPAN}/response", "response_body", "Response body, exact bytes",
         OCTETS, reading.get_response_body, query=reading.BodyQuery,
     ),
-    Route("GET", "/api/rollouts/{rid}/exchanges", "exchanges", "Bytes of all its calls", OCTETS, reading.get_exchanges),
+    Route(
+        "GET", "/api/rollouts/{rid}/exchanges", "exchanges", "Bytes of all its calls",
+        OCTETS, reading.get_exchanges, query=reading.ExchangesQuery,
+    ),
     Route(
         "GET", "/api/spans", "recent_spans", "Spans of all rollouts",
         SpanPage, reading.get_recent_spans, query=reading.PageQuery,

@@ -10,12 +10,14 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from typing import Final, Literal
 
 from penstock.gateway.api.pages import SLICE, Tape, summary
 from penstock.gateway.api.tool_stats import ToolTally, latencies, went
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
-from penstock.gateway.model.answers import ModelStats, RewardStats, Stats
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.answers import ModelStats, RewardStats, ServerState, Stats
 from penstock.gateway.model.base import CALLS, Kind
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Reward, RewardSource, RolloutSummary, Totals
@@ -80,7 +82,11 @@ def _count(totals: Totals, span: Span) -> None:
     totals.uncounted += uncounted(span, by_name(span.dialect))
 
 
-async def gather(tape: Tape, most: int, gaps: int) -> Stats:
+BREAKER: Final[tuple[Literal["closed", "probing", "open"], ...]] = ("closed", "probing", "open")
+"""What the numbers of the metric `penstock_mcp_breaker` stand for."""
+
+
+async def gather(tape: Tape, most: int, gaps: int, metrics: Metrics) -> Stats:
     """Figures over the `most` newest spans."""
     tally, before, complete = Tally(), None, False
     while not complete and tally.spans < most:
@@ -100,6 +106,10 @@ async def gather(tape: Tape, most: int, gaps: int) -> Stats:
         tape=tape.figures(),
         cursor=tape.cursor(),
         gaps=gaps,
+        servers={
+            name: ServerState(waiting=waiting, breaker=BREAKER[metrics.mcp_breaker[(name,)]])
+            for (name,), waiting in metrics.mcp_waiting.items()
+        },
     )
 
 

@@ -1,7 +1,8 @@
-"""`penstock mcp`: tools for coding agents."""
+"""`penstock mcp`: tools for coding agents, and recorded tools for agents that are tried."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,10 @@ from cyclopts import Parameter
 from penstock.gateway.client.console import LOCAL, Failure, Url, note, with_client
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.gateway.client.client import Client
+    from penstock.gateway.mcp_server.replay.recording import Call
 
 PERSON = (
     "This is an MCP server: a coding agent starts it and speaks with it on stdin and stdout, in JSON. How to add it to "
@@ -26,8 +30,7 @@ def serve(*, write: Annotated[bool, Parameter(negative="")] = False, gateway: Ur
     write
         Let it post rewards and propose versions of prompts, too. It never starts or ends a release.
     """
-    if sys.stdin is None or sys.stdout is None:
-        raise Failure("stdin or stdout is closed: an MCP client starts this command and speaks with it there")
+    _refuse_closed()
     try:
         from penstock.gateway.mcp_server.server import serve as speak
     except ModuleNotFoundError as e:
@@ -42,3 +45,61 @@ def serve(*, write: Annotated[bool, Parameter(negative="")] = False, gateway: Ur
         await speak(client, write)
 
     with_client(gateway, ask)
+
+
+def replay(rollout: str, /, *, attempt: str | None = None, server: str | None = None, gateway: Url = LOCAL) -> None:
+    """Play the recorded servers of a rollout as one MCP server on stdin and stdout.
+
+    Parameters
+    ----------
+    rollout
+        Id of the rollout.
+    attempt
+        Its attempt; needed where there are several.
+    server
+        The only server to play, by its name in the gateway's configuration.
+    """
+    import asyncio
+
+    from penstock.gateway.mcp_server.replay.load import load
+
+    _refuse_closed()
+    found = list["Call"]()
+
+    async def ask(client: Client) -> None:
+        found.extend(await load(client, rollout, attempt, server))
+
+    with_client(gateway, ask)
+    if sys.stdin.isatty():
+        note("This is an MCP server: an MCP client starts it and speaks with it in JSON, one message a line.")
+    asyncio.run(_play(found))
+
+
+async def _play(calls: Sequence[Call]) -> None:
+    """Until stdin ends, or its reader has gone."""
+    import asyncio
+
+    from penstock.gateway.mcp_server.lines import Lines
+    from penstock.gateway.mcp_server.replay.player import Player
+
+    gone = asyncio.Event()
+
+    def write(line: bytes) -> None:
+        rest = memoryview(line + b"\n")
+        try:
+            while rest:
+                rest = rest[os.write(sys.stdout.fileno(), rest) :]
+        except BrokenPipeError:
+            gone.set()
+
+    playing = asyncio.ensure_future(Player(calls, write, note).play(Lines(sys.stdin.fileno())))
+    leaving = asyncio.ensure_future(gone.wait())
+    await asyncio.wait((playing, leaving), return_when=asyncio.FIRST_COMPLETED)
+    leaving.cancel()
+    if playing.done():
+        playing.result()
+
+
+def _refuse_closed() -> None:
+    if sys.stdin is None or sys.stdout is None:
+        raise Failure("stdin or stdout is closed: an MCP client starts this command and speaks with it there")

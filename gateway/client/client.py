@@ -142,10 +142,11 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient):
         """The exact bytes of a call's response body."""
         return await self.read("GET", f"{_path(rollout, attempt, sequence)}/response", params={"side": side})
 
-    async def exchanges(self, rollout: str) -> AsyncGenerator[Recorded]:
-        """The bytes of all calls of a rollout that are kept, content encodings removed, in their order."""
+    async def exchanges(self, rollout: str, of: str | None = None) -> AsyncGenerator[Recorded]:
+        """The bytes of all calls of a rollout that are kept, content encodings removed, in their order. `of`: calls of
+        `models`, which is the default, or exchanges with servers of `tools`."""
         unpacker = Unpacker()
-        async with self.request("GET", f"{_path(rollout)}/exchanges") as response:
+        async with self.request("GET", f"{_path(rollout)}/exchanges", {"of": of}) as response:
             async for piece in response.content.iter_any():
                 for call in unpacker.feed(piece):
                     yield call

@@ -6,7 +6,7 @@ of it can control the terminal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group
 from rich.text import Text
@@ -29,7 +29,7 @@ from penstock.gateway.display.text import (
     size,
     tally,
 )
-from penstock.gateway.model.answers import RewardStats, Stats
+from penstock.gateway.model.answers import RewardStats, ServerState, Stats
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
@@ -153,7 +153,18 @@ def stats(figures: Stats) -> Group:
     lines = [f"Sums over {whole}: {ended or 'none'}.", f"Tape: {tape}."]
     gaps = [Text(f"{figures.gaps:,} calls could not be recorded.", style="red")] if figures.gaps else []
     used = [_used(figures.by_tool)] if figures.by_tool else []
-    return Group(Text(lines[0]), sums, *used, *_rewards(figures.rewards), Text(lines[1]), *gaps)
+    servers = _servers(figures.servers)
+    return Group(Text(lines[0]), sums, *used, *_rewards(figures.rewards), Text(lines[1]), *gaps, *servers)
+
+
+def _servers(servers: Mapping[str, ServerState]) -> Iterator[Text]:
+    """Those that requests do not reach at once."""
+    for name, server in sorted(servers.items()):
+        if server.breaker != "closed":
+            doing = "is left alone" if server.breaker == "open" else "is tried by one request"
+            yield Text(f"Server {clean(name)} {doing}, because it has failed (its breaker is open).", style="red")
+        if server.waiting:
+            yield Text(f"{server.waiting:,} requests wait for server {clean(name)} (max_concurrent).")
 
 
 def _used(tools: Sequence[ToolStats]) -> Listing:

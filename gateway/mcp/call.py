@@ -33,15 +33,15 @@ from penstock.gateway.mcp.changed_answer import Changer, changed, refused
 from penstock.gateway.mcp.endpoint import EndpointFraming
 from penstock.gateway.mcp.features import Asking, Mcp, McpFeature
 from penstock.gateway.mcp.interests import Interests
+from penstock.gateway.mcp.limited_call import LimitedCall
 from penstock.gateway.mcp.oauth import Document, Own, changeable
 from penstock.gateway.mcp.origin import check_origin
 from penstock.gateway.mcp.recorded import Message, Unanswered, listed
-from penstock.gateway.mcp.servers import WELL_KNOWN, ServerPool
+from penstock.gateway.mcp.servers import WELL_KNOWN
 from penstock.gateway.mcp.sessions import Session
 from penstock.gateway.mcp.stream_reader import StreamReader
 from penstock.gateway.model import trace
 from penstock.gateway.model.known_secrets import fingerprint
-from penstock.gateway.proxy.call import Call
 from penstock.gateway.proxy.parts import Send
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
@@ -56,11 +56,10 @@ _WITHOUT_METHOD: Final = {"GET": "listen", "DELETE": "end session", "POST": "ans
 """Names of exchanges in which the client neither asks nor notifies, by HTTP method."""
 
 
-class McpCall(Call):
+class McpCall(LimitedCall):
     """One exchange with a server."""
 
-    __slots__ = ("_changer", "_interests", "_listens", "_mcp", "_messages", "_server", "_session", "_session_id",
-                 "_stream", "_waiting")  # fmt: skip
+    __slots__ = ("_changer", "_interests", "_mcp", "_messages", "_session", "_session_id", "_stream", "_waiting")
 
     def __init__(
         self,
@@ -72,12 +71,10 @@ class McpCall(Call):
     ) -> None:
         super().__init__(shared, client, request, admitted)
         self._mcp = mcp
-        self._server: ServerPool
         self._messages: list[Sent] = []
         """What the client sends."""
         self._waiting: list[bytes] = []
         """Ids of its requests that are not answered."""
-        self._listens = False
         self._session: Session | None = None
         self._session_id = b""
         self._stream: StreamReader | None = None
@@ -174,6 +171,9 @@ class McpCall(Call):
         record.attributes = listed(about.attributes | more, session, about.protocol or protocol)
         if about.traceparent is not None:
             record.trace = trace.parse(about.traceparent)
+
+    def _counts(self) -> bool:
+        return bool(self._waiting) and not self._listens
 
     # What comes back ------------------------------------------------------------------------------------------------
 
@@ -379,17 +379,6 @@ class McpCall(Call):
 
     def _repeats(self, connection: UpstreamConnection, pool: Pool) -> bool:
         return self.request.method != "POST" and super()._repeats(connection, pool)
-
-    def _late(self, now: float) -> str | None:
-        if self._listens:
-            return None
-        begun = self.state is State.STREAMING
-        setting = "total_timeout" if begun else "first_byte_timeout"
-        limit: float = getattr(self._server.server, setting)
-        if now - self.request.started <= limit:
-            return None
-        what = "ended" if begun else "begun"
-        return f"has not {what} its answer within {limit:g} s (mcp.servers.{self._server.name}.{setting})"
 
     def _refusal_body(self, refusal: Refusal) -> bytes:
         """An error of JSON-RPC, with the id of the request; one for each of a batch."""

@@ -17,6 +17,9 @@ from urllib.parse import urljoin, urlsplit
 from penstock.gateway.config import Config, McpServer, Upstream
 from penstock.gateway.dialects.mcp import MCP, PREFIX
 from penstock.gateway.http.errors import ClientFault
+from penstock.gateway.mcp.breaker import Position
+from penstock.gateway.mcp.limits import Limits
+from penstock.gateway.metrics import Metrics
 from penstock.gateway.upstreams.pool import Pool
 
 OWN: Final = "/@"
@@ -40,6 +43,7 @@ class ServerPool(Pool):
         )
         super().__init__(upstream, admin_key)
         self.server = config
+        self.limits = Limits(name, config)
         self._paths: OrderedDict[str, None] = OrderedDict()
 
     def target(self, path: str) -> str:
@@ -89,6 +93,15 @@ class Servers:
         """Closes connections that have been idle for too long."""
         for pool in self.pools.values():
             pool.expire(now)
+
+    def measure(self, metrics: Metrics) -> None:
+        """Says how they are."""
+        for name, pool in self.pools.items():
+            limits = pool.limits
+            metrics.mcp_waiting[(name,)] = limits.waiting
+            metrics.mcp_breaker[(name,)] = Position.CLOSED if limits.breaker is None else limits.breaker.position
+            for why, count in limits.refused.items():
+                metrics.mcp_refused[(name, why)] = count
 
     def find(self, path: str) -> ServerPool:
         """The server of a path below a rollout's address; raises `ClientFault` where there is none."""

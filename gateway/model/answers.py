@@ -168,6 +168,15 @@ class RewardStats(Noun):
     """Rewards by who gave them."""
 
 
+class ServerState(Noun):
+    """A server of tools, as requests find it."""
+
+    waiting: int = 0
+    """Requests that wait for a place, because as many as `max_concurrent` allows are under way."""
+    breaker: Literal["closed", "probing", "open"] = "closed"
+    """Whether it is asked (`closed`), left alone because it has failed (`open`), or tried by one request."""
+
+
 class Stats(Noun):
     """Figures of the gateway. The sums are over the newest spans only, as many as `counted_spans` says."""
 
@@ -195,6 +204,8 @@ class Stats(Noun):
     """Where the change feed stands: follow it from here to see only what is new."""
     gaps: int
     """Calls that were answered but could not be recorded since the gateway started."""
+    servers: dict[str, ServerState] = Field(default_factory=dict[str, ServerState])
+    """Servers of tools (MCP), by name: who waits, and how their breakers stand."""
 
 
 Trouble = Literal[

@@ -2,7 +2,7 @@
 
     planning      it is being decided where it goes and what must change. Ends in the same turn of the loop
     waiting       for somebody who is not its upstream: the reading of its conversation, the tape, weights that change,
-                  an adapter that is loaded, the tools of a rehearsal
+                  an adapter that is loaded, the tools of a rehearsal, calls that have all places at a server of tools
     connecting    to an upstream
     sent          its request is written; nothing has come back
     streaming     its answer is passed on as it comes

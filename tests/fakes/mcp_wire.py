@@ -8,6 +8,9 @@
     hang      nothing at all, until it is let go
     fails     a result that is an error
     refused   an error of JSON-RPC
+    busy      HTTP 503
+    breaks    closes the connection without a word
+    rounds    asks for input first (revision 2026-07-28), and says then what it was given
 
 What it answers to any other request is in `results`, and how in `how`.
 
@@ -134,6 +137,12 @@ class McpServer:
             return web.json_response({"jsonrpc": "2.0", "id": sent["id"], "error": error})
         if name in ("echo", "fails"):
             return web.json_response(answer(sent, said(sent["params"].get("arguments"), name == "fails")))
+        if name == "rounds":
+            return web.json_response(answer(sent, _round(sent["params"])))
+        if name == "busy":
+            return web.Response(status=503)
+        if name == "breaks" and request.transport is not None:
+            request.transport.abort()
         if name == "hang":
             await self.let_go.wait()
             return web.json_response(answer(sent, said("let go")))
@@ -209,6 +218,14 @@ class McpServer:
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.asked.append((request.method, request.path_qs, headers, body))
         return body
+
+
+def _round(params: Json) -> Json:
+    """The next round of a request in several."""
+    if "requestState" in params:
+        return {**said(params["inputResponses"]), "resultType": "complete"}
+    asking = {"method": "elicitation/create", "params": {"message": "Which?"}}
+    return {"resultType": "input_required", "requestState": "state-1", "inputRequests": {"q": asking}}
 
 
 def event(message: Json, number: int = 0) -> bytes:

@@ -19,7 +19,7 @@ import orjson
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.request import identity
 from penstock.gateway.calls.record import Record
-from penstock.gateway.config import Route
+from penstock.gateway.config import Config, Route
 from penstock.gateway.dialects import find
 from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.http.errors import ClientFault, Refusal
@@ -29,7 +29,7 @@ from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.proxy.parts import Part, Send
-from penstock.gateway.proxy.translation import messages_request, responses_request
+from penstock.gateway.proxy.translation import litellm, messages_request, responses_request
 from penstock.gateway.proxy.translation.answer import AnswerConverter
 from penstock.gateway.proxy.translation.chat_pieces import Answer, Piece
 from penstock.gateway.proxy.translation.checks import KIND, document
@@ -181,3 +181,19 @@ def headers(given: Headers) -> Headers:
         (b"authorization", b"Authorization", b"Bearer " + value) if low == b"x-api-key" else (low, name, value)
         for low, name, value in given
     ]
+
+
+def make_translator(config: Config) -> Translator | None:
+    """The translator, if a route needs one; raises `ConfigError` when a route asks for it by name and it is not
+    installed.
+    """
+    routes = [route for route in config.route if route.translates]
+    problem = litellm.missing() if routes else None
+    if not routes:
+        return None
+    if problem is None or any(route.translate for route in routes):
+        translator = Translator(litellm.load())
+        translator.warm()
+        return translator
+    _log.warning("calls of messages and responses to trained models will be refused: %s", problem)
+    return None

@@ -89,6 +89,11 @@ async def test_the_bytes_of_a_rollout_come_at_once(served: Serving, client: Clie
         assert (recorded.request, recorded.response) == (exchange.request_body, exchange.response_body)
     with pytest.raises(ClientError, match="there is no rollout 'r99'"):
         _ = [one async for one in client.exchanges("r99")]
+    served.tape.add(call(5, kind="tool"), chat_exchange([], {}))
+    assert [one.sequence async for one in client.exchanges("r1", "tools")] == [5]
+    assert len([one async for one in client.exchanges("r1")]) == len(calls)
+    with pytest.raises(ClientError, match="of: 'x' is not 'models' or 'tools'"):
+        _ = [one async for one in client.exchanges("r1", "x")]
 
 
 async def test_the_key_is_sent() -> None:

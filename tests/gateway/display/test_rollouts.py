@@ -15,7 +15,7 @@ from penstock.gateway.api.pages import summary
 from penstock.gateway.api.reading import detail_of
 from penstock.gateway.display import queue as pictures
 from penstock.gateway.display import rollout_tree, rollouts
-from penstock.gateway.model.answers import ModelStats, RewardStats, SpanDetail, Stats
+from penstock.gateway.model.answers import ModelStats, RewardStats, ServerState, SpanDetail, Stats
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import Enqueued, QueueStatus, RewardAnswer
 from penstock.gateway.model.rollout import (
@@ -217,6 +217,26 @@ def test_stats() -> None:
         gaps=2,
     )
     check_widths("stats", rollouts.stats(figures))
+
+
+def test_stats_name_servers_that_requests_do_not_reach() -> None:
+    nothing = {name: 0 for name in ("counted_spans", "cursor", "gaps")}
+    servers = {
+        "a": ServerState(breaker="open"),
+        "b": ServerState(waiting=3, breaker="probing"),
+        "c": ServerState(waiting=1200),
+        "d": ServerState(),
+    }
+    figures = Stats(
+        **nothing, complete=True, since_ns=None, totals=Totals(), by_model={}, by_tool=[], by_status={}, by_kind={},
+        rewards=RewardStats(), tape={}, servers=servers,
+    )  # fmt: skip
+    assert text_of(rollouts.stats(figures)).splitlines()[-4:] == [
+        "Server a is left alone, because it has failed (its breaker is open).",
+        "Server b is tried by one request, because it has failed (its breaker is open).",
+        "3 requests wait for server b (max_concurrent).",
+        "1,200 requests wait for server c (max_concurrent).",
+    ]
 
 
 def test_changes() -> None:

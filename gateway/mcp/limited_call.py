@@ -1,0 +1,96 @@
+"""A call that keeps to the limits of its server: a place for which it waits, time, and a breaker.
+
+What it tells the limits is how it ends; everything else about a call of a server is in `call`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import partial
+from time import monotonic
+
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.http.client_connection import ClientConnection
+from penstock.gateway.http.request import Request
+from penstock.gateway.http.upstream_connection import UpstreamConnection
+from penstock.gateway.mcp.limits import Visit
+from penstock.gateway.mcp.servers import ServerPool
+from penstock.gateway.proxy.call import Call
+from penstock.gateway.proxy.shared import Shared
+from penstock.gateway.proxy.state import State
+from penstock.gateway.upstreams.pool import Pool
+
+
+class LimitedCall(Call):
+    """One exchange with a server that has limits."""
+
+    __slots__ = ("_listens", "_server", "_since", "_visit")
+
+    def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
+        super().__init__(shared, client, request, admitted)
+        self._server: ServerPool
+        self._listens = False
+        """Whether its answer is a stream that lives on."""
+        self._visit: Visit | None = None
+        """Its way through the limits; None before it has come to them."""
+        self._since = request.started
+        """Since when the server has had time to answer."""
+
+    @abstractmethod
+    def _counts(self) -> bool:
+        """Whether it needs a place, and tells how the server is."""
+
+    def _reach(self, pool: Pool, fresh: bool = False) -> None:
+        """Connects, as soon as the limits allow it."""
+        limits = self._server.limits
+        visit = self._visit = self._visit or Visit(limits, self._counts())
+        if visit.entered:
+            super()._reach(pool, fresh)
+        elif visit.must_wait():
+            self._wait(partial(limits.leave, self))
+            limits.wait(self)
+        else:
+            self._enter(visit, pool)
+
+    def _enter(self, visit: Visit, pool: Pool) -> None:
+        visit.enter()
+        super()._reach(pool)
+
+    def on_open(self) -> None:
+        """It has a place. How long it has waited is not the server's fault."""
+        visit, pool = self._visit, self.record.pool
+        if visit is None or visit.entered:
+            super().on_open()
+        elif self._resumes() and pool is not None:
+            self._since = monotonic()
+            self._do("sent", lambda: self._enter(visit, pool))
+
+    def check(self, now: float, announce: float) -> None:
+        """Has it waited for its place for too long?"""
+        super().check(now, announce)
+        waits = self.state is State.WAITING and self._visit is not None and not self._visit.entered
+        if waits and now - self._since > self._server.server.first_byte_timeout:
+            self.cancel_upstream()
+            self._fail(self._server.limits.overdue())
+
+    def _late(self, now: float) -> str | None:
+        if self._listens:
+            return None
+        begun = self.state is State.STREAMING
+        setting = "total_timeout" if begun else "first_byte_timeout"
+        limit: float = getattr(self._server.server, setting)
+        if now - self._since <= limit:
+            return None
+        what = "ended" if begun else "begun"
+        return f"has not {what} its answer within {limit:g} s (mcp.servers.{self._server.name}.{setting})"
+
+    def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+        """The server has begun to answer."""
+        if self._visit is not None:
+            self._visit.answered(connection.status)
+        super().on_answer(connection, head, raw)
+
+    def _end(self, status: str, error: str | None) -> None:
+        super()._end(status, error)
+        if self._visit is not None:
+            self._visit.ended(status, error)

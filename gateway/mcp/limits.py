@@ -1,0 +1,180 @@
+"""How much of a server is used at a time: `max_concurrent`, and the breaker (`breaker_failures`, `breaker_seconds`).
+
+What counts are requests of clients, in exchanges of their own. What does not count never waits: streams that listen,
+notifications, and the answers to what a server asks, without which a call that is under way could not end.
+
+A call that waits is an entry in a dictionary, as at the gate of an upstream (`upstreams.gate`): no task, no timer of
+its own. They go in the order in which they came; whoever comes while others wait goes to the end.
+
+    visit = Visit(limits)
+    if visit.must_wait():          # raises `UpstreamFault` while the breaker is open
+        limits.wait(call)          # then call.on_open(), or limits.leave(call)
+    visit.enter()                  # raises `UpstreamFault` where the breaker has opened meanwhile
+    visit.answered(status), visit.ended(status, error)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from time import monotonic
+from typing import Final, Protocol
+
+from penstock.gateway.config import McpServer
+from penstock.gateway.http.errors import UpstreamFault
+from penstock.gateway.mcp.breaker import Breaker, Position
+
+FAILURES: Final = frozenset({"connect", "connect_timeout", "timeout", "upstream_closed", "upstream_protocol"})
+"""Reasons for which a call has failed on its way, beside statuses from 500. What a tool answers is none."""
+_log = logging.getLogger("penstock.mcp")
+
+
+class Waiter(Protocol):
+    """A call that waits."""
+
+    def on_open(self) -> None:
+        """It may go."""
+        ...
+
+
+class Limits:
+    """Those of one server, in one process. Asked in the event loop's thread."""
+
+    def __init__(self, name: str, config: McpServer, clock: Callable[[], float] = monotonic) -> None:
+        self.name, self.config, self.clock = name, config, clock
+        self.refused: Counter[str] = Counter()
+        """Calls that were refused, by why."""
+        self.breaker = None
+        if config.breaker_failures is not None:
+            self.breaker = Breaker(config.breaker_failures, config.breaker_seconds)
+        self.running = 0
+        """Calls that have a place."""
+        self._waiting: dict[Waiter, None] = {}
+        self._handing_on = False
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a place."""
+        return len(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        """Whether a call that comes now must wait."""
+        most = self.config.max_concurrent
+        return most is not None and (self.running >= most or bool(self._waiting))
+
+    def wait(self, waiter: Waiter) -> None:
+        """Takes a call that came while others have all places."""
+        self._waiting[waiter] = None
+
+    def leave(self, waiter: Waiter) -> None:
+        """A call does not wait any more."""
+        self._waiting.pop(waiter, None)
+
+    def free(self) -> None:
+        """A place is free: those who wait take their turns as soon as the call that had it is over."""
+        self.running -= 1
+        self._hand_on_soon()
+
+    def _hand_on_soon(self) -> None:
+        if self._waiting and not self._handing_on:
+            self._handing_on = True
+            asyncio.get_running_loop().call_soon(self._hand_on)
+
+    def _hand_on(self) -> None:
+        """One in each turn of the loop: a call may give its place back at once."""
+        self._handing_on = False
+        most = self.config.max_concurrent
+        if not self._waiting or (most is not None and self.running >= most):
+            return
+        waiter = next(iter(self._waiting))
+        del self._waiting[waiter]
+        try:
+            waiter.on_open()
+        except Exception:
+            # One call that fails must not keep the others waiting.
+            _log.exception("a call that waited for server %r could not go on", self.name)
+        self._hand_on_soon()
+
+    def overdue(self) -> UpstreamFault:
+        """The refusal of a call that has waited for too long."""
+        self.refused["busy"] += 1
+        most, patience = self.config.max_concurrent, self.config.first_byte_timeout
+        message = (
+            f"server {self.name!r} has {self.running} calls under way, and may have no more "
+            f"(mcp.servers.{self.name}.max_concurrent = {most}); this one has waited in vain for {patience:g} s "
+            f"(mcp.servers.{self.name}.first_byte_timeout)"
+        )
+        return UpstreamFault(503, "busy", message)
+
+    def refusal(self) -> UpstreamFault:
+        """The refusal of a call while the breaker is open."""
+        assert self.breaker is not None
+        self.refused["breaker"] += 1
+        breaker, now = self.breaker, self.clock()
+        if breaker.position is Position.PROBING:
+            then = "one call tries it now"
+        elif (left := breaker.probe_at - now) > 0:
+            then = f"the next one tries it in {left:.1f} s"
+        else:
+            then = "the next request tries it"
+        message = (
+            f"server {self.name!r} is not asked, because it has failed "
+            f"(mcp.servers.{self.name}.breaker_failures = {self.config.breaker_failures} calls in a row open the "
+            f"breaker); the last call failed {now - breaker.failed_at:.1f} s ago: {breaker.last}; {then} "
+            f"(mcp.servers.{self.name}.breaker_seconds = {self.config.breaker_seconds:g})"
+        )
+        return UpstreamFault(503, "breaker", message)
+
+
+class Visit:
+    """One call's way through the limits of its server."""
+
+    __slots__ = ("_counts", "_limits", "_period", "_placed", "entered")
+
+    def __init__(self, limits: Limits, counts: bool) -> None:
+        """`counts`: whether it needs a place, and tells how the server is."""
+        self._limits, self._counts = limits, counts
+        self._placed = False
+        self._period: int | None = None
+        self.entered = False
+
+    def must_wait(self) -> bool:
+        """Whether it has to wait for a place; raises `UpstreamFault` while the server is not asked at all."""
+        breaker = self._limits.breaker
+        if breaker is not None and breaker.position is not Position.CLOSED:
+            due = breaker.position is Position.OPEN and self._limits.clock() >= breaker.probe_at
+            if not (due and self._counts):
+                raise self._limits.refusal()
+        return self._counts and self._limits.full
+
+    def enter(self) -> None:
+        """It takes its place and goes; raises `UpstreamFault` where the breaker has opened while it waited."""
+        limits = self._limits
+        if self._counts and limits.breaker is not None:
+            self._period = limits.breaker.enter(limits.clock())
+            if self._period is None:
+                raise limits.refusal()
+        self.entered, self._placed = True, self._counts
+        limits.running += self._counts
+
+    def answered(self, status: int) -> None:
+        """An answer begins."""
+        if self._period is not None and self._limits.breaker is not None and status < 500:
+            self._period = self._limits.breaker.answered(self._period)
+
+    def ended(self, status: str, error: str | None) -> None:
+        """It is over, with the status and the error of its span."""
+        limits, period, self._period = self._limits, self._period, None
+        if period is not None and limits.breaker is not None:
+            if error is not None and (error in FAILURES or error.startswith("http_5")):
+                limits.breaker.failed(period, limits.clock(), error)
+            elif status == "ok" or (error or "").startswith("http_"):
+                limits.breaker.succeeded(period)
+            else:
+                limits.breaker.left(period, limits.clock())
+        if self._placed:
+            self._placed = False
+            limits.free()
