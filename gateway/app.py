@@ -34,6 +34,8 @@ from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, ConfigError, admin_key, load
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
+from penstock.gateway.mcp.hosted.bridge import Bridge
+from penstock.gateway.mcp.hosted.ends import Ends
 from penstock.gateway.mcp.servers import Servers
 from penstock.gateway.mcp.sessions import Sessions
 from penstock.gateway.metrics import Metrics
@@ -131,7 +133,6 @@ class Gateway:
         key = admin_key()
         self.pools = {upstream.name: Pool(upstream, key) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
-        self.servers = Servers(config, key)
         self.sessions = Sessions()
         self.store = open_store(config.data, secrets=self._redactor.own)
         self.feed = Feed(self.store.cursor())
@@ -143,6 +144,9 @@ class Gateway:
         self.dispatcher = Dispatcher(
             self.recorder, self.metrics, self._now_ns, config.trust_agent_rewards, config.quiet_seconds
         )
+        ends = Ends(self.dispatcher, self.store, self._now_ns)
+        self.bridge = Bridge(config.mcp.servers.items(), self._redactor.own, ends)
+        self.servers = Servers(config, key, self.bridge)
         self._make_releases()
         self._make_control()
         self._exporter = self._make_exporter()
@@ -235,6 +239,7 @@ class Gateway:
         )
         self._port = port = Dispatch(self.proxy, plane, self.servers, self.sessions)
         self.recorder.start()
+        await self.bridge.start()
         await self.dispatcher.start()
         await self.releases.start()
         self.adapter_keeper.start()
@@ -281,6 +286,7 @@ class Gateway:
         for call in list(self.proxy.running):
             call.give_up()
         self.sessions.close()
+        await self.bridge.stop()
         if self._exporter is not None:
             await self.recorder.flush()
             await self._exporter.stop()

@@ -182,6 +182,17 @@ def asked(sent: Sent) -> Asked:
     return Asked(target, protocol, text(meta.get("traceparent")), attributes)
 
 
+def meta(sent: Sent) -> Json:
+    """What a request or a notification says beside its parameters."""
+    return obj((_request(sent.raw).params or _Params()).meta)
+
+
+def token(sent: Sent) -> bytes | None:
+    """The token of the progress that a notification reports, as canonical JSON."""
+    params = obj(obj(loads(sent.raw)).get("params"))
+    return orjson.dumps(params["progressToken"]) if "progressToken" in params else None
+
+
 def cancelled(sent: Sent) -> bytes | None:
     """The id of the request that a notification cancels."""
     if sent.method != "notifications/cancelled":
@@ -216,6 +227,12 @@ def outcome(answer: bytes) -> tuple[Failed | None, str | None, dict[str, Any]]:
     if result.isError is True:
         return "tool_error", finish, attributes | {"error.type": "tool_error"}
     return None, finish, attributes
+
+
+def refused_with(answer: bytes) -> int | None:
+    """The code of an answer that is an error."""
+    error = _answer(answer).error
+    return error.code if error is not None and isinstance(error.code, int) else None
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

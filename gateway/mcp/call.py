@@ -102,7 +102,8 @@ class McpCall(Call):
             self._belong(new_rollout())
         self._join(headers.get(SESSION, b"") or self._server.own_path(call.path).encode("latin-1"))
         self._describe(first, headers)
-        self._carry_out(Send([self._server], call, call.body, self.request.headers))
+        sent = self._server.headers(self.request.headers, call.address)
+        self._carry_out(Send([self._server], call, call.body, sent))
 
     @property
     def _own(self) -> Own:
@@ -132,12 +133,12 @@ class McpCall(Call):
         if first is None:
             about_server = self._admitted.path.startswith(WELL_KNOWN)
             record.name = "metadata" if about_server else _WITHOUT_METHOD.get(self.request.method)
-            record.attributes = listed({}, session, protocol)
+            record.attributes = listed({**self._server.attributes}, session, protocol)
             return
         about = asked(first)
         record.name = " ".join(filter(None, (first.method, about.target)))
         record.kind = "tool" if first.method == CALL else "mcp"
-        record.attributes = listed(about.attributes, session, about.protocol or protocol)
+        record.attributes = listed({**about.attributes, **self._server.attributes}, session, about.protocol or protocol)
         if about.traceparent is not None:
             record.trace = trace.parse(about.traceparent)
 
