@@ -236,8 +236,11 @@ def _limit(limits: Mapping[str, int]) -> None:
     for name, limit in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
-        most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (most, most))
+        # At the hard limit of CPU time comes KILL; the signal a second before says why.
+        soft, most = limit, limit + (name == "CPU")
+        if hard != resource.RLIM_INFINITY:
+            soft, most = min(soft, hard), min(most, hard)
+        resource.setrlimit(kind, (soft, most))
 
 
 def _send(kill: Callable[[int, int], None], pid: int, number: int) -> None:

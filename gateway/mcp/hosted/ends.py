@@ -1,4 +1,4 @@
-"""Processes and the tape: the end of one is an event of its rollout, the end of an attempt is the end of its processes."""
+"""Processes and the tape: the end of one is an event of its rollout; the end of an attempt ends its processes."""
 
 from __future__ import annotations
 

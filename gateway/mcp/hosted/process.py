@@ -91,7 +91,7 @@ class Process:
                 self._stopping.cancel()
             ours.close()
         _ = await child.wait()
-        self.how = self._why or _ending(told)
+        self.how = _ending(told, self._why)
 
     async def _spawn(self) -> tuple[socket.socket, asyncio.subprocess.Process]:
         config, pipe = self._config, asyncio.subprocess.PIPE
@@ -123,8 +123,8 @@ class Process:
         """Sends it a line. Raises `OSError` when it does not read any more."""
         await self._started.wait()
         child = self._child
-        if child is None or child.stdin is None or self.asked or self._gone:
-            raise BrokenPipeError("it has ended")
+        if child is None or child.stdin is None or child.stdin.is_closing() or self._gone:
+            raise BrokenPipeError("it does not read any more")
         async with self._writing:
             child.stdin.write(line + b"\n")
             await child.stdin.drain()
@@ -225,13 +225,15 @@ async def _follow(control: socket.socket) -> dict[str, Any]:
     return told
 
 
-def _ending(told: dict[str, Any]) -> str:
-    """How it ended, as the warden tells."""
+def _ending(told: dict[str, Any], why: str) -> str:
+    """How it ended, as the warden tells. `why`: what it was killed for."""
     if error := told.get("error"):
         return str(error)
     if "status" not in told:
         return "ended with the process that watched it"
     code = os.waitstatus_to_exitcode(told["status"])
+    if why and code == -signal.SIGKILL:
+        return why
     if code >= 0:
         return f"ended with exit status {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

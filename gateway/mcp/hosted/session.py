@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Final
 
@@ -103,12 +104,8 @@ class Session:
     async def send(self, sent: list[Sent], line: bytes) -> None:
         """Sends what needs no answer."""
         self.touched = monotonic()
-        try:
+        with suppress(OSError):  # it has ended, or will: that is told to who waits
             await self.process.write(line)
-        except OSError:
-            # Its end says how, and is told to who waits.
-            if not self.process.asked:
-                self.process.kill("has closed its stdin")
         for one in sent:
             if (unwanted := cancelled(one)) is not None and unwanted in self._open:
                 asyncio.get_running_loop().call_later(_CANCELLED_S, self._give_up, unwanted, self._open[unwanted])
