@@ -33,7 +33,9 @@ _STATELESS: Final = "2026-07-28"
 """The first revision without sessions."""
 _VERSION: Final = "io.modelcontextprotocol/protocolVersion"
 _EVENTS: Final = {"Content-Type": EVENT_STREAM.decode(), "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_STATUS: Final = {-32601: 404, -32700: 400, -32600: 400, -32602: 400, -32020: 400, -32021: 400, -32022: 400}
+_UNSUPPORTED: Final = -32022
+"""Code of a server that does not know a revision, but knows how to say so."""
+_STATUS: Final = {-32601: 404, -32700: 400, -32600: 400, -32602: 400, -32020: 400, -32021: 400, _UNSUPPORTED: 400}
 """HTTP statuses of errors, by their codes, since revision 2026-07-28."""
 _SECONDS: Final = 1.0
 _HEAD: Final = 64 << 10
@@ -181,13 +183,17 @@ class _Post:
                 return await _stream(self._request, exchange, given, first)
             return self._whole(session, exchange, first, given)
         finally:
+            if begins and exchange.waiting:
+                # The client left without knowing what it has begun.
+                self._host.end(session)
             # Without sessions, leaving is how a client cancels; with them, it may not mean it.
             await session.left(exchange, cancels=self._stateless)
 
     def _whole(self, session: Session, exchange: Exchange, answer: bytes, given: dict[str, str]) -> web.Response:
         """An answer that came alone."""
         code = refused_with(answer)
-        if code is not None and (given or exchange.asks[0].method == "server/discover"):
+        earlier = self._stateless and exchange.asks[0].method == "server/discover" and code != _UNSUPPORTED
+        if code is not None and (given or earlier):
             # Nothing has begun, or it is a server of an earlier revision, which will be asked to initialize.
             if session.idle:
                 self._host.end(session)

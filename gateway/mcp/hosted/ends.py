@@ -54,7 +54,8 @@ def _event(ending: Ending, now_ns: int) -> Entry | None:
     if not rollout or (ending.asked and not ending.said):
         return None
     entry = Entry(rollout, attempt, kind="event", name=NAME, method="", start_ns=now_ns, end_ns=now_ns)
-    entry.status, entry.error = ("ok", None) if ending.asked else ("error", "mcp_process")
+    entry.status = "ok" if ending.asked else "error"
+    entry.error = None if ending.asked else "mcp_process"
     entry.attributes = {SERVER: ending.server, ENDED: ending.how, STDERR: ending.said}
     if ending.session:
         entry.attributes["mcp.session.id"] = fingerprint(ending.session.encode())
