@@ -34,6 +34,7 @@ from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, ConfigError, admin_key, load
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
+from penstock.gateway.mcp.features import Mcp
 from penstock.gateway.mcp.hosted.bridge import Bridge
 from penstock.gateway.mcp.hosted.ends import Ends
 from penstock.gateway.mcp.servers import Servers
@@ -133,7 +134,6 @@ class Gateway:
         key = admin_key()
         self.pools = {upstream.name: Pool(upstream, key) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
-        self.sessions = Sessions()
         self.store = open_store(config.data, secrets=self._redactor.own)
         self.feed = Feed(self.store.cursor())
         self.auth = Auth(key, self.store.secret())
@@ -146,7 +146,7 @@ class Gateway:
         )
         ends = Ends(self.dispatcher, self.store, self._now_ns)
         self.bridge = Bridge(config.mcp.servers.items(), self._redactor.own, ends)
-        self.servers = Servers(config, key, self.bridge)
+        self.mcp = Mcp(Servers(config, key, self.bridge), Sessions())
         self._make_releases()
         self._make_control()
         self._exporter = self._make_exporter()
@@ -237,7 +237,7 @@ class Gateway:
             features=features(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
             epoch_ns=self._epoch_ns,
         )
-        self._port = port = Dispatch(self.proxy, plane, self.servers, self.sessions)
+        self._port = port = Dispatch(self.proxy, plane, self.mcp)
         self.recorder.start()
         await self.bridge.start()
         await self.dispatcher.start()
@@ -266,8 +266,8 @@ class Gateway:
         self.proxy.sweep(now)
         self._ticks += 1
         if self._ticks % _LOOK_EVERY == 0:
-            self.servers.expire(now)
-            self.sessions.sweep(now)
+            self.mcp.servers.expire(now)
+            self.mcp.sessions.sweep(now)
         # Idle clients are many and in no hurry.
         for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
             if client.overdue(now, self.config.limits.client_timeout):
@@ -285,7 +285,7 @@ class Gateway:
         await self._wait_for_calls(hurry or asyncio.Event())
         for call in list(self.proxy.running):
             call.give_up()
-        self.sessions.close()
+        self.mcp.sessions.close()
         await self.bridge.stop()
         if self._exporter is not None:
             await self.recorder.flush()
@@ -302,7 +302,7 @@ class Gateway:
         await self._runner.cleanup()
         if self._session is not None:
             await self._session.close()
-        for pool in (*self.pools.values(), *self.servers.pools.values()):
+        for pool in (*self.pools.values(), *self.mcp.servers.pools.values()):
             pool.close()
         self.store.close()
 

@@ -11,7 +11,9 @@ of attributes are those of the OpenTelemetry conventions for MCP (semantic-conve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
@@ -42,6 +44,7 @@ PREFIX: Final = "/mcp/"
 CALL: Final = "tools/call"
 _INVALID, _FAILED = -32600, -32603
 """JSON-RPC's codes for a request that is none, and for a failure inside."""
+_PACKED: Final = re.compile(rb"=\?base64\?([A-Za-z0-9+/=]*)\?=")
 _TAIL: Final = 4
 """Last events of a stream in which the answer is looked for first."""
 
@@ -191,6 +194,27 @@ def token(sent: Sent) -> bytes | None:
     """The token of the progress that a notification reports, as canonical JSON."""
     params = obj(obj(loads(sent.raw)).get("params"))
     return orjson.dumps(params["progressToken"]) if "progressToken" in params else None
+
+
+def mismatches(sent: Sent, about: Asked, headers: Mapping[bytes, bytes]) -> str | None:
+    """Names of headers that say something else than the message does (since 2026-07-28 a server must refuse that); None
+    where there is none. A header that is missing says nothing."""
+    said = {b"mcp-method": sent.method, b"mcp-name": about.target, b"mcp-protocol-version": about.protocol}
+    odd = [
+        name.decode()
+        for name, value in said.items()
+        if name in headers and value is not None and label(_plain(headers[name])) != value
+    ]
+    return ",".join(odd) or None
+
+
+def _plain(value: bytes) -> str:
+    """The text of a header, which may stand in base64 where it is not plain ASCII."""
+    packed = _PACKED.fullmatch(value)
+    try:
+        return b64decode(packed[1], validate=True).decode() if packed else value.decode("latin-1").strip()
+    except ValueError:
+        return ""
 
 
 def cancelled(sent: Sent) -> bytes | None:

@@ -40,6 +40,7 @@ _KNOWN_NAMES: Final = 4096
 _PASS, _DROP, _KEY, _LENGTH = range(4)
 
 _REASONS: Final = {
+    200: b"OK",  # JSON-RPC refuses within an answer
     400: b"Bad Request",
     401: b"Unauthorized",
     403: b"Forbidden",

@@ -13,8 +13,8 @@ Nothing is sent twice: a tool may have run although its server said nothing.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from random import getrandbits
 from time import monotonic
@@ -22,18 +22,23 @@ from typing import Final
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.framing import Framing
+from penstock.gateway.calls.capture.request import identity
 from penstock.gateway.calls.conversations import new_rollout
-from penstock.gateway.dialects import sse
-from penstock.gateway.dialects.mcp import CALL, PREFIX, Sent, asked, cancelled, error_of, messages
+from penstock.gateway.dialects.mcp import CALL, PREFIX, Sent, asked, cancelled, error_of, messages, mismatches
 from penstock.gateway.http.client_connection import ClientConnection
-from penstock.gateway.http.errors import ClientFault, Refusal
-from penstock.gateway.http.request import LOOPBACK, Request
+from penstock.gateway.http.errors import Refusal
+from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
+from penstock.gateway.mcp.changed_answer import Changer, changed
 from penstock.gateway.mcp.endpoint import EndpointFraming
+from penstock.gateway.mcp.features import Asking, Mcp, McpFeature
+from penstock.gateway.mcp.interests import Interests
 from penstock.gateway.mcp.oauth import Document, Own, changeable
+from penstock.gateway.mcp.origin import check_origin
 from penstock.gateway.mcp.recorded import Message, Unanswered, listed
-from penstock.gateway.mcp.servers import WELL_KNOWN, ServerPool, Servers
-from penstock.gateway.mcp.sessions import Session, Sessions
+from penstock.gateway.mcp.servers import WELL_KNOWN, ServerPool
+from penstock.gateway.mcp.sessions import Session
+from penstock.gateway.mcp.stream_reader import StreamReader
 from penstock.gateway.model import trace
 from penstock.gateway.model.known_secrets import fingerprint
 from penstock.gateway.proxy.call import Call
@@ -49,26 +54,24 @@ _LISTENING: Final = "subscriptions/listen"
 """The request whose answer is a stream that lives on (2026-07-28)."""
 _WITHOUT_METHOD: Final = {"GET": "listen", "DELETE": "end session", "POST": "answer"}
 """Names of exchanges in which the client neither asks nor notifies, by HTTP method."""
-_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 
 
 class McpCall(Call):
     """One exchange with a server."""
 
-    __slots__ = ("_events", "_listens", "_messages", "_resumable", "_server", "_servers", "_session", "_session_id",
-                 "_sessions", "_unpack", "_waiting")  # fmt: skip
+    __slots__ = ("_changer", "_interests", "_listens", "_mcp", "_messages", "_server", "_session", "_session_id",
+                 "_stream", "_waiting")  # fmt: skip
 
     def __init__(
         self,
         shared: Shared,
-        servers: Servers,
-        sessions: Sessions,
+        mcp: Mcp,
         client: ClientConnection,
         request: Request,
         admitted: Admitted,
     ) -> None:
         super().__init__(shared, client, request, admitted)
-        self._servers, self._sessions = servers, sessions
+        self._mcp = mcp
         self._server: ServerPool
         self._messages: list[Sent] = []
         """What the client sends."""
@@ -77,11 +80,12 @@ class McpCall(Call):
         self._listens = False
         self._session: Session | None = None
         self._session_id = b""
-        self._events: sse.Parser | None = None
-        """Reads the stream; None where there is none that can be read."""
-        self._unpack: Callable[[bytes], bytes] | None = None
-        self._resumable = False
-        """Whether the stream has numbered its events, so that another one may go on from there."""
+        self._stream: StreamReader | None = None
+        """Reads the answer while it passes; None where that is a document."""
+        self._interests = Interests()
+        """What is done with the answers to its requests."""
+        self._changer: Changer | None = None
+        """Changes its answer; None where it passes as it comes."""
 
     # What is asked --------------------------------------------------------------------------------------------------
 
@@ -92,18 +96,45 @@ class McpCall(Call):
         if self.request.method == "POST":
             self._messages = messages(call.body)
             self._waiting = [one.id for one in self._messages if one.kind == "request"]
-        self._server = self._servers.find(call.path)
+        self._server = self._mcp.servers.find(call.path)
         first = next((one for one in self._messages if one.method), None)
         self._listens = self.request.method == "GET" or (first is not None and first.method == _LISTENING)
         headers = {low: value for low, _, value in self.request.headers}
-        if self._servers.local_only and not call.token:
-            _check_origin(headers)
+        if self._mcp.servers.local_only and not call.token:
+            check_origin(headers)
         if first is not None and first.method == _OPENING:
             self._belong(new_rollout())
         self._join(headers.get(SESSION, b"") or self._server.own_path(call.path).encode("latin-1"))
         self._describe(first, headers)
-        sent = self._server.headers(self.request.headers, call.address)
-        self._carry_out(Send([self._server], call, call.body, sent))
+        server, mcp = self._server, self._mcp
+        asking = Asking(server, call.address, self.request, self._messages, self.record, self._interests)
+        sent = identity(self.request.headers) if mcp.changes(server.name) else self.request.headers
+        sent = server.headers(sent, call.address)
+        self._plan(iter(mcp.features), asking, Send([server], call, call.body, sent))
+
+    def _plan(self, features: Iterator[McpFeature], asking: Asking, send: Send) -> None:
+        """Asks the features in turn, and waits where one has to."""
+        for feature in features:
+            waited = feature.plan(asking, send)
+            if waited is not None:
+                self._wait(waited.cancel)
+                waited.add_done_callback(lambda done: self._on_planned(features, asking, send, done))
+                return
+        if self._session is not None:
+            self._session.interests.add(self._interests)
+        self._carry_out(send)
+
+    def _on_planned(
+        self, features: Iterator[McpFeature], asking: Asking, send: Send, done: asyncio.Future[None]
+    ) -> None:
+        """What a feature has waited for is there."""
+
+        def go_on() -> None:
+            done.result()
+            self._plan(features, asking, send)
+
+        if self._resumes():
+            self._do("planned", go_on)
 
     @property
     def _own(self) -> Own:
@@ -114,7 +145,8 @@ class McpCall(Call):
         """Takes part in a session."""
         if id:
             self._session_id = id
-            self._session = self._sessions.open(self._server.name, id, self._admitted.address.rollout)
+            self._session = self._mcp.sessions.open(self._server.name, id, self._admitted.address.rollout)
+            self._session.interests.add(self._interests)
             self._belong(self._session.rollout)
 
     def _belong(self, rollout: str) -> None:
@@ -138,7 +170,10 @@ class McpCall(Call):
         about = asked(first)
         record.name = " ".join(filter(None, (first.method, about.target)))
         record.kind = "tool" if first.method == CALL else "mcp"
-        record.attributes = listed({**about.attributes, **self._server.attributes}, session, about.protocol or protocol)
+        odd = mismatches(first, about, headers)
+        more = {} if odd is None else {"penstock.mcp.mismatch": odd}
+        more |= {**about.attributes, **self._server.attributes}
+        record.attributes = listed(more, session, about.protocol or protocol)
         if about.traceparent is not None:
             record.trace = trace.parse(about.traceparent)
 
@@ -158,12 +193,27 @@ class McpCall(Call):
                 self.record.attributes = listed(dict(self.record.attributes), fingerprint(given), None)
         self._listens = self._listens and connection.events
         if connection.events:
-            self._events = sse.Parser()
-            if connection.encoding in (b"gzip", b"deflate"):
-                self._unpack = zlib.decompressobj(_GZIP_OR_ZLIB).decompress
-            elif connection.encoding not in (None, b"identity"):
-                self._events = None
-        super().on_answer(connection, head, raw)
+            self._stream = StreamReader(connection.encoding)
+        try:
+            super().on_answer(connection, head, raw)
+        except Refusal as refusal:
+            self.started = False
+            self._refuse_answer(refusal)
+
+    def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
+        """Passes on a read."""
+        try:
+            super().on_data(connection, raw)
+        except Refusal as refusal:
+            self._refuse_answer(refusal)
+
+    def _refuse_answer(self, refusal: Refusal) -> None:
+        """An answer that would have to be changed cannot be."""
+        self.cancel_upstream()
+        if self.started and self.record.stream:
+            self._cut_off("error", refusal.kind)
+        else:
+            self._fail(refusal)
 
     def _ask_root(self) -> None:
         """The server has no metadata for its path: they may stand at the root of its host."""
@@ -174,13 +224,27 @@ class McpCall(Call):
         self._do("asked again", self._forward)
 
     def framing(self, connection: UpstreamConnection) -> Framing | None:
-        """A stream that names a path for messages (HTTP with SSE) gets one of ours instead; so do metadata."""
+        """A stream that names a path for messages (HTTP with SSE) gets one of ours instead; so do metadata. Answers of
+        a server are changed where a feature may want it."""
+        if connection.status < 300 and self._mcp.changes(self._server.name):
+            self._changer = Changer(self._all_interests, self._renamed if self.request.method == "GET" else None)
+            if (made := changed(self._changer, connection, connection.chunked and not self.request.http10)) is not None:
+                return made
         if self.request.method == "GET" and connection.status == 200:
             if connection.events:
                 return EndpointFraming(self._named, self.request.http10)
             if changeable(connection):
                 return Document(self._own.document, self.request.http10)
         return super().framing(connection)
+
+    def _all_interests(self) -> Iterator[Interests]:
+        yield self._interests
+        if self._session is not None:
+            yield self._session.interests
+
+    def _renamed(self, data: bytes) -> bytes:
+        ours = self._named(data.strip().decode("utf-8", "replace"))
+        return data if ours is None else b" " + ours.encode()
 
     def _named(self, endpoint: str) -> str | None:
         """The path below the client's own address that stands for one of the server; it names the session, too."""
@@ -191,8 +255,8 @@ class McpCall(Call):
         return self._own.address + ours
 
     def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
-        if connection.pieces and self._events is not None:
-            self._read(self._events, connection.pieces)
+        for one in self._stream.feed(connection.pieces) if self._stream is not None else ():
+            self._told(one)
         if connection.pieces and self._listens:
             # Its messages are spans of their own; nobody knows how long it lives.
             record = self.record
@@ -201,22 +265,10 @@ class McpCall(Call):
             connection.pieces = []
         super()._pass_on(connection, out)
 
-    def _read(self, events: sse.Parser, pieces: Iterable[bytes]) -> None:
-        data = b"".join(pieces)
-        if self._unpack is not None:
-            try:
-                data = self._unpack(data)
-            except zlib.error:
-                self._events = None
-                return
-        for event in events.feed(data):
-            self._resumable = self._resumable or bool(event.id)
-            for one in messages(event.data.encode()) if event.type == "message" else ():
-                self._told(one)
-
     def _told(self, one: Sent) -> None:
         """A message of the server."""
         if one.kind == "answer":
+            self._watched(one)
             if one.id in self._waiting:
                 self._waiting.remove(one.id)
                 if self._listens:
@@ -232,6 +284,10 @@ class McpCall(Call):
                 made.given_up()
         elif self._listens:
             self._note(one).noted()
+
+    def _watched(self, one: Sent) -> None:
+        for watch in next(filter(None, (kept.watches(one.id) for kept in self._all_interests())), ()):
+            watch(one.raw)
 
     def _resent(self, one: Sent) -> None:
         """An answer that nobody waits for: a server repeats its last events when a stream is resumed."""
@@ -259,6 +315,9 @@ class McpCall(Call):
         session, status = self._session, connection.status
         if status != 202 and not connection.events:
             self._waiting = []
+            for one in messages(self.record.response()) if self._interests else ():
+                if one.kind == "answer":
+                    self._watched(one)
         if session is None:
             return
         for one in self._messages if status < 400 else ():
@@ -267,13 +326,16 @@ class McpCall(Call):
             elif (unwanted := cancelled(one)) is not None:
                 session.cancelled.add(unwanted)
         if status == 404 or (self.request.method == "DELETE" and status < 400):
-            self._sessions.end(self._server.name, self._session_id)
+            self._mcp.sessions.end(self._server.name, self._session_id)
 
     def _follows(self, status: int) -> bool:
         """Whether the answer may come in another exchange."""
-        return bool(self._waiting) and self._session is not None and (self._resumable or status == 202)
+        resumable = self._stream is not None and self._stream.resumable
+        return bool(self._waiting) and self._session is not None and (resumable or status == 202)
 
     def _problem(self) -> str | None:
+        if self._changer is not None and self._changer.refused is not None:
+            return self._changer.refused.kind
         return "ended_early" if self._waiting and not self._listens else super()._problem()
 
     def _set_aside(self, status: str, error: str) -> None:
@@ -312,7 +374,7 @@ class McpCall(Call):
         super()._end(status, error)
         if self.request.method == "GET" and self._session is not None and self._session_id.startswith(b"/"):
             # The stream was the session (HTTP with SSE).
-            self._sessions.end(self._server.name, self._session_id)
+            self._mcp.sessions.end(self._server.name, self._session_id)
 
     def _repeats(self, connection: UpstreamConnection, pool: Pool) -> bool:
         return self.request.method != "POST" and super()._repeats(connection, pool)
@@ -329,16 +391,7 @@ class McpCall(Call):
         return f"has not {what} its answer within {limit:g} s (mcp.servers.{self._server.name}.{setting})"
 
     def _refusal_body(self, refusal: Refusal) -> bytes:
-        """An error of JSON-RPC, with the id of the request."""
-        id = self._waiting[0] if self._waiting else b"null"
-        return error_of(id, refusal.status, refusal.message, refusal.kind, refusal.field)
-
-
-def _check_origin(headers: dict[bytes, bytes]) -> None:
-    """Raises `ClientFault` for what a page of a foreign site asks of the servers of this machine: the gateway may hold
-    their keys. (The protocol wants servers to look at `Origin`; the server would see the gateway's host.)"""
-    for name in (b"host", b"origin"):
-        value = headers.get(name, b"").decode("latin-1")
-        if value and LOOPBACK.fullmatch(value.rpartition("://")[2]) is None:
-            message = f"{value[:100]!r} is no name of this machine: without agent tokens only local pages are served"
-            raise ClientFault(403, "origin", message, name.decode())
+        """An error of JSON-RPC, with the id of the request; one for each of a batch."""
+        ids = self._waiting or [b"null"]
+        errors = [error_of(id, refusal.status, refusal.message, refusal.kind, refusal.field) for id in ids]
+        return errors[0] if len(errors) == 1 else b"[%b]" % b",".join(errors)

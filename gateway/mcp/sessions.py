@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Final, Protocol
 
+from penstock.gateway.mcp.interests import Interests
+
 OPEN: Final = 100_000
 """Sessions that are remembered, the newest; of more, the oldest are forgotten."""
 PATIENCE_S: Final = 3600.0
@@ -37,13 +39,15 @@ class Kept(Protocol):
 class Session:
     """One session of one server."""
 
-    __slots__ = ("_asked", "_asking", "cancelled", "rollout")
+    __slots__ = ("_asked", "_asking", "cancelled", "interests", "rollout")
 
     def __init__(self, rollout: str) -> None:
         self.rollout = rollout
         """The rollout of the call that opened it; that of later calls that name none."""
         self.cancelled: set[bytes] = set()
         """Requests under way that the client does not want any more, by id."""
+        self.interests = Interests()
+        """What is done with the answers to its requests."""
         self._asked: dict[bytes, tuple[Kept, float]] = {}
         """Requests of the client, by id, and when their exchanges ended."""
         self._asking: dict[bytes, tuple[Kept, float]] = {}

@@ -20,9 +20,8 @@ from penstock.gateway.http.errors import Refusal, internal_fault
 from penstock.gateway.http.headers import refusal_body, refusal_head
 from penstock.gateway.http.request import Request
 from penstock.gateway.mcp.call import McpCall
+from penstock.gateway.mcp.features import Mcp
 from penstock.gateway.mcp.oauth import metadata_call
-from penstock.gateway.mcp.servers import Servers
-from penstock.gateway.mcp.sessions import Sessions
 from penstock.gateway.proxy.call import Call
 from penstock.gateway.proxy.rehearsed_call import make_call
 from penstock.gateway.proxy.shared import Shared
@@ -34,13 +33,13 @@ _log = logging.getLogger("penstock.proxy")
 class Dispatch:
     """Calls and control requests, as the connections of clients see them."""
 
-    def __init__(self, proxy: Shared, control: ControlPlane, servers: Servers, sessions: Sessions) -> None:
+    def __init__(self, proxy: Shared, control: ControlPlane, mcp: Mcp) -> None:
         self.clients: set[ClientConnection] = set()
         self.request_bytes = proxy.config.limits.request_bytes
         self.epoch_ns = proxy.epoch_ns
         self._proxy = proxy
         self._control = control
-        self._servers, self._sessions = servers, sessions
+        self._mcp = mcp
 
     def serve(self, client: ClientConnection, request: Request) -> None:
         """Serves a whole request: a refusal, a request of the control plane, or a call."""
@@ -72,7 +71,7 @@ class Dispatch:
 
     def _call(self, client: ClientConnection, request: Request, admitted: Admitted) -> Call:
         if admitted.dialect.family is MCP:
-            return McpCall(self._proxy, self._servers, self._sessions, client, request, admitted)
+            return McpCall(self._proxy, self._mcp, client, request, admitted)
         return make_call(self._proxy, client, request, admitted)
 
     def _refuse(self, client: ClientConnection, request: Request, refusal: Refusal) -> None:

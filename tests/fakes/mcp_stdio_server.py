@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 Json = dict[str, Any]
 SPACED = b'{"jsonrpc" : "2.0",\t"id":%b , "result": {"content": [{"type":"text","text":"\xc3\xa9\\u00e9"}]} }'
@@ -131,7 +131,8 @@ class Tools:
 
 
 def handle(tools: Tools, message: Json) -> None:
-    method, id, params = message.get("method"), message.get("id"), message.get("params") or {}
+    method, id = message.get("method"), message.get("id")
+    params: Json = message.get("params") or {}
     if method == "initialize":
         result = {"protocolVersion": params.get("protocolVersion"), "capabilities": {}, "serverInfo": {"name": "evil"}}
         say(id=id, result=result)
@@ -162,8 +163,9 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     tools = Tools()
     for line in sys.stdin.buffer:
-        found = json.loads(line)
-        for message in found if isinstance(found, list) else [found]:
+        found: Any = json.loads(line)
+        several = cast("list[Json]", found if isinstance(found, list) else [found])
+        for message in several:
             handle(tools, message)
     while "stubborn" in sys.argv:
         time.sleep(60)

@@ -11,7 +11,7 @@ A part that cannot be understood is not changed. In a stream only the event that
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.gateway.calls.capture.json_ranges import LEAF, Range, Tree, find, spliced
 from penstock.gateway.calls.capture.request import LOGPROBS, Asked
@@ -27,7 +27,26 @@ _WATCHED: Final[Tree] = {
     _CHOICES: dict.fromkeys((_PROMPT, _TOKENS, LOGPROBS, "delta", "finish_reason"), LEAF),
 }
 _DATA: Final = b"data:"
+_DATAS: Final = (_DATA, b"\xef\xbb\xbf" + _DATA)
+"""How lines of data begin. Clients take no notice of a mark of the byte order before the first."""
 _ENDS: Final = (b"\n", b"\r")
+
+
+class Changes(Protocol):
+    """What changes the JSON of one answer."""
+
+    @property
+    def ids(self) -> bool:
+        """True once there were token ids of an answer."""
+        ...
+
+    def document(self, body: bytes) -> bytes:
+        """A plain answer, the same object when it stays as it is."""
+        ...
+
+    def event(self, data: bytes) -> bytes:
+        """The data of an event, the same object when it stays as it is; nothing where the event is left out."""
+        ...
 
 
 class Cleaner:
@@ -72,7 +91,7 @@ def _fills(found: list[Range], ours: list[Range]) -> bool:
 class Events:
     """Cleans a stream of events. It takes pieces of any size and gives whole events, as soon as they are whole."""
 
-    def __init__(self, cleaner: Cleaner, limit: int) -> None:
+    def __init__(self, cleaner: Changes, limit: int) -> None:
         """`limit`: the largest event that is looked into; bytes. With a larger one the rest passes as it comes."""
         self._cleaner = cleaner
         self._limit = limit
@@ -80,6 +99,11 @@ class Events:
         self._part: list[bytes] = []
         self._held = 0
         self._after_cr = self._dropped = False
+
+    @property
+    def held(self) -> int:
+        """Bytes of the event that is not whole."""
+        return self._held
 
     def feed(self, data: bytes) -> bytes:
         """What ends within this piece."""
@@ -123,13 +147,13 @@ class Events:
 
     def _cleaned(self, lines: list[bytes]) -> bytes:
         """An event's lines; without those of data, or not at all, when its data was only there for tokens."""
-        datas = [line for line in lines if line.startswith(_DATA)]
-        data = b"\n".join([line[len(_DATA) :].rstrip(b"\r\n") for line in datas])
+        datas = [line for line in lines if line.startswith(_DATAS)]
+        data = b"\n".join([line.partition(b":")[2].rstrip(b"\r\n") for line in datas])
         cleaned = self._cleaner.event(data) if datas else data
         if cleaned is data:
             return b"".join(lines)
         end = datas[0][len(datas[0].rstrip(b"\r\n")) :]
         written = [_DATA + line + end for line in cleaned.split(b"\n")] if cleaned else []
         at = lines.index(datas[0])
-        kept = [*lines[:at], *written, *(line for line in lines[at:] if not line.startswith(_DATA))]
+        kept = [*lines[:at], *written, *(line for line in lines[at:] if not line.startswith(_DATAS))]
         return b"".join(kept) if any(line.strip(b"\r\n") for line in kept) else b""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final, Protocol
 
-from penstock.gateway.calls.capture.answer import Cleaner, Events
+from penstock.gateway.calls.capture.answer import Changes, Cleaner, Events
 from penstock.gateway.calls.capture.request import Asked
 from penstock.gateway.http.upstream_connection import Headers, UpstreamConnection
 
@@ -62,7 +62,7 @@ def _is_json(headers: Headers) -> bool:
 class Stream:
     """A stream of events."""
 
-    def __init__(self, cleaner: Cleaner, chunked: bool, limit: int) -> None:
+    def __init__(self, cleaner: Changes, chunked: bool, limit: int) -> None:
         self.cleaner = cleaner
         self._events = Events(cleaner, limit)
         self._chunked = chunked
@@ -71,6 +71,11 @@ class Stream:
     def ids(self) -> bool:
         """True once there were token ids of an answer."""
         return self.cleaner.ids
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held back."""
+        return self._events.held
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """The head at once."""
@@ -89,7 +94,7 @@ class Stream:
 class Whole:
     """A plain answer, or a stream whose length was known when it began."""
 
-    def __init__(self, cleaner: Cleaner, events: bool, chunked: bool, limit: int) -> None:
+    def __init__(self, cleaner: Changes, events: bool, chunked: bool, limit: int) -> None:
         self.cleaner = cleaner
         self._limit = limit
         self._events = Events(cleaner, limit) if events else None
@@ -104,6 +109,11 @@ class Whole:
     def ids(self) -> bool:
         """True once there were token ids of an answer."""
         return self.cleaner.ids
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held back."""
+        return self._size or 0
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """The head waits for the length."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 from uuid import uuid4
 
 import aiohttp
@@ -153,7 +154,8 @@ async def test_the_transport_refuses_what_is_not_of_it(hosted: Hosted) -> None:
         assert (await other.say(call("echo")))[0] == status
         async with other.listen() as response:
             assert response.status == status
-    for message in ({"id": 1}, "text", []):
+    wrong_ones: list[Any] = [{"id": 1}, "text", []]
+    for message in wrong_ones:
         assert (await client.say(message))[0] == 400
     async with client.post(call("echo"), Accept="application/json") as response:
         assert response.status == 406

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import aiohttp
@@ -185,7 +186,7 @@ async def test_sessions_that_are_forgotten_end(starts: Starts) -> None:
 
 async def test_the_end_of_an_attempt_ends_its_processes(starts: Starts) -> None:
     hosted = await hosting(starts)
-    queued = {"rollouts": [{"id": "q1", "input": {}}]}
+    queued: dict[str, Any] = {"rollouts": [{"id": "q1", "input": {}}]}
     async with hosted.http.post(f"{hosted.gateway.url}/api/rollouts", json=queued) as made:
         assert made.status == 200, await made.text()
     async with hosted.http.post(f"{hosted.gateway.url}/api/claims", json={"worker": "w"}) as claimed:

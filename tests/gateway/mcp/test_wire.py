@@ -49,6 +49,26 @@ async def test_bytes_pass_and_only_the_address_is_ours(client: Client, server: M
     assert seen["host"] == server.url.split("/")[2]
 
 
+@pytest.mark.parametrize(
+    ("headers", "odd"),
+    [
+        ({}, None),
+        ({"Mcp-Method": "tools/call", "Mcp-Name": "echo"}, None),
+        ({"Mcp-Name": "=?base64?ZWNobw==?="}, None),
+        ({"Mcp-Name": "=?base64?ZWNob?="}, "mcp-name"),
+        ({"Mcp-Method": "tools/list", "Mcp-Name": "Echo"}, "mcp-method,mcp-name"),
+    ],
+)
+async def test_headers_that_say_something_else_pass_and_are_noted(
+    client: Client, server: McpServer, tape: Tape, headers: dict[str, str], odd: str | None
+) -> None:
+    await client.open()
+    async with client.post(call("echo"), **headers) as reply:
+        assert reply.status == 200
+    assert {name.lower(): value for name, value in headers.items()}.items() <= server.asked[-1][2].items()
+    assert attributes((await tape.spans("r1", 2))[1]).get("penstock.mcp.mismatch") == odd
+
+
 @pytest.mark.parametrize(("tool", "error", "code"), [("fails", "tool_error", None), ("refused", "rpc_error", "-32602")])
 async def test_an_error_of_the_tool_is_an_error_of_the_span(
     client: Client, tape: Tape, tool: str, error: str, code: str | None

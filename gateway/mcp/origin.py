@@ -1,0 +1,18 @@
+"""Who may reach the servers of this machine: programs on it, and no page of a foreign site (DNS rebinding)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.gateway.http.errors import ClientFault
+from penstock.gateway.http.request import LOOPBACK
+
+
+def check_origin(headers: Mapping[bytes, bytes]) -> None:
+    """Raises `ClientFault` for what a page of a foreign site asks: the gateway may hold the keys of servers. (The
+    protocol wants servers to look at `Origin`; a server would see the gateway's host.)"""
+    for name in (b"host", b"origin"):
+        value = headers.get(name, b"").decode("latin-1")
+        if value and LOOPBACK.fullmatch(value.rpartition("://")[2]) is None:
+            message = f"{value[:100]!r} is no name of this machine: without agent tokens only local pages are served"
+            raise ClientFault(403, "origin", message, name.decode())
