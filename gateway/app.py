@@ -37,6 +37,7 @@ from penstock.gateway.http.redact import Redactor
 from penstock.gateway.mcp.features import Mcp
 from penstock.gateway.mcp.hosted.bridge import Bridge
 from penstock.gateway.mcp.hosted.ends import Ends
+from penstock.gateway.mcp.own_server import host_own
 from penstock.gateway.mcp.servers import Servers
 from penstock.gateway.mcp.sessions import Sessions
 from penstock.gateway.metrics import Metrics
@@ -258,6 +259,7 @@ class Gateway:
         gc.set_threshold(20_000, 20, 20)
         self.state.started = True
         address = self._server.sockets[0].getsockname()
+        host_own(self.mcp.servers, self.bridge, self.config, self.auth, address[:2])
         return address[0], address[1]
 
     def _tick(self) -> None:

@@ -186,6 +186,8 @@ class Mcp(Section):
 
     servers: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")], McpServer] = Field(default={})
     """By the name that their addresses and spans have."""
+    write: bool = False
+    """Whether Penstock's own server, at `/mcp/penstock`, may post rewards and propose versions of prompts."""
 
 
 class Limits(Section):

@@ -102,6 +102,7 @@ class McpCall(Call):
         headers = {low: value for low, _, value in self.request.headers}
         if self._mcp.servers.local_only and not call.token:
             check_origin(headers)
+        self._server.check(headers, call.token)
         if first is not None and first.method == _OPENING:
             self._belong(new_rollout())
         self._join(headers.get(SESSION, b"") or self._server.own_path(call.path).encode("latin-1"))

@@ -66,6 +66,9 @@ class ServerPool(Pool):
         message = f"server {self.name!r} has not named the path {below!r}: use {PREFIX}{self.name}, which is its url"
         raise ClientFault(404, "path", message, "path")
 
+    def check(self, headers: Mapping[bytes, bytes], token: bool) -> None:
+        """Raises `ClientFault` for a call that this server is not for. `token`: whether it has an agent token."""
+
     def headers(self, headers: Headers, address: Address) -> Headers:
         """Those of a request as they are sent: the client's own."""
         return headers
@@ -95,8 +98,8 @@ class HostedPool(ServerPool):
 
     attributes: Mapping[str, Any] = {"network.transport": "pipe"}
 
-    def __init__(self, name: str, config: McpServer, bridge: Bridge) -> None:
-        super().__init__(name, config, None)
+    def __init__(self, name: str, config: McpServer, bridge: Bridge, admin_key: str | None) -> None:
+        super().__init__(name, config, admin_key)
         self._bridge = bridge
 
     async def open(self, connection: UpstreamConnection) -> None:
@@ -120,7 +123,7 @@ class Servers:
         self.local_only = config.loopback
         """Whether only this machine can connect, so that no key is needed."""
         self.pools = {
-            name: ServerPool(name, one, admin_key) if one.command is None else HostedPool(name, one, bridge)
+            name: ServerPool(name, one, admin_key) if one.command is None else HostedPool(name, one, bridge, admin_key)
             for name, one in configured
         }
         self._bridge = bridge

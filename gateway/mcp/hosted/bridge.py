@@ -45,9 +45,11 @@ class Bridge:
     """All servers that the gateway hosts."""
 
     def __init__(self, servers: Iterable[tuple[str, McpServer]], secrets: Secrets, rollouts: Rollouts) -> None:
-        self._hosts = {
-            name: Host(name, config, secrets, rollouts) for name, config in servers if config.command is not None
-        }
+        self._secrets, self._rollouts = secrets, rollouts
+        self._hosts = dict[str, Host]()
+        for name, config in servers:
+            if config.command is not None:
+                self.add(name, config)
         # Bodies have passed the gateway's own limit.
         application = web.Application(client_max_size=0)
         application.router.add_route("*", "/{path:.*}", self._serve)
@@ -62,14 +64,16 @@ class Bridge:
 
     async def start(self) -> None:
         """Before the first connection."""
-        if self._hosts:
-            await self._runner.setup()
+        await self._runner.setup()
+
+    def add(self, name: str, config: McpServer) -> None:
+        """Hosts a further server."""
+        self._hosts[name] = Host(name, config, self._secrets, self._rollouts)
 
     async def stop(self) -> None:
         """Ends all processes."""
         _ = await asyncio.gather(*(host.close() for host in self._hosts.values()))
-        if self._hosts:
-            await self._runner.cleanup()
+        await self._runner.cleanup()
 
     def expire(self) -> None:
         """Ends sessions that nobody has used for too long."""
