@@ -26,7 +26,7 @@ spaces), and back in the bytes of the process. No id is rewritten. That is possi
 token, a notification of a subscription the request that listens. What else the server asks or logs belongs to the only
 request that is under way; if there are several, it goes to the stream that listens, and without one to the request that
 came last. Everything else (`list_changed`, resources that were updated) goes to the stream that listens, or waits for
-one: 1,000 messages at most, of which the oldest are dropped first.
+one: 1,000 messages at most, of which the oldest are dropped first. A client that reads slowly slows its process down.
 
 **How it ends.** With DELETE, after `idle_timeout`, and with the gateway: stdin is closed, then comes TERM, then KILL.
 If the gateway is killed, wardens notice and do the same. The open requests of a process that ends by itself are

@@ -127,6 +127,23 @@ async def test_a_server_asks_its_client(hosted: Hosted) -> None:
     assert by_name["sampling/createMessage"].status == SpanStatus.OK
 
 
+async def test_what_could_belong_to_several_requests_goes_to_the_listener(hosted: Hosted) -> None:
+    client = await hosted.opened()
+    waiting = asyncio.ensure_future(text(client, "held_back", id="h"))
+    await Tape(hosted.gateway.url, hosted.http).open_span("r1")
+    async with client.post(call("ask", id=1)) as response:
+        # Nobody listens: it is taken for one of the newest request.
+        assert (await events(response, 1))[0]["id"] == "s-1"
+        async with client.listen() as stream:
+            asking = asyncio.ensure_future(text(client, "ask", id=2))
+            assert (await events(stream, 1))[0]["id"] == "s-1"
+            said = {"role": "assistant", "model": "m", "content": {"type": "text", "text": "second"}}
+            assert (await client.say({"jsonrpc": "2.0", "id": "s-1", "result": said}))[0] == 202
+            assert await asking == "second"
+    await text(client, "release", id=3)
+    assert await waiting == "released"
+
+
 async def test_several_requests_in_one_body(hosted: Hosted) -> None:
     """As revision 2025-03-26 has it."""
     client = await hosted.opened()
