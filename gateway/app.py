@@ -38,6 +38,9 @@ from penstock.gateway.http.redact import Redactor
 from penstock.gateway.mcp.all_features import all_features
 from penstock.gateway.mcp.audit import Audit
 from penstock.gateway.mcp.features import Mcp
+from penstock.gateway.mcp.hosted.bridge import Bridge
+from penstock.gateway.mcp.hosted.ends import Ends
+from penstock.gateway.mcp.own_server import host_own
 from penstock.gateway.mcp.servers import Servers
 from penstock.gateway.mcp.sessions import Sessions
 from penstock.gateway.metrics import Metrics
@@ -137,7 +140,6 @@ class Gateway:
         self.pools = {upstream.name: Pool(upstream, key) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
         self.questions = Questions()
-        self.mcp = Mcp(Servers(config, key), Sessions())
         self.store = open_store(config.data, secrets=self._redactor.own)
         self.feed = Feed(self.store.cursor())
         self.auth = Auth(key, self.store.secret())
@@ -148,6 +150,9 @@ class Gateway:
         self.dispatcher = Dispatcher(
             self.recorder, self.metrics, self._now_ns, config.trust_agent_rewards, config.quiet_seconds
         )
+        ends = Ends(self.dispatcher, self.store, self._now_ns)
+        self.bridge = Bridge(config.mcp.servers.items(), self._redactor.own, ends)
+        self.mcp = Mcp(Servers(config, key, self.bridge), Sessions())
         self._make_releases()
         self.audit = Audit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
         self._make_control()
@@ -245,6 +250,7 @@ class Gateway:
         self.mcp.features = all_features(self.proxy, self.definitions, self.questions, self.audit)
         self._port = port = Dispatch(self.proxy, plane, self.mcp)
         self.recorder.start()
+        await self.bridge.start()
         await self.dispatcher.start()
         await self.releases.start()
         self.adapter_keeper.start()
@@ -264,6 +270,7 @@ class Gateway:
         gc.set_threshold(20_000, 20, 20)
         self.state.started = True
         address = self._server.sockets[0].getsockname()
+        host_own(self.mcp.servers, self.bridge, self.config, self.auth, address[:2])
         return address[0], address[1]
 
     def _tick(self) -> None:
@@ -296,6 +303,7 @@ class Gateway:
             call.give_up()
         self.mcp.sessions.close()
         await self.audit.finish(_CONTROL_SECONDS)
+        await self.bridge.stop()
         if self._exporter is not None:
             await self.recorder.flush()
             await self._exporter.stop()

@@ -6,6 +6,7 @@ Every field's docstring is its documentation: docs/configuration.md is held agai
 from __future__ import annotations
 
 import os
+import re
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
@@ -113,8 +114,26 @@ class Route(Section):
 class McpServer(Section):
     """`[mcp.servers.NAME]`: a server of tools, which agents reach at `/mcp/NAME`."""
 
-    url: str
+    url: str | None = None
     """Its endpoint: that of streamable HTTP, or the one that opens the stream of the older HTTP with SSE."""
+    command: list[str] | None = Field(default=None, min_length=1)
+    """What starts it, with its arguments, if it speaks on stdin and stdout: the gateway hosts it."""
+    env: dict[str, str] = Field(default={})
+    """Variables of its environment."""
+    env_keys: list[str] = Field(default=[])
+    """Names of variables that it gets from the gateway's environment, such as keys; the tape never has their values."""
+    cwd: Path | None = Field(default=None, strict=False)
+    """Directory that it starts in. Default: the gateway's own."""
+    processes: int = Field(default=100, gt=0)
+    """How many of its processes may run at a time: each session has one."""
+    idle_timeout: float = Field(default=1800.0, gt=0)
+    """Seconds without a request or a stream after which a session ends, and its process."""
+    memory_bytes: int | None = Field(default=None, gt=0)
+    """Largest address space of each of its processes. Node.js reserves far more than it uses."""
+    cpu_seconds: int | None = Field(default=None, gt=0)
+    """Most CPU time of each of its processes."""
+    open_files: int = Field(default=4096, gt=0)
+    """Most open files of each of its processes."""
     key_env: str | None = None
     """Environment variable with its key, sent as a bearer token in place of the agent's. Without it the agent's own
     passes through."""
@@ -136,14 +155,41 @@ class McpServer(Section):
 
     @field_validator("url")
     @classmethod
-    def _is_http(cls, value: str) -> str:
+    def _is_http(cls, value: str | None) -> str | None:
         # Its path is taken as it is: `/mcp` and `/mcp/` may be two.
-        _ = _http_url(value, "key_env")
+        _ = None if value is None else _http_url(value, "key_env")
         return value
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> McpServer:
+        if (self.url is None) == (self.command is None):
+            raise ValueError("give it either url, where it listens, or command, which starts it")
+        others = ("key_env",) if self.url is None else _HOSTED
+        if found := [name for name in others if name in self.model_fields_set]:
+            kind, way = ("command", "env_keys gives it keys") if self.url is None else ("url", "it is for command")
+            raise ValueError(f"{found[0]} does nothing for a server with {kind}: {way}")
+        if ADMIN_KEY in self.env_keys:
+            raise ValueError(f"env_keys: {ADMIN_KEY} is the gateway's own and given to no server")
+        return self
+
+    def keys(self, name: str) -> dict[str, str]:
+        """What it gets from the gateway's environment; raises `ConfigError` when one is missing."""
+        missing = [key for key in self.env_keys if key not in os.environ]
+        if missing:
+            raise ConfigError(f"mcp.servers.{name}: env_keys names {missing[0]}, which is not set in the environment")
+        return {key: os.environ[key] for key in self.env_keys}
 
     def key(self, name: str) -> str | None:
         """Its key from the environment; raises `ConfigError` when it is named and missing."""
         return _key(f"mcp.servers.{name}", self.key_env)
+
+
+_KEY_NAME = re.compile("(?i)key|token|secret|password")
+"""Names of variables whose values are kept off the tape."""
+_HOSTED = (
+    "env", "env_keys", "cwd", "processes", "idle_timeout", "memory_bytes", "cpu_seconds", "open_files",
+)  # fmt: skip
+"""What only servers have that the gateway hosts."""
 
 
 class Mcp(Section):
@@ -151,6 +197,8 @@ class Mcp(Section):
 
     servers: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")], McpServer] = Field(default={})
     """By the name that their addresses and spans have."""
+    write: bool = False
+    """Whether Penstock's own server, at `/mcp/penstock`, may post rewards and propose versions of prompts."""
 
 
 class Limits(Section):
@@ -295,6 +343,8 @@ class Config(Section):
             admin_key(),
             *(one.key() for one in self.upstream),
             *(one.key(name) for name, one in servers),
+            *(value for name, one in servers for value in one.keys(name).values()),
+            *(value for _, one in servers for key, value in one.env.items() if _KEY_NAME.search(key)),
             *self.otlp.headers().values(),
         ]
 

@@ -203,6 +203,17 @@ def asked(sent: Sent) -> Asked:
     return Asked(target, protocol, text(meta.get("traceparent")), attributes)
 
 
+def meta(sent: Sent) -> Json:
+    """What a request or a notification says beside its parameters."""
+    return obj((_request(sent.raw).params or _Params()).meta)
+
+
+def token(sent: Sent) -> bytes | None:
+    """The token of the progress that a notification reports, as canonical JSON."""
+    params = obj(obj(loads(sent.raw)).get("params"))
+    return orjson.dumps(params["progressToken"]) if "progressToken" in params else None
+
+
 def mismatches(sent: Sent, about: Asked, headers: Mapping[bytes, bytes]) -> str | None:
     """Names of headers that say something else than the message does (since 2026-07-28 a server must refuse that); None
     where there is none. A header that is missing says nothing."""
@@ -258,6 +269,12 @@ def outcome(answer: bytes) -> tuple[Failed | None, str | None, dict[str, Any]]:
     if result.isError is True:
         return "tool_error", finish, attributes | {"error.type": "tool_error"}
     return None, finish, attributes
+
+
+def refused_with(answer: bytes) -> int | None:
+    """The code of an answer that is an error."""
+    error = _answer(answer).error
+    return error.code if error is not None and isinstance(error.code, int) else None
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

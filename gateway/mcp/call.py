@@ -99,6 +99,7 @@ class McpCall(LimitedCall):
         headers = {low: value for low, _, value in self.request.headers}
         if self._mcp.servers.local_only and not call.token:
             check_origin(headers)
+        self._server.check(headers, call.token)
         if first is not None and first.method == _OPENING:
             self._belong(new_rollout())
         self._join(headers.get(SESSION, b"") or self._server.own_path(call.path).encode("latin-1"))
@@ -106,6 +107,7 @@ class McpCall(LimitedCall):
         server, mcp = self._server, self._mcp
         asking = Asking(server, call.address, self.request, self._messages, self.record, self._interests)
         sent = identity(self.request.headers) if mcp.changes(server.name) else self.request.headers
+        sent = server.headers(sent, call.address)
         self._plan(iter(mcp.features), asking, Send([server], call, call.body, sent))
 
     def _plan(self, features: Iterator[McpFeature], asking: Asking, send: Send) -> None:
@@ -161,14 +163,15 @@ class McpCall(LimitedCall):
         if first is None:
             about_server = self._admitted.path.startswith(WELL_KNOWN)
             record.name = "metadata" if about_server else _WITHOUT_METHOD.get(self.request.method)
-            record.attributes = listed({}, session, protocol)
+            record.attributes = listed({**self._server.attributes}, session, protocol)
             return
         about = asked(first)
         record.name = " ".join(filter(None, (first.method, about.target)))
         record.kind = "tool" if first.method == CALL else "mcp"
         odd = mismatches(first, about, headers)
         more = {} if odd is None else {"penstock.mcp.mismatch": odd}
-        record.attributes = listed(about.attributes | more, session, about.protocol or protocol)
+        more |= {**about.attributes, **self._server.attributes}
+        record.attributes = listed(more, session, about.protocol or protocol)
         if about.traceparent is not None:
             record.trace = trace.parse(about.traceparent)
 

@@ -1,6 +1,7 @@
 """The servers of tools by their addresses.
 
-    /mcp/NAME                the server's endpoint, `[mcp.servers.NAME] url`
+    /mcp/NAME                the server's endpoint, `[mcp.servers.NAME] url`, or the bridge before the processes of its
+                             `command` (`mcp.hosted`)
     /mcp/NAME/@/rest?query   a path that the server itself has named: for the messages of a stream that it opened (HTTP
                              with SSE), or as the place of its metadata (OAuth)
     /.well-known/oauth-protected-resource/mcp/NAME   the metadata of its endpoint
@@ -11,21 +12,27 @@ A path that the server has not named is refused: an agent reaches the server's t
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
+from penstock.gateway.calls.address import Address
 from penstock.gateway.config import Config, McpServer, Upstream
 from penstock.gateway.dialects.mcp import MCP, PREFIX
 from penstock.gateway.http.errors import ClientFault
+from penstock.gateway.http.request import Headers
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.mcp.breaker import Position
+from penstock.gateway.mcp.hosted.bridge import NAMED, OWNER, Bridge
 from penstock.gateway.mcp.limits import Limits
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.upstreams.pool import Pool
+from penstock.gateway.upstreams.pool import Pool, connect_inside
 
 OWN: Final = "/@"
 """Stands before a path that the server has named."""
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 """Stands before the path of a resource whose metadata are asked for (RFC 9728, section 3.1)."""
+_OF_THE_BRIDGE: Final = frozenset({OWNER.lower().encode(), NAMED.lower().encode()})
 _NAMED: Final = 10_000
 """Paths of one server that are remembered: each is one of its open streams."""
 
@@ -33,10 +40,13 @@ _NAMED: Final = 10_000
 class ServerPool(Pool):
     """The connections to one server."""
 
+    attributes: Mapping[str, Any] = {}
+    """Of the spans of its calls."""
+
     def __init__(self, name: str, config: McpServer, admin_key: str | None) -> None:
         upstream = Upstream.model_construct(
             name=name,
-            base_url=config.url,
+            base_url=config.url or f"pipe://{name}",
             dialect=MCP.name,
             key_env=config.key_env,
             connect_timeout=config.connect_timeout,
@@ -60,6 +70,13 @@ class ServerPool(Pool):
         message = f"server {self.name!r} has not named the path {below!r}: use {PREFIX}{self.name}, which is its url"
         raise ClientFault(404, "path", message, "path")
 
+    def check(self, headers: Mapping[bytes, bytes], token: bool) -> None:
+        """Raises `ClientFault` for a call that this server is not for. `token`: whether it has an agent token."""
+
+    def headers(self, headers: Headers, address: Address) -> Headers:
+        """Those of a request as they are sent: the client's own."""
+        return headers
+
     def own_path(self, path: str) -> str:
         """The path of the server that one below a rollout's address stands for; empty for the endpoint itself."""
         below = path[len(PREFIX) + len(self.name) :]
@@ -80,19 +97,46 @@ class ServerPool(Pool):
         return f"{PREFIX}{self.name}{OWN}{path}"
 
 
+class HostedPool(ServerPool):
+    """The connections to a server that the gateway hosts: to the bridge before its processes."""
+
+    attributes: Mapping[str, Any] = {"network.transport": "pipe"}
+
+    def __init__(self, name: str, config: McpServer, bridge: Bridge, admin_key: str | None) -> None:
+        super().__init__(name, config, admin_key)
+        self._bridge = bridge
+
+    async def open(self, connection: UpstreamConnection) -> None:
+        """Connects by a socket pair."""
+        await connect_inside(self._bridge.protocol, connection)
+
+    def headers(self, headers: Headers, address: Address) -> Headers:
+        """The client's own, and whose call it is."""
+        kept = [header for header in headers if header[0] not in _OF_THE_BRIDGE]
+        kept.append((b"penstock-owner", OWNER.encode(), f"{address.rollout}/{address.attempt}".encode()))
+        if address.origin != "implicit":
+            kept.append((b"penstock-named", NAMED.encode(), b"1"))
+        return kept
+
+
 class Servers:
     """All that are configured."""
 
-    def __init__(self, config: Config, admin_key: str | None) -> None:
+    def __init__(self, config: Config, admin_key: str | None, bridge: Bridge) -> None:
         configured = config.mcp.servers.items()
         self.local_only = config.loopback
         """Whether only this machine can connect, so that no key is needed."""
-        self.pools = {name: ServerPool(name, config, admin_key) for name, config in configured}
+        self.pools = {
+            name: ServerPool(name, one, admin_key) if one.command is None else HostedPool(name, one, bridge, admin_key)
+            for name, one in configured
+        }
+        self._bridge = bridge
 
     def expire(self, now: float) -> None:
         """Closes connections that have been idle for too long."""
         for pool in self.pools.values():
             pool.expire(now)
+        self._bridge.expire()
 
     def measure(self, metrics: Metrics) -> None:
         """Says how they are."""
@@ -108,9 +152,8 @@ class Servers:
         name = path.removeprefix(WELL_KNOWN).partition("?")[0][len(PREFIX) :].partition("/")[0]
         found = self.pools.get(name)
         if found is None:
-            known = ", ".join(self.pools) or "none"
-            message = (
-                f"there is no MCP server {name[:64]!r}: add [mcp.servers.{name[:64]}] with its url (there are: {known})"
-            )
+            known, name = ", ".join(self.pools) or "none", name[:64]
+            way = f"add [mcp.servers.{name}] with its url or its command"
+            message = f"there is no MCP server {name!r}: {way} (there are: {known})"
             raise ClientFault(404, "mcp_server", message, "path")
         return found

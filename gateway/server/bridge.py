@@ -8,7 +8,6 @@ Every other goes to aiohttp unchanged, on a connection that nobody else uses unt
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 
 from penstock.gateway.api.operations import Operations
@@ -18,7 +17,7 @@ from penstock.gateway.http.headers import control_head, framed
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.proxy.relay import Relay
-from penstock.gateway.upstreams.pool import Connector
+from penstock.gateway.upstreams.pool import Connector, connect_inside
 
 TRACES = "/v1/traces"
 _AGENT_PATHS = frozenset({"/rewards", "/events", TRACES})
@@ -82,12 +81,7 @@ class ControlPlane(Connector):
 
     async def open(self, connection: UpstreamConnection) -> None:
         """Connects by a socket pair."""
-        loop = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            end.setblocking(False)
-        await loop.connect_accepted_socket(self._server, theirs)
-        await loop.create_unix_connection(lambda: connection, sock=ours)
+        await connect_inside(self._server, connection)
 
 
 class ControlCall(Relay):

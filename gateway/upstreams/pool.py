@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -144,6 +146,17 @@ class Pool(Connector):
         """Closes every idle connection."""
         while self._idle:
             self._idle.popleft().transport.abort()
+
+
+async def connect_inside(server: Callable[[], asyncio.Protocol], connection: UpstreamConnection) -> None:
+    """Connects to a server in this process by a socket pair, which nobody else can reach. `server` makes its
+    protocols."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setblocking(False)
+    await loop.connect_accepted_socket(server, theirs)
+    await loop.create_unix_connection(lambda: connection, sock=ours)
 
 
 def _credential(config: Upstream) -> tuple[bytes, bytes] | None:

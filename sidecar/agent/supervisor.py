@@ -14,9 +14,11 @@ There are two wardens, parent and child, because a warden may be killed too (a c
 the inner one dies, the outer one inherits the processes that are left and kills them. When the outer one dies, a pipe
 between them closes and the inner one ends as if the runner were gone.
 
-`after` is a command that is run at the very end, such as one that removes a container. The warden is a process of its
-own and uses the standard library alone: it starts in about 20 ms and no failure of the runner reaches it. Where the
-kernel has no subreapers (anything but Linux) it kills the agent's process group, which a grandchild can leave.
+`after` is a command that is run at the very end, such as one that removes a container; `limits` are bounds of the
+command by their names in `resource` (`{"NOFILE": 4096}`). The warden is a process of its own and uses the standard
+library alone: it starts in about 20 ms and no failure of the runner reaches it. Where the kernel has no subreapers
+(anything but Linux) it kills the agent's process group, which a grandchild can leave. The gateway hosts servers of
+tools below such wardens, too (`gateway.mcp.hosted`).
 
 `watch` does the same for an agent that is a function: `sidecar.agent.fork_server` forks such wardens.
 """
@@ -30,7 +32,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -215,13 +217,30 @@ def _leave_home(parent: int) -> None:
         _ = signal.signal(number, signal.SIG_DFL)
 
 
-def _execute(argv: list[str], failure: int) -> None:
+def _execute(argv: list[str], limits: Mapping[str, int], failure: int) -> None:
     """Becomes a command; what is open is closed by that."""
     try:
+        _limit(limits)
         os.execvp(argv[0], argv)
     except BaseException as e:
         reason = e.strerror if isinstance(e, OSError) else str(e)
         _ = os.write(failure, f"cannot start {argv[0]!r}: {reason}".encode(errors="replace")[:4000])
+
+
+def _limit(limits: Mapping[str, int]) -> None:
+    """Bounds this process and what it starts, as far as its own bounds let it."""
+    if not limits:
+        return
+    import resource
+
+    for name, limit in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(kind)[1]
+        # At the hard limit of CPU time comes KILL; the signal a second before says why.
+        soft, most = limit, limit + (name == "CPU")
+        if hard != resource.RLIM_INFINITY:
+            soft, most = min(soft, hard), min(most, hard)
+        resource.setrlimit(kind, (soft, most))
 
 
 def _send(kill: Callable[[int, int], None], pid: int, number: int) -> None:
@@ -269,7 +288,8 @@ def watch(control: int, grace_s: float, become: Become) -> bool:
 def main() -> None:
     """The process."""
     told, argv = json.loads(sys.argv[1]), sys.argv[2:]
-    if watch(told["control"], told["grace_s"], lambda failure: _execute(argv, failure)) and told["after"]:
+    limits = told.get("limits", {})
+    if watch(told["control"], told["grace_s"], lambda failure: _execute(argv, limits, failure)) and told["after"]:
         _clean_up(told["after"])
 
 

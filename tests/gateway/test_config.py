@@ -23,6 +23,7 @@ SECTIONS = {
     "otlp": "[otlp]",
     "upstream": "[[upstream]]",
     "route": "[[route]]",
+    "mcp": "[mcp]",
     "mcp.servers.NAME": "[mcp.servers.NAME]",
     "policy": "[[policy]]",
 }
@@ -132,7 +133,18 @@ WRONG = [
     ("otlp", 'endpoint = "collector:4318"'),
     ("otlp", "wait = 301"),
     ("", "mcp = 1"),
+    ("mcp", "servers = 1"),
+    ("mcp", "write = 1"),
     ("mcp.servers.NAME", 'url = "ftp://x"'),
+    ("mcp.servers.NAME", 'command = "npx"'),
+    ("mcp.servers.NAME", "env = { A = 1 }"),
+    ("mcp.servers.NAME", 'env_keys = "KEY"'),
+    ("mcp.servers.NAME", "cwd = 1"),
+    ("mcp.servers.NAME", "processes = 0"),
+    ("mcp.servers.NAME", "idle_timeout = 0"),
+    ("mcp.servers.NAME", "memory_bytes = -1"),
+    ("mcp.servers.NAME", "cpu_seconds = 0.5"),
+    ("mcp.servers.NAME", "open_files = 0"),
     ("mcp.servers.NAME", "key_env = 1"),
     ("mcp.servers.NAME", "connect_timeout = 0"),
     ("mcp.servers.NAME", "first_byte_timeout = 0"),
@@ -222,6 +234,33 @@ def test_keys_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.Monk
     assert load(None).upstreams()[0].key() is None
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "give it either url, where it listens, or command, which starts it"),
+        ('url = "http://x"\ncommand = ["x"]', "give it either url, where it listens, or command, which starts it"),
+        ('url = "http://x"\nenv = { A = "1" }', "env does nothing for a server with url"),
+        ('command = ["x"]\nkey_env = "K"', "key_env does nothing for a server with command: env_keys gives it keys"),
+        ("command = []", "command"),
+        ('command = ["x"]\nenv_keys = ["PENSTOCK_ADMIN_KEY"]', "PENSTOCK_ADMIN_KEY is the gateway's own"),
+    ],
+)
+def test_a_server_of_tools_is_reached_or_started(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        read(tmp_path, f"[mcp.servers.s]\n{text}\n")
+
+
+def test_what_a_hosted_server_gets_is_kept_off_the_tape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = 'command = ["x"]\nenv = { A_TOKEN = "one", PLAIN = "two" }\nenv_keys = ["ITS"]\n'
+    config = read(tmp_path, f"[mcp.servers.s]\n{server}")
+    monkeypatch.delenv("ITS", raising=False)
+    with pytest.raises(ConfigError, match=r"mcp\.servers\.s: env_keys names ITS, which is not set"):
+        config.secrets()
+    monkeypatch.setenv("ITS", "three")
+    assert {"one", "three"} <= {*config.secrets()}
+    assert "two" not in config.secrets()
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gateway.example", ""])
 def test_no_open_door_without_a_key(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load(None, host=host)
@@ -262,7 +301,7 @@ def test_documentation_and_code_name_the_same_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "key"), [one for one in keys_of_all_sections() if one[0] or one[1] not in (*SECTIONS, "mcp")]
+    ("section", "key"), [one for one in keys_of_all_sections() if one[0] or one[1] not in SECTIONS]
 )
 def test_documentation_tells_the_default_and_the_docstring(section: str, key: str) -> None:
     field = (model_of(section) if section else Config).model_fields[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncGenerator
@@ -84,18 +85,24 @@ def tools(spans: list[Span]) -> list[Span]:
 TOOLS = [("tools/call add", None), ("tools/call count", None), ("tools/call broken", "tool_error")]
 
 
-async def test_both_eras_and_both_transports(
+async def test_both_eras_and_all_transports(
     start_gateway: StartGateway, servers: list[str], http: aiohttp.ClientSession
 ) -> None:
     new, old = servers
-    gateway = await start_gateway(f'[mcp.servers.new]\nurl = "{new}/mcp"\n[mcp.servers.old]\nurl = "{old}/sse"\n')
+    command = json.dumps([sys.executable, str(SERVER), "0", "stdio"])
+    gateway = await start_gateway(
+        f'[mcp.servers.new]\nurl = "{new}/mcp"\n[mcp.servers.old]\nurl = "{old}/sse"\n'
+        f"[mcp.servers.hosted]\ncommand = {command}\n"
+    )
     tape = Tape(gateway.url, http)
     for mode in ("auto", "legacy"):
         async with Client(f"{gateway.address(mode)}/mcp/new", mode=mode) as client:
             await used(client)
+        async with Client(f"{gateway.address('hosted-' + mode)}/mcp/hosted", mode=mode) as client:
+            await used(client)
     async with Client(sse_client(f"{gateway.address('sse')}/mcp/old"), mode="legacy") as client:
         await used(client)
-    for rollout in ("auto", "legacy", "sse"):
+    for rollout in ("auto", "legacy", "sse", "hosted-auto", "hosted-legacy"):
         spans = await tape.when(rollout, "a1", lambda spans: len(tools(spans)) == 3)
         assert [(span.name, span.error) for span in tools(spans)] == TOOLS
     sessions = {str((span.attributes or {}).get("mcp.session.id")) for span in await tape.when("auto", "a1", bool)}

@@ -1,0 +1,241 @@
+"""Streamable HTTP in front of the processes: what `mcp.call` speaks to in place of a server with a URL.
+
+Whoever connects has passed the gateway already: its address, its token, its `Origin`. The connections are socket pairs,
+so nobody else can. A request that a process cannot answer gets an error of JSON-RPC with status 200, because some
+clients wait for ever after any other status; what concerns the transport has the status that the protocol says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from time import monotonic
+from typing import Final
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from penstock.gateway.config import McpServer
+from penstock.gateway.dialects.base import EVENT_STREAM
+from penstock.gateway.dialects.mcp import Sent, error_of, messages, meta, refused_with
+from penstock.gateway.mcp.hosted.host import CannotStart, Host, Rollouts
+from penstock.gateway.mcp.hosted.session import Owner, Session
+from penstock.gateway.mcp.hosted.streams import Exchange, Stream
+from penstock.gateway.model.known_secrets import Secrets
+
+OWNER: Final = "Penstock-Owner"
+"""Header in which a call says whose it is: rollout and attempt."""
+NAMED: Final = "Penstock-Named"
+"""Header that is there when the client has named them."""
+_SESSION: Final = "Mcp-Session-Id"
+_PROTOCOL: Final = "MCP-Protocol-Version"
+_STATELESS: Final = "2026-07-28"
+"""The first revision without sessions."""
+_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
+_EVENTS: Final = {"Content-Type": EVENT_STREAM.decode(), "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_UNSUPPORTED: Final = -32022
+"""Code of a server that does not know a revision, but knows how to say so."""
+_STATUS: Final = {-32601: 404, -32700: 400, -32600: 400, -32602: 400, -32020: 400, -32021: 400, _UNSUPPORTED: 400}
+"""HTTP statuses of errors, by their codes, since revision 2026-07-28."""
+_SECONDS: Final = 1.0
+_HEAD: Final = 64 << 10
+
+
+class Bridge:
+    """All servers that the gateway hosts."""
+
+    def __init__(self, servers: Iterable[tuple[str, McpServer]], secrets: Secrets, rollouts: Rollouts) -> None:
+        self._secrets, self._rollouts = secrets, rollouts
+        self._hosts = dict[str, Host]()
+        for name, config in servers:
+            if config.command is not None:
+                self.add(name, config)
+        # Bodies have passed the gateway's own limit.
+        application = web.Application(client_max_size=0)
+        application.router.add_route("*", "/{path:.*}", self._serve)
+        self._runner = web.AppRunner(
+            application,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=_SECONDS,
+            max_line_size=_HEAD,
+            max_field_size=_HEAD,
+        )
+
+    async def start(self) -> None:
+        """Before the first connection."""
+        await self._runner.setup()
+
+    def add(self, name: str, config: McpServer) -> None:
+        """Hosts a further server."""
+        self._hosts[name] = Host(name, config, self._secrets, self._rollouts)
+
+    async def stop(self) -> None:
+        """Ends all processes."""
+        _ = await asyncio.gather(*(host.close() for host in self._hosts.values()))
+        await self._runner.cleanup()
+
+    def expire(self) -> None:
+        """Ends sessions that nobody has used for too long."""
+        for host in self._hosts.values():
+            host.expire(monotonic())
+
+    def protocol(self) -> RequestHandler:
+        """The bridge's end of a connection."""
+        server = self._runner.server
+        assert server is not None
+        return server()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        host = self._hosts[request.host]
+        if request.path != "/":
+            return _refused(404, "path", f"a server that the gateway hosts has no path {request.path!r}")
+        match request.method:
+            case "POST":
+                return await _Post(host, request).serve()
+            case "GET" | "DELETE":
+                return await _of_session(host, request)
+            case _:
+                return web.Response(status=405, headers={"Allow": "DELETE, GET, POST"})
+
+
+async def _of_session(host: Host, request: web.Request) -> web.StreamResponse:
+    """A GET, which listens, or a DELETE."""
+    if _SESSION not in request.headers and request.headers.get(_PROTOCOL, "") >= _STATELESS:
+        return web.Response(status=405, headers={"Allow": "POST"})
+    session = _session(host, request)
+    if isinstance(session, web.Response):
+        return session
+    if request.method == "DELETE":
+        host.end(session)
+        return web.Response()
+    if not _accepts(request, EVENT_STREAM.decode()):
+        return _refused(406, "accept", "a stream is text/event-stream: name it in Accept")
+    stream = session.listen()
+    try:
+        return await _stream(request, stream, {})
+    finally:
+        stream.leave()
+        session.touched = monotonic()
+
+
+class _Post:
+    """A POST: messages of the client."""
+
+    def __init__(self, host: Host, request: web.Request) -> None:
+        self._host, self._request = host, request
+        self._sent: list[Sent] = []
+        self._asks: list[Sent] = []
+        rollout, _, attempt = request.headers[OWNER].partition("/")
+        self._owner: Owner = (rollout, attempt)
+        self._stateless = False
+
+    async def serve(self) -> web.StreamResponse:
+        """Its answer."""
+        if not self._request.content_type.startswith("application/json"):
+            return _refused(415, "content_type", "messages are application/json")
+        if not _accepts(self._request, "application/json", EVENT_STREAM.decode()):
+            return _refused(406, "accept", "name both application/json and text/event-stream in Accept")
+        body = await self._request.read()
+        self._sent = messages(body)
+        if not self._sent or any(one.kind == "unreadable" for one in self._sent):
+            return _refused(400, "message", "the body is no message of JSON-RPC")
+        self._asks = [one for one in self._sent if one.kind == "request"]
+        try:
+            session = await self._find()
+        except CannotStart as error:
+            id = self._asks[0].id if self._asks else b"null"
+            return _json(error_of(id, 503, str(error), error.reason, None))
+        if not isinstance(session, Session):
+            return session
+        # Line breaks stand between tokens only.
+        line = body.strip().replace(b"\r", b" ").replace(b"\n", b" ")
+        if not self._asks:
+            await session.send(self._sent, line)
+            return web.Response(status=202)
+        if session.holder(one.id for one in self._asks) is not None or len({*self._ids}) < len(self._asks):
+            return _refused(400, "id", "a request of this id is not answered yet in this session", self._asks[0].id)
+        return await self._ask(session, line)
+
+    @property
+    def _ids(self) -> list[bytes]:
+        return [one.id for one in self._asks]
+
+    async def _find(self) -> Session | web.Response:
+        """The session of the messages: one that is known, a new one, or that of an address."""
+        request, first = self._request, self._sent[0]
+        if _SESSION in request.headers:
+            return _session(self._host, request)
+        if first.method == "initialize" and first.kind == "request":
+            return self._host.begin(self._owner)
+        if request.headers.get(_PROTOCOL, "") < _STATELESS and _VERSION not in meta(first):
+            return _refused(400, "session", f"{_SESSION} is missing: a session begins with initialize")
+        self._stateless = True
+        owner = self._owner if NAMED in request.headers else ("", "")
+        if self._asks:
+            return await self._host.share(owner, self._ids)
+        found = self._host.shared(owner) if first.kind == "notification" else None
+        return found or _refused(400, "message", "no request is under way that this belongs to")
+
+    async def _ask(self, session: Session, line: bytes) -> web.StreamResponse:
+        begins = not self._stateless and self._sent[0].method == "initialize"
+        given = {_SESSION: session.id} if begins else {}
+        exchange = await session.ask(self._sent, line)
+        try:
+            first = await exchange.next()
+            if first is None or not exchange.last:
+                return await _stream(self._request, exchange, given, first)
+            return self._whole(session, exchange, first, given)
+        finally:
+            if begins and exchange.waiting:
+                # The client left without knowing what it has begun.
+                self._host.end(session)
+            # Without sessions, leaving is how a client cancels; with them, it may not mean it.
+            await session.left(exchange, cancels=self._stateless)
+
+    def _whole(self, session: Session, exchange: Exchange, answer: bytes, given: dict[str, str]) -> web.Response:
+        """An answer that came alone."""
+        code = refused_with(answer)
+        earlier = self._stateless and exchange.asks[0].method == "server/discover" and code != _UNSUPPORTED
+        if code is not None and (given or earlier):
+            # Nothing has begun, or it is a server of an earlier revision, which will be asked to initialize.
+            if session.idle:
+                self._host.end(session)
+            given = {}
+        return _json(answer, _STATUS.get(code or 0, 200) if self._stateless else 200, given)
+
+
+def _session(host: Host, request: web.Request) -> Session | web.Response:
+    """The session that a request names."""
+    id = request.headers.get(_SESSION)
+    if id is None:
+        return _refused(400, "session", f"{_SESSION} is missing: a session begins with initialize")
+    session = host.find(id, request.headers[OWNER].partition("/")[0])
+    return session or _refused(404, "session", "there is no such session (any more): begin a new one with initialize")
+
+
+async def _stream(
+    request: web.Request, stream: Stream, headers: dict[str, str], first: bytes | None = None
+) -> web.StreamResponse:
+    """What comes, as events."""
+    response = web.StreamResponse(headers=_EVENTS | headers)
+    await response.prepare(request)
+    line = first if first is not None else await stream.next()
+    while line is not None:
+        await response.write(b"event: message\ndata: %b\n\n" % line)
+        line = await stream.next()
+    return response
+
+
+def _accepts(request: web.Request, *types: str) -> bool:
+    """Whether a client takes all of these; one that says nothing takes everything."""
+    named = [one.partition(";")[0].strip().lower() for one in request.headers.get("Accept", "*/*").split(",")]
+    return all({type, type.partition("/")[0] + "/*", "*/*"} & {*named} for type in types)
+
+
+def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=body, status=status, headers={"Content-Type": "application/json"} | (headers or {}))
+
+
+def _refused(status: int, reason: str, message: str, id: bytes = b"null") -> web.Response:
+    return _json(error_of(id, status, message, reason, None), status)

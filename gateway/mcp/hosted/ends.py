@@ -1,0 +1,62 @@
+"""Processes and the tape: the end of one is an event of its rollout; the end of an attempt ends its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from penstock.gateway.mcp.hosted.host import Ending
+from penstock.gateway.mcp.hosted.session import Owner
+from penstock.gateway.model.known_secrets import fingerprint
+from penstock.gateway.model.lifecycle import LIVE
+from penstock.gateway.queue.dispatcher import Dispatcher
+from penstock.gateway.store.reader import Reader
+from penstock.gateway.store.records import Entry
+
+NAME: Final = "mcp server ended"
+SERVER, ENDED, STDERR = "penstock.mcp.server", "penstock.mcp.ended", "penstock.mcp.stderr"
+"""Attributes: whose process it was, how it ended, its last lines."""
+_log = logging.getLogger("penstock.mcp")
+
+
+class Ends:
+    """Of processes and of attempts."""
+
+    def __init__(self, dispatcher: Dispatcher, tape: Reader, now_ns: Callable[[], int]) -> None:
+        self._dispatcher, self._tape, self._now_ns = dispatcher, tape, now_ns
+        self._telling: set[asyncio.Task[list[int]]] = set()
+
+    def tell(self, ending: Ending) -> None:
+        """Puts the end of a process on the tape."""
+        entry = _event(ending, self._now_ns())
+        if entry is not None:
+            task = asyncio.get_running_loop().create_task(self._dispatcher.add([entry]))
+            self._telling.add(task)
+            task.add_done_callback(self._told)
+
+    def over(self, owner: Owner) -> bool:
+        """Whether an attempt has ended. One that is not on the tape has hardly begun."""
+        rollout, attempt = owner
+        found = [one for one in self._tape.attempts(rollout) if one.id == attempt] if rollout else []
+        return any(one.status not in LIVE for one in found)
+
+    def _told(self, task: asyncio.Task[list[int]]) -> None:
+        self._telling.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("the end of an MCP server could not be recorded: %s", error)
+
+
+def _event(ending: Ending, now_ns: int) -> Entry | None:
+    """None for one that was told to end and has said nothing, and for one of those who named no rollout."""
+    rollout, attempt = ending.owner
+    if not rollout or (ending.asked and not ending.said):
+        return None
+    entry = Entry(rollout, attempt, kind="event", name=NAME, method="", start_ns=now_ns, end_ns=now_ns)
+    entry.status = "ok" if ending.asked else "error"
+    entry.error = None if ending.asked else "mcp_process"
+    entry.attributes = {SERVER: ending.server, ENDED: ending.how, STDERR: ending.said}
+    if ending.session:
+        entry.attributes["mcp.session.id"] = fingerprint(ending.session.encode())
+    return entry

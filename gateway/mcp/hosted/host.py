@@ -1,0 +1,162 @@
+"""The processes of one server: how many there are, how long they live, and when the next may start."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets as randomness
+from collections.abc import Iterable
+from math import ceil
+from time import monotonic
+from typing import Final, NamedTuple, Protocol
+
+from penstock.gateway.config import McpServer
+from penstock.gateway.mcp.hosted.process import GRACE_S
+from penstock.gateway.mcp.hosted.session import Owner, Session
+from penstock.gateway.model.known_secrets import Secrets
+
+_LONGEST_S: Final = 60.0
+"""Between two starts of a server that ends before it has answered anything."""
+_LOOK_S: Final = 5.0
+"""How often it is looked whether the attempt of an unused session has ended."""
+_log = logging.getLogger("penstock.mcp")
+
+
+class CannotStart(Exception):
+    """No process is started now. `reason`: short; the text says why and what to do."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Ending(NamedTuple):
+    """A process that has ended, for the tape."""
+
+    server: str
+    owner: Owner
+    session: str
+    how: str
+    asked: bool
+    """Whether it was told to end."""
+    said: str
+
+
+class Rollouts(Protocol):
+    """What the tape has to do with processes."""
+
+    def tell(self, ending: Ending) -> None:
+        """A process has ended."""
+        ...
+
+    def over(self, owner: Owner) -> bool:
+        """Whether the attempt has ended that a process belongs to."""
+        ...
+
+
+class Host:
+    """Starts the processes of one server, and ends them."""
+
+    def __init__(self, name: str, config: McpServer, secrets: Secrets, rollouts: Rollouts) -> None:
+        self.name, self._config, self._secrets, self._rollouts = name, config, secrets, rollouts
+        self._sessions: dict[str, Session] = {}
+        self._shared: dict[Owner, list[Session]] = {}
+        self._all: set[Session] = set()
+        self._failures, self._not_before, self._why = 0, 0.0, ""
+
+    # Sessions -------------------------------------------------------------------------------------------------------
+
+    def begin(self, owner: Owner) -> Session:
+        """A new session, for the client to know it by its id; raises `CannotStart`."""
+        session = self._start(owner)
+        session.id = randomness.token_urlsafe(24)
+        self._sessions[session.id] = session
+        return session
+
+    def find(self, id: str, rollout: str) -> Session | None:
+        """The session of that id, for a client of the same rollout."""
+        session = self._sessions.get(id)
+        return session if session is not None and session.owner[0] == rollout else None
+
+    async def share(self, owner: Owner, ids: Iterable[bytes]) -> Session:
+        """A process for requests of these ids, where the protocol has no sessions; raises `CannotStart`."""
+        while True:
+            own = self._shared.get(owner, [])
+            holders = [session.holder(ids) for session in own]
+            free = next((session for session, holder in zip(own, holders, strict=True) if holder is None), None)
+            if free is not None:
+                return free
+            busy = [holder for holder in holders if holder is not None and not holder.listens]
+            if not busy:
+                session = self._start(owner)
+                self._shared.setdefault(owner, []).append(session)
+                return session
+            _ = await busy[0].over.wait()
+
+    def shared(self, owner: Owner) -> Session | None:
+        """The process of an address, where the protocol has no sessions and one runs."""
+        return next(iter(self._shared.get(owner, ())), None)
+
+    def end(self, session: Session) -> None:
+        """Nobody needs it any more."""
+        self._forget(session)
+        session.process.stop()
+
+    # Processes ------------------------------------------------------------------------------------------------------
+
+    def _start(self, owner: Owner) -> Session:
+        wait = self._not_before - monotonic()
+        if wait > 0:
+            raise CannotStart("mcp_backoff", f"{self._why}. It may start again in {ceil(wait)} s")
+        if len(self._all) >= self._config.processes:
+            said = f"{len(self._all)} processes of MCP server {self.name!r} run, which is the limit"
+            raise CannotStart("mcp_processes", f"{said} (mcp.servers.{self.name}.processes): end sessions, or raise it")
+        session = Session(self.name, self._config, self._secrets, owner, self._on_end)
+        self._all.add(session)
+        return session
+
+    def _on_end(self, session: Session) -> None:
+        self._forget(session)
+        self._all.discard(session)
+        process = session.process
+        if session.answered:
+            self._failures = 0
+        elif not process.asked:
+            self._failures += 1
+            self._why = session.words()
+            self._not_before = monotonic() + min(2.0 ** (self._failures - 1), _LONGEST_S)
+        if not process.asked:
+            _log.warning("a process of MCP server %r %s", self.name, process.how)
+        said = "\n".join(process.said)
+        self._rollouts.tell(Ending(self.name, session.owner, session.id, process.how, process.asked, said))
+
+    def _forget(self, session: Session) -> None:
+        self._sessions.pop(session.id, None)
+        own = self._shared.get(session.owner, [])
+        if session in own:
+            own.remove(session)
+            if not own:
+                del self._shared[session.owner]
+
+    def expire(self, now: float) -> None:
+        """Ends what nobody has used for too long, and soon what belongs to an attempt that has ended."""
+        for session in [one for one in self._all if not (one.in_use or one.process.asked)]:
+            unused = now - session.touched
+            if unused > self._config.idle_timeout:
+                self.end(session)
+            elif unused > _LOOK_S and now - session.looked > _LOOK_S:
+                session.looked = now
+                if self._rollouts.over(session.owner):
+                    self.end(session)
+
+    async def close(self) -> None:
+        """Ends all, and waits until nothing of them is left, if that takes no longer than it must."""
+        for session in list(self._all):
+            session.process.stop()
+        tasks = [session.task for session in self._all]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=2 * GRACE_S + 1)
+            for task in late:
+                task.cancel()
+            if late:
+                _ = await asyncio.wait(late)

@@ -1,0 +1,240 @@
+"""One process of a server: its lines, what it says on stderr, and how it ended.
+
+Between the gateway and the server stands a warden (`sidecar.agent.supervisor`). It kills whatever the server has
+started and left behind, also when the gateway dies. It is no part of the way of a line: the pipes are the server's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final
+
+from penstock.gateway.config import McpServer
+from penstock.gateway.model.known_secrets import Secrets
+from penstock.sidecar.agent import supervisor
+
+LINE: Final = 64 << 20
+"""Bytes of a line; a process that writes a longer one is ended."""
+GRACE_S: Final = 2.0
+"""Between the end of stdin and TERM, and between TERM and KILL."""
+_READ: Final = 1 << 16
+_SAID, _SAID_LINE = 20, 1000
+"""Lines of stderr that are kept, the last, and characters of each."""
+_LOGGED, _WINDOW_S = 100, 10.0
+"""Lines of a process that are logged within so many seconds."""
+_DRAIN_S: Final = 2.0
+"""How long output is waited for when the tree is gone."""
+_PASSED: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ")
+"""Variables of the gateway's environment that every server gets."""
+_log = logging.getLogger("penstock.mcp")
+
+
+class TooLong(Exception):
+    """A line has no end."""
+
+
+class Process:
+    """A server that runs. `run` starts it and comes back when nothing of it is left."""
+
+    def __init__(
+        self, name: str, config: McpServer, secrets: Secrets, on_line: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """`secrets`: what may not be told, whoever says it."""
+        self.name, self._config, self._secrets, self._on_line = name, config, secrets, on_line
+        self.said: deque[str] = deque(maxlen=_SAID)
+        """What it said last, besides messages."""
+        self.how = ""
+        """How it ended, in words; empty while it runs."""
+        self.asked = False
+        """Whether it was told to end."""
+        self.pid = 0
+        self._why, self._gone = "", False
+        self._control: socket.socket | None = None
+        self._child: asyncio.subprocess.Process | None = None
+        self._started = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._stopping: asyncio.TimerHandle | None = None
+        self._window, self._in_window = 0.0, 0
+
+    async def run(self) -> None:
+        """From its start to its end, which is in `how` then."""
+        try:
+            ours, self._child = await self._spawn()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self.how = f"cannot be started in {self._config.cwd or os.getcwd()}: {reason}"
+            self._started.set()
+            return
+        child, self._control = self._child, ours
+        assert child.stdout is not None
+        assert child.stderr is not None
+        readers = [asyncio.ensure_future(self._read(child.stdout)), asyncio.ensure_future(self._listen(child.stderr))]
+        self._started.set()
+        try:
+            told = await _follow(ours)
+            _ = await asyncio.wait(readers, timeout=_DRAIN_S)
+        finally:
+            self._gone = True
+            for reader in readers:
+                reader.cancel()
+            if self._stopping is not None:
+                self._stopping.cancel()
+            ours.close()
+        _ = await child.wait()
+        self.how = _ending(told, self._why)
+
+    async def _spawn(self) -> tuple[socket.socket, asyncio.subprocess.Process]:
+        config, pipe = self._config, asyncio.subprocess.PIPE
+        limits = {"NOFILE": config.open_files, "AS": config.memory_bytes, "CPU": config.cpu_seconds}
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        told: dict[str, Any] = {"control": theirs.fileno(), "grace_s": GRACE_S, "after": []}
+        told["limits"] = {name: limit for name, limit in limits.items() if limit is not None}
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", supervisor.__file__, json.dumps(told), *(config.command or ())),
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                env=environment(self.name, config),
+                cwd=config.cwd,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = child.pid
+        return ours, child
+
+    async def write(self, line: bytes) -> None:
+        """Sends it a line. Raises `OSError` when it does not read any more."""
+        await self._started.wait()
+        child = self._child
+        if child is None or child.stdin is None or child.stdin.is_closing() or self._gone:
+            raise BrokenPipeError("it does not read any more")
+        async with self._writing:
+            child.stdin.write(line + b"\n")
+            await child.stdin.drain()
+
+    def stop(self) -> None:
+        """Ends it as servers on stdin expect: their input ends; TERM and KILL are for those that do not care."""
+        if self.asked:
+            return
+        self.asked = True
+        if self._child is not None and self._child.stdin is not None:
+            self._child.stdin.close()
+        self._stopping = asyncio.get_running_loop().call_later(GRACE_S, self._order, b"T")
+
+    def kill(self, why: str) -> None:
+        """Ends it at once. `why`: what it did, in words."""
+        self._why = self._why or why
+        self._order(b"K")
+
+    def _order(self, order: bytes) -> None:
+        if self._control is not None:
+            with suppress(OSError):
+                _ = self._control.send(order)
+
+    # What it says ---------------------------------------------------------------------------------------------------
+
+    async def _read(self, stdout: asyncio.StreamReader) -> None:
+        try:
+            async for line in _lines(stdout, LINE):
+                await self._on_line(line)
+        except TooLong:
+            self.kill(f"wrote a line of more than {LINE >> 20} MiB")
+        except Exception:
+            _log.exception("a line of MCP server %r could not be handled", self.name)
+            self.kill("wrote a line on which the gateway failed (its log says why)")
+        else:
+            # It cannot answer any more.
+            self._order(b"T")
+
+    async def _listen(self, stderr: asyncio.StreamReader) -> None:
+        rest = b""
+        while data := await stderr.read(_READ):
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                self.note(line)
+            if len(rest) > _READ:
+                self.note(rest)
+                rest = b""
+        self.note(rest)
+
+    def note(self, line: bytes) -> None:
+        """Keeps what is no message, and logs it: not all of what a process says without end."""
+        text = self._secrets.text(line[: 4 * _SAID_LINE].decode("utf-8", "replace").rstrip())[:_SAID_LINE]
+        if not text:
+            return
+        self.said.append(text)
+        now = monotonic()
+        if now - self._window > _WINDOW_S:
+            if self._in_window > _LOGGED:
+                _log.info("%s: (%d lines are left out)", self.name, self._in_window - _LOGGED)
+            self._window, self._in_window = now, 0
+        self._in_window += 1
+        if self._in_window <= _LOGGED:
+            _log.info("%s: %s", self.name, text)
+
+
+def environment(name: str, config: McpServer) -> dict[str, str]:
+    """The variables of a server: nothing of the gateway's own but what every program needs and what is named."""
+    base = {key: os.environ[key] for key in _PASSED if key in os.environ}
+    return base | config.keys(name) | config.env
+
+
+async def _lines(stream: asyncio.StreamReader, longest: int) -> AsyncGenerator[bytes]:
+    """The lines of a stream, without their ends."""
+    parts, size = list[bytes](), 0
+    while data := await stream.read(_READ):
+        *whole, rest = data.split(b"\n")
+        for line in whole:
+            yield b"".join((*parts, line))
+            parts, size = [], 0
+        if rest:
+            parts.append(rest)
+            size += len(rest)
+        if size > longest:
+            raise TooLong
+    if parts:
+        yield b"".join(parts)
+
+
+async def _follow(control: socket.socket) -> dict[str, Any]:
+    """All that the warden says until it is gone."""
+    loop, said = asyncio.get_running_loop(), b""
+    with suppress(OSError):
+        while data := await loop.sock_recv(control, 4096):
+            said += data
+    told = dict[str, Any]()
+    for line in said.splitlines():
+        told |= json.loads(line)
+    return told
+
+
+def _ending(told: dict[str, Any], why: str) -> str:
+    """How it ended, as the warden tells. `why`: what it was killed for."""
+    if error := told.get("error"):
+        return str(error)
+    if "status" not in told:
+        return "ended with the process that watched it"
+    code = os.waitstatus_to_exitcode(told["status"])
+    if why and code == -signal.SIGKILL:
+        return why
+    if code >= 0:
+        return f"ended with exit status {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"was ended by {name}" + (" (cpu_seconds is its limit)" if -code == signal.SIGXCPU else "")

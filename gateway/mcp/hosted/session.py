@@ -1,0 +1,184 @@
+"""A process, its client, and who waits for what."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final
+
+import orjson
+
+from penstock.gateway.config import McpServer
+from penstock.gateway.dialects.mcp import Sent, cancelled, error_of, messages, meta, token
+from penstock.gateway.mcp.hosted.process import Process
+from penstock.gateway.mcp.hosted.streams import Exchange, Stream
+from penstock.gateway.model.known_secrets import Secrets
+
+LISTEN: Final = "subscriptions/listen"
+"""The request whose answer is a stream that lives on (2026-07-28)."""
+Owner = tuple[str, str]
+"""Rollout and attempt that a session belongs to; empty ones where the client named none."""
+_SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
+_OF_A_REQUEST: Final = frozenset({"notifications/message", "notifications/cancelled"})
+"""Notifications of a server that come because of a request, without saying which."""
+_CANCELLED_S: Final = 2.0
+"""How long a request that its client has cancelled may still be answered."""
+_log = logging.getLogger("penstock.mcp")
+
+
+class Session:
+    """One process of a server."""
+
+    def __init__(
+        self, name: str, config: McpServer, secrets: Secrets, owner: Owner, ended: Callable[[Session], None]
+    ) -> None:
+        """`ended` is called when nothing of the process is left."""
+        self.name, self.owner = name, owner
+        self.process = Process(name, config, secrets, self._on_line)
+        self.id = ""
+        """What the client calls it; empty where the protocol has no sessions."""
+        self.answered = False
+        """Whether the process has answered anything."""
+        self.touched = monotonic()
+        """When its client was last heard of."""
+        self.looked = 0.0
+        """When it was last looked whether its attempt has ended."""
+        self.listener = Stream()
+        """What belongs to no request."""
+        self._open: dict[bytes, Exchange] = {}
+        self._ended = ended
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await self.process.run()
+        finally:
+            self.process.how = self.process.how or "was ended with the gateway"
+            for id in list(self._open):
+                self._fail(id, 502, self.words(), "mcp_process")
+            self.listener.end()
+            self._ended(self)
+
+    def words(self) -> str:
+        """How it ended, and what it said last."""
+        said = " | ".join(list(self.process.said)[-3:])
+        return f"MCP server {self.name!r} {self.process.how}; its last words: {said or 'none'}"
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a client waits for something of it."""
+        return self.listener.attached or any(one.attached for one in self._open.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is open, also nothing whose client has gone."""
+        return not self._open
+
+    def holder(self, ids: Iterable[bytes]) -> Exchange | None:
+        """The exchange that has one of these ids under way."""
+        return next((self._open[id] for id in ids if id in self._open), None)
+
+    # From the client ------------------------------------------------------------------------------------------------
+
+    async def ask(self, sent: list[Sent], line: bytes) -> Exchange:
+        """Sends requests; what belongs to them is in the exchange, until `left` is called with it."""
+        asks = [one for one in sent if one.kind == "request"]
+        tokens = {orjson.dumps(about["progressToken"]) for one in asks if "progressToken" in (about := meta(one))}
+        exchange = Exchange(asks, tokens, any(one.method == LISTEN for one in asks))
+        self._open |= dict.fromkeys(exchange.waiting, exchange)
+        await self.send(sent, line)
+        for one in asks if self.process.how else ():
+            self._fail(one.id, 502, self.words(), "mcp_process")
+        return exchange
+
+    def _fail(self, id: bytes, status: int, message: str, reason: str) -> None:
+        """Answers a request in place of the process."""
+        exchange = self._open.pop(id, None)
+        if exchange is not None:
+            exchange.put(error_of(id, status, message, reason, None))
+            exchange.answered(id)
+
+    async def send(self, sent: list[Sent], line: bytes) -> None:
+        """Sends what needs no answer."""
+        self.touched = monotonic()
+        with suppress(OSError):  # it has ended, or will: that is told to who waits
+            await self.process.write(line)
+        for one in sent:
+            if (unwanted := cancelled(one)) is not None and unwanted in self._open:
+                asyncio.get_running_loop().call_later(_CANCELLED_S, self._give_up, unwanted, self._open[unwanted])
+
+    def _give_up(self, id: bytes, exchange: Exchange) -> None:
+        """A request that was cancelled need not be answered: its client is told that it is over."""
+        if self._open.get(id) is exchange:
+            self._fail(id, 499, "the client has cancelled this request", "client_cancelled")
+
+    async def left(self, exchange: Exchange, cancels: bool) -> None:
+        """The client has had the answer, or has gone. `cancels`: the latter means that it does not want it any more."""
+        exchange.leave()
+        self.touched = monotonic()
+        for id in [id for id in exchange.waiting if cancels and self._open.get(id) is exchange]:
+            params = {"requestId": orjson.Fragment(id), "reason": "the client has closed the stream"}
+            unwanted: dict[str, Any] = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+            line = orjson.dumps(unwanted)
+            await self.send(messages(line), line)
+
+    def listen(self) -> Stream:
+        """A stream of what belongs to no request; an earlier one ends."""
+        if self.listener.dropped:
+            _log.warning(
+                "MCP server %r: %d messages were dropped before anybody listened", self.name, self.listener.dropped
+            )
+        stream = Stream()
+        stream.take_over(self.listener)
+        stream.attached = True
+        self.listener = stream
+        self.touched = monotonic()
+        return stream
+
+    # From the process -----------------------------------------------------------------------------------------------
+
+    async def _on_line(self, line: bytes) -> None:
+        line = line.strip(b" \t\r")
+        told = messages(line) if line else []
+        if any(one.kind == "unreadable" for one in told):
+            self.process.note(b"(stdout) " + line[:2000])
+            return
+        # Between tokens it is a space, and in an event it would be the end of a line.
+        line = line.replace(b"\r", b" ")
+        streams = list[Stream]()
+        for one in told:
+            stream = self._open.get(one.id) if one.kind == "answer" else self._place(one)
+            if stream is None:
+                _log.debug("a message of MCP server %r belongs to nobody", self.name)
+                continue
+            if stream not in streams:
+                stream.put(line)
+                streams.append(stream)
+            if one.kind == "answer":
+                self.answered = True
+                self._open.pop(one.id).answered(one.id)
+        for stream in streams:
+            await stream.room()
+
+    def _place(self, one: Sent) -> Stream | None:
+        """Whom a message that is no answer belongs to."""
+        if one.method == "notifications/progress":
+            of = token(one)
+            return next((found for found in self._open.values() if of in found.tokens), None) or self._nobody
+        subscription = meta(one).get(_SUBSCRIPTION)
+        if subscription is not None:
+            return self._open.get(orjson.dumps(subscription))
+        if one.kind != "request" and one.method not in _OF_A_REQUEST:
+            return self._nobody
+        waiting = [found for found in self._open.values() if found.attached and not found.listens]
+        if not waiting or (len(waiting) > 1 and self.listener.attached):
+            return self._nobody
+        return waiting[-1]
+
+    @property
+    def _nobody(self) -> Stream | None:
+        """Where what belongs to no request goes; nowhere where the protocol has no such stream."""
+        return self.listener if self.id else None

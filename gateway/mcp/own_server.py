@@ -1,0 +1,56 @@
+"""`/mcp/penstock`: Penstock's own server of tools, `penstock mcp serve` against this gateway, hosted like any other.
+
+It is for those who may use the control API. It gets the admin key by its environment, never from a call.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.gateway.api import guard
+from penstock.gateway.calls.auth import Auth
+from penstock.gateway.config import ADMIN_KEY, Config, McpServer
+from penstock.gateway.http.errors import ClientFault
+from penstock.gateway.mcp.hosted.bridge import Bridge
+from penstock.gateway.mcp.servers import HostedPool, Servers
+
+NAME: Final = "penstock"
+_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+"""Addresses that stand for all of this machine, and one of them that can be reached."""
+
+
+class OwnPool(HostedPool):
+    """The connections to it."""
+
+    def __init__(self, config: McpServer, bridge: Bridge, auth: Auth) -> None:
+        super().__init__(NAME, config, bridge, auth.admin_key)
+        self._auth = auth
+
+    def check(self, headers: Mapping[bytes, bytes], token: bool) -> None:
+        """Raises `ClientFault` for who may not use the control API."""
+        if token:
+            raise ClientFault(403, "control", "an agent token opens its own rollout only, never Penstock's own tools")
+        named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+        try:
+            guard.check({**named, "Host": named.get("host", "")}, "/api", self._auth)
+        except guard.ApiError as error:
+            raise ClientFault(error.status, "control", str(error), error.problem.field) from None
+
+
+def host_own(servers: Servers, bridge: Bridge, config: Config, auth: Auth, listens: tuple[str, int]) -> None:
+    """Makes it one of the servers, unless one of that name is configured. `listens`: address and port."""
+    if NAME in servers.pools:
+        return
+    host, port = _EVERYWHERE.get(listens[0], listens[0]), listens[1]
+    env = {"PENSTOCK_GATEWAY": f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"}
+    if auth.admin_key is not None:
+        env[ADMIN_KEY] = auth.admin_key
+    if "PYTHONPATH" in os.environ:
+        env["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    command = [sys.executable, "-m", "penstock", "mcp", "serve", *(["--write"] if config.mcp.write else [])]
+    own = McpServer(command=command, env=env)
+    bridge.add(NAME, own)
+    servers.pools[NAME] = OwnPool(own, bridge, auth)

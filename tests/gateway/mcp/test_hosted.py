@@ -1,0 +1,269 @@
+"""Messages of a server that the gateway hosts: lines pass as they are, each to whom it belongs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from uuid import uuid4
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.mcp_hosted import Hosted, config, error, events, text
+from fakes.mcp_stdio_server import SPACED
+from fakes.mcp_wire import call
+from fakes.tape import Tape
+
+from penstock.gateway.model.span import SpanStatus
+
+
+@pytest.fixture
+async def hosted(start_gateway: StartGateway, http: aiohttp.ClientSession) -> Hosted:
+    """A gateway that hosts a server."""
+    mark = uuid4().hex
+    return Hosted(await start_gateway(config(mark)), http, mark)
+
+
+async def test_a_session_is_a_process(hosted: Hosted) -> None:
+    one, other = await hosted.opened(), await hosted.opened()
+    ids = {client.headers["Mcp-Session-Id"] for client in (one, other)}
+    assert len(ids) == 2
+    assert all(len(id) >= 32 for id in ids)
+    pids = [json.loads(await text(client, "echo"))["pid"] for client in (one, one, other)]
+    assert pids[0] == pids[1] != pids[2]
+    async with hosted.http.delete(one.url, headers=one.headers) as ended:
+        assert ended.status == 200
+    assert (await one.say(call("echo")))[0] == 404
+    assert json.loads(await text(other, "echo"))["pid"] == pids[2]
+    for client in (one, other):
+        async with hosted.http.delete(client.url, headers=client.headers) as ended:
+            assert ended.status == (404 if client is one else 200)
+    await hosted.gone()
+
+
+async def test_the_bytes_are_those_of_the_line(hosted: Hosted) -> None:
+    client = await hosted.opened()
+    for id in (7, "a b"):
+        _, body = await client.say(call("spaced", id=id))
+        assert body == SPACED % json.dumps(id).encode()
+    spread = json.dumps(call("echo", {"a": "x\ny"}), indent=2).replace("\n", "\r\n")
+    headers = client.headers | {"Content-Type": "application/json", "Accept": "*/*"}
+    async with hosted.http.post(client.url, data=spread, headers=headers) as response:
+        assert json.loads((await response.json())["result"]["content"][0]["text"])["a"] == "x\ny"
+
+
+async def test_every_request_is_a_span(hosted: Hosted) -> None:
+    client = await hosted.opened()
+    await text(client, "echo", id="e")
+    assert (await error(client, "dies", id="d"))["code"] == -32603
+    tape = Tape(hosted.gateway.url, hosted.http)
+    opened, echo, dies, ended = sorted(await tape.spans("r1", 4), key=lambda span: span.start_ns)
+    assert [span.name for span in (opened, echo, dies)] == ["initialize", "tools/call echo", "tools/call dies"]
+    assert [(span.kind, span.status, span.error) for span in (echo, dies)] == [
+        ("tool", SpanStatus.OK, None),
+        ("tool", SpanStatus.ERROR, "rpc_error"),
+    ]
+    for span in (opened, echo, dies):
+        about = span.attributes or {}
+        assert (about["network.transport"], span.upstream) == ("pipe", "evil")
+        assert about["mcp.session.id"] == (ended.attributes or {})["mcp.session.id"]
+    assert (ended.kind, ended.name, ended.error) == ("event", "mcp server ended", "mcp_process")
+    assert (ended.attributes or {})["penstock.mcp.ended"] == "ended with exit status 7"
+    assert (ended.attributes or {})["penstock.mcp.stderr"] == "it cannot go on"
+
+
+async def test_what_comes_before_an_answer_is_a_stream(hosted: Hosted) -> None:
+    client = await hosted.opened()
+    asked = call("progress")
+    asked["params"]["_meta"] = {"progressToken": "t"}
+    async with client.post(asked) as response:
+        assert response.content_type == "text/event-stream"
+        told = await events(response, 4)
+        assert [one.get("method", "answer") for one in told] == [
+            "notifications/progress",
+            "notifications/progress",
+            "notifications/message",
+            "answer",
+        ]
+        assert await response.content.read() == b"\n"
+
+
+async def test_what_belongs_to_no_request_waits_for_a_listener(hosted: Hosted) -> None:
+    client = await hosted.opened()
+    assert await text(client, "changed") == "changed"
+    async with client.listen() as first:
+        assert first.status == 200
+        assert [one["method"] for one in await events(first, 1)] == ["notifications/tools/list_changed"]
+        async with client.listen() as second:
+            assert await first.content.read() == b"\n"
+            assert await text(client, "changed") == "changed"
+            await events(second, 1)
+
+
+async def test_answers_come_to_their_requests_in_any_order(hosted: Hosted) -> None:
+    client = await hosted.opened()
+    waiting = [asyncio.ensure_future(text(client, "held_back", id=id)) for id in (1, "1", 2)]
+    tape = Tape(hosted.gateway.url, hosted.http)
+    await tape.when("r1", "a1", lambda spans: sum(span.status == SpanStatus.OPEN for span in spans) == 3)
+    status, body = await client.say(call("echo", id="1"))
+    assert (status, json.loads(body)["error"]["data"]) == (400, {"reason": "id"})
+    await text(client, "release", id=3)
+    assert await asyncio.gather(*waiting) == ["released"] * 3
+
+
+async def test_a_server_asks_its_client(hosted: Hosted) -> None:
+    client = await hosted.opened()
+    async with client.post(call("ask")) as response:
+        (asked,) = await events(response, 1)
+        assert asked["method"] == "sampling/createMessage"
+        said = {"role": "assistant", "model": "m", "content": {"type": "text", "text": "hello"}}
+        assert (await client.say({"jsonrpc": "2.0", "id": asked["id"], "result": said}))[0] == 202
+        (answer,) = await events(response, 1)
+    assert answer["result"]["content"][0]["text"] == "hello"
+    spans = await Tape(hosted.gateway.url, hosted.http).spans("r1", 4)
+    by_name = {span.name: span for span in spans}
+    assert by_name["sampling/createMessage"].parent_id == by_name["tools/call ask"].span_id
+    assert by_name["sampling/createMessage"].status == SpanStatus.OK
+
+
+async def test_what_could_belong_to_several_requests_goes_to_the_listener(hosted: Hosted) -> None:
+    client = await hosted.opened()
+    waiting = asyncio.ensure_future(text(client, "held_back", id="h"))
+    await Tape(hosted.gateway.url, hosted.http).open_span("r1")
+    async with client.post(call("ask", id=1)) as response:
+        # Nobody listens: it is taken for one of the newest request.
+        assert (await events(response, 1))[0]["id"] == "s-1"
+        async with client.listen() as stream:
+            asking = asyncio.ensure_future(text(client, "ask", id=2))
+            assert (await events(stream, 1))[0]["id"] == "s-1"
+            said = {"role": "assistant", "model": "m", "content": {"type": "text", "text": "second"}}
+            assert (await client.say({"jsonrpc": "2.0", "id": "s-1", "result": said}))[0] == 202
+            assert await asking == "second"
+    await text(client, "release", id=3)
+    assert await waiting == "released"
+
+
+async def test_several_requests_in_one_body(hosted: Hosted) -> None:
+    """As revision 2025-03-26 has it."""
+    client = await hosted.opened()
+    async with client.post([call("echo", id=1), call("echo", id=2)]) as response:
+        assert [one["id"] for one in await events(response, 2)] == [1, 2]
+
+
+async def test_a_request_that_is_cancelled_is_over(hosted: Hosted) -> None:
+    client = await hosted.opened()
+    waiting = asyncio.ensure_future(error(client, "hangs", id="h"))
+    tape = Tape(hosted.gateway.url, hosted.http)
+    await tape.open_span("r1")
+    params = {"requestId": "h"}
+    unwanted = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+    assert (await client.say(unwanted))[0] == 202
+    assert (await waiting)["data"] == {"reason": "client_cancelled"}
+    assert json.loads(await text(client, "release"))["cancelled"] == ["h"]
+
+
+async def test_the_transport_refuses_what_is_not_of_it(hosted: Hosted) -> None:
+    client = await hosted.opened()
+    bare, wrong = hosted.client(), hosted.client("r2")
+    wrong.headers["Mcp-Session-Id"] = client.headers["Mcp-Session-Id"]
+    for other, status in ((bare, 400), (wrong, 404)):
+        assert (await other.say(call("echo")))[0] == status
+        async with other.listen() as response:
+            assert response.status == status
+    wrong_ones: list[Any] = [{"id": 1}, "text", []]
+    for message in wrong_ones:
+        assert (await client.say(message))[0] == 400
+    async with client.post(call("echo"), Accept="application/json") as response:
+        assert response.status == 406
+    async with client.listen(Accept="application/json") as response:
+        assert response.status == 406
+    async with hosted.http.put(client.url, headers=client.headers) as response:
+        assert (response.status, response.headers["Allow"]) == (405, "DELETE, GET, POST")
+    plain = client.headers | {"Content-Type": "text/plain"}
+    async with hosted.http.post(client.url, data=json.dumps(call("echo")), headers=plain) as response:
+        assert response.status == 415
+    async with hosted.http.post(client.url + "/@/other", json=call("echo"), headers=client.headers) as response:
+        assert response.status == 404
+
+
+async def test_nobody_says_whose_call_it_is(hosted: Hosted) -> None:
+    """The header in which the gateway says it is not taken from a client."""
+    client = await hosted.opened()
+    other = hosted.client("r2")
+    other.headers = client.headers | {"Penstock-Owner": "r1/a1", "Penstock-Named": "1"}
+    assert (await other.say(call("echo")))[0] == 404
+
+
+async def test_without_sessions_an_address_is_a_process(hosted: Hosted) -> None:
+    one, two, other = hosted.modern(), hosted.modern(), hosted.modern("r2")
+    pids = [json.loads(await text(client, "echo", id=at))["pid"] for at, client in enumerate((one, two, other))]
+    assert pids[0] == pids[1] != pids[2]
+    nowhere = [hosted.modern() for _ in range(2)]
+    for client in nowhere:
+        client.url = f"{hosted.gateway.url}/mcp/evil"
+    shared = {json.loads(await text(client, "echo"))["pid"] for client in nowhere}
+    assert len(shared) == 1
+    assert not shared & {*pids}
+    status, body = await one.say({"jsonrpc": "2.0", "id": 1, "method": "nothing/known"})
+    assert (status, json.loads(body)["error"]["code"]) == (404, -32601)
+    async with one.listen() as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+
+
+async def test_without_sessions_equal_ids_take_turns(hosted: Hosted) -> None:
+    one, two = hosted.modern(), hosted.modern()
+    first = asyncio.ensure_future(text(one, "held_back", id=5))
+    tape = Tape(hosted.gateway.url, hosted.http)
+    await tape.open_span("r1")
+    second = asyncio.ensure_future(text(two, "echo", id=5))
+    await tape.when("r1", "a1", lambda spans: len(spans) == 2)
+    assert not second.done()
+    await text(one, "release", id=6)
+    assert await first == "released"
+    assert "pid" in json.loads(await second)
+
+
+async def test_without_sessions_whoever_meets_a_listener_gets_a_further_process(hosted: Hosted) -> None:
+    one, two = hosted.modern(), hosted.modern()
+    async with one.post({"jsonrpc": "2.0", "id": 5, "method": "subscriptions/listen"}) as response:
+        assert (await events(response, 1))[0]["method"] == "notifications/subscriptions/acknowledged"
+        pids = [json.loads(await text(two, "echo", id=id))["pid"] for id in (5, 6)]
+        assert pids[0] != pids[1]
+        assert await text(one, "changed", id=7) == "changed"
+        assert (await events(response, 1))[0]["method"] == "notifications/tools/list_changed"
+
+
+async def test_without_sessions_leaving_cancels(hosted: Hosted) -> None:
+    client = hosted.modern()
+    waiting = asyncio.ensure_future(text(client, "held_back", id="gone"))
+    await Tape(hosted.gateway.url, hosted.http).open_span("r1")
+    waiting.cancel()
+    async with asyncio.timeout(30):
+        while json.loads(await text(client, "release", id="r"))["cancelled"] != ["gone"]:
+            pass
+
+
+async def test_a_server_of_an_earlier_revision_does_not_stay_when_it_is_asked_for_a_later_one(hosted: Hosted) -> None:
+    client = hosted.modern()
+    assert (await client.say({"jsonrpc": "2.0", "id": 1, "method": "server/discover"}))[0] == 404
+    await hosted.gone()
+    del client.headers["MCP-Protocol-Version"]
+    await client.open()
+    assert "pid" in await text(client, "echo")
+
+
+async def test_a_rollout_is_made_for_each_session_that_names_none(hosted: Hosted) -> None:
+    clients = [hosted.client() for _ in range(2)]
+    for client in clients:
+        client.url = f"{hosted.gateway.url}/mcp/evil"
+        await client.open()
+        await text(client, "echo")
+    tape = Tape(hosted.gateway.url, hosted.http)
+    async with asyncio.timeout(30):
+        found = dict[str, int]()
+        while sorted(found.values()) != [2, 2]:
+            page = await tape.get("/api/spans?limit=100")
+            found = dict[str, int]()
+            for span in page["spans"]:
+                found[span["rollout"]] = found.get(span["rollout"], 0) + 1

@@ -1,0 +1,215 @@
+"""Processes of servers that the gateway hosts: how they die, what they may not do, and that none is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.mcp_hosted import Hosted, config, error, processes, text, until_left
+from fakes.mcp_wire import INITIALIZE, call
+from fakes.process import PATIENCE
+from fakes.tape import Tape
+
+from penstock.gateway.model.span import SpanStatus
+
+Starts = tuple[StartGateway, aiohttp.ClientSession]
+
+
+@pytest.fixture
+def starts(start_gateway: StartGateway, http: aiohttp.ClientSession) -> Starts:
+    return start_gateway, http
+
+
+async def hosting(starts: Starts, more: str = "", *habits: str, env: dict[str, str] | None = None) -> Hosted:
+    """A gateway that hosts a server with these settings and habits."""
+    mark = uuid4().hex
+    return Hosted(await starts[0](config(mark, more, *habits), env=env), starts[1], mark)
+
+
+@pytest.mark.parametrize(
+    ("tool", "how"),
+    [("dies", "ended with exit status 7; its last words: it cannot go on"), ("killed", "was ended by SIGKILL")],
+)
+async def test_whoever_waits_is_told_how_it_ended(starts: Starts, tool: str, how: str) -> None:
+    hosted = await hosting(starts)
+    client, other = await hosted.opened(), await hosted.opened("r2")
+    waiting = asyncio.ensure_future(error(client, "hangs", id="h"))
+    await Tape(hosted.gateway.url, hosted.http).open_span("r1")
+    for told in (await error(client, tool), await waiting):
+        assert f"MCP server 'evil' {how}" in told["message"]
+        assert told["data"] == {"reason": "mcp_process"}
+    assert (await client.say(call("echo")))[0] == 404
+    assert "pid" in await text(other, "echo")
+    del client.headers["Mcp-Session-Id"]
+    await client.open()
+    assert "pid" in await text(client, "echo")
+
+
+async def test_a_server_that_does_not_start_is_left_alone_for_longer_and_longer(starts: Starts) -> None:
+    mark = uuid4().hex
+    none = '[mcp.servers.none]\ncommand = ["/does/not/exist"]\n'
+    nowhere = '[mcp.servers.nowhere]\ncommand = ["true"]\ncwd = "/does/not"\n'
+    gateway = await starts[0](config(mark, "", "dies") + config(mark, name="good") + none + nowhere)
+    hosted = Hosted(gateway, starts[1], mark)
+    for server, words in (
+        ("evil", "ended with exit status 3; its last words: a module is missing"),
+        ("none", "cannot start '/does/not/exist': No such file or directory"),
+        ("nowhere", "cannot be started in /does/not: No such file or directory"),
+    ):
+        client = hosted.client("r1", server)
+        for reason in ("mcp_process", "mcp_backoff"):
+            status, body = await client.say(INITIALIZE)
+            told = json.loads(body)["error"]
+            assert (status, told["data"]) == (200, {"reason": reason})
+            assert words in told["message"]
+        assert told["message"].endswith(". It may start again in 1 s")
+    assert "pid" in await text(await hosted.opened("r1", "good"), "echo")
+    client, waits = hosted.client(), set[str]()
+    async with asyncio.timeout(PATIENCE):
+        while "2 s" not in waits:
+            _, body = await client.say(INITIALIZE)
+            waits.add(json.loads(body)["error"]["message"].partition("again in ")[2])
+    await until_left(mark, 3)
+
+
+async def test_what_is_no_message_is_no_message(starts: Starts) -> None:
+    hosted = await hosting(starts)
+    client = await hosted.opened()
+    assert await text(client, "noise") == "after the noise"
+    assert len(await text(client, "large", {"bytes": 10 << 20})) == 10 << 20
+    assert "evil: (stdout) Starting ..." in hosted.gateway.log
+
+
+async def test_a_line_without_an_end_ends_it(starts: Starts) -> None:
+    hosted = await hosting(starts)
+    client = await hosted.opened()
+    assert "wrote a line of more than 64 MiB" in (await error(client, "endless"))["message"]
+    await hosted.gone()
+
+
+async def test_stderr_does_not_hold_it_up_nor_fill_the_log_nor_tell_keys(starts: Starts) -> None:
+    key = "sk-of-this-server-12345678"
+    hosted = await hosting(starts, 'env_keys = ["TALK_KEY"]', env={"TALK_KEY": key})
+    client = await hosted.opened()
+    assert await text(client, "talks", {"lines": 50_000}) == "talked"
+    async with hosted.http.delete(client.url, headers=client.headers):
+        pass
+    spans = await Tape(hosted.gateway.url, hosted.http).spans("r1", 4)
+    said = str(next(span for span in spans if span.kind == "event").attributes)
+    assert "line 49999 ****" in said
+    assert "line 49000 " not in said
+    log = hosted.gateway.log
+    assert 0 < log.count("penstock.mcp: evil: line") <= 200
+    assert key not in log + said
+
+
+def environments_of(mark: str) -> list[str]:
+    """The environments of processes with the mark in their command."""
+    return [Path(f"/proc/{pid}/environ").read_text(errors="replace") for pid in processes(mark)]
+
+
+async def test_nothing_of_the_gateway_is_in_its_environment(starts: Starts, tmp_path: Path) -> None:
+    more = f'env = {{ LITERAL = "x" }}\nenv_keys = ["ITS_KEY"]\ncwd = "{tmp_path}"\nopen_files = 77\ncpu_seconds = 50\n'
+    own = {"PENSTOCK_ADMIN_KEY": "k" * 20, "OPENAI_API_KEY": "sk-upstream-1234567890", "ITS_KEY": "its-own-key-12345"}
+    hosted = await hosting(starts, more + "memory_bytes = 4000000000\n", env=own)
+    found = json.loads(await text(await hosted.opened(), "surroundings"))
+    assert (found["cwd"], found["limits"]) == (str(tmp_path), [77, 4_000_000_000, 50])
+    allowed = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ"}
+    assert found["env"].keys() - allowed == {"LITERAL", "ITS_KEY"}
+    assert (found["env"]["LITERAL"], found["env"]["ITS_KEY"]) == ("x", own["ITS_KEY"])
+    assert found["env"]["PATH"] == os.environ["PATH"]
+    environments = await asyncio.to_thread(environments_of, hosted.mark)
+    assert len(environments) == 3
+    assert own["OPENAI_API_KEY"] not in "".join(environments)
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {own['PENSTOCK_ADMIN_KEY']}"}) as admin:
+        tape = Tape(hosted.gateway.url, admin)
+        _, made = await tape.spans("r1", 2)
+        told = (await tape.raw(made, "response")).decode()
+    assert "LITERAL" in told
+    assert own["ITS_KEY"] not in told
+
+
+async def test_cpu_time_is_bounded(starts: Starts) -> None:
+    hosted = await hosting(starts, "cpu_seconds = 1")
+    assert "SIGXCPU (cpu_seconds is its limit)" in (await error(await hosted.opened(), "burns"))["message"]
+
+
+async def test_there_is_a_limit_to_processes(starts: Starts) -> None:
+    hosted = await hosting(starts, "processes = 2")
+    first, _ = await hosted.opened(), await hosted.opened()
+    client = hosted.client()
+    status, body = await client.say(INITIALIZE)
+    told = json.loads(body)["error"]
+    assert (status, told["data"]) == (200, {"reason": "mcp_processes"})
+    assert "(mcp.servers.evil.processes)" in told["message"]
+    async with hosted.http.delete(first.url, headers=first.headers):
+        pass
+    async with asyncio.timeout(PATIENCE):
+        while "error" in json.loads((await client.say(INITIALIZE))[1]):
+            pass
+    await until_left(hosted.mark, 6)
+
+
+@pytest.mark.parametrize("how", ["delete", "terminate", "kill"])
+async def test_nothing_is_left_of_a_stubborn_server(starts: Starts, how: str) -> None:
+    """It ignores the end of its input and TERM, and so does what it has started in a session of its own."""
+    hosted = await hosting(starts, "", "stubborn")
+    client = await hosted.opened()
+    child = json.loads(await text(client, "children"))["child"]
+    assert child in processes(hosted.mark)
+    if how == "delete":
+        async with hosted.http.delete(client.url, headers=client.headers) as ended:
+            assert ended.status == 200
+    else:
+        await getattr(hosted.gateway, how)()
+    await hosted.gone()
+
+
+async def test_sessions_that_are_forgotten_end(starts: Starts) -> None:
+    """Fifty clients open sessions and vanish; one listens, and stays."""
+    hosted = await hosting(starts, "idle_timeout = 1.5")
+    listening = await hosted.opened()
+    async with listening.listen() as stream:
+        assert stream.status == 200
+        await asyncio.gather(*(hosted.opened(f"r{number}") for number in range(50)))
+        await until_left(hosted.mark, 3)
+        assert "pid" in await text(listening, "echo")
+    await hosted.gone()
+
+
+async def test_the_end_of_an_attempt_ends_its_processes(starts: Starts) -> None:
+    hosted = await hosting(starts)
+    queued: dict[str, Any] = {"rollouts": [{"id": "q1", "input": {}}]}
+    async with hosted.http.post(f"{hosted.gateway.url}/api/rollouts", json=queued) as made:
+        assert made.status == 200, await made.text()
+    async with hosted.http.post(f"{hosted.gateway.url}/api/claims", json={"worker": "w"}) as claimed:
+        attempt = (await claimed.json())["claims"][0]["attempt"]["id"]
+    client, _ = hosted.client("q1"), await hosted.opened("r1")
+    client.url = f"{hosted.gateway.address('q1', attempt)}/mcp/evil"
+    await client.open()
+    assert len(processes(hosted.mark)) == 6
+    finish = f"{hosted.gateway.url}/api/rollouts/q1/attempts/{attempt}/finish"
+    async with hosted.http.post(finish, json={"status": "succeeded", "worker": "w"}) as ended:
+        assert ended.status == 200, await ended.text()
+    await until_left(hosted.mark, 3)
+
+
+async def test_an_open_request_ends_with_the_gateway(starts: Starts) -> None:
+    hosted = await hosting(starts)
+    client = await hosted.opened()
+    waiting = asyncio.ensure_future(client.say(call("hangs")))
+    await Tape(hosted.gateway.url, hosted.http).open_span("r1")
+    assert len(processes(hosted.mark)) == 3
+    waiting.cancel()
+    await hosted.gateway.restart()
+    spans = await Tape(hosted.gateway.url, hosted.http).spans("r1", 2)
+    assert [span.status for span in spans] == [SpanStatus.OK, SpanStatus.CANCELLED]
+    assert (await client.say(call("echo")))[0] == 404
+    await hosted.gone()
