@@ -84,9 +84,12 @@ class Spool:
         """Keeps what has passed, or notes that it could not."""
         with self._lock:
             for piece in pieces:
-                mended = not self._missed_bytes or (self._size < self.room * _MENDED and self._mend(time_ns))
-                if kind in self._broken or not mended or not self._write(kind, piece, time_ns):
+                if kind in self._broken or not self._mended(time_ns) or not self._write(kind, piece, time_ns):
                     self._miss(kind, piece, time_ns)
+
+    def _mended(self, time_ns: int) -> bool:
+        """Whether something can be kept again; what is missing is said then."""
+        return not self._missed_bytes or (self._size < self.room * _MENDED and self._mend(time_ns))
 
     def end(self, by: str, exit_code: int | None, time_ns: int) -> None:
         """The session is over."""
