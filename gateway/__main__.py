@@ -109,6 +109,10 @@ GROUPS: Final[dict[str, Group]] = {
                 "penstock.gateway.cli.mcp:serve",
                 "Give a coding agent tools to improve your agents: an MCP server on stdin and stdout.",
             ),
+            "wrap": Command(
+                "penstock.sidecar.wrapping.command:wrap",
+                "Stand before a server of tools on stdin and stdout, and record what passes.",
+            ),
         },
         usual="serve",
     ),
