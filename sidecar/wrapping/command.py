@@ -30,7 +30,9 @@ _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 LAST_S: Final = 1.0
 """How long the gateway may take for the last lines when the server has ended. The next wrapper sends what is left."""
 DRAIN_S: Final = 3.0
-"""How long the server's last output is waited for: a process that it has left behind may hold its stdout."""
+"""How long the server's last output is waited for while there is none: a process that it has left behind may hold its
+stdout.
+"""
 _SWITCH_S: Final = 0.0005
 """How long the thread that sends may keep the interpreter from those that copy."""
 
@@ -137,9 +139,17 @@ class _Session:
         out.daemon = True
         out.start()
         code = self._server.wait()
-        out.join(DRAIN_S)
+        self._drain(out)
         self._end(code)
         return code
+
+    def _drain(self, out: threading.Thread) -> None:
+        """Waits until the server's last output has gone out. A client may take its time, as it may with the server
+        itself; but one that has asked it to end by a signal does not read on."""
+        while out.is_alive():
+            out.join(DRAIN_S)
+            if self._server.signalled or not self._server.has_output:
+                return
 
     def _from_client(self) -> None:
         from penstock.gateway.model.passed import CLIENT

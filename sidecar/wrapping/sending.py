@@ -12,10 +12,14 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from urllib.parse import urlsplit
 
 from penstock.gateway.model.passed import PATH, heads
 from penstock.sidecar.wrapping.spool import ABOUT, Spool, left, used
+
+if TYPE_CHECKING:
+    from urllib.request import OpenerDirector
 
 BATCH: Final = 1 << 20
 """Bytes of one request, about."""
@@ -64,7 +68,7 @@ class Delivery:
         self.spool = spool
         self.recorded_bytes: int | None = None
         """What the gateway keeps of a line, once it has said so."""
-        self._home, self._server = home, server
+        self.home, self._server = home, server
         self._done = 0
         self._open: list[int] = []
         self._need: list[int] = []
@@ -84,7 +88,7 @@ class Delivery:
             if not body:
                 return False
         said: dict[str, Any] = {"session": self.spool.folder.name, "server": self._server}
-        answer = post(self._home, json.dumps(said | ({"lost": lost} if lost else {})).encode() + b"\n" + body)
+        answer = post(self.home, json.dumps(said | ({"lost": lost} if lost else {})).encode() + b"\n" + body)
         self._done, self._open, self._need = answer["done"], answer["open"], answer["need"]
         self.recorded_bytes = answer["recorded_bytes"]
         if not self._need:
@@ -99,13 +103,13 @@ def post(home: Home, body: bytes) -> dict[str, Any]:
     """The gateway's answer. Raises `Away` or `Refused`."""
     from http.client import HTTPException
     from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
+    from urllib.request import Request
 
     headers = {"Content-Type": "application/octet-stream"}
     if home.key:
         headers["Authorization"] = f"Bearer {home.key}"
     try:
-        with urlopen(Request(home.url + PATH, body, headers), timeout=TIMEOUT_S) as response:
+        with _opener(home.url).open(Request(home.url + PATH, body, headers), timeout=TIMEOUT_S) as response:
             return _read(response.read())
     except HTTPError as e:
         with e:
@@ -121,6 +125,15 @@ def post(home: Home, body: bytes) -> dict[str, Any]:
         raise Refused(f"{home.url} is not the address of a gateway: {e}") from None
     except (OSError, HTTPException) as e:
         raise Away(str(getattr(e, "reason", e)) or type(e).__name__) from None
+
+
+def _opener(url: str) -> OpenerDirector:
+    """What asks a gateway: on this machine without a proxy, which is for the world outside."""
+    from urllib.request import ProxyHandler, build_opener
+
+    host = urlsplit(url).hostname or ""
+    here = host in ("localhost", "::1") or host.startswith("127.")
+    return build_opener(ProxyHandler({})) if here else build_opener()
 
 
 def _read(text: bytes) -> dict[str, Any]:
@@ -208,23 +221,25 @@ class Sender:
 
     def _send_left(self) -> None:
         """What others have left that were killed, or could not reach the gateway. Once, when there is time."""
-        own = self._delivery.spool
+        own, gateway = self._delivery.spool, self._delivery.home.url
         for folder in left(self._root):
             if self._closing.is_set():
                 return
             if folder != own.folder:
-                send_left(folder)
+                send_left(folder, gateway)
         own.room = self._spool_bytes - used(self._root, own.folder)
 
 
-def send_left(folder: Path) -> bool:
-    """Sends the session of a wrapper that lives no more; False where one lives, or the gateway does not take it."""
+def send_left(folder: Path, gateway: str) -> bool:
+    """Sends the session of a wrapper that lives no more; False where one lives, or the gateway does not take it.
+    `gateway`: whose admin key the environment has; no other gets it."""
     try:
         if not (folder / ABOUT).exists() and time.time() - folder.stat().st_mtime > EMPTY_S:
             Spool(folder, 0).remove()
             return False
         about = json.loads((folder / ABOUT).read_bytes())
-        home = Home(about["url"], about["key"] or os.environ.get("PENSTOCK_ADMIN_KEY"))
+        same = urlsplit(str(about["url"]))[:2] == urlsplit(gateway)[:2]
+        home = Home(about["url"], about["key"] or (os.environ.get("PENSTOCK_ADMIN_KEY") if same else None))
         spool = Spool(folder, 0)
     except (OSError, ValueError, KeyError, TypeError):
         return False

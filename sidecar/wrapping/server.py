@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -75,6 +76,13 @@ class Server:
     def error(self) -> str | None:
         """Why it could not be started; known once `started` has come back."""
         return self._said.get("error")
+
+    @property
+    def has_output(self) -> bool:
+        """Whether something of its output was not read yet, or its end."""
+        waiting = select.poll()
+        waiting.register(self.stdout, select.POLLIN)
+        return bool(waiting.poll(0))
 
     def started(self) -> bool:
         """Waits until it runs; False when it does not."""

@@ -1,0 +1,140 @@
+"""What a wrapper is surrounded by: clients that read late, proxies, other gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from conftest import StartGateway
+from fakes.ports import steady_ports
+from fakes.process import PATIENCE, ROOT
+from fakes.tape import Tape
+
+from penstock.gateway.model.passed import PATH
+from penstock.sidecar.wrapping import spool
+from penstock.sidecar.wrapping.lines import Piece
+from penstock.sidecar.wrapping.sending import send_left
+
+PING = b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
+ECHO = "import sys\nfor line in sys.stdin.buffer: sys.stdout.buffer.write(line.replace(b'\"method\":', b'\"result\":'))"
+LOUD = "import os, sys\ndata = b'w' * int(sys.argv[1])\nwhile data: data = data[os.write(1, data) :]"
+LAST = 150_000
+"""Bytes that fit into the two pipes and the wrapper, so that a server may end before any of them is read."""
+
+
+@asynccontextmanager
+async def wrapped(
+    home: Path, gateway: str, *server: str, **env: str
+) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Path]]:
+    """A wrapper of a Python program, whose standard error goes to a file."""
+    command = [sys.executable, "-m", "penstock", "mcp", "wrap", "--name", "tools", "--gateway", gateway]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(home / "state"), **env}
+    pipe = asyncio.subprocess.PIPE
+    with (home / "errors").open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            *("--rollout", "r1", "--", sys.executable, "-c", *server),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=errors,
+            env=variables,
+            limit=1024,
+        )
+    try:
+        yield process, home / "errors"
+    finally:
+        if process.returncode is None:
+            process.kill()
+        _ = await process.communicate()
+
+
+def ended(pid: int) -> bool:
+    """Whether no process is left below this one but those who watch it."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return True
+    return not children
+
+
+async def test_a_client_may_read_the_last_output_as_late_as_it_likes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = steady_ports(1)
+    async with (
+        wrapped(tmp_path, f"http://127.0.0.1:{port}", LOUD, str(LAST)) as (process, _),
+        asyncio.timeout(PATIENCE),
+    ):
+        # Its server has ended and nobody has read; a wrapper that does not wait has ended a while after that, too.
+        while not ended(process.pid):
+            await asyncio.sleep(0.05)
+        with pytest.raises(TimeoutError):
+            _ = await asyncio.wait_for(process.wait(), 4)
+        assert process.stdout is not None
+        assert await process.stdout.read() == b"w" * LAST
+        assert await process.wait() == 0
+
+
+async def test_a_signal_ends_the_wait_for_a_client_that_reads_no_more(tmp_path: Path) -> None:
+    (port,) = steady_ports(1)
+    async with (
+        wrapped(tmp_path, f"http://127.0.0.1:{port}", LOUD, str(LAST)) as (process, _),
+        asyncio.timeout(PATIENCE),
+    ):
+        while not ended(process.pid):
+            await asyncio.sleep(0.05)
+        process.terminate()
+        assert await process.wait() == 0
+
+
+async def test_a_gateway_on_this_machine_is_asked_without_a_proxy(
+    start_gateway: StartGateway, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    gateway, (nobody,) = await start_gateway(""), steady_ports(1)
+    proxy = f"http://127.0.0.1:{nobody}"
+    proxies = {"http_proxy": proxy, "HTTP_PROXY": proxy, "no_proxy": "", "NO_PROXY": ""}
+    async with wrapped(tmp_path, gateway.url, ECHO, **proxies) as (process, errors), asyncio.timeout(PATIENCE):
+        _ = await process.communicate(PING)
+        assert errors.read_text() == ""
+    assert (await Tape(gateway.url, http).spans("r1", 2))[0].name == "ping"
+
+
+async def test_the_admin_key_goes_to_its_own_gateway_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[str | None] = []
+
+    async def note(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Authorization"))
+        return web.Response(status=401)
+
+    application = web.Application()
+    application.router.add_post(PATH, note)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        folder = left_behind(tmp_path, url)
+        monkeypatch.setenv("PENSTOCK_ADMIN_KEY", "secret")
+        for gateway in ("http://127.0.0.1:1", f"{url}/rollout/r1/attempt/a1"):
+            assert not await asyncio.to_thread(send_left, folder, gateway)
+    finally:
+        await runner.cleanup()
+    assert keys == [None, "Bearer secret"]
+
+
+def left_behind(root: Path, url: str) -> Path:
+    """What a wrapper has left that was killed."""
+    folder = root / spool.new_session()
+    made = spool.Spool(folder, 1 << 20)
+    spool.write_about(folder, {"url": url, "server": "tools", "key": None})
+    made.put(ord("c"), [Piece(PING, len(PING), True)], 1)
+    made.close()
+    return folder
