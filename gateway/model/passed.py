@@ -28,6 +28,8 @@ TAIL: Final = 512
 HEAD: Final = struct.Struct(">BBBxIQQQ")
 _MAGIC: Final = 0xA7
 _LAST: Final = 1
+_MOST: Final = 2**62
+"""No number, time or size is larger. Those that are could not be stored."""
 
 
 class Frame(NamedTuple):
@@ -77,7 +79,7 @@ def frames(body: bytes, start: int = 0) -> Iterator[Frame]:
     for head in heads(body, start):
         _, kind, flags, _, sequence, time_ns, size = HEAD.unpack_from(body, head.start)
         data = body[head.start + HEAD.size : head.end]
-        if kind not in KINDS or not sequence or size < len(data):
+        if kind not in KINDS or not sequence or size < len(data) or max(sequence, time_ns, size) > _MOST:
             raise ValueError(f"frame {sequence} at byte {head.start} is damaged")
         yield Frame(kind, sequence, time_ns, size, data, bool(flags & _LAST))
         end = head.end

@@ -28,6 +28,7 @@ from penstock.gateway.model.passed import PATH, Frame, frames
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
 
+FRAMES: Final = "application/octet-stream"
 SESSIONS: Final = 10_000
 """Sessions that are in memory, the last that were heard of; what is on the tape of others is read back."""
 
@@ -66,7 +67,10 @@ class Wrapped:
         self._running: set[asyncio.Task[Taken]] = set()
 
     async def post(self, request: web.Request) -> web.StreamResponse:
-        """Frames, or none to learn what is known of a session."""
+        """Frames, or none to learn what is known of a session. Other content types are refused: a foreign web page can
+        send those without asking."""
+        if request.content_type != FRAMES or "Content-Type" not in request.headers:
+            raise ApiError(415, "what a wrapper sends is no text", "Content-Type", request.content_type, (FRAMES,))
         head, _, body = (await request.read()).partition(b"\n")
         try:
             about, some = About.model_validate_json(head), list(frames(body))

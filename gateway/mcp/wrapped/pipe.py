@@ -8,6 +8,7 @@ anew (`restore`).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from penstock.gateway.dialects.loose_json import arr, loads, obj
@@ -27,6 +28,10 @@ KILLED = ("interrupted", "wrapper_died")
 UNANSWERED = ("error", "unanswered")
 GAP_NAME = "recording_gap"
 _PROGRESS = "notifications/progress"
+_NEAR = 1000
+"""Requests among which the one is looked for whose progress is reported, the newest: of more, a server that reports a
+lot would keep the gateway busy.
+"""
 
 
 class _Kept:
@@ -57,6 +62,8 @@ class Pipe:
         self._lines = {kind: Assembler(limit) for kind in (CLIENT, SERVER)}
         self._waiting: dict[str, Passing] = {}
         """Requests without their answers, by span id."""
+        self._asked: dict[str, Passing] = {}
+        """Those of them that the client has sent."""
         self._owed = {(one.sequences[-1], one.index): one for one in saved.owed}
         self._needed = set(saved.open())
         """Frames that are owed and whose bytes are not here."""
@@ -134,6 +141,8 @@ class Pipe:
         # One with the same id that waits is given up by this.
         ask(passing.sent.id, _Kept(self, passing))
         self._waiting[passing.span_id] = passing
+        if passing.by_client:
+            self._asked[passing.span_id] = passing
 
     def _answered(self, passing: Passing) -> None:
         settle = self._session.client_answers if passing.by_client else self._session.server_answers
@@ -152,6 +161,7 @@ class Pipe:
     def settle(self, passing: Passing, answer: bytes | None) -> None:
         """A request is over."""
         line = self._line
+        _ = self._asked.pop(passing.span_id, None)
         if self._waiting.pop(passing.span_id, None) is None or line is None:
             return
         passing.end_ns = line.ended_ns
@@ -172,15 +182,14 @@ class Pipe:
 
     def _asked_within(self) -> str | None:
         """The request of the client in which a server asks: the only one that is under way."""
-        asked = [one.span_id for one in self._waiting.values() if one.by_client]
-        return asked[0] if len(asked) == 1 else None
+        return next(iter(self._asked)) if len(self._asked) == 1 else None
 
     def _about(self, sent: Sent) -> str | None:
         """The request whose progress a server reports; of anything else it says, the one that it asks within."""
         if sent.method != _PROGRESS:
             return self._asked_within()
         token = obj(obj(loads(sent.raw)).get("params")).get("progressToken")
-        asked = (one for one in self._waiting.values() if one.by_client)
+        asked = islice(reversed(self._asked.values()), _NEAR)
         return next((one.span_id for one in asked if token is not None and one.progress_token == token), None)
 
     # -- what is not said in messages --------------------------------------------------------------------------------
