@@ -19,79 +19,72 @@ from fakes.tape import Tape
 
 from penstock.gateway.model.passed import PATH
 from penstock.sidecar.wrapping import spool
+from penstock.sidecar.wrapping.command import DRAIN_S
 from penstock.sidecar.wrapping.lines import Piece
 from penstock.sidecar.wrapping.sending import send_left
 
 PING = b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
 ECHO = "import sys\nfor line in sys.stdin.buffer: sys.stdout.buffer.write(line.replace(b'\"method\":', b'\"result\":'))"
-LOUD = "import os, sys\ndata = b'w' * int(sys.argv[1])\nwhile data: data = data[os.write(1, data) :]"
+LOUD = """
+import os, sys
+data = b"w" * int(sys.argv[1])
+while data:
+    data = data[os.write(1, data) :]
+os.write(2, b"said all\\n")
+"""
 LAST = 150_000
 """Bytes that fit into the two pipes and the wrapper, so that a server may end before any of them is read."""
+AWAY = "http://127.0.0.1:9"
+"""Nobody listens on the discard port."""
 
 
 @asynccontextmanager
-async def wrapped(
-    home: Path, gateway: str, *server: str, **env: str
-) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Path]]:
-    """A wrapper of a Python program, whose standard error goes to a file."""
+async def wrapped(home: Path, gateway: str, *server: str, **env: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """A wrapper of a Python program, for a client that reads ahead as little as it can."""
     command = [sys.executable, "-m", "penstock", "mcp", "wrap", "--name", "tools", "--gateway", gateway]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(home / "state"), **env}
     pipe = asyncio.subprocess.PIPE
-    with (home / "errors").open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            *("--rollout", "r1", "--", sys.executable, "-c", *server),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=errors,
-            env=variables,
-            limit=1024,
-        )
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        *("--rollout", "r1", "--", sys.executable, "-c", *server),
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(home / "state"), **env},
+        limit=1024,
+    )
     try:
-        yield process, home / "errors"
+        async with asyncio.timeout(PATIENCE):
+            yield process
     finally:
         if process.returncode is None:
             process.kill()
         _ = await process.communicate()
 
 
-def ended(pid: int) -> bool:
-    """Whether no process is left below this one but those who watch it."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return True
-    return not children
+async def said_all(process: asyncio.subprocess.Process) -> None:
+    """Waits until its server is about to end."""
+    assert process.stderr is not None
+    while (line := await process.stderr.readline()) != b"said all\n":
+        assert line.startswith(b"penstock: "), line
 
 
-async def test_a_client_may_read_the_last_output_as_late_as_it_likes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (port,) = steady_ports(1)
-    async with (
-        wrapped(tmp_path, f"http://127.0.0.1:{port}", LOUD, str(LAST)) as (process, _),
-        asyncio.timeout(PATIENCE),
-    ):
-        # Its server has ended and nobody has read; a wrapper that does not wait has ended a while after that, too.
-        while not ended(process.pid):
-            await asyncio.sleep(0.05)
-        with pytest.raises(TimeoutError):
-            _ = await asyncio.wait_for(process.wait(), 4)
+async def test_a_client_may_read_the_last_output_as_late_as_it_likes(tmp_path: Path) -> None:
+    async with wrapped(tmp_path, AWAY, LOUD, str(LAST)) as process:
+        await said_all(process)
+        with pytest.raises(TimeoutError):  # it waits, although its server has long ended
+            _ = await asyncio.wait_for(process.wait(), DRAIN_S + 1)
         assert process.stdout is not None
         assert await process.stdout.read() == b"w" * LAST
         assert await process.wait() == 0
 
 
 async def test_a_signal_ends_the_wait_for_a_client_that_reads_no_more(tmp_path: Path) -> None:
-    (port,) = steady_ports(1)
-    async with (
-        wrapped(tmp_path, f"http://127.0.0.1:{port}", LOUD, str(LAST)) as (process, _),
-        asyncio.timeout(PATIENCE),
-    ):
-        while not ended(process.pid):
-            await asyncio.sleep(0.05)
+    async with wrapped(tmp_path, AWAY, LOUD, str(LAST)) as process:
+        await said_all(process)
         process.terminate()
         assert await process.wait() == 0
+        assert process.stdout is not None
+        assert len(await process.stdout.read()) < LAST
 
 
 async def test_a_gateway_on_this_machine_is_asked_without_a_proxy(
@@ -100,9 +93,8 @@ async def test_a_gateway_on_this_machine_is_asked_without_a_proxy(
     gateway, (nobody,) = await start_gateway(""), steady_ports(1)
     proxy = f"http://127.0.0.1:{nobody}"
     proxies = {"http_proxy": proxy, "HTTP_PROXY": proxy, "no_proxy": "", "NO_PROXY": ""}
-    async with wrapped(tmp_path, gateway.url, ECHO, **proxies) as (process, errors), asyncio.timeout(PATIENCE):
-        _ = await process.communicate(PING)
-        assert errors.read_text() == ""
+    async with wrapped(tmp_path, gateway.url, ECHO, **proxies) as process:
+        assert (await process.communicate(PING))[1] == b""
     assert (await Tape(gateway.url, http).spans("r1", 2))[0].name == "ping"
 
 
