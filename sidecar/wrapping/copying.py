@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.gateway.model.passed import CLIENT, SERVER
 from penstock.sidecar.wrapping.lines import Lines
-from penstock.sidecar.wrapping.sending import Delivery, Sender
+from penstock.sidecar.wrapping.sending import Delivery, Sender, say
 
 READ: Final = 1 << 16
 """Bytes of one read: what a pipe holds."""
@@ -27,6 +27,7 @@ class Recording:
         self._passing: deque[tuple[int, bytes, int]] = deque()
         """What was read and is being written, one read of each direction at most."""
         self._lock = threading.Lock()
+        self._failed = False
         # Times do not run backwards, whatever is done to the machine's clock.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
 
@@ -36,17 +37,27 @@ class Recording:
 
     def comes(self, kind: int, data: bytes) -> None:
         """This was read and goes out now; no byte is the end of that direction."""
-        self._passing.append((kind, data, self.now_ns()))
+        if not self._failed:
+            self._passing.append((kind, data, self.now_ns()))
 
     def gone(self) -> None:
         """It has gone out. What the other direction has read before is recorded first: it may be what was answered."""
-        with self._lock:
-            while self._passing:
-                kind, data, now = self._passing.popleft()
-                lines = self._lines[kind]
-                lines.limit = self._delivery.recorded_bytes or lines.limit
-                self._delivery.spool.put(kind, lines.feed(data) if data else lines.close(), now)
-        self._sender.wake()
+        if self._failed:
+            return
+        try:
+            with self._lock:
+                while self._passing:
+                    self._record(*self._passing.popleft())
+            self._sender.wake()
+        except Exception as e:
+            # Whatever is wrong with the recording is not to be the tool's problem.
+            self._failed = True
+            say(f"recording has failed ({type(e).__name__}: {e}); the tool works")
+
+    def _record(self, kind: int, data: bytes, now_ns: int) -> None:
+        lines = self._lines[kind]
+        lines.limit = self._delivery.recorded_bytes or lines.limit
+        self._delivery.spool.put(kind, lines.feed(data) if data else lines.close(), now_ns)
 
 
 def copy(kind: int, source: int, sink: int, recording: Recording | None) -> None:

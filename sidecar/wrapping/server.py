@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -51,7 +50,6 @@ class Server:
         self._control = ours
         self._said: dict[str, Any] = {}
         self._rest = b""
-        self._kill: threading.Timer | None = None
 
     def forward(self, number: int) -> None:
         """Passes a signal on, and kills the server when that does not end it."""
@@ -63,10 +61,9 @@ class Server:
                     self._order(b"T")
                 else:
                     os.kill(pid, number)
-            if self._kill is None:
-                self._kill = threading.Timer(KILL_AFTER_S, self._order, (b"K",))
-                self._kill.daemon = True
-                self._kill.start()
+            # No thread: a handler may run while one is being started.
+            _ = signal.signal(signal.SIGALRM, lambda *_: self._order(b"K"))
+            _ = signal.setitimer(signal.ITIMER_REAL, KILL_AFTER_S)
 
     def _order(self, order: bytes) -> None:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A server of tools on the official SDK: `python mcp_sdk_server.py PORT [streamable-http|sse]`."""
+"""A server of tools on the official SDK: `python mcp_sdk_server.py PORT [streamable-http|sse|stdio]`."""
 
 from __future__ import annotations
 
@@ -31,5 +31,8 @@ def broken() -> str:
 
 
 if __name__ == "__main__":
-    transport = cast(Literal["streamable-http", "sse"], sys.argv[2] if len(sys.argv) > 2 else "streamable-http")
-    app.run(transport, host="127.0.0.1", port=int(sys.argv[1]))
+    if sys.argv[2:] == ["stdio"]:
+        app.run("stdio")
+    else:
+        transport = cast(Literal["streamable-http", "sse"], sys.argv[2] if len(sys.argv) > 2 else "streamable-http")
+        app.run(transport, host="127.0.0.1", port=int(sys.argv[1]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ CUTS = st.lists(st.integers(0, 200), max_size=12)
 def reads(stream: bytes, cuts: list[int]) -> list[bytes]:
     """The stream as it may come: no read is empty, because that is its end."""
     places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    return [stream[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [stream[start:end] for start, end in pairwise(places)]
 
 
 def fed(lines: Lines, stream: bytes, cuts: list[int]) -> list[Piece]:
@@ -78,10 +80,11 @@ def test_a_long_line_is_not_kept_in_memory() -> None:
     assert sum(piece.size for piece in [*made, last]) == 1000 * 65536 + 8
 
 
-FRAMES = st.builds(
-    lambda data, more, last, sequence: Frame(CLIENT, sequence, 5, len(data) + more, data, last),
-    st.binary(max_size=30), st.integers(0, 9), st.booleans(), st.integers(1, 1 << 40),
-)  # fmt: skip
+def frame(data: bytes, more: int, last: bool, sequence: int) -> Frame:
+    return Frame(CLIENT, sequence, 5, len(data) + more, data, last)
+
+
+FRAMES = st.builds(frame, st.binary(max_size=30), st.integers(0, 9), st.booleans(), st.integers(1, 1 << 40))
 
 
 @given(st.lists(FRAMES, max_size=8))
