@@ -10,9 +10,11 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
+from urllib.parse import urlsplit
 
 from penstock.gateway.model.passed import PATH, heads
 from penstock.sidecar.wrapping.spool import ABOUT, Spool, left, used
@@ -64,7 +66,7 @@ class Delivery:
         self.spool = spool
         self.recorded_bytes: int | None = None
         """What the gateway keeps of a line, once it has said so."""
-        self._home, self._server = home, server
+        self.home, self._server = home, server
         self._done = 0
         self._open: list[int] = []
         self._need: list[int] = []
@@ -84,7 +86,7 @@ class Delivery:
             if not body:
                 return False
         said: dict[str, Any] = {"session": self.spool.folder.name, "server": self._server}
-        answer = post(self._home, json.dumps(said | ({"lost": lost} if lost else {})).encode() + b"\n" + body)
+        answer = post(self.home, json.dumps(said | ({"lost": lost} if lost else {})).encode() + b"\n" + body)
         self._done, self._open, self._need = answer["done"], answer["open"], answer["need"]
         self.recorded_bytes = answer["recorded_bytes"]
         if not self._need:
@@ -213,25 +215,29 @@ class Sender:
             if self._closing.is_set():
                 return
             if folder != own.folder:
-                send_left(folder)
+                _ = send_left(folder, self._delivery.home, self._closing.is_set)
         own.room = self._spool_bytes - used(self._root, own.folder)
 
 
-def send_left(folder: Path) -> bool:
-    """Sends the session of a wrapper that lives no more; False where one lives, or the gateway does not take it."""
+def send_left(folder: Path, own: Home, stopped: Callable[[], bool]) -> bool:
+    """Sends the session of a wrapper that lives no more; False where one lives, or the gateway does not take it.
+    `own`: the home of the wrapper that does it."""
     try:
         if not (folder / ABOUT).exists() and time.time() - folder.stat().st_mtime > EMPTY_S:
             Spool(folder, 0).remove()
             return False
         about = json.loads((folder / ABOUT).read_bytes())
-        home = Home(about["url"], about["key"] or os.environ.get("PENSTOCK_ADMIN_KEY"))
+        home = Home(about["url"], about["key"])
+        if home.key is None and urlsplit(home.url)[:2] == urlsplit(own.url)[:2]:
+            # The admin's key is not written down, and is for nobody but its gateway.
+            home = home._replace(key=os.environ.get("PENSTOCK_ADMIN_KEY"))
         spool = Spool(folder, 0)
     except (OSError, ValueError, KeyError, TypeError):
         return False
     try:
         spool.recover(time.time_ns())
         delivery = Delivery(spool, home, about["server"])
-        while not delivery.complete and delivery.step():
+        while not delivery.complete and not stopped() and delivery.step():
             pass
         if delivery.complete or not spool.last:
             spool.remove()
