@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -221,32 +222,34 @@ class Sender:
 
     def _send_left(self) -> None:
         """What others have left that were killed, or could not reach the gateway. Once, when there is time."""
-        own, gateway = self._delivery.spool, self._delivery.home.url
+        own = self._delivery.spool
         for folder in left(self._root):
             if self._closing.is_set():
                 return
             if folder != own.folder:
-                send_left(folder, gateway)
+                _ = send_left(folder, self._delivery.home, self._closing.is_set)
         own.room = self._spool_bytes - used(self._root, own.folder)
 
 
-def send_left(folder: Path, gateway: str) -> bool:
+def send_left(folder: Path, own: Home, stopped: Callable[[], bool]) -> bool:
     """Sends the session of a wrapper that lives no more; False where one lives, or the gateway does not take it.
-    `gateway`: whose admin key the environment has; no other gets it."""
+    `own`: the home of the wrapper that does it."""
     try:
         if not (folder / ABOUT).exists() and time.time() - folder.stat().st_mtime > EMPTY_S:
             Spool(folder, 0).remove()
             return False
         about = json.loads((folder / ABOUT).read_bytes())
-        same = urlsplit(str(about["url"]))[:2] == urlsplit(gateway)[:2]
-        home = Home(about["url"], about["key"] or (os.environ.get("PENSTOCK_ADMIN_KEY") if same else None))
+        home = Home(about["url"], about["key"])
+        if home.key is None and urlsplit(home.url)[:2] == urlsplit(own.url)[:2]:
+            # The admin's key is not written down, and is for nobody but its gateway.
+            home = home._replace(key=os.environ.get("PENSTOCK_ADMIN_KEY"))
         spool = Spool(folder, 0)
     except (OSError, ValueError, KeyError, TypeError):
         return False
     try:
         spool.recover(time.time_ns())
         delivery = Delivery(spool, home, about["server"])
-        while not delivery.complete and delivery.step():
+        while not delivery.complete and not stopped() and delivery.step():
             pass
         if delivery.complete or not spool.last:
             spool.remove()

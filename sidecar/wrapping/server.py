@@ -62,8 +62,11 @@ class Server:
                 else:
                     os.kill(pid, number)
             # No thread: a handler may run while one is being started.
-            _ = signal.signal(signal.SIGALRM, lambda *_: self._order(b"K"))
+            _ = signal.signal(signal.SIGALRM, self._kill)
             _ = signal.setitimer(signal.ITIMER_REAL, KILL_AFTER_S)
+
+    def _kill(self, *_: object) -> None:
+        self._order(b"K")
 
     def _order(self, order: bytes) -> None:
         with suppress(OSError):

@@ -24,7 +24,7 @@ from penstock.gateway.model.passed import PATH
 from penstock.sidecar.wrapping import spool
 from penstock.sidecar.wrapping.command import DRAIN_S
 from penstock.sidecar.wrapping.lines import Piece
-from penstock.sidecar.wrapping.sending import send_left
+from penstock.sidecar.wrapping.sending import Home, send_left
 
 PING = b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
 ECHO = "import sys\nfor line in sys.stdin.buffer: sys.stdout.buffer.write(line.replace(b'\"method\":', b'\"result\":'))"
@@ -123,7 +123,7 @@ async def test_the_admin_key_goes_to_its_own_gateway_only(tmp_path: Path, monkey
         folder = left_behind(tmp_path, url)
         monkeypatch.setenv("PENSTOCK_ADMIN_KEY", "secret")
         for gateway in ("http://127.0.0.1:1", f"{url}/rollout/r1/attempt/a1"):
-            assert not await asyncio.to_thread(send_left, folder, gateway)
+            assert not await asyncio.to_thread(send_left, folder, Home(gateway, None), lambda: False)
     finally:
         await runner.cleanup()
     assert keys == [None, "Bearer secret"]
