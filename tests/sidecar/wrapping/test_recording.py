@@ -18,8 +18,9 @@ from fakes.wrapping import ANSWERING, NOWHERE, SDK_SERVER, Wrapping, answering
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from penstock.gateway.model.passed import heads
 from penstock.gateway.model.span import Span
-from penstock.sidecar.wrapping.spool import used
+from penstock.sidecar.wrapping import spool
 
 KEY = "an-admin-key-of-this-test-0123"
 
@@ -120,12 +121,21 @@ async def test_a_gateway_that_is_killed_gets_everything_once(wrapping: Wrapping,
     assert wrapping.left == []
 
 
+def on_disk(wrapping: Wrapping) -> int:
+    """Lines that wait."""
+    return sum(len(list(heads(path.read_bytes()))) for one in wrapping.left for path in one.glob("*.frames"))
+
+
 async def test_the_next_wrapper_sends_what_a_killed_one_has_left(wrapping: Wrapping, tape: Tape) -> None:
     away = Wrapping(wrapping.state)
     async with answering(away, "--gateway", NOWHERE, "--rollout", "r1") as wrapper:
         _ = await wrapper.ask("asked", 1)
         wrapper.say("wait", 2)
         _ = await wrapper.ask("asked", 3)
+        # A line is put on disk when it has been passed on.
+        async with asyncio.timeout(PATIENCE):
+            while on_disk(wrapping) < 5:  # noqa: ASYNC110 - another process writes
+                await asyncio.sleep(0.01)
         wrapper.process.kill()
         _ = await wrapper.process.wait()
     (folder,) = wrapping.left
@@ -224,7 +234,7 @@ async def test_what_has_no_room_on_disk_is_said_on_the_tape(wrapping: Wrapping, 
             _ = await wrapper.ask("away", number, text="x" * 50_000)
         await gateway.start(gateway.port)
         async with asyncio.timeout(PATIENCE):
-            while used(wrapping.state / "penstock" / "wrapped") > 1 << 18:  # noqa: ASYNC110 - until there is room
+            while spool.used(wrapping.state / "penstock" / "wrapped") > 1 << 18:  # noqa: ASYNC110 - until there is room
                 await asyncio.sleep(0.02)
         _ = await wrapper.ask("after", "y")
     spans = await tape.when("r1", "a1", ended(1))
