@@ -127,6 +127,10 @@ GROUPS: Final[dict[str, Group]] = {
                 "penstock.gateway.cli.mcp:replay",
                 "Play the recorded servers of a rollout as one MCP server on stdin and stdout.",
             ),
+            "wrap": Command(
+                "penstock.sidecar.wrapping.command:wrap",
+                "Stand before a server of tools on stdin and stdout, and record what passes.",
+            ),
         },
         usual="serve",
     ),

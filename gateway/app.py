@@ -43,6 +43,8 @@ from penstock.gateway.mcp.hosted.ends import Ends
 from penstock.gateway.mcp.own_server import host_own
 from penstock.gateway.mcp.servers import Servers
 from penstock.gateway.mcp.sessions import Sessions
+from penstock.gateway.mcp.wrapped.ingest import Wrapped
+from penstock.gateway.mcp.wrapped.ingest import add_to as add_wrapped
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
 from penstock.gateway.otlp.ingest import INGEST, Ingest
@@ -198,6 +200,7 @@ class Gateway:
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)
         application[INGEST] = Ingest(self.dispatcher, self.store, self.metrics.otlp_spans)
+        add_wrapped(application, Wrapped(self.recorder, self._redactor, self.config.limits.recorded_bytes))
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,

@@ -46,6 +46,8 @@ CALL: Final = "tools/call"
 _INVALID, _FAILED = -32600, -32603
 """JSON-RPC's codes for a request that is none, and for a failure inside."""
 _PACKED: Final = re.compile(rb"=\?base64\?([A-Za-z0-9+/=]*)\?=")
+_WHOLE: Final = re.compile(rb"0|-?[1-9][0-9]{0,39}")
+"""Ids as nearly all are. There is one way to write each; read as a number, a large one would become another's."""
 _TAIL: Final = 4
 """Last events of a stream in which the answer is looked for first."""
 
@@ -155,9 +157,9 @@ def message(raw: bytes) -> Sent:
     """One message. What it asks for and answers is skipped, not made into objects."""
     try:
         wire = _wire(raw)
+        id = _canonical(bytes(wire.id))
     except UNREADABLE:
         return Sent("unreadable", b"", "", raw)
-    id = _canonical(bytes(wire.id))
     answered = bytes(wire.result) or bytes(wire.error)
     if isinstance(wire.method, str):
         if answered:
@@ -168,7 +170,16 @@ def message(raw: bytes) -> Sent:
 
 
 def _canonical(id: bytes) -> bytes:
-    return b"" if id in (b"", b"null") else orjson.dumps(orjson.loads(id))
+    """Raises `ValueError` for an id that only looked like JSON while it was skipped: no UTF-8, an infinite number, more
+    levels than can be written."""
+    if id in (b"", b"null"):
+        return b""
+    if _WHOLE.fullmatch(id):
+        return id
+    try:
+        return orjson.dumps(orjson.loads(id))
+    except TypeError as error:
+        raise ValueError(str(error)) from None
 
 
 class Asked(NamedTuple):

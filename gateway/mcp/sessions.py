@@ -82,6 +82,11 @@ class Session:
             found[0].answered(answer, monotonic())
         return found is not None
 
+    def withdrawn(self, id: bytes, by_client: bool) -> Kept | None:
+        """A request that its sender has cancelled: it is kept no longer."""
+        found = (self._asked if by_client else self._asking).pop(id, None)
+        return None if found is None else found[0]
+
     def give_up(self, before: float) -> None:
         """Lets go of what has been kept since before that moment; seconds of the monotonic clock."""
         for kept in (self._asked, self._asking):

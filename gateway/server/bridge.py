@@ -16,11 +16,12 @@ from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.headers import control_head, framed
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
+from penstock.gateway.model.passed import PATH as WRAPPED
 from penstock.gateway.proxy.relay import Relay
 from penstock.gateway.upstreams.pool import Connector, connect_inside
 
 TRACES = "/v1/traces"
-_AGENT_PATHS = frozenset({"/rewards", "/events", TRACES})
+_AGENT_PATHS = frozenset({"/rewards", "/events", TRACES, WRAPPED})
 _PATHS = (b"/api", b"/metrics", b"/healthz", b"/readyz")
 
 
@@ -40,7 +41,7 @@ def agent_target(method: str, call: Admitted) -> bytes | None:
     if method != "POST" or path not in _AGENT_PATHS:
         return None
     if call.address.origin == "implicit":
-        return b"/agent/none" + path.encode() if path == TRACES else None
+        return b"/agent/none" + path.encode() if path in (TRACES, WRAPPED) else None
     kind = "token" if call.token else "open"
     return f"/agent/{kind}/{call.address.rollout}/{call.address.attempt}{path}".encode()
 

@@ -8,7 +8,9 @@ left, and not before. The warden kills it (TERM, then KILL after the grace) when
 asks for it, and when the runner has died in any way: the other end of the control socket closes.
 
     from the runner   T: TERM, and KILL after the grace     K: KILL at once      end of file: like T
-    to the runner     {"started_ns": clock}  {"error": text}  {"status": wait status, "ended_ns": clock}, JSON lines
+    to the runner     {"started_ns": clock, "pid": agent}  {"error": text}  {"status": wait status, "ended_ns": clock}
+
+What it says are lines of JSON.
 
 There are two wardens, parent and child, because a warden may be killed too (a cluster cleans up, memory runs out). When
 the inner one dies, the outer one inherits the processes that are left and kills them. When the outer one dies, a pipe
@@ -134,7 +136,7 @@ class Warden:
         _let_go()
         with os.fdopen(reading, "rb") as file:
             error = file.read().decode(errors="replace")
-        self._tell(**({"error": error} if error else {"started_ns": time.monotonic_ns()}))
+        self._tell(**({"error": error} if error else {"started_ns": time.monotonic_ns(), "pid": self.agent}))
 
     def _reap(self) -> bool:
         """Notes those who have ended; False when nobody is left."""

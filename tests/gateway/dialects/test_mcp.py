@@ -46,6 +46,21 @@ def test_an_answer_is_found_however_its_id_is_written(id: Any) -> None:
         assert request.id == answered.id
 
 
+@pytest.mark.parametrize("id", [b'"\xff"', b"1e999", b"[" * 400 + b"]" * 400, b"9" * 400])
+def test_an_id_that_cannot_be_compared_makes_a_message_unreadable(id: bytes) -> None:
+    for rest in (b'"method":"ping"', b'"result":{}'):
+        body = b'{"id":%b,%b}' % (id, rest)
+        assert messages(body)[0][:3] == ("unreadable", b"", "")
+        assert (MCP.facts(body, body, False), answer_to(b"1", body, False)) == (MCP.facts(b"?", b"", False), None)
+
+
+def test_large_ids_are_told_apart() -> None:
+    one, other = (message(b'{"id":%d,"method":"ping"}' % (10**30 + last)) for last in (1, 2))
+    assert (one.kind, one.id) == ("request", b"%d" % (10**30 + 1))
+    assert one.id != other.id
+    assert message(b'{"id":-0,"method":"ping"}').id == b"0"
+
+
 @given(st.binary(max_size=60))
 def test_nothing_is_raised_on_odd_bytes(body: bytes) -> None:
     assert messages(body)

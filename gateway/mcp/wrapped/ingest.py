@@ -1,0 +1,136 @@
+"""`POST /wrapped`, below the address of a rollout: what has passed a wrapper.
+
+When the request is answered, its frames are durable. The answer says which frames the wrapper must keep, and which it
+must send again because this gateway does not have them: those of requests that wait for their answers, after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from time import time_ns
+from typing import Annotated, Final
+from weakref import WeakValueDictionary
+
+from aiohttp import web
+from pydantic import Field, StringConstraints
+
+from penstock.gateway.api.guard import AGENT, ApiError, answer
+from penstock.gateway.calls.address import FIRST_ATTEMPT
+from penstock.gateway.http.redact import Redactor
+from penstock.gateway.mcp.wrapped import saved
+from penstock.gateway.mcp.wrapped.operations import keep
+from penstock.gateway.mcp.wrapped.passing import Source
+from penstock.gateway.mcp.wrapped.pipe import Pipe
+from penstock.gateway.model.base import Noun
+from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.model.passed import PATH, Frame, frames
+from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.records import Entry
+
+FRAMES: Final = "application/octet-stream"
+SESSIONS: Final = 10_000
+"""Sessions that are in memory, the last that were heard of; what is on the tape of others is read back."""
+
+
+class About(Noun):
+    """Whose frames follow."""
+
+    session: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{11}-[0-9a-f]{16}$")]
+    """The wrapper's own name for its session."""
+    server: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    lost: list[int] = Field(default=[], max_length=100_000)
+    """Frames that the gateway needs and the wrapper has no more."""
+
+
+class Taken(Noun):
+    """What the gateway has of a session."""
+
+    done: int
+    """Frames up to this number are on the tape or in `open`."""
+    open: list[int]
+    """Frames of what is not over yet, which the wrapper must keep."""
+    need: list[int]
+    """Those of them that must be sent before anything else."""
+    recorded_bytes: int
+    """Bytes of a line that are kept."""
+
+
+class Wrapped:
+    """The sessions of all wrappers."""
+
+    def __init__(self, recorder: Recorder, redactor: Redactor, limit: int) -> None:
+        """`limit`: bytes of a line that are kept."""
+        self._recorder, self._redactor, self._limit = recorder, redactor, limit
+        self._pipes: OrderedDict[str, Pipe] = OrderedDict()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._running: set[asyncio.Task[Taken]] = set()
+
+    async def post(self, request: web.Request) -> web.StreamResponse:
+        """Frames, or none to learn what is known of a session. Other content types are refused: a foreign web page can
+        send those without asking."""
+        if request.content_type != FRAMES or "Content-Type" not in request.headers:
+            raise ApiError(415, "what a wrapper sends is no text", "Content-Type", request.content_type, (FRAMES,))
+        head, _, body = (await request.read()).partition(b"\n")
+        try:
+            about, some = About.model_validate_json(head), list(frames(body))
+        except ValueError as error:
+            # pydantic names the line of JSON and its field, `frames` the byte.
+            message = f"what a wrapper sends is a line of JSON and frames: {' '.join(str(error).split())[:300]}"
+            raise ApiError(400, message, "body") from None
+        found = request.match_info
+        if "rid" in found:
+            source = Source(found["rid"], found["aid"], "header", about.session, about.server)
+        else:
+            source = Source(f"i-{about.session}", FIRST_ATTEMPT, "implicit", about.session, about.server)
+        key = request.headers.get("Authorization", "").encode("latin-1")
+        secrets = self._redactor.secrets([(b"authorization", b"Authorization", key)], "")
+        task = asyncio.ensure_future(self._in_turn(source, secrets, some, about.lost))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        # A wrapper that leaves must not stop it half way: memory and tape would say different things.
+        return answer(await asyncio.shield(task))
+
+    async def _in_turn(self, source: Source, secrets: Secrets, some: list[Frame], lost: list[int]) -> Taken:
+        """One request of a session at a time."""
+        name = saved.key_of(source.rollout, source.attempt, source.session)
+        turn = self._turns.get(name)
+        if turn is None:
+            turn = self._turns[name] = asyncio.Lock()
+        async with turn:
+            return await self._take(name, source, secrets, some, lost)
+
+    async def _take(self, name: str, source: Source, secrets: Secrets, some: list[Frame], lost: list[int]) -> Taken:
+        pipe = self._pipes.pop(name, None)
+        if pipe is None:
+            note = await asyncio.to_thread(self._recorder.store.note, name)
+            pipe = Pipe(source, saved.read(note), self._limit)
+        pipe.secrets = secrets
+        before = pipe.saved()
+        # Large messages are read here, and no call may wait for that.
+        entries = await asyncio.to_thread(_read, pipe, some, lost)
+        after = pipe.saved()
+        if after != before and not pipe.need:
+            record, now = saved.written(after), time_ns()
+            await self._recorder.submit(lambda transaction: keep(transaction, entries, name, record, now))
+        if not pipe.over:
+            # Only now: when the tape does not take it, what is in memory would be ahead.
+            self._pipes[name] = pipe
+            if len(self._pipes) > SESSIONS:
+                self._pipes.popitem(last=False)
+        return Taken(done=pipe.done, open=after.open(), need=pipe.need, recorded_bytes=self._limit)
+
+
+def _read(pipe: Pipe, some: list[Frame], lost: list[int]) -> list[Entry]:
+    pipe.restore(some, lost)
+    return [] if pipe.need else pipe.take(some)
+
+
+WRAPPED: Final = web.AppKey("wrapped", Wrapped)
+
+
+def add_to(application: web.Application, made: Wrapped) -> None:
+    """Serves it. The dispatch has checked the scope in the path: see `gateway.server.bridge`."""
+    application[WRAPPED] = made
+    for scope in ("none", "{kind}/{rid}/{aid}"):
+        application.router.add_post(f"{AGENT}{scope}{PATH}", made.post)

@@ -1,0 +1,79 @@
+"""Puts the lines of one direction together again, from the frames that they came in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.gateway.dialects.mcp import Sent, messages
+from penstock.gateway.dialects.mcp_cut import cut_message
+from penstock.gateway.model.passed import TAIL, Frame
+
+
+class Line(NamedTuple):
+    """A line that has passed."""
+
+    raw: bytes
+    """As far as it is kept, with its end."""
+    size: int
+    """Bytes that passed."""
+    tail: bytes
+    """Its last bytes, where it is not kept whole."""
+    begun_ns: int
+    ended_ns: int
+    sequences: tuple[int, ...]
+    """Of the frames that it came in."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether a part of it is missing."""
+        return self.size > len(self.raw)
+
+    def messages(self) -> list[Sent]:
+        """What it says; nothing for an empty line."""
+        if self.cut:
+            return [cut_message(self.raw, self.tail)]
+        said = self.raw.strip()
+        return messages(said) if said else []
+
+
+class Assembler:
+    """Keeps what has come of a line, up to a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pieces: list[bytes] = []
+        self._kept = self._size = self._begun_ns = 0
+        self._tail = b""
+        self.sequences: tuple[int, ...] = ()
+        """Of the frames of a line that has not ended."""
+
+    def add(self, frame: Frame) -> Line | None:
+        """The line that ends with this frame."""
+        self._begun_ns = self._begun_ns or frame.time_ns
+        self.sequences += (frame.sequence,)
+        if frame.size == len(frame.data):
+            room = self._limit - self._kept
+            if len(frame.data) > room:
+                self._tail = (self._tail + frame.data[room:])[-TAIL:]
+            self._keep(frame.data[:room])
+        else:
+            # The wrapper has left out a part: this is the end.
+            self._tail = frame.data[-TAIL:]
+        self._size += frame.size
+        return self.end(frame.time_ns) if frame.last else None
+
+    def _keep(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._kept += len(data)
+
+    def end(self, time_ns: int, broken: bool = False) -> Line | None:
+        """What has come of a line. `broken`: its end will never come."""
+        if not self.sequences:
+            return None
+        raw = b"".join(self._pieces)
+        line = Line(raw, self._size + broken, self._tail, self._begun_ns, time_ns, self.sequences)
+        self._forget()
+        return line

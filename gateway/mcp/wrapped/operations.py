@@ -1,0 +1,18 @@
+"""The frames of a wrapper as an operation inside a write transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.gateway.queue.operations import QueueOperations
+from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
+
+
+def keep(transaction: Transaction, entries: Sequence[Entry], name: str, saved: bytes, now: int) -> None:
+    """Writes spans, and under a name how far their session has come: both or nothing."""
+    for entry in entries:
+        entry.sequence = 0
+        # The wrapper's clock is another machine's, perhaps.
+        transaction.record(entry, seen_ns=min(now, max(entry.start_ns, entry.end_ns or 0)))
+    QueueOperations(transaction).note(name, saved)

@@ -1,0 +1,237 @@
+"""One session of a wrapper: its frames become lines, its lines messages, its messages spans.
+
+A request of either side is kept until its answer passes, as in every session of a server (`mcp.sessions`). It goes to
+the tape when it is over. Until then the wrapper keeps its bytes, and sends them again to a gateway that was started
+anew (`restore`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from penstock.gateway.dialects.loose_json import arr, loads, obj
+from penstock.gateway.dialects.mcp import Sent, cancelled, outcome
+from penstock.gateway.mcp.sessions import Session
+from penstock.gateway.mcp.wrapped.line import Assembler, Line
+from penstock.gateway.mcp.wrapped.passing import TRANSPORT, Passing, Source
+from penstock.gateway.mcp.wrapped.saved import Owed, Saved
+from penstock.gateway.model.known_secrets import NONE
+from penstock.gateway.model.passed import CLIENT, END, GAP, SERVER, Frame
+from penstock.gateway.store.codec import Body
+from penstock.gateway.store.records import Entry
+
+ENDS = {"client": ("cancelled", "client_gone"), "server": ("error", "ended_early")}
+"""What becomes of requests without an answer when a side has ended the session."""
+KILLED = ("interrupted", "wrapper_died")
+UNANSWERED = ("error", "unanswered")
+GAP_NAME = "recording_gap"
+_PROGRESS = "notifications/progress"
+_NEAR = 1000
+"""Requests among which the one is looked for whose progress is reported, the newest: of more, a server that reports a
+lot would keep the gateway busy.
+"""
+
+
+class _Kept:
+    """A request in its session. When its answer passes, the pipe knows in which line."""
+
+    def __init__(self, pipe: Pipe, passing: Passing) -> None:
+        self._pipe, self.passing = pipe, passing
+
+    def answered(self, answer: bytes, now: float) -> None:
+        """The other side has answered."""
+        self._pipe.settle(self.passing, answer)
+
+    def given_up(self) -> None:
+        """It has not."""
+        self._pipe.settle(self.passing, None)
+
+
+class Pipe:
+    """A session, as far as it has come."""
+
+    def __init__(self, source: Source, saved: Saved, limit: int) -> None:
+        """`saved`: what the tape has of it; `limit`: bytes of a line that are kept."""
+        self.source = source
+        self.secrets = NONE
+        """What no span may hold."""
+        self.done, self.over, self._protocol = saved.done, saved.over, saved.protocol
+        self._session = Session(source.rollout)
+        self._lines = {kind: Assembler(limit) for kind in (CLIENT, SERVER)}
+        self._waiting: dict[str, Passing] = {}
+        """Requests without their answers, by span id."""
+        self._asked: dict[str, Passing] = {}
+        """Those of them that the client has sent."""
+        self._owed = {(one.sequences[-1], one.index): one for one in saved.owed}
+        self._needed = set(saved.open())
+        """Frames that are owed and whose bytes are not here."""
+        self._entries: list[Entry] = []
+        self._line: Line | None = None
+        """The line that is read now."""
+        self._why: tuple[str, str] = UNANSWERED
+
+    # -- what is on the tape -----------------------------------------------------------------------------------------
+
+    def saved(self) -> Saved:
+        """How far it has come."""
+        owed = [Owed(list(one.line.sequences), one.index, one.parent, one.gap) for one in self._waiting.values()]
+        begun = [list(line.sequences) for line in self._lines.values() if line.sequences]
+        return Saved(self.done, self.over, self._protocol, owed, begun)
+
+    @property
+    def need(self) -> list[int]:
+        """Frames that must come again before it can go on."""
+        return sorted(self._needed)
+
+    def restore(self, some: Iterable[Frame], lost: Iterable[int]) -> None:
+        """Takes frames that are owed, in their order. `lost`: what the wrapper has no more."""
+        for frame in some:
+            if frame.sequence in self._needed and frame.kind in self._lines:
+                self._needed.discard(frame.sequence)
+                line = self._lines[frame.kind].add(frame)
+                if line is not None:
+                    self._restore_line(line, frame.kind == CLIENT)
+        self._needed.difference_update(lost)
+
+    def _restore_line(self, line: Line, by_client: bool) -> None:
+        for index, sent in enumerate(line.messages()):
+            owed = self._owed.pop((line.sequences[-1], index), None)
+            if owed is not None:
+                passing = Passing(sent, line, index, by_client, self.source)
+                passing.parent, passing.gap = owed.parent, owed.gap
+                self._wait(passing)
+
+    # -- what passes -------------------------------------------------------------------------------------------------
+
+    def take(self, some: Iterable[Frame]) -> list[Entry]:
+        """Reads frames that are new; the spans that are over by them."""
+        self._entries = []
+        for frame in some:
+            if frame.sequence <= self.done or self.over:
+                continue
+            self.done = frame.sequence
+            if frame.kind == GAP:
+                self._gap(frame)
+            elif frame.kind == END:
+                self._end(frame)
+            elif (line := self._lines[frame.kind].add(frame)) is not None:
+                self._read(line, frame.kind == CLIENT)
+        return self._entries
+
+    def _read(self, line: Line, by_client: bool) -> None:
+        self._line = line
+        for index, sent in enumerate(line.messages()):
+            passing = Passing(sent, line, index, by_client, self.source)
+            if sent.kind == "request":
+                passing.parent = None if by_client else self._asked_within()
+                self._wait(passing)
+            elif sent.kind == "answer":
+                self._answered(passing)
+            else:
+                passing.parent = None if by_client else self._about(sent)
+                if sent.kind == "unreadable":
+                    passing.status, passing.error = "error", "unreadable"
+                self._put(passing)
+                self._withdraw(sent, by_client)
+
+    def _wait(self, passing: Passing) -> None:
+        ask = self._session.keep if passing.by_client else self._session.asks
+        # One with the same id that waits is given up by this.
+        ask(passing.sent.id, _Kept(self, passing))
+        self._waiting[passing.span_id] = passing
+        if passing.by_client:
+            self._asked[passing.span_id] = passing
+
+    def _answered(self, passing: Passing) -> None:
+        settle = self._session.client_answers if passing.by_client else self._session.server_answers
+        if not settle(passing.sent.id, passing.sent.raw):
+            # Nobody has asked, or has cancelled it since.
+            self._put(passing)
+
+    def _withdraw(self, sent: Sent, by_client: bool) -> None:
+        unwanted = cancelled(sent)
+        kept = None if unwanted is None else self._session.withdrawn(unwanted, by_client)
+        if isinstance(kept, _Kept):
+            self._why = ("cancelled", "client_cancelled" if by_client else "server_cancelled")
+            kept.given_up()
+            self._why = UNANSWERED
+
+    def settle(self, passing: Passing, answer: bytes | None) -> None:
+        """A request is over."""
+        line = self._line
+        _ = self._asked.pop(passing.span_id, None)
+        if self._waiting.pop(passing.span_id, None) is None or line is None:
+            return
+        passing.end_ns = line.ended_ns
+        if answer is None:
+            passing.status, passing.error = self._why
+            if passing.gap and self._why[0] == "error":
+                passing.error = GAP_NAME
+        else:
+            passing.answer, passing.answered_in = Sent("answer", passing.sent.id, "", answer), line
+            if passing.sent.method == "initialize":
+                self._protocol = outcome(answer)[2].get("mcp.protocol.version") or self._protocol
+        self._put(passing)
+
+    def _put(self, passing: Passing) -> None:
+        self._entries.append(passing.entry(self._protocol, self.secrets))
+
+    # -- which request it belongs to ---------------------------------------------------------------------------------
+
+    def _asked_within(self) -> str | None:
+        """The request of the client in which a server asks: the only one that is under way."""
+        return next(iter(self._asked)) if len(self._asked) == 1 else None
+
+    def _about(self, sent: Sent) -> str | None:
+        """The request whose progress a server reports; of anything else it says, the one that it asks within."""
+        if sent.method != _PROGRESS:
+            return self._asked_within()
+        token = obj(obj(loads(sent.raw)).get("params")).get("progressToken")
+        asked = islice(reversed(self._asked.values()), _NEAR)
+        return next((one.span_id for one in asked if token is not None and one.progress_token == token), None)
+
+    # -- what is not said in messages --------------------------------------------------------------------------------
+
+    def _gap(self, frame: Frame) -> None:
+        said = obj(loads(frame.data))
+        cut = arr(said.get("cut"))
+        for name, kind in (("client", CLIENT), ("server", SERVER)):
+            if name in cut:
+                self._break(kind, frame)
+        for passing in self._waiting.values():
+            passing.gap = True
+        since = said.get("since_ns")
+        entry = self._event(GAP_NAME, "event", frame, {"lines": said.get("lines"), "bytes": frame.size})
+        entry.start_ns = since if isinstance(since, int) and 0 < since <= frame.time_ns else frame.time_ns
+        self._entries.append(entry)
+
+    def _break(self, kind: int, frame: Frame) -> None:
+        """A line whose end will never come."""
+        line = self._lines[kind].end(frame.time_ns, broken=True)
+        if line is not None:
+            self._read(line, kind == CLIENT)
+
+    def _end(self, frame: Frame) -> None:
+        said = obj(loads(frame.data))
+        by = said.get("by")
+        self.over, self._why = True, ENDS.get(by if isinstance(by, str) else "", KILLED)
+        for kind in self._lines:
+            self._break(kind, frame)
+        self._line = Line(b"", 0, b"", frame.time_ns, frame.time_ns, (frame.sequence,))
+        self._session.give_up(float("inf"))
+        entry = self._event("end session", "mcp", frame, {"process.exit.code": said.get("exit_code")})
+        if self._why == KILLED:
+            entry.status, entry.error = KILLED
+        entry.attributes = {**(entry.attributes or {}), **TRANSPORT, "mcp.session.id": self.source.session}
+        entry.body = Body("", b"", b"", b"", b"", b"", [])
+        self._entries.append(entry)
+
+    def _event(self, name: str, kind: str, frame: Frame, said: dict[str, Any]) -> Entry:
+        source = self.source
+        entry = Entry(source.rollout, source.attempt, source.origin, kind=kind, name=name, method="", status="ok")
+        entry.start_ns = entry.end_ns = frame.time_ns
+        entry.dialect, entry.path, entry.upstream = "mcp", f"/mcp/{source.server}", source.server
+        entry.attributes = {name: value for name, value in said.items() if isinstance(value, int)}
+        return entry

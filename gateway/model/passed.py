@@ -1,0 +1,87 @@
+"""What passed a wrapped server of tools, as its wrapper keeps it and sends it: frames, one after the other.
+
+A frame is a head of fixed length and the bytes that it keeps. A line that is long comes in several frames; their bytes
+together are its beginning. If a part of it is not kept, the last frame keeps its end and says how long it was.
+
+    magic (u8)  kind (u8)  flags (u8)  0  kept (u32)  sequence (u64)  time (u64, ns since 1970)  size (u64)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+CLIENT: Final = ord("c")
+"""The client has said it."""
+SERVER: Final = ord("s")
+GAP: Final = ord("g")
+"""Lines that passed and are not kept; as JSON: `lines`, and since when, `since_ns`."""
+END: Final = ord("e")
+"""The session is over; as JSON: `by` whom (client, server, or a wrapper that was killed), and `exit_code`."""
+KINDS: Final = frozenset({CLIENT, SERVER, GAP, END})
+
+PATH: Final = "/wrapped"
+"""Where frames are sent, below the address of a rollout. No server is there: those are below `/mcp`."""
+TAIL: Final = 512
+"""Bytes of the end of a line that are kept of one that is too long: the id of an answer may stand there."""
+HEAD: Final = struct.Struct(">BBBxIQQQ")
+_MAGIC: Final = 0xA7
+_LAST: Final = 1
+_MOST: Final = 2**62
+"""No number, time or size is larger. Those that are could not be stored."""
+
+
+class Frame(NamedTuple):
+    """A line that passed, or a piece of one."""
+
+    kind: int
+    sequence: int
+    """Its number in its session, from 1."""
+    time_ns: int
+    size: int
+    """Bytes that it stands for; more than it has where a part was not kept."""
+    data: bytes
+    last: bool = True
+    """Whether its line ends with it."""
+
+
+def packed(frame: Frame) -> bytes:
+    """A frame as bytes."""
+    flags = _LAST if frame.last else 0
+    kept = len(frame.data)
+    return HEAD.pack(_MAGIC, frame.kind, flags, kept, frame.sequence, frame.time_ns, frame.size) + frame.data
+
+
+class Head(NamedTuple):
+    """Where a frame is."""
+
+    sequence: int
+    kind: int
+    start: int
+    end: int
+
+
+def heads(body: bytes, start: int = 0) -> Iterator[Head]:
+    """The frames of a body as far as they are whole."""
+    while start + HEAD.size <= len(body):
+        magic, kind, _, kept, sequence, _, _ = HEAD.unpack_from(body, start)
+        end = start + HEAD.size + kept
+        if magic != _MAGIC or end > len(body):
+            return
+        yield Head(sequence, kind, start, end)
+        start = end
+
+
+def frames(body: bytes, start: int = 0) -> Iterator[Frame]:
+    """The frames of a body; raises `ValueError` where it is not made of whole ones."""
+    end = start
+    for head in heads(body, start):
+        _, kind, flags, _, sequence, time_ns, size = HEAD.unpack_from(body, head.start)
+        data = body[head.start + HEAD.size : head.end]
+        if kind not in KINDS or not sequence or size < len(data) or max(sequence, time_ns, size) > _MOST:
+            raise ValueError(f"frame {sequence} at byte {head.start} is damaged")
+        yield Frame(kind, sequence, time_ns, size, data, bool(flags & _LAST))
+        end = head.end
+    if end != len(body):
+        raise ValueError(f"what follows byte {end} is no whole frame")

@@ -1,0 +1,170 @@
+"""The command `penstock mcp wrap`.
+
+Exit codes are the server's own, 128 and its number for a signal; 127 when it cannot be started; 2 when the wrapper is
+called wrongly, before anything was started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
+
+from penstock.gateway.client.console import FLAT, LOCAL, Failure, Url
+
+if TYPE_CHECKING:
+    from penstock.sidecar.wrapping.copying import Recording
+    from penstock.sidecar.wrapping.sending import Home, Sender
+    from penstock.sidecar.wrapping.server import Server
+    from penstock.sidecar.wrapping.spool import Spool
+
+Command = Annotated[str, Parameter(allow_leading_hyphen=True)]
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+LAST_S: Final = 1.0
+"""How long the gateway may take for the last lines when the server has ended. The next wrapper sends what is left."""
+DRAIN_S: Final = 3.0
+"""How long the server's last output is waited for while there is none: a process that it has left behind may hold its
+stdout.
+"""
+_SWITCH_S: Final = 0.0005
+"""How long the thread that sends may keep the interpreter from those that copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrapOptions:
+    """Where it is recorded."""
+
+    rollout: str | None = None
+    """Rollout that the session belongs to. Without it: that of `penstock run`; outside of it one of its own."""
+    attempt: str | None = None
+    """Attempt of that rollout; a1 if not given."""
+    spool: int = 256
+    """Megabytes that wait on disk at most while the gateway is away, those of earlier sessions included."""
+
+
+DEFAULT = WrapOptions()
+
+
+def wrap(*command: Command, name: str, gateway: Url = LOCAL, options: Annotated[WrapOptions, FLAT] = DEFAULT) -> None:
+    """Stand before a server of tools on stdin and stdout, and record what passes.
+
+    Put it before the command in an agent's configuration: `penstock mcp wrap --name search -- python server.py`. Bytes
+    pass as they are, in both directions; the server works whether the gateway is there or not. What passes while it is
+    away is kept on disk and sent later, by the next wrapper at the latest.
+
+    Parameters
+    ----------
+    command
+        The server and its arguments, after `--`.
+    name
+        What spans call the server.
+    """
+    if not command:
+        raise Failure("say which server to start, after --: penstock mcp wrap --name search -- python server.py", 2)
+    if not _NAME.fullmatch(name):
+        raise Failure(f"--name: {name!r} is not up to 64 letters, digits and . _ -", 2)
+    for option, value in (("--rollout", options.rollout), ("--attempt", options.attempt)):
+        if value is not None and (not _ID.fullmatch(value) or value in (".", "..")):
+            raise Failure(f"{option}: {value!r} is not an id: up to 128 letters, digits and . _ -", 2)
+    if options.attempt is not None and options.rollout is None:
+        raise Failure("--attempt is of a rollout: say --rollout, too", 2)
+    if options.spool < 1:
+        raise Failure(f"--spool: {options.spool} is not a number of megabytes from 1", 2)
+    from penstock.sidecar.wrapping.home import home
+
+    _run(command, name, home(gateway, options.rollout, options.attempt, os.environ), options.spool << 20)
+
+
+def _run(command: tuple[str, ...], name: str, home: Home, spool_bytes: int) -> None:
+    from penstock.sidecar.wrapping.sending import say
+    from penstock.sidecar.wrapping.server import FORWARDED, Server
+
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        server = Server(command)
+    except OSError as e:
+        raise Failure(f"cannot start {command[0]!r}: {e.strerror}", 127) from None
+    for number in FORWARDED:
+        _ = signal.signal(number, lambda number, _: server.forward(number))
+    if not server.started():
+        say(f"{server.error or 'the server could not be started'}: give its command after --, as a shell finds it")
+        os._exit(127)
+    os._exit(_Session(server, name, home, spool_bytes).run())
+
+
+class _Session:
+    """From the first byte to the last."""
+
+    def __init__(self, server: Server, name: str, home: Home, spool_bytes: int) -> None:
+        self._server = server
+        self._spool: Spool | None = None
+        self._sender: Sender | None = None
+        self._recording: Recording | None = None
+        self._client_left = False
+        self._begin(name, home, spool_bytes)
+
+    def _begin(self, name: str, home: Home, spool_bytes: int) -> None:
+        """Begins to record. What prevents it does not prevent the server from being used."""
+        from penstock.sidecar.wrapping import spool
+        from penstock.sidecar.wrapping.copying import Recording
+        from penstock.sidecar.wrapping.sending import Delivery, Sender, about_of, say
+
+        root = spool.directory()
+        folder = root / spool.new_session()
+        try:
+            room = spool_bytes - spool.used(root)
+            self._spool = spool.Spool(folder, room, min(spool.SEGMENT, spool_bytes // 8))
+            spool.write_about(folder, about_of(home, name))
+        except OSError as e:
+            say(f"nothing is recorded, because {root} cannot be written ({e.strerror}): XDG_STATE_HOME names another")
+            self._spool = None
+            return
+        delivery = Delivery(self._spool, home, name)
+        self._sender = Sender(delivery, root, spool_bytes)
+        self._recording = Recording(delivery, self._sender)
+
+    def run(self) -> int:
+        """Copies until the server has ended; its exit code."""
+        from penstock.gateway.model.passed import SERVER
+
+        threading.Thread(target=self._from_client, name="penstock-in", daemon=True).start()
+        out = threading.Thread(target=self._copy, args=(SERVER, self._server.stdout, 1), name="penstock-out")
+        out.daemon = True
+        out.start()
+        code = self._server.wait()
+        self._drain(out)
+        self._end(code)
+        return code
+
+    def _drain(self, out: threading.Thread) -> None:
+        """Waits until the server's last output has gone out. A client may take its time, as it may with the server
+        itself; but one that has asked it to end by a signal does not read on."""
+        while out.is_alive():
+            out.join(DRAIN_S)
+            if self._server.signalled or not self._server.has_output:
+                return
+
+    def _from_client(self) -> None:
+        from penstock.gateway.model.passed import CLIENT
+
+        self._copy(CLIENT, 0, self._server.stdin)
+        self._client_left = True
+
+    def _copy(self, kind: int, source: int, sink: int) -> None:
+        from penstock.sidecar.wrapping.copying import copy
+
+        copy(kind, source, sink, self._recording)
+
+    def _end(self, code: int) -> None:
+        if self._spool is None or self._sender is None or self._recording is None:
+            return
+        by = "client" if self._client_left or self._server.signalled else "server"
+        self._spool.end(by, code, self._recording.now_ns())
+        self._sender.close(LAST_S)

@@ -1,0 +1,46 @@
+"""Which rollout a wrapper belongs to: what was said on the command line, else what `penstock run` has set.
+
+Clients of MCP often give a server only a few of their variables: the official SDKs do. So those that are missing are
+looked for in the processes above, which are the agent's own, as far as they are this user's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from penstock.sidecar.wrapping.sending import Home
+
+ADDRESS: Final = "PENSTOCK_URL"
+TOKEN, ADMIN_KEY = "PENSTOCK_TOKEN", "PENSTOCK_ADMIN_KEY"
+_ABOVE: Final = 16
+"""Processes that are looked at."""
+
+
+def home(gateway: str, rollout: str | None, attempt: str | None, own: Mapping[str, str]) -> Home:
+    """Where a session is sent. Without a rollout the gateway makes one for it."""
+    if rollout is not None:
+        address = f"{gateway.rstrip('/')}/rollout/{rollout}/attempt/{attempt or 'a1'}"
+        return Home(address, own.get(TOKEN) or own.get(ADMIN_KEY))
+    known = own if ADDRESS in own else inherited(os.getppid())
+    if address := known.get(ADDRESS):
+        return Home(address.rstrip("/"), known.get(TOKEN))
+    return Home(gateway.rstrip("/"), own.get(TOKEN) or own.get(ADMIN_KEY))
+
+
+def inherited(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
+    """The variables of the next process above that has an address of a rollout; none where there is none."""
+    for _ in range(_ABOVE):
+        try:
+            lines = (proc / str(pid) / "environ").read_bytes().split(b"\0")
+            above = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1]
+        except (OSError, IndexError):
+            break
+        pairs = (line.decode(errors="replace").partition("=") for line in lines)
+        found = {name: value for name, _, value in pairs}
+        if ADDRESS in found:
+            return found
+        pid = int(above)
+    return {}

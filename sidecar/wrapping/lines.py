@@ -1,0 +1,79 @@
+"""Cuts what passes in one direction into lines, and long lines into pieces. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from penstock.gateway.model.passed import TAIL
+
+PIECE: Final = 256 << 10
+"""Bytes of a line that are gathered before they are put on disk."""
+LINE_BYTES: Final = 64 << 20
+"""Bytes of a line that are kept, until the gateway has said how many it keeps (`limits.recorded_bytes`)."""
+
+
+class Piece(NamedTuple):
+    """A line, or a part of one."""
+
+    data: bytes
+    size: int
+    """Bytes that it stands for; more than it has where a part is left out."""
+    last: bool
+
+
+class Lines:
+    """The lines of one direction."""
+
+    def __init__(self) -> None:
+        self.limit = LINE_BYTES
+        """Bytes of a line that are kept."""
+        self._rest = bytearray()
+        self._kept = self._skipped = 0
+        self._tail = b""
+
+    def feed(self, data: bytes) -> list[Piece]:
+        """What is complete now. Together the pieces are all that was fed, with the ends of lines."""
+        made: list[Piece] = []
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            self._add(made, data[start : end + 1], True)
+            start = end + 1
+        if start < len(data):
+            self._rest += data[start:]
+            if len(self._rest) >= PIECE:
+                self._add(made, b"", False)
+        return made
+
+    def close(self) -> list[Piece]:
+        """The last line, when nothing ended it."""
+        made: list[Piece] = []
+        if self._rest or self._kept or self._skipped:
+            self._add(made, b"", True)
+        return made
+
+    def _add(self, made: list[Piece], data: bytes, last: bool) -> None:
+        if self._rest:
+            data = bytes(self._rest + data)
+            self._rest.clear()
+        room = self.limit - self._kept
+        if len(data) <= room and not self._skipped:
+            self._kept += len(data)
+            made.append(Piece(data, len(data), last))
+        else:
+            self._cut(made, data, max(0, room), last)
+        if last:
+            self._kept = self._skipped = 0
+            self._tail = b""
+
+    def _cut(self, made: list[Piece], data: bytes, room: int, last: bool) -> None:
+        """Of a line that is too long the beginning is kept, and its last bytes."""
+        kept, dropped = (data[:room], data[room:]) if not self._skipped else (b"", data)
+        if kept:
+            made.append(Piece(kept, len(kept), False))
+            self._kept += len(kept)
+        self._skipped += len(dropped)
+        self._tail = (self._tail + dropped)[-TAIL:]
+        if last:
+            # One byte less than was left out, at most: so that it shows that something was.
+            tail = self._tail if len(self._tail) < self._skipped else self._tail[1:]
+            made.append(Piece(tail, self._skipped, True))

@@ -1,0 +1,260 @@
+"""Sends what has passed to the gateway, and what earlier wrappers have left. Needs the standard library alone.
+
+A thread does it. Nothing waits for it but, for a moment, the end of the wrapper. While the gateway is away it tries
+again and again; what it cannot send stays on disk, and the next wrapper sends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from urllib.parse import urlsplit
+
+from penstock.gateway.model.passed import PATH, heads
+from penstock.sidecar.wrapping.spool import ABOUT, Spool, left, used
+
+if TYPE_CHECKING:
+    from urllib.request import OpenerDirector
+
+BATCH: Final = 1 << 20
+"""Bytes of one request, about."""
+GATHER_S: Final = 0.05
+"""How long the first line of a request waits for others."""
+TIMEOUT_S: Final = 30.0
+EMPTY_S: Final = 60.0
+"""Age of a folder that is removed because its wrapper was killed before it had written anything."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+AGENT_TOKEN: Final = "pst_"
+"""What a key begins with that opens one rollout only, and that is kept beside what must be sent with it."""
+
+
+class Home(NamedTuple):
+    """Where a session belongs."""
+
+    url: str
+    """The address of its rollout, or the gateway's."""
+    key: str | None
+
+
+class Away(Exception):
+    """The gateway does not answer, or not now."""
+
+
+class Refused(Exception):
+    """The gateway does not take it, and will not."""
+
+
+def say(text: str) -> None:
+    """A line on stderr. What stands on stdout is the server's."""
+    with suppress(OSError):
+        _ = os.write(2, f"penstock: {text}\n".encode(errors="replace"))
+
+
+def about_of(home: Home, server: str) -> dict[str, Any]:
+    """What is noted beside a session. Only a key that opens its rollout and nothing else is written down."""
+    key = home.key if home.key is not None and home.key.startswith(AGENT_TOKEN) else None
+    return {"url": home.url, "server": server, "key": key}
+
+
+class Delivery:
+    """One session on its way to the gateway."""
+
+    def __init__(self, spool: Spool, home: Home, server: str) -> None:
+        self.spool = spool
+        self.recorded_bytes: int | None = None
+        """What the gateway keeps of a line, once it has said so."""
+        self.home, self._server = home, server
+        self._done = 0
+        self._open: list[int] = []
+        self._need: list[int] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the session is on the tape."""
+        return self.spool.over and self._done >= self.spool.last
+
+    def step(self) -> bool:
+        """Sends what is next, if there is anything. Raises `Away` or `Refused`."""
+        lost: list[int] = []
+        if self._need:
+            body, lost = self.spool.pick(self._need, BATCH)
+        else:
+            body = self.spool.after(self._done, BATCH)
+            if not body:
+                return False
+        said: dict[str, Any] = {"session": self.spool.folder.name, "server": self._server}
+        answer = post(self.home, json.dumps(said | ({"lost": lost} if lost else {})).encode() + b"\n" + body)
+        self._done, self._open, self._need = answer["done"], answer["open"], answer["need"]
+        self.recorded_bytes = answer["recorded_bytes"]
+        if not self._need:
+            self.spool.settle(self._done, self._open)
+            sent = [head.sequence for head in heads(body)]
+            if sent and self._done < sent[-1] and not lost:
+                raise Away("it did not take what was sent")
+        return True
+
+
+def post(home: Home, body: bytes) -> dict[str, Any]:
+    """The gateway's answer. Raises `Away` or `Refused`."""
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import Request
+
+    headers = {"Content-Type": "application/octet-stream"}
+    if home.key:
+        headers["Authorization"] = f"Bearer {home.key}"
+    try:
+        with _opener(home.url).open(Request(home.url + PATH, body, headers), timeout=TIMEOUT_S) as response:
+            return _read(response.read())
+    except HTTPError as e:
+        with e:
+            text = " ".join(e.read().decode(errors="replace").split())
+        problem = _message(text) or f"{e.code} {e.reason}"
+        if e.code in (401, 403):
+            way = "start the agent by `penstock run`, or set PENSTOCK_TOKEN (`penstock token ROLLOUT` makes one)"
+            raise Refused(f"the gateway refuses the key: {problem}; {way}") from None
+        if e.code < 500 and e.code != 429:
+            raise Refused(f"the gateway at {home.url} does not take what passes: {problem}") from None
+        raise Away(problem) from None
+    except ValueError as e:
+        raise Refused(f"{home.url} is not the address of a gateway: {e}") from None
+    except (OSError, HTTPException) as e:
+        raise Away(str(getattr(e, "reason", e)) or type(e).__name__) from None
+
+
+def _opener(url: str) -> OpenerDirector:
+    """What asks a gateway: on this machine without a proxy, which is for the world outside."""
+    from urllib.request import ProxyHandler, build_opener
+
+    host = urlsplit(url).hostname or ""
+    here = host in ("localhost", "::1") or host.startswith("127.")
+    return build_opener(ProxyHandler({})) if here else build_opener()
+
+
+def _read(text: bytes) -> dict[str, Any]:
+    answer = _object(json.loads(text))
+    if not answer.keys() >= {"done", "open", "need", "recorded_bytes"}:
+        raise ValueError("it answers with something else")
+    return answer
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _message(text: str) -> str:
+    """What an error of the gateway says, in its own shape or in that of an API."""
+    with suppress(ValueError):
+        message = _object(_object(json.loads(text)).get("error")).get("message")
+        if message:
+            return str(message)[:300]
+    return text[:300]
+
+
+class Sender:
+    """The thread."""
+
+    def __init__(self, delivery: Delivery, root: Path, spool_bytes: int) -> None:
+        """`root`: of all sessions, which have so many bytes together."""
+        self._delivery, self._root, self._spool_bytes = delivery, root, spool_bytes
+        self._news, self._closing = threading.Event(), threading.Event()
+        self._reached = self._swept = self._refused = False
+        self._said = False
+        self._thread = threading.Thread(target=self._run, name="penstock-sender", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something was put."""
+        if not self._news.is_set():
+            self._news.set()
+
+    def close(self, seconds: float) -> None:
+        """Sends what is left; not for longer than this, and not when nobody answers."""
+        self._closing.set()
+        self._news.set()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE_S
+        while not self._refused:
+            try:
+                while self._delivery.step():
+                    self._reached, pause = True, FIRST_PAUSE_S
+                if self._closing.is_set():
+                    if self._delivery.complete:
+                        self._delivery.spool.remove()
+                    return
+                if self._reached and not self._swept:
+                    self._swept = True
+                    self._send_left()
+                self._wait()
+            except Away as e:
+                self._complain(f"the gateway does not answer ({e}): what passes is kept and sent later")
+                if self._closing.is_set():
+                    return
+                _ = self._closing.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+            except Refused as e:
+                self._refused = True
+                self._complain(f"{e}; the tool works, and what passes is kept in {self._delivery.spool.folder}")
+            except OSError as e:
+                self._refused = True
+                self._complain(f"what passes cannot be read back ({e}): it is not recorded; the tool works")
+
+    def _wait(self) -> None:
+        _ = self._news.wait()
+        if not self._closing.is_set():
+            time.sleep(GATHER_S)
+        self._news.clear()
+        if self._closing.is_set():
+            self._news.set()
+
+    def _complain(self, text: str) -> None:
+        if not self._said:
+            self._said = True
+            say(text)
+
+    def _send_left(self) -> None:
+        """What others have left that were killed, or could not reach the gateway. Once, when there is time."""
+        own = self._delivery.spool
+        for folder in left(self._root):
+            if self._closing.is_set():
+                return
+            if folder != own.folder:
+                _ = send_left(folder, self._delivery.home, self._closing.is_set)
+        own.room = self._spool_bytes - used(self._root, own.folder)
+
+
+def send_left(folder: Path, own: Home, stopped: Callable[[], bool]) -> bool:
+    """Sends the session of a wrapper that lives no more; False where one lives, or the gateway does not take it.
+    `own`: the home of the wrapper that does it."""
+    try:
+        if not (folder / ABOUT).exists() and time.time() - folder.stat().st_mtime > EMPTY_S:
+            Spool(folder, 0).remove()
+            return False
+        about = json.loads((folder / ABOUT).read_bytes())
+        home = Home(about["url"], about["key"])
+        if home.key is None and urlsplit(home.url)[:2] == urlsplit(own.url)[:2]:
+            # The admin's key is not written down, and is for nobody but its gateway.
+            home = home._replace(key=os.environ.get("PENSTOCK_ADMIN_KEY"))
+        spool = Spool(folder, 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    try:
+        spool.recover(time.time_ns())
+        delivery = Delivery(spool, home, about["server"])
+        while not delivery.complete and not stopped() and delivery.step():
+            pass
+        if delivery.complete or not spool.last:
+            spool.remove()
+        return delivery.complete
+    except (Away, Refused, OSError):
+        return False
+    finally:
+        spool.close()

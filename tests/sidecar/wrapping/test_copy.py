@@ -1,0 +1,182 @@
+"""A wrapper is not there: bytes, ends, signals and exit codes are those of the server, with the gateway away."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from fakes.process import PATIENCE
+from fakes.wrapping import Wrapping
+
+HUGE = 100 << 20
+
+
+@pytest.mark.parametrize(
+    "stdin",
+    [
+        b"",
+        b'{"jsonrpc":"2.0","id":1}\r\n{}\r\n\r\n\n',
+        b"no end",
+        bytes(range(256)) * 300 + b"\n\xff\xfe\0\n" + os.urandom(100_000),
+    ],
+    ids=["nothing", "CRLF", "no newline", "garbage"],
+)
+async def test_bytes_are_those_of_the_server(wrapping: Wrapping, stdin: bytes) -> None:
+    code, out, err = await wrapping.run("cat", stdin=stdin)
+    assert (code, out) == (0, stdin)
+    assert err.count("\n") == (1 if stdin else err.count("\n"))
+    assert all(line.startswith("penstock: the gateway does not answer") for line in err.splitlines())
+
+
+async def test_a_line_of_100_mb_passes(wrapping: Wrapping) -> None:
+    wrapper = await wrapping.start("cat", limit=1 << 20)
+    stdin, stdout = wrapper.process.stdin, wrapper.process.stdout
+    assert stdin is not None
+    assert stdout is not None
+    sent, got, size = hashlib.sha256(), hashlib.sha256(), 0
+
+    async def send() -> None:
+        piece = os.urandom(1 << 20).replace(b"\n", b" ")
+        for part in [*[piece] * (HUGE >> 20), b"\n", b"last"]:
+            sent.update(part)
+            stdin.write(part)
+            await stdin.drain()
+
+    sending = asyncio.ensure_future(send())
+    while size < HUGE + 5:
+        data = await asyncio.wait_for(stdout.read(1 << 20), PATIENCE)
+        got.update(data)
+        size += len(data)
+    await sending
+    assert size == HUGE + 5
+    assert got.digest() == sent.digest()
+    assert most_memory(wrapper.process.pid) < HUGE, "a line is kept in memory"
+    assert await wrapper.end() == 0
+
+
+def most_memory(pid: int) -> int:
+    """The most that a process has had; bytes."""
+    return 1024 * int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0])
+
+
+async def test_stderr_passes_untouched(wrapping: Wrapping) -> None:
+    code, out, err = await wrapping.run("sh", "-c", "printf 'no \\r line' >&2; exit 7")
+    assert (code, out) == (7, b"")
+    assert err.startswith("no \r line")
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 250", 250), ("kill -SEGV $$", 139), ("kill -KILL $$", 137)]
+)
+async def test_the_exit_code_is_the_servers(wrapping: Wrapping, script: str, code: int) -> None:
+    assert (await wrapping.run("sh", "-c", script))[0] == code
+
+
+async def test_the_end_of_stdout_is_passed_on_before_the_server_ends(wrapping: Wrapping) -> None:
+    wrapper = await wrapping.start("sh", "-c", "echo ready; exec >&-; read line; exit 5")
+    assert wrapper.process.stdout is not None
+    assert await asyncio.wait_for(wrapper.process.stdout.read(), PATIENCE) == b"ready\n"
+    assert wrapper.process.returncode is None
+    assert await wrapper.end() == 5
+
+
+async def test_a_server_hears_that_nobody_reads(wrapping: Wrapping) -> None:
+    script = "import sys, os\ntry:\n  while True: os.write(1, b'x\\n' * 9000)\nexcept BrokenPipeError: sys.exit(21)"
+    reading, writing = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *wrapping.command(sys.executable, "-c", script),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=writing,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=wrapping.variables,
+    )
+    os.close(writing)
+    assert await asyncio.to_thread(os.read, reading, 2) == b"x\n"
+    os.close(reading)
+    assert await asyncio.wait_for(process.wait(), PATIENCE) == 21
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_is_forwarded(wrapping: Wrapping, number: signal.Signals) -> None:
+    script = f"import signal, sys; signal.pthread_sigmask(0, [{number}]); print('ready', flush=True)\n"
+    script += f"signal.sigwait([{number}]); print('bye', flush=True); sys.exit(9)"
+    wrapper = await wrapping.start(sys.executable, "-c", script)
+    assert wrapper.process.stdout is not None
+    assert await wrapper.process.stdout.readline() == b"ready\n"
+    wrapper.process.send_signal(number)
+    out, err = await asyncio.wait_for(wrapper.process.communicate(), PATIENCE)
+    assert (wrapper.process.returncode, out) == (9, b"bye\n"), err
+
+
+async def test_a_server_that_does_not_listen_is_killed(wrapping: Wrapping) -> None:
+    script = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+    wrapper = await wrapping.start(sys.executable, "-c", script)
+    assert wrapper.process.stdout is not None
+    assert await wrapper.process.stdout.readline() == b"ready\n"
+    wrapper.process.terminate()
+    assert await wrapper.end() == 137
+
+
+async def test_nothing_outlives_a_wrapper_that_is_killed(wrapping: Wrapping) -> None:
+    script = "sleep 600 & setsid sleep 601 & echo $$ $(jobs -p); trap '' TERM; while true; do sleep 0.2; done"
+    wrapper = await wrapping.start("bash", "-c", script)
+    assert wrapper.process.stdout is not None
+    pids = list(map(int, (await wrapper.process.stdout.readline()).split()))
+    assert len(pids) == 3
+    assert all(map(alive, pids))
+    wrapper.process.kill()
+    _ = await wrapper.process.wait()
+    async with asyncio.timeout(PATIENCE):
+        while any(map(alive, pids)):  # noqa: ASYNC110 - nobody tells of the end of others' children
+            await asyncio.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (
+            ["--name", "x"],
+            2,
+            "say which server to start, after --: penstock mcp wrap --name search -- python server.py",
+        ),
+        (["--", "cat"], 2, "--name is missing"),
+        (["--name", "a/b", "--", "cat"], 2, "--name: 'a/b' is not up to 64 letters, digits and . _ -"),
+        (["--name", "x", "--rollout", "a b", "--", "cat"], 2, "--rollout: 'a b' is not an id"),
+        (["--name", "x", "--attempt", "a2", "--", "cat"], 2, "--attempt is of a rollout: say --rollout, too"),
+        (["--name", "x", "--spool", "0", "--", "cat"], 2, "--spool: 0 is not a number of megabytes from 1"),
+        (["--name", "x", "--", "not-there-at-all"], 127, "cannot start 'not-there-at-all': No such file"),
+    ],
+)
+async def test_what_is_wrong_is_one_line(wrapping: Wrapping, arguments: list[str], code: int, said: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock", "mcp", "wrap", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=wrapping.variables,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
+    assert (process.returncode, out) == (code, b"")
+    assert err.decode().startswith(f"penstock: {said}")
+    assert err.count(b"\n") == 1
+
+
+async def test_a_disk_that_takes_nothing_does_not_stop_the_tool(wrapping: Wrapping) -> None:
+    wrapping.state.write_text("a file where a folder should be")
+    code, out, err = await wrapping.run("cat", stdin=b"{}\n")
+    assert (code, out) == (0, b"{}\n")
+    assert err.startswith("penstock: nothing is recorded, because ")
+    assert "XDG_STATE_HOME" in err
+    assert err.count("\n") == 1
