@@ -30,6 +30,8 @@ TIMEOUT_S: Final = 30.0
 EMPTY_S: Final = 60.0
 """Age of a folder that is removed because its wrapper was killed before it had written anything."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+KEPT_S: Final = 30 * 86400.0
+"""How long something is kept that no gateway takes; else it would leave no room for others."""
 AGENT_TOKEN: Final = "pst_"
 """What a key begins with that opens one rollout only, and that is kept beside what must be sent with it."""
 
@@ -246,6 +248,7 @@ def send_left(folder: Path, own: Home, stopped: Callable[[], bool]) -> bool:
         spool = Spool(folder, 0)
     except (OSError, ValueError, KeyError, TypeError):
         return False
+    age_s = time.time() - folder.stat().st_mtime
     try:
         spool.recover(time.time_ns())
         delivery = Delivery(spool, home, about["server"])
@@ -254,7 +257,10 @@ def send_left(folder: Path, own: Home, stopped: Callable[[], bool]) -> bool:
         if delivery.complete or not spool.last:
             spool.remove()
         return delivery.complete
-    except (Away, Refused, OSError):
+    except (Away, Refused, OSError) as e:
+        if age_s > KEPT_S:
+            say(f"what waits in {folder} could not be sent for a month ({e}): it is removed")
+            spool.remove()
         return False
     finally:
         spool.close()

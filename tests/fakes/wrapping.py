@@ -108,5 +108,4 @@ async def answering(wrapping: Wrapping, *options: str) -> AsyncGenerator[Wrapper
     try:
         yield wrapper
     finally:
-        if wrapper.process.returncode is None:
-            _ = await wrapper.end()
+        _ = await wrapper.end()

@@ -99,6 +99,9 @@ async def test_a_server_hears_that_nobody_reads(wrapping: Wrapping) -> None:
     assert await asyncio.to_thread(os.read, reading, 2) == b"x\n"
     os.close(reading)
     assert await asyncio.wait_for(process.wait(), PATIENCE) == 21
+    assert process.stdin is not None
+    process.stdin.close()
+    _ = await process.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -109,7 +112,7 @@ async def test_a_signal_is_forwarded(wrapping: Wrapping, number: signal.Signals)
     assert wrapper.process.stdout is not None
     assert await wrapper.process.stdout.readline() == b"ready\n"
     wrapper.process.send_signal(number)
-    out, err = await asyncio.wait_for(wrapper.process.communicate(), PATIENCE)
+    out, err = await asyncio.wait_for(wrapper.process.communicate(b""), PATIENCE)
     assert (wrapper.process.returncode, out) == (9, b"bye\n"), err
 
 
@@ -130,7 +133,7 @@ async def test_nothing_outlives_a_wrapper_that_is_killed(wrapping: Wrapping) -> 
     assert len(pids) == 3
     assert all(map(alive, pids))
     wrapper.process.kill()
-    _ = await wrapper.process.wait()
+    assert await wrapper.end() == -signal.SIGKILL
     async with asyncio.timeout(PATIENCE):
         while any(map(alive, pids)):  # noqa: ASYNC110 - nobody tells of the end of others' children
             await asyncio.sleep(0.05)

@@ -137,7 +137,6 @@ async def test_the_next_wrapper_sends_what_a_killed_one_has_left(wrapping: Wrapp
             while on_disk(wrapping) < 5:  # noqa: ASYNC110 - another process writes
                 await asyncio.sleep(0.01)
         wrapper.process.kill()
-        _ = await wrapper.process.wait()
     (folder,) = wrapping.left
     about = folder / "about.json"
     about.write_text(about.read_text().replace(NOWHERE, wrapping.url))
@@ -153,7 +152,8 @@ async def test_a_server_that_dies_leaves_its_calls_with_their_true_end(wrapping:
     wrapper = await wrapping.start(sys.executable, "-c", ANSWERING, options=("--rollout", "r1", "--attempt", "a7"))
     wrapper.say("wait", 1)
     wrapper.say("die")
-    assert await asyncio.wait_for(wrapper.process.wait(), PATIENCE) == 3
+    _ = await asyncio.wait_for(wrapper.process.wait(), PATIENCE)
+    assert await wrapper.end() == 3
     spans = await tape.when("r1", "a7", ended(1))
     assert shown(spans) == [("die", "ok", None), ("wait", "error", "ended_early")]
     assert [(span.attributes or {})["process.exit.code"] for span in spans if span.name == "end session"] == [3]
@@ -223,6 +223,24 @@ async def test_a_wrong_key_is_said_and_stops_no_tool(
         _ = await wrapper.ask("hello", 1)
         spans = await Tape(locked.url, http).when("r1", "a1", ended(1))
     assert shown(spans) == [("again", "ok", None), ("hello", "ok", None)]
+
+
+async def test_the_token_that_opens_a_rollout_is_not_on_its_tape(
+    start_gateway: StartGateway, tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    locked = await start_gateway("require_token = true", env={"PENSTOCK_ADMIN_KEY": KEY})
+    http.headers["Authorization"] = f"Bearer {KEY}"
+    async with http.post(f"{locked.url}/api/tokens", json={"rollout": "r1"}) as response:
+        token = (await response.json())["token"]
+    wrapping = Wrapping(tmp_path / "state", locked.url, {"PENSTOCK_TOKEN": token})
+    async with answering(wrapping) as wrapper:
+        _ = await wrapper.ask("hello", 1, said=f"{token} and {KEY}")
+    tape = Tape(locked.url, http)
+    span = next(span for span in await tape.when("r1", "a1", ended(1)) if span.name == "hello")
+    kept = await tape.raw(span, "request")
+    assert b"said" in kept
+    assert token.encode() not in kept
+    assert KEY.encode() not in kept
 
 
 async def test_what_has_no_room_on_disk_is_said_on_the_tape(wrapping: Wrapping, gateway: Gateway, tape: Tape) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.passed import CLIENT, END, GAP, SERVER, Frame, frames
 from penstock.sidecar.wrapping.lines import Piece
-from penstock.sidecar.wrapping.spool import SPOOL_BYTES, Spool
+from penstock.sidecar.wrapping.sending import Home, about_of, send_left
+from penstock.sidecar.wrapping.spool import SPOOL_BYTES, Spool, write_about
 
 
 @pytest.fixture
@@ -129,3 +131,20 @@ def test_what_a_killed_wrapper_has_left_is_found(count: int, torn: int) -> None:
 def test_one_that_lives_is_left_alone(spool: Spool) -> None:
     with pytest.raises(OSError, match="temporarily unavailable"):
         Spool(spool.folder, 0)
+
+
+@pytest.mark.parametrize(("days", "kept"), [(29, True), (31, False)])
+def test_what_no_gateway_takes_is_removed_after_a_month(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], days: int, kept: bool
+) -> None:
+    folder = tmp_path / "0-1"
+    spool = Spool(folder, SPOOL_BYTES)
+    nowhere = Home("http://127.0.0.1:9", None)
+    write_about(folder, about_of(nowhere, "tools"))
+    put(spool, 1)
+    spool.close()
+    then = time.time() - days * 86400
+    os.utime(folder, (then, then))
+    assert not send_left(folder, nowhere, lambda: False)
+    assert folder.exists() == kept
+    assert ("could not be sent for a month" in capfd.readouterr().err) != kept
