@@ -45,6 +45,10 @@ CALL: Final = "tools/call"
 _INVALID, _FAILED = -32600, -32603
 """JSON-RPC's codes for a request that is none, and for a failure inside."""
 _PACKED: Final = re.compile(rb"=\?base64\?([A-Za-z0-9+/=]*)\?=")
+_EXACT: Final = 1 << 53
+"""Whole numbers below this are exact however they are written."""
+_CROWDED: Final = 500_000
+"""Commas of several messages in one body that are read: of three bytes each could become an object."""
 _TAIL: Final = 4
 """Last events of a stream in which the answer is looked for first."""
 
@@ -131,6 +135,8 @@ def messages(body: bytes) -> list[Sent]:
     if body.lstrip()[:1] != b"[":
         return [message(body)]
     try:
+        if body.count(b",") > _CROWDED:
+            raise ValueError("too many messages")
         return [message(bytes(raw)) for raw in _batch(body)]
     except UNREADABLE:
         return [Sent("unreadable", b"", "", body)]
@@ -150,7 +156,16 @@ def message(raw: bytes) -> Sent:
 
 
 def _canonical(id: bytes) -> bytes:
-    return b"" if id in (b"", b"null") else orjson.dumps(orjson.loads(id))
+    if id in (b"", b"null"):
+        return b""
+    try:
+        value = orjson.loads(id)
+    except UNREADABLE:
+        return id
+    if isinstance(value, float):
+        # A number is the same however it is written, and one that orjson cannot hold exactly is itself.
+        return b"%d" % int(value) if value.is_integer() and abs(value) < _EXACT else id
+    return orjson.dumps(value)
 
 
 class Asked(NamedTuple):
@@ -211,7 +226,7 @@ def cancelled(sent: Sent) -> bytes | None:
     if sent.method != "notifications/cancelled":
         return None
     params = obj(obj(loads(sent.raw)).get("params"))
-    return orjson.dumps(params["requestId"]) if "requestId" in params else None
+    return _canonical(dumps(params["requestId"]).encode()) if "requestId" in params else None
 
 
 def _bare(id: bytes) -> str:

@@ -63,7 +63,10 @@ class Interests:
 
 def _loose(id: bytes) -> str:
     """An id as the loosest client compares it: SDKs take `"1"` and `1.0` for an answer to `1`."""
-    value = orjson.loads(id)
+    try:
+        value = orjson.loads(id)
+    except ValueError:
+        return id.decode("latin-1")
     text = value.strip() if isinstance(value, str) else id.decode()
     try:
         return str(int(text, 0))

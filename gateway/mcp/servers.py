@@ -11,8 +11,9 @@ A path that the server has not named is refused: an agent reaches the server's t
 from __future__ import annotations
 
 from collections import OrderedDict
+from string import punctuation
 from typing import Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from penstock.gateway.config import Config, McpServer, Upstream
 from penstock.gateway.dialects.mcp import MCP, PREFIX
@@ -25,6 +26,8 @@ WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 """Stands before the path of a resource whose metadata are asked for (RFC 9728, section 3.1)."""
 _NAMED: Final = 10_000
 """Paths of one server that are remembered: each is one of its open streams."""
+_LONGEST: Final = 8192
+"""Characters of a path that is remembered."""
 
 
 class ServerPool(Pool):
@@ -65,10 +68,14 @@ class ServerPool(Pool):
         """Remembers a path that the server names for the messages of a stream, and gives what stands for it below its
         address; None if it is on another host, where no agent may be sent.
         """
-        whole = urlsplit(urljoin(self.origin + self.path, endpoint))
-        if f"{whole.scheme}://{whole.netloc}" != self.origin:
+        try:
+            whole = urlsplit(urljoin(self.origin + self.path, endpoint))
+        except ValueError:
             return None
-        path = whole.path + (f"?{whole.query}" if whole.query else "")
+        if f"{whole.scheme}://{whole.netloc}" != self.origin or len(endpoint) > _LONGEST:
+            return None
+        # As a client writes it in its request.
+        path = quote(whole.path + (f"?{whole.query}" if whole.query else ""), safe=punctuation)
         self._paths[path] = None
         self._paths.move_to_end(path)
         if len(self._paths) > _NAMED:
