@@ -108,6 +108,14 @@ class _Request(msgspec.Struct):
     params: _Params | None = None
 
 
+class _Unwanted(msgspec.Struct):
+    requestId: msgspec.Raw = msgspec.Raw()
+
+
+class _Cancellation(msgspec.Struct):
+    params: _Unwanted | None = None
+
+
 class _Result(msgspec.Struct):
     isError: Any = None
     resultType: Any = None
@@ -128,6 +136,7 @@ _wire = msgspec.json.Decoder(_Wire).decode
 _batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _request = lenient(_Request)
 _answer = lenient(_Answer)
+_unwanted = lenient(_Cancellation)
 
 
 def messages(body: bytes) -> list[Sent]:
@@ -225,8 +234,8 @@ def cancelled(sent: Sent) -> bytes | None:
     """The id of the request that a notification cancels."""
     if sent.method != "notifications/cancelled":
         return None
-    params = obj(obj(loads(sent.raw)).get("params"))
-    return _canonical(dumps(params["requestId"]).encode()) if "requestId" in params else None
+    params = _unwanted(sent.raw).params
+    return _canonical(bytes(params.requestId)) or None if params is not None else None
 
 
 def _bare(id: bytes) -> str:

@@ -163,7 +163,9 @@ class McpCall(Call):
         protocol = headers.get(_PROTOCOL, b"").decode("latin-1")[:64] or None
         if first is None:
             about_server = self._admitted.path.startswith(WELL_KNOWN)
-            record.name = "metadata" if about_server else _WITHOUT_METHOD.get(self.request.method)
+            unread = any(one.kind == "unreadable" for one in self._messages)
+            other = "unreadable" if unread else _WITHOUT_METHOD.get(self.request.method)
+            record.name = "metadata" if about_server else other
             record.attributes = listed({}, session, protocol)
             return
         about = asked(first)

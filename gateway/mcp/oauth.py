@@ -149,7 +149,7 @@ def metadata_call(request: Request, hints: Hints) -> Admitted | None:
     if not target.startswith(WELL_KNOWN):
         return None
     if request.method not in _READS:
-        raise ClientFault(405, "method", f"metadata are asked for by GET, not {request.method}", "method")
+        raise ClientFault(400, "method", f"metadata are asked for by GET, not {request.method}", "method")
     try:
         address, below = from_path(target.removeprefix(WELL_KNOWN).partition("?")[0])
     except AddressError as error:
