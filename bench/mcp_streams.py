@@ -1,4 +1,4 @@
-"""python -m bench.mcp_streams [--streams 10000] [--silence 120]: what streams cost that listen and are silent.
+"""python -m bench.mcp_streams [--streams 10000] [--servers 10] [--silence 120]: what streams cost that only listen.
 
 An agent listens to a server of tools, mostly for hours and for nothing. A gateway, a server and the listeners, each a
 process; every stream is in a session of its own. Prints what the gateway holds for all of them, then keeps silent, and
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench import procfs
@@ -28,9 +27,7 @@ GOAL_MB = 200.0
 AT_ONCE = 200
 """Streams that are opened side by side."""
 PATIENCE = 120.0
-HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nMcp-Session-Id: %d\r\nTransfer-Encoding: chunked\r\n\r\n"
-)
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nMcp-Session-Id: %d\r\nTransfer-Encoding: chunked\r\n\r\n"
 SAID = b'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n'
 
 
@@ -70,8 +67,8 @@ async def serve(port: int) -> None:
 class Listener(asyncio.Protocol):
     """A client that listens and keeps nothing."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, rollout: int) -> None:
+        self.rollout = rollout
         self.begun = asyncio.get_running_loop().create_future()
         self.told = asyncio.get_running_loop().create_future()
         self.lost = False
@@ -81,7 +78,8 @@ class Listener(asyncio.Protocol):
         """Asks."""
         assert isinstance(transport, asyncio.Transport)
         transport.write(
-            b"GET /rollout/r%d/mcp/tools HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n" % self.number
+            b"GET /rollout/r%d/mcp/tools HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
+            % self.rollout
         )
 
     def data_received(self, data: bytes) -> None:
@@ -97,11 +95,11 @@ class Listener(asyncio.Protocol):
         self.lost = True
 
 
-async def listen(port: int, upstream: int, pid: int, streams: int, silence: float) -> bool:
+async def listen(port: int, upstream: int, pid: int, streams: int, each_has: int, silence: float) -> bool:
     """Measures; whether all is well."""
     loop = asyncio.get_running_loop()
     before = procfs.memory(pid).total
-    listeners = [Listener(number) for number in range(streams)]
+    listeners = [Listener(number // each_has) for number in range(streams)]
     began = time.monotonic()
     for start in range(0, streams, AT_ONCE):
         some = listeners[start : start + AT_ONCE]
@@ -113,7 +111,9 @@ async def listen(port: int, upstream: int, pid: int, streams: int, silence: floa
     busy = procfs.cpu_seconds(pid)
     memory = procfs.memory(pid).total
     each = (memory - before) * 1024 / streams
+    mapped = memory - procfs.memory(pid).anonymous
     print(f"{before:.1f} MB before, {memory:.1f} MB with them: {each:.1f} KB a stream", flush=True)
+    print(f"of it {mapped:.1f} MB are pages of files, the tape among them", flush=True)
     await asyncio.sleep(max(0.0, silence - 5.0))
     used = (procfs.cpu_seconds(pid) - busy) / max(0.1, silence - 5.0)
     lost = sum(one.lost for one in listeners)
@@ -143,15 +143,25 @@ def started(command: list[str], word: str) -> Generator[int]:
             process.terminate()
 
 
+def raised(wanted: int) -> int:
+    """How many files this process and its children may open, more than before where that is allowed."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in (max(most, wanted), most):
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            return limit
+    return most
+
+
 def main() -> int:
     """Runs all three."""
     parser = argparse.ArgumentParser(prog="bench.mcp_streams", description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, default=10_000)
-    parser.add_argument("--silence", type=float, default=120.0)
+    parser.add_argument("--silence", type=float, default=120.0, help="seconds")
+    parser.add_argument("--servers", type=int, default=10, help="streams of one rollout: servers that an agent uses")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    most = raised(2 * asked.streams + 500)
     if asked.serve is not None:
         asyncio.run(serve(asked.serve))
         return 0
@@ -165,7 +175,7 @@ def main() -> int:
         gateway = ["-m", "penstock", "serve", "--config", str(config), "--data", str(Path(home, "data"))]
         own = [sys.executable, "-m", "bench.mcp_streams", "--serve", str(upstream)]
         with started(own, "ready"), started([sys.executable, *gateway, "--port", str(port)], "penstock") as pid:
-            good = asyncio.run(listen(port, upstream, pid, asked.streams, asked.silence))
+            good = asyncio.run(listen(port, upstream, pid, asked.streams, asked.servers, asked.silence))
     return 0 if good else 1
 
 

@@ -35,13 +35,16 @@ class Interests:
     __slots__ = ("_by_id",)
 
     def __init__(self) -> None:
-        self._by_id: OrderedDict[str, Interest] = OrderedDict()
+        self._by_id: OrderedDict[str, Interest] | None = None
+        """None while there are none, as in most of very many sessions."""
 
     def __bool__(self) -> bool:
         return bool(self._by_id)
 
     def of(self, id: bytes) -> Interest:
         """That of a request, which may be new."""
+        if self._by_id is None:
+            self._by_id = OrderedDict()
         return self._by_id.setdefault(_loose(id), Interest())
 
     def watches(self, id: bytes) -> Sequence[Watch]:
@@ -56,9 +59,12 @@ class Interests:
 
     def add(self, others: Interests) -> None:
         """Takes those of one exchange."""
-        self._by_id.update(others._by_id)
-        while len(self._by_id) > _KEPT:
-            self._by_id.popitem(last=False)
+        if not others._by_id:
+            return
+        mine = self._by_id = self._by_id or OrderedDict()
+        mine.update(others._by_id)
+        while len(mine) > _KEPT:
+            mine.popitem(last=False)
 
 
 def _loose(id: bytes) -> str:

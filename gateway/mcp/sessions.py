@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock.gateway.mcp.interests import Interests
 
@@ -52,6 +52,12 @@ class Kept(Protocol):
         ...
 
 
+_Owed = dict[bytes, tuple[Kept, float]]
+T = TypeVar("T")
+_NOTHING: Final[dict[Any, Any]] = {}
+"""Stands for all that a session does not keep: there may be very many. Nothing is ever put into it."""
+
+
 class Session:
     """One session of one server."""
 
@@ -62,18 +68,18 @@ class Session:
         """The rollout of the call that opened it; that of later calls that name none."""
         self.interests = Interests()
         """What is done with the answers to its requests."""
-        self._asked: dict[bytes, tuple[Kept, float]] = {}
+        self._asked: _Owed = _NOTHING
         """Requests of the client, by id, and when their exchanges ended."""
-        self._asking: dict[bytes, tuple[Kept, float]] = {}
+        self._asking: _Owed = _NOTHING
         """Requests of the server, by id, and since when."""
-        self._unwanted: dict[bytes, None] = {}
+        self._unwanted: dict[bytes, None] = _NOTHING
         """Requests that the client does not want any more, by id."""
-        self._passed: dict[tuple[str, int], None] = {}
+        self._passed: dict[tuple[str, int], None] = _NOTHING
         """What the server has said in numbered events: the number and the hash of the message."""
 
     def cancel(self, id: bytes) -> None:
         """The client does not want the answer to a request any more."""
-        _newest(self._unwanted, id, UNWANTED)
+        self._unwanted = _newest(self._unwanted, id, UNWANTED)
 
     def unwanted(self, ids: Iterable[bytes]) -> bool:
         """Whether the client has cancelled one of these requests."""
@@ -83,24 +89,26 @@ class Session:
         """Whether the server has said this before, in an event of this number; from now on it has."""
         key = event, hash(raw)
         known = key in self._passed
-        _newest(self._passed, key, PASSED)
+        self._passed = _newest(self._passed, key, PASSED)
         return known
 
     def keep(self, id: bytes, request: Kept) -> None:
         """Keeps a request of the client whose exchange has ended without the answer."""
-        self._replace(self._asked, id, request)
+        self._asked = self._replace(self._asked, id, request)
 
     def asks(self, id: bytes, request: Kept) -> None:
         """Keeps a request of the server."""
-        self._replace(self._asking, id, request)
+        self._asking = self._replace(self._asking, id, request)
 
     @staticmethod
-    def _replace(kept: dict[bytes, tuple[Kept, float]], id: bytes, request: Kept) -> None:
+    def _replace(kept: _Owed, id: bytes, request: Kept) -> _Owed:
+        kept = kept or {}
         if (before := kept.pop(id, None)) is not None:
             before[0].given_up()
         kept[id] = request, monotonic()
         while len(kept) > 1 and (len(kept) > OWED or sum(one.weight for one, _ in kept.values()) > OWED_BYTES):
             kept.pop(next(iter(kept)))[0].given_up()
+        return kept
 
     def server_answers(self, id: bytes, answer: bytes) -> bool:
         """An answer of the server passes; False if nobody waits for it here."""
@@ -111,7 +119,7 @@ class Session:
         return self._settle(self._asking, id, answer)
 
     @staticmethod
-    def _settle(kept: dict[bytes, tuple[Kept, float]], id: bytes, answer: bytes) -> bool:
+    def _settle(kept: _Owed, id: bytes, answer: bytes) -> bool:
         found = kept.pop(id, None)
         if found is not None:
             found[0].answered(answer, monotonic())
@@ -134,6 +142,9 @@ class Sessions:
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[str, bytes], Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
 
     def find(self, server: str, id: bytes) -> Session | None:
         """A session that is known."""
@@ -177,9 +188,11 @@ def _key(server: str, id: bytes) -> tuple[str, bytes]:
     return server, id if len(id) <= _LONG else sha256(id).digest()
 
 
-def _newest(kept: dict[Any, None], key: object, limit: int) -> None:
+def _newest(kept: dict[T, None], key: T, limit: int) -> dict[T, None]:
     """Adds to what is remembered, and forgets the oldest of more than that."""
+    kept = kept or {}
     kept.pop(key, None)
     kept[key] = None
     if len(kept) > limit:
         del kept[next(iter(kept))]
+    return kept

@@ -26,6 +26,8 @@ _BLANK: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 class StreamReader:
     """One stream."""
 
+    __slots__ = ("_begun", "_events", "_packed", "_resumes", "_session", "resumable")
+
     def __init__(self, encoding: bytes | None, session: Session | None = None, resumes: bool = False) -> None:
         """`encoding`: content encoding. Of one that is not known here nothing is read. `resumes`: whether the client
         goes on where an earlier stream of the session was; the server then says again what the client has missed."""
