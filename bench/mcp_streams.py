@@ -155,7 +155,7 @@ def raised(wanted: int) -> int:
 
 def main() -> int:
     """Runs all three."""
-    parser = argparse.ArgumentParser(prog="bench.mcp_streams", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="bench.mcp_streams", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--streams", type=int, default=10_000)
     parser.add_argument("--silence", type=float, default=120.0, help="seconds")
     parser.add_argument("--servers", type=int, default=10, help="streams of one rollout: servers that an agent uses")

@@ -197,7 +197,8 @@ class Player:
                 await self._call(tool, id)
         if tool == "later":
             await self._resume()
-        self.told[id] = (f"tools/call {tool}", *ENDS.get(tool, ("ok", None)))
+        status, error = ENDS.get(tool, ("ok", None))
+        self.told[id] = f"tools/call {tool}", status, error
 
     async def _call(self, tool: str, id: int) -> None:
         async with self.http.post(self.url, json=call(tool, id=id), headers=self.headers) as reply:
@@ -236,5 +237,6 @@ class Player:
                 if tool != "hang":
                     _ = await stream.content.readuntil(b"\n\n")
                 ends = ENDS | {"hang": ("error", "ended_early")}
-                self.told[id] = (f"tools/call {tool}", *ends.get(tool, ("ok", None)))
+                status, error = ends.get(tool, ("ok", None))
+                self.told[id] = f"tools/call {tool}", status, error
         self.others.append(("listen", "ok", None))
