@@ -94,10 +94,15 @@ async def test_endless_answers_are_passed_and_not_held(start_gateway: StartGatew
 async def test_a_bomb_is_passed_packed(start_gateway: StartGateway, http: aiohttp.ClientSession) -> None:
     bomb = gzip.compress(b"data: " + b"0" * (400 * MEGABYTE) + b"\n\n", 9)
     packed = events_head([("Content-Encoding", "gzip")])
-    async with behind(start_gateway, [request(), send(packed + chunk(bomb) + chunk(b""))]) as gateway:
+    unknown = events_head([("Content-Encoding", "x-unknown"), CLOSED]) + chunk(b"data: x\n\n") + chunk(b"")
+    scripts = [[request(), send(unknown)], [request(), send(packed + chunk(bomb) + chunk(b""))]]
+    async with behind(start_gateway, *scripts) as gateway:
+        # Of one that cannot be read nobody says that it ended early.
+        await drained(gateway, post(PATH, json.dumps(call("echo")).encode(), host="localhost"), 100)
+        assert (await Tape(gateway.url, http).spans("r1", 1))[0].error is None
         before = resident(gateway)
         await drained(gateway, post(PATH, json.dumps(call("echo")).encode(), host="localhost"), len(bomb))
-        (span,) = await Tape(gateway.url, http).spans("r1", 1)
+        (_, span) = await Tape(gateway.url, http).spans("r1", 2)
         grown = resident(gateway) - before
     assert span.response_bytes == len(bomb)
     # The thread that records it unpacks 64 MB of it, and copies them.
@@ -127,6 +132,18 @@ def test_an_event_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert list(reader.feed([b"data: 0123456789\n"])) == []
     assert reader.unread
     assert list(reader.feed([b'\n\ndata: {"id":1,"result":{}}\n\n'])) == []
+
+
+def test_what_a_resumed_stream_says_again_is_no_second_message() -> None:
+    session = Session("r1")
+    asking = b'id: 7\ndata: {"id":"s","method":"roots/list"}\n\n'
+    other = b'id: 8\ndata: {"id":"s","method":"roots/list"}\n\n'
+    answered = b'id: 9\ndata: {"id":1,"result":{}}\n\n'
+    kinds = [one.kind for one in StreamReader(None, session).feed([asking, answered])]
+    assert kinds == ["request", "answer"]
+    again = [one.kind for one in StreamReader(None, session, resumes=True).feed([asking, other, answered])]
+    assert again == ["request", "answer"], "that of another number is another; answers are known by their ids"
+    assert len(list(StreamReader(None, session).feed([asking]))) == 1, "a new stream may number as it likes"
 
 
 class Owed:
