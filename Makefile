@@ -7,6 +7,7 @@ TRAIN := .venv-train
 VERL := .venv-verl
 PROVIDERS := .venv-providers
 MCP := .venv-mcp
+MCP1 := .venv-mcp1
 # On a machine with a GPU: make install-train TORCH=torch, and the same for install-verl
 TORCH := torch==2.13.0
 
@@ -76,7 +77,13 @@ $(MCP)/.installed: tests/conformance/package.json tests/conformance/package-lock
 	cd $(MCP) && npm ci --no-audit --no-fund --ignore-scripts --loglevel=error
 	@touch $@
 
-install-mcp: $(MCP)/.installed ## Install the official conformance suite of MCP into .venv-mcp (240 MB; needs npm)
+# The SDK's older line goes on, and many clients stay with it.
+$(MCP1)/.installed: Makefile
+	$(PYTHON) -m venv $(MCP1)
+	$(MCP1)/bin/pip install --quiet --disable-pip-version-check mcp==1.30.0
+	@touch $@
+
+install-mcp: $(MCP)/.installed $(MCP1)/.installed ## Install MCP's suite, inspector and older SDK into .venv-mcp, .venv-mcp1 (400 MB; needs npm)
 
 demo: $(VENV)/.demo ## See it work: unmodified agents, a local model, the recorded tape (no key; a small install at first)
 	@$(BIN)/python -m penstock.gateway.demo.demo
@@ -105,7 +112,7 @@ test-providers: install install-providers ## Test translation, with its own SDKs
 	$(PROVIDERS)/bin/python -m pytest -n 0 tests/providers
 	$(BIN)/python -m pytest -n 0 tests/providers
 
-test-mcp: install install-mcp ## Test with the official conformance suite of MCP, both its sides
+test-mcp: install install-mcp ## Test with the official conformance suite of MCP, both its sides, and with its other clients
 	$(BIN)/python -m pytest -n 0 tests/conformance
 
 test-all: test test-providers test-mcp test-vllm test-train test-verl test-extras ## Run every suite, each in its environment
@@ -133,4 +140,4 @@ soak: install ## A million calls: does memory stay flat?
 	$(BIN)/python -m bench.soak --calls 1000000
 
 clean: ## Remove everything that was made
-	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) bench/out bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) bench/out bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis

@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from penstock.gateway.config import McpServer
 from penstock.gateway.definitions.operations import DefinitionOperations, Seen, Sighting, Whose, described
 from penstock.gateway.definitions.reader import DefinitionReader
 from penstock.gateway.definitions.reading import (
@@ -38,6 +37,7 @@ from penstock.gateway.definitions.reading import (
 )
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.definitions import ApproveRequest, Kind, OnChange, ServerDefinitions
+from penstock.gateway.model.server_settings import McpServer
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.reader import Reader
 from penstock.gateway.store.recorder import Recorder

@@ -14,7 +14,7 @@ from penstock.gateway.dialects.completions import Completions
 from penstock.gateway.dialects.embeddings import Embeddings
 from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.dialects.gemini import Gemini, GeminiCount, GeminiEmbeddings
-from penstock.gateway.dialects.mcp import Mcp
+from penstock.gateway.dialects.mcp_dialect import Mcp
 from penstock.gateway.dialects.messages import CountTokens, Messages
 from penstock.gateway.dialects.models import Models
 from penstock.gateway.dialects.opaque import Opaque

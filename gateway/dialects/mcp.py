@@ -13,22 +13,18 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 import orjson
 
 from penstock.gateway.dialects import sse
-from penstock.gateway.dialects.base import Facts
 from penstock.gateway.dialects.ending import Failed
 from penstock.gateway.dialects.family import Family, named
 from penstock.gateway.dialects.loose_json import (
     UNREADABLE,
     Json,
-    Peek,
-    arr,
-    dumps,
     label,
     lenient,
     loads,
@@ -36,18 +32,19 @@ from penstock.gateway.dialects.loose_json import (
     objs,
     text,
 )
-from penstock.gateway.dialects.opaque import Opaque
-from penstock.gateway.dialects.text_spans import Offers, Place, Quoted, quoted_tool, texts
 from penstock.gateway.model.known_secrets import fingerprint
-from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 
 PREFIX: Final = "/mcp/"
 CALL: Final = "tools/call"
 _INVALID, _FAILED = -32600, -32603
 """JSON-RPC's codes for a request that is none, and for a failure inside."""
 _PACKED: Final = re.compile(rb"=\?base64\?([A-Za-z0-9+/=]*)\?=")
+_EXACT: Final = 1 << 53
+"""Whole numbers below this are exact however they are written."""
 _WHOLE: Final = re.compile(rb"0|-?[1-9][0-9]{0,39}")
 """Ids as nearly all are. There is one way to write each; read as a number, a large one would become another's."""
+_CROWDED: Final = 500_000
+"""Commas of several messages in one body that are read: of three bytes each could become an object."""
 _TAIL: Final = 4
 """Last events of a stream in which the answer is looked for first."""
 
@@ -116,15 +113,19 @@ class _Request(msgspec.Struct):
     params: _Params | None = None
 
 
+class _Unwanted(msgspec.Struct):
+    requestId: msgspec.Raw = msgspec.Raw()
+
+
+class _Cancellation(msgspec.Struct):
+    params: _Unwanted | None = None
+
+
 class _Result(msgspec.Struct):
     isError: Any = None
     resultType: Any = None
     requestState: Any = None
     protocolVersion: Any = None
-
-
-class _Offered(msgspec.Struct):
-    result: Offers | None = None
 
 
 class _Error(msgspec.Struct):
@@ -140,7 +141,7 @@ _wire = msgspec.json.Decoder(_Wire).decode
 _batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _request = lenient(_Request)
 _answer = lenient(_Answer)
-_offered = msgspec.json.Decoder(_Offered).decode
+_unwanted = lenient(_Cancellation)
 
 
 def messages(body: bytes) -> list[Sent]:
@@ -148,6 +149,8 @@ def messages(body: bytes) -> list[Sent]:
     if body.lstrip()[:1] != b"[":
         return [message(body)]
     try:
+        if body.count(b",") > _CROWDED:
+            raise ValueError("too many messages")
         return [message(bytes(raw)) for raw in _batch(body)]
     except UNREADABLE:
         return [Sent("unreadable", b"", "", body)]
@@ -176,8 +179,12 @@ def _canonical(id: bytes) -> bytes:
         return b""
     if _WHOLE.fullmatch(id):
         return id
+    value = orjson.loads(id)
+    if isinstance(value, float):
+        # A number is the same however it is written, and one that orjson cannot hold exactly is itself.
+        return b"%d" % int(value) if value.is_integer() and abs(value) < _EXACT else id
     try:
-        return orjson.dumps(orjson.loads(id))
+        return orjson.dumps(value)
     except TypeError as error:
         raise ValueError(str(error)) from None
 
@@ -204,7 +211,7 @@ def asked(sent: Sent) -> Asked:
     protocol = label(meta.get("io.modelcontextprotocol/protocolVersion"))
     attributes: dict[str, Any] = {"mcp.method.name": sent.method}
     if sent.id:
-        attributes["jsonrpc.request.id"] = _bare(sent.id)
+        attributes["jsonrpc.request.id"] = bare(sent.id)
     if about is not None and target is not None:
         attributes[about] = target
     if sent.method == CALL:
@@ -250,11 +257,11 @@ def cancelled(sent: Sent) -> bytes | None:
     """The id of the request that a notification cancels."""
     if sent.method != "notifications/cancelled":
         return None
-    params = obj(obj(loads(sent.raw)).get("params"))
-    return orjson.dumps(params["requestId"]) if "requestId" in params else None
+    params = _unwanted(sent.raw).params
+    return _canonical(bytes(params.requestId)) or None if params is not None else None
 
 
-def _bare(id: bytes) -> str:
+def bare(id: bytes) -> str:
     """An id as the conventions want it: a string."""
     return id.decode("utf-8", "replace").strip('"')[:128]
 
@@ -322,109 +329,3 @@ def tools_listed(response: bytes, stream: bool) -> dict[str, Json]:
     results = (obj(obj(loads(one.raw)).get("result")) for one in _said(response, stream) if one.kind == "answer")
     tools = (tool for result in results for tool in objs(result.get("tools")))
     return {name: obj(tool.get("annotations")) for tool in tools if (name := text(tool.get("name"))) is not None}
-
-
-class Mcp(Opaque):
-    """Messages between an agent and a server of tools."""
-
-    name = "mcp"
-    family: Family = MCP
-    any_family = False
-
-    def matches(self, method: str, path: str) -> bool:
-        """True for whatever goes to a server."""
-        return path.startswith(PREFIX)
-
-    def peek(self, request: bytes) -> Peek | None:
-        """Nothing: no model is named."""
-        return None
-
-    def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
-        """None: no model is asked."""
-        return None
-
-    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """How the request was answered. Of several in one body (revision 2025-03-26) the first counts."""
-        first = next((one for one in messages(request) if one.kind == "request"), None)
-        answer = None if first is None else answer_to(first.id, response, stream)
-        if answer is None:
-            return Facts(failed="error_body" if first is not None and _refused(response) else None)
-        failed, finish, attributes = outcome(answer.raw)
-        return Facts(failed=failed, finish=finish, attributes=attributes)
-
-    def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
-        """The messages in both directions; a tool's call and result as such."""
-        turn = Turn(dialect=self.name, stream=stream)
-        sent, told = messages(request) if request else [], list(_in_order(response, stream))
-        called = {one.id for one in sent if one.method == CALL}
-        turn.messages = [Message(role="client", parts=[_part_sent(one)]) for one in sent]
-        parts = [part for one in told for part in _parts_told(one, called, turn)]
-        turn.choices = [Choice(message=Message(role="server", parts=parts))] if parts else []
-        return turn
-
-    def tool_texts(self, request: bytes) -> list[Place]:
-        """The descriptions of the tools that an answer to `tools/list` has; a request has none."""
-        return texts(request, lambda body: (_described(body), None)).places
-
-    def over(self, response: bytes) -> bool:
-        """Nobody knows: the bytes do not say what was asked."""
-        return False
-
-
-def _described(answer: bytes) -> Iterator[Quoted]:
-    offers = _offered(answer).result
-    for at, tool in enumerate(offers.tools or () if offers is not None else ()):
-        yield from quoted_tool(tool, ("result", "tools", at))
-
-
-def _refused(response: bytes) -> bool:
-    """An error without the id of the request: the server could not read it."""
-    return any(one.kind == "answer" and not one.id for one in messages(response))
-
-
-def _in_order(response: bytes, stream: bool) -> Iterator[Sent]:
-    bodies = (event.data.encode() for event in sse.events(response)) if stream else iter([response] if response else [])
-    return (one for body in bodies for one in messages(body))
-
-
-def _part_sent(one: Sent) -> Part:
-    value = loads(one.raw)
-    if one.method == CALL and one.kind == "request":
-        params = obj(obj(value).get("params"))
-        arguments = None if "arguments" not in params else dumps(params["arguments"])
-        return Part(type="tool_call", id=_bare(one.id), name=text(params.get("name")), arguments=arguments)
-    return Part(type="unknown", data=_params(value))
-
-
-def _parts_told(one: Sent, called: set[bytes], turn: Turn) -> Sequence[Part]:
-    value = obj(loads(one.raw))
-    if one.kind == "answer" and (message := text(obj(value.get("error")).get("message"))) is not None:
-        turn.error = message
-    result = obj(value.get("result"))
-    if one.kind == "answer" and one.id in called and result:
-        content = objs(result.get("content"))
-        said = [words for block in content if (words := text(block.get("text"))) is not None]
-        return [
-            Part(type="tool_call_response", id=_bare(one.id), text="\n".join(said) or None, data=_rest(result, said))
-        ]
-    turn.tools += [_tool(tool) for tool in objs(result.get("tools"))]
-    return [Part(type="unknown", data=result or _params(value))]
-
-
-def _params(value: Any) -> Any:
-    """What a message says besides its method and id, which its span tells; all of one that is no message."""
-    said = obj(value)
-    params = obj(said.get("params"))
-    return ({name: one for name, one in params.items() if name != "_meta"} or None) if "method" in said else value
-
-
-def _rest(result: Json, said: list[str]) -> Any:
-    """What the texts of a result do not tell."""
-    plain = len(said) == len(arr(result.get("content"))) and not result.keys() - {"content", "isError"}
-    return None if plain and result.get("isError") is not True else result
-
-
-def _tool(tool: Json) -> Tool:
-    return Tool(
-        name=text(tool.get("name")) or "", description=text(tool.get("description")), parameters=tool.get("inputSchema")
-    )

@@ -32,6 +32,8 @@ class Event(NamedTuple):
 class Parser:
     """Feeds on chunks of a stream and gives the events that they complete."""
 
+    __slots__ = ("_after_cr", "_at_start", "_data", "_id", "_line", "_type")
+
     def __init__(self) -> None:
         self._at_start = True
         self._after_cr = False

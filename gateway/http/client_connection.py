@@ -54,6 +54,9 @@ class Planes(Protocol):
 class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
+    __slots__ = ("_draining", "_reader", "_serving", "closing", "hints", "paused", "planes", "seen", "served",
+                 "transport")  # fmt: skip
+
     def __init__(self, planes: Planes) -> None:
         self.planes = planes
         self.transport: asyncio.Transport
@@ -124,7 +127,7 @@ class ClientConnection(asyncio.Protocol):
         self._serving = True
         requests = self._reader.requests
         while requests and self.served is None and not self.closing:
-            self.planes.serve(self, requests.popleft())
+            self.planes.serve(self, requests.pop(0))
         self._serving = False
 
     def finish(self, keep_alive: bool) -> None:

@@ -40,8 +40,9 @@ _HARMLESS: Final = frozenset(
 )
 _SESSIONS: Final = frozenset({b"mcp-session-id"})
 """Headers whose value opens a session and tells which calls belong together: its fingerprint tells that, too."""
-_PARAMETERS: Final = frozenset({"code", "authcode", "ticket", "pin", "sign"})
-"""Names that are secret only in a query: results of OAuth or CAS servers, and signatures."""
+_PARAMETERS: Final = frozenset({"code", "authcode", "ticket", "pin", "sign", "sessionid", "session_id", "session-id"})
+"""Names that are secret only in a query: results of OAuth or CAS servers, signatures, and the path that a server of
+tools names for the messages of one client (MCP over HTTP with SSE)."""
 
 _ENDS: Final = r"%(?:25)*(?:3[fF]|26|23|3[bB])"
 """`?`, `&`, `#` and `;`, percent-encoded any number of times."""

@@ -7,7 +7,6 @@ those before it; nothing is read after it.
 
 from __future__ import annotations
 
-from collections import deque
 from time import monotonic
 
 import httptools
@@ -25,10 +24,13 @@ _FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
 class RequestReader:
     """The requests of one connection."""
 
+    __slots__ = ("_began", "_epoch_ns", "_header_bytes", "_in_head", "_parser", "_payload", "_read", "_request",
+                 "_request_bytes", "_unparsed", "expects", "over", "requests")  # fmt: skip
+
     def __init__(self, request_bytes: int, epoch_ns: int, header_bytes: int = HEADER_BYTES) -> None:
         """The limits of a body and a head, and what the monotonic clock's zero is on the clock of the tape."""
-        self.requests: deque[Request] = deque()
-        """Whole ones, oldest first."""
+        self.requests: list[Request] = []
+        """Whole ones, oldest first. There are few: an empty deque would be the largest thing of an idle connection."""
         self.expects = False
         """True while the client waits to be told to go on (`Expect: 100-continue`)."""
         self.over = False

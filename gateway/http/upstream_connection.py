@@ -74,6 +74,10 @@ class Owner(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One connection to an upstream."""
 
+    __slots__ = ("_buffer", "_garbage", "_headed", "_parser", "caller", "chunked", "content_type", "done", "encoding",
+                 "head_fields", "headers", "hops", "idle_since", "keep_alive", "length_known", "owner", "pieces",
+                 "reused", "seen", "status", "transport")  # fmt: skip
+
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.transport: asyncio.Transport

@@ -73,8 +73,8 @@ class McpCall(LimitedCall):
         self._mcp = mcp
         self._messages: list[Sent] = []
         """What the client sends."""
-        self._waiting: list[bytes] = []
-        """Ids of its requests that are not answered."""
+        self._waiting: dict[bytes, None] = {}
+        """Ids of its requests that are not answered, in order."""
         self._session: Session | None = None
         self._session_id = b""
         self._stream: StreamReader | None = None
@@ -92,7 +92,7 @@ class McpCall(LimitedCall):
             shared.check_gap(call)
         if self.request.method == "POST":
             self._messages = messages(call.body)
-            self._waiting = [one.id for one in self._messages if one.kind == "request"]
+            self._waiting = dict.fromkeys(one.id for one in self._messages if one.kind == "request")
         self._server = self._mcp.servers.find(call.path)
         first = next((one for one in self._messages if one.method), None)
         self._listens = self.request.method == "GET" or (first is not None and first.method == _LISTENING)
@@ -162,7 +162,9 @@ class McpCall(LimitedCall):
         protocol = headers.get(_PROTOCOL, b"").decode("latin-1")[:64] or None
         if first is None:
             about_server = self._admitted.path.startswith(WELL_KNOWN)
-            record.name = "metadata" if about_server else _WITHOUT_METHOD.get(self.request.method)
+            unread = any(one.kind == "unreadable" for one in self._messages)
+            other = "unreadable" if unread else _WITHOUT_METHOD.get(self.request.method)
+            record.name = "metadata" if about_server else other
             record.attributes = listed({**self._server.attributes}, session, protocol)
             return
         about = asked(first)
@@ -194,7 +196,8 @@ class McpCall(LimitedCall):
                 self.record.attributes = listed(dict(self.record.attributes), fingerprint(given), None)
         self._listens = self._listens and connection.events
         if connection.events:
-            self._stream = StreamReader(connection.encoding)
+            resumes = any(low == b"last-event-id" for low, _, _ in self.request.headers)
+            self._stream = StreamReader(connection.encoding, self._session, resumes)
         try:
             super().on_answer(connection, head, raw)
         except Refusal as refusal:
@@ -253,7 +256,7 @@ class McpCall(LimitedCall):
         ours = self._server.named(endpoint)
         if ours is None:
             return None
-        self._join(self._server.own_path(ours).encode("latin-1"))
+        self._join(self._server.own_path(ours).encode())
         return self._own.address + ours
 
     def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
@@ -272,7 +275,7 @@ class McpCall(LimitedCall):
         if one.kind == "answer":
             self._watched(one)
             if one.id in self._waiting:
-                self._waiting.remove(one.id)
+                del self._waiting[one.id]
                 if self._listens:
                     self._note(one).noted()
             elif self._session is None or not self._session.server_answers(one.id, one.raw):
@@ -316,7 +319,7 @@ class McpCall(LimitedCall):
         """What the whole answer means for the session and for the requests."""
         session, status = self._session, connection.status
         if status != 202 and not connection.events:
-            self._waiting = []
+            self._waiting = {}
             for one in messages(self.record.response()) if self._interests else ():
                 if one.kind == "answer":
                     self._watched(one)
@@ -326,29 +329,27 @@ class McpCall(LimitedCall):
             if one.kind == "answer":
                 session.client_answers(one.id, one.raw)
             elif (unwanted := cancelled(one)) is not None:
-                session.cancelled.add(unwanted)
+                session.cancel(unwanted)
         if status == 404 or (self.request.method == "DELETE" and status < 400):
             self._mcp.sessions.end(self._server.name, self._session_id)
 
     def _follows(self, status: int) -> bool:
         """Whether the answer may come in another exchange."""
-        resumable = self._stream is not None and self._stream.resumable
+        resumable = self._stream is not None and self._stream.resumable and not self._stream.unread
         return bool(self._waiting) and self._session is not None and (resumable or status == 202)
 
     def _problem(self) -> str | None:
         if self._changer is not None and self._changer.refused is not None:
             return self._changer.refused.kind
-        return "ended_early" if self._waiting and not self._listens else super()._problem()
+        unread = self._stream is not None and self._stream.unread
+        return "ended_early" if self._waiting and not self._listens and not unread else super()._problem()
 
     def _set_aside(self, status: str, error: str) -> None:
         """The exchange is over, its request is not answered: it is kept for the session."""
         assert self._session is not None
-        if not self._session.cancelled.isdisjoint(self._waiting):
-            self._end("cancelled", "client_cancelled")
-        else:
-            self._end(status, error)
-        shared = self._shared
-        self._session.keep(self._waiting[0], Unanswered(self.record, shared.recorder, shared.epoch_ns, self._recorded))
+        self._end(status, error)
+        shared, first = self._shared, next(iter(self._waiting))
+        self._session.keep(first, Unanswered(self.record, shared.recorder, shared.epoch_ns, self._recorded))
 
     def on_client_gone(self) -> None:
         """Leaving is how a client ends a stream that listens, and the official SDKs one that has brought the answer. Of
@@ -375,6 +376,8 @@ class McpCall(LimitedCall):
     def _end(self, status: str, error: str | None) -> None:
         if self._changer is not None and self._changer.noted:
             self.record.attributes = {**self.record.attributes, **self._changer.noted}
+        if status != "ok" and self._session is not None and self._session.unwanted(self._waiting):
+            status, error = "cancelled", "client_cancelled"
         super()._end(status, error)
         if self.request.method == "GET" and self._session is not None and self._session_id.startswith(b"/"):
             # The stream was the session (HTTP with SSE).
@@ -385,6 +388,6 @@ class McpCall(LimitedCall):
 
     def _refusal_body(self, refusal: Refusal) -> bytes:
         """An error of JSON-RPC, with the id of the request; one for each of a batch."""
-        ids = self._waiting or [b"null"]
+        ids = list(self._waiting) or [b"null"]
         errors = [refused(id, refusal) for id in ids]
         return errors[0] if len(errors) == 1 else b"[%b]" % b",".join(errors)

@@ -21,6 +21,7 @@ _LONGEST: Final = 8192
 class EndpointFraming:
     """The way of one stream."""
 
+    __slots__ = ("_changed", "_held", "_named", "_plain", "_raw")
     ids = False
 
     def __init__(self, named: Callable[[str], str | None], plain: bool) -> None:

@@ -44,7 +44,8 @@ class Interests:
     __slots__ = ("_by_id", "unasked")
 
     def __init__(self) -> None:
-        self._by_id: OrderedDict[str, Interest] = OrderedDict()
+        self._by_id: OrderedDict[str, Interest] | None = None
+        """None while there are none, as in most of very many sessions."""
         self.unasked: list[Change] = []
         """Changes of all other answers that pass in this exchange: to requests that nobody remembers, because the
         gateway was started in between, or that nothing is done with."""
@@ -54,6 +55,8 @@ class Interests:
 
     def of(self, id: bytes) -> Interest:
         """That of a request, which may be new."""
+        if self._by_id is None:
+            self._by_id = OrderedDict()
         return self._by_id.setdefault(_loose(id), Interest())
 
     def watches(self, id: bytes) -> Sequence[Watch]:
@@ -68,14 +71,20 @@ class Interests:
 
     def add(self, others: Interests) -> None:
         """Takes those of one exchange."""
-        self._by_id.update(others._by_id)
-        while len(self._by_id) > _KEPT:
-            self._by_id.popitem(last=False)
+        if not others._by_id:
+            return
+        mine = self._by_id = self._by_id or OrderedDict()
+        mine.update(others._by_id)
+        while len(mine) > _KEPT:
+            mine.popitem(last=False)
 
 
 def _loose(id: bytes) -> str:
     """An id as the loosest client compares it: SDKs take `"1"` and `1.0` for an answer to `1`."""
-    value = orjson.loads(id)
+    try:
+        value = orjson.loads(id)
+    except ValueError:
+        return id.decode("latin-1")
     text = value.strip() if isinstance(value, str) else id.decode()
     try:
         return str(int(text, 0))

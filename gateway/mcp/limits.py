@@ -22,9 +22,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, Protocol
 
-from penstock.gateway.config import McpServer
 from penstock.gateway.http.errors import UpstreamFault
 from penstock.gateway.mcp.breaker import Breaker, Position
+from penstock.gateway.model.server_settings import McpServer
 
 FAILURES: Final = frozenset({"connect", "connect_timeout", "timeout", "upstream_closed", "upstream_protocol"})
 """Reasons for which a call has failed on its way, beside statuses from 500. What a tool answers is none."""

@@ -35,6 +35,7 @@ from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.mcp.servers import WELL_KNOWN, ServerPool
 
 _NAMED: Final = re.compile(rb'(?im)^(www-authenticate:[^\r\n]*?resource_metadata=")([^"\r\n]*)(")')
+_READS: Final = ("GET", "HEAD", "OPTIONS")
 _LONGEST: Final = 1 << 20
 """Bytes of a document that is looked into."""
 
@@ -62,11 +63,10 @@ class Own:
     def metadata(self, url: str) -> str:
         """What stands for the URL of the server's metadata."""
         path = self._of_server(url)
-        if path is None:
-            return url
-        if path.rstrip("/") in (WELL_KNOWN, WELL_KNOWN + self._server.path.rstrip("/")):
+        if path is not None and path.rstrip("/") in (WELL_KNOWN, WELL_KNOWN + self._server.path.rstrip("/")):
             return f"{self._origin}{WELL_KNOWN}{self._path}"
-        return f"{self._origin}{self.address}{self._server.named(path)}"
+        ours = None if path is None else self._server.named(path)
+        return url if ours is None else f"{self._origin}{self.address}{ours}"
 
     def document(self, body: bytes) -> bytes:
         """Metadata that name the server's address here; any other document as it is."""
@@ -78,7 +78,10 @@ class Own:
 
     def _of_server(self, url: str) -> str | None:
         """The path of a URL of the server; None for one of another host."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            return None
         return parts.path if f"{parts.scheme}://{parts.netloc}" == self._server.origin else None
 
 
@@ -92,6 +95,9 @@ class Document:
         self._changed, self._plain = changed, plain
         self._head = b""
         self._pieces: list[bytes] = []
+        self._held = 0
+        self._passes = False
+        """Whether it is too long to be looked into."""
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """Nothing yet, unless it is whole."""
@@ -100,7 +106,13 @@ class Document:
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """All of it, once it is whole."""
+        if self._passes:
+            return self._framed(connection, connection.pieces)
         self._pieces += connection.pieces
+        self._held += sum(map(len, connection.pieces))
+        if self._held > _LONGEST:
+            self._passes, held, self._pieces = True, self._pieces, []
+            return self._head + self._framed(connection, held)
         if not connection.done:
             return b""
         body = self._changed(b"".join(self._pieces))
@@ -109,9 +121,15 @@ class Document:
             return head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
         return head + body
 
+    def _framed(self, connection: UpstreamConnection, pieces: list[bytes]) -> bytes:
+        payload = b"".join(pieces)
+        if self._plain or not connection.chunked:
+            return payload
+        return (b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b"") + b"0\r\n\r\n" * connection.done
+
     def broken(self) -> bytes:
         """What came of it, which is no document."""
-        return self._head + b"".join(self._pieces)
+        return b"" if self._passes else self._head + b"".join(self._pieces)
 
 
 def changeable(connection: UpstreamConnection) -> bool:
@@ -130,6 +148,8 @@ def metadata_call(request: Request, hints: Hints) -> Admitted | None:
     target = request.target.decode("latin-1")
     if not target.startswith(WELL_KNOWN):
         return None
+    if request.method not in _READS:
+        raise ClientFault(400, "method", f"metadata are asked for by GET, not {request.method}", "method")
     try:
         address, below = from_path(target.removeprefix(WELL_KNOWN).partition("?")[0])
     except AddressError as error:

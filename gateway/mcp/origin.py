@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Final
 
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.request import LOOPBACK
+
+_SCHEME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def check_origin(headers: Mapping[bytes, bytes]) -> None:
@@ -13,6 +17,7 @@ def check_origin(headers: Mapping[bytes, bytes]) -> None:
     protocol wants servers to look at `Origin`; a server would see the gateway's host.)"""
     for name in (b"host", b"origin"):
         value = headers.get(name, b"").decode("latin-1")
-        if value and LOOPBACK.fullmatch(value.rpartition("://")[2]) is None:
+        host = value if name == b"host" else _SCHEME.sub("", value)
+        if value and LOOPBACK.fullmatch(host) is None:
             message = f"{value[:100]!r} is no name of this machine: without agent tokens only local pages are served"
             raise ClientFault(403, "origin", message, name.decode())

@@ -12,10 +12,11 @@ from typing import Final
 
 from penstock.gateway.api import guard
 from penstock.gateway.calls.auth import Auth
-from penstock.gateway.config import ADMIN_KEY, Config, McpServer
+from penstock.gateway.config import Config
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.mcp.hosted.bridge import Bridge
 from penstock.gateway.mcp.servers import HostedPool, Servers
+from penstock.gateway.model.server_settings import ADMIN_KEY, McpServer
 
 NAME: Final = "penstock"
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}

@@ -119,6 +119,11 @@ class Unanswered:
         record.status = "open"
         recorder.announce(record)
 
+    @property
+    def weight(self) -> int:
+        """Bytes that it holds in memory."""
+        return self._record.weight
+
     def answered(self, answer: bytes, now: float) -> None:
         """The answer came in another exchange: it is kept behind what came of the stream in this one, or in place of
         the word that the request was accepted."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from string import punctuation
 from typing import Any, Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from penstock.gateway.calls.address import Address
-from penstock.gateway.config import Config, McpServer, Upstream
+from penstock.gateway.config import Config, Upstream
 from penstock.gateway.dialects.mcp import MCP, PREFIX
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.request import Headers
@@ -26,6 +27,7 @@ from penstock.gateway.mcp.breaker import Position
 from penstock.gateway.mcp.hosted.bridge import NAMED, OWNER, Bridge
 from penstock.gateway.mcp.limits import Limits
 from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.server_settings import McpServer
 from penstock.gateway.upstreams.pool import Pool, connect_inside
 
 OWN: Final = "/@"
@@ -35,6 +37,8 @@ WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 _OF_THE_BRIDGE: Final = frozenset({OWNER.lower().encode(), NAMED.lower().encode()})
 _NAMED: Final = 10_000
 """Paths of one server that are remembered: each is one of its open streams."""
+_LONGEST: Final = 8192
+"""Characters of a path that is remembered."""
 
 
 class ServerPool(Pool):
@@ -86,10 +90,14 @@ class ServerPool(Pool):
         """Remembers a path that the server names for the messages of a stream, and gives what stands for it below its
         address; None if it is on another host, where no agent may be sent.
         """
-        whole = urlsplit(urljoin(self.origin + self.path, endpoint))
-        if f"{whole.scheme}://{whole.netloc}" != self.origin:
+        try:
+            whole = urlsplit(urljoin(self.origin + self.path, endpoint))
+        except ValueError:
             return None
-        path = whole.path + (f"?{whole.query}" if whole.query else "")
+        if f"{whole.scheme}://{whole.netloc}" != self.origin or len(endpoint) > _LONGEST:
+            return None
+        # As a client writes it in its request.
+        path = quote(whole.path + (f"?{whole.query}" if whole.query else ""), safe=punctuation)
         self._paths[path] = None
         self._paths.move_to_end(path)
         if len(self._paths) > _NAMED:

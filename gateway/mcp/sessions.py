@@ -12,9 +12,10 @@ once, by `Kept.end`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from time import monotonic
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock.gateway.mcp.interests import Interests
 
@@ -22,10 +23,25 @@ OPEN: Final = 100_000
 """Sessions that are remembered, the newest; of more, the oldest are forgotten."""
 PATIENCE_S: Final = 3600.0
 """Seconds for which an answer may still come in another exchange."""
+OWED: Final = 1000
+"""Requests of one side that a session keeps, the newest; of more, the oldest are given up."""
+OWED_BYTES: Final = 64 << 20
+"""Bytes of them."""
+UNWANTED: Final = 1000
+"""Requests of one session that are known to be cancelled, the newest."""
+PASSED: Final = 256
+"""Messages of one session by which those are told that a server says again, the newest."""
+_LONG: Final = 128
+"""Bytes of an id that is kept as it is."""
 
 
 class Kept(Protocol):
     """A request without its answer."""
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it holds in memory."""
+        ...
 
     def answered(self, answer: bytes, now: float) -> None:
         """It came, in another exchange: the request goes to the tape as answered."""
@@ -36,36 +52,63 @@ class Kept(Protocol):
         ...
 
 
+_Owed = dict[bytes, tuple[Kept, float]]
+T = TypeVar("T")
+_NOTHING: Final[dict[Any, Any]] = {}
+"""Stands for all that a session does not keep: there may be very many. Nothing is ever put into it."""
+
+
 class Session:
     """One session of one server."""
 
-    __slots__ = ("_asked", "_asking", "cancelled", "interests", "rollout")
+    __slots__ = ("_asked", "_asking", "_passed", "_unwanted", "interests", "rollout")
 
     def __init__(self, rollout: str) -> None:
         self.rollout = rollout
         """The rollout of the call that opened it; that of later calls that name none."""
-        self.cancelled: set[bytes] = set()
-        """Requests under way that the client does not want any more, by id."""
         self.interests = Interests()
         """What is done with the answers to its requests."""
-        self._asked: dict[bytes, tuple[Kept, float]] = {}
+        self._asked: _Owed = _NOTHING
         """Requests of the client, by id, and when their exchanges ended."""
-        self._asking: dict[bytes, tuple[Kept, float]] = {}
+        self._asking: _Owed = _NOTHING
         """Requests of the server, by id, and since when."""
+        self._unwanted: dict[bytes, None] = _NOTHING
+        """Requests that the client does not want any more, by id."""
+        self._passed: dict[tuple[str, int], None] = _NOTHING
+        """What the server has said in numbered events: the number and the hash of the message."""
+
+    def cancel(self, id: bytes) -> None:
+        """The client does not want the answer to a request any more."""
+        self._unwanted = _newest(self._unwanted, id, UNWANTED)
+
+    def unwanted(self, ids: Iterable[bytes]) -> bool:
+        """Whether the client has cancelled one of these requests."""
+        return bool(self._unwanted) and not self._unwanted.keys().isdisjoint(ids)
+
+    def passed(self, event: str, raw: bytes) -> bool:
+        """Whether the server has said this before, in an event of this number; from now on it has."""
+        key = event, hash(raw)
+        known = key in self._passed
+        self._passed = _newest(self._passed, key, PASSED)
+        return known
 
     def keep(self, id: bytes, request: Kept) -> None:
         """Keeps a request of the client whose exchange has ended without the answer."""
-        self._replace(self._asked, id, request)
+        self._asked = self._replace(self._asked, id, request)
 
     def asks(self, id: bytes, request: Kept) -> None:
         """Keeps a request of the server."""
-        self._replace(self._asking, id, request)
+        self._asking = self._replace(self._asking, id, request)
 
     @staticmethod
-    def _replace(kept: dict[bytes, tuple[Kept, float]], id: bytes, request: Kept) -> None:
+    def _replace(kept: _Owed, id: bytes, request: Kept) -> _Owed:
+        kept = kept or {}
         if (before := kept.pop(id, None)) is not None:
             before[0].given_up()
         kept[id] = request, monotonic()
+        while len(kept) > 1 and (len(kept) > OWED or sum(one.weight for one, _ in kept.values()) > OWED_BYTES):
+            kept.pop(next(iter(kept)))[0].given_up()
+        return kept
 
     def server_answers(self, id: bytes, answer: bytes) -> bool:
         """An answer of the server passes; False if nobody waits for it here."""
@@ -76,7 +119,7 @@ class Session:
         return self._settle(self._asking, id, answer)
 
     @staticmethod
-    def _settle(kept: dict[bytes, tuple[Kept, float]], id: bytes, answer: bytes) -> bool:
+    def _settle(kept: _Owed, id: bytes, answer: bytes) -> bool:
         found = kept.pop(id, None)
         if found is not None:
             found[0].answered(answer, monotonic())
@@ -105,13 +148,16 @@ class Sessions:
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[str, bytes], Session] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def find(self, server: str, id: bytes) -> Session | None:
         """A session that is known."""
-        return self._open.get((server, id))
+        return self._open.get(_key(server, id))
 
     def open(self, server: str, id: bytes, rollout: str) -> Session:
         """The session of that id; a new one of this rollout if it was not known, as after a restart."""
-        key = server, id
+        key = _key(server, id)
         session = self._open.get(key)
         if session is None:
             session = self._open[key] = Session(rollout)
@@ -124,7 +170,7 @@ class Sessions:
 
     def end(self, server: str, id: bytes) -> None:
         """The session is over: the client has ended it, or the server does not know it."""
-        session = self._open.pop((server, id), None)
+        session = self._open.pop(_key(server, id), None)
         if session is not None:
             session.give_up(monotonic())
 
@@ -140,3 +186,18 @@ class Sessions:
 
     def _owing(self) -> Iterator[Session]:
         return iter([session for session in self._open.values() if session.owes])
+
+
+def _key(server: str, id: bytes) -> tuple[str, bytes]:
+    """A client may send ids of any length, so those that no server gives are not kept themselves."""
+    return server, id if len(id) <= _LONG else sha256(id).digest()
+
+
+def _newest(kept: dict[T, None], key: T, limit: int) -> dict[T, None]:
+    """Adds to what is remembered, and forgets the oldest of more than that."""
+    kept = kept or {}
+    kept.pop(key, None)
+    kept[key] = None
+    if len(kept) > limit:
+        del kept[next(iter(kept))]
+    return kept

@@ -1,4 +1,7 @@
-"""Reads the messages of a stream of events beside its way to the client. Sans-I/O."""
+"""Reads the messages of a stream of events beside its way to the client. Sans-I/O.
+
+What is held and unpacked is bounded: of a stream with more than that nothing further is read. Its bytes pass.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,65 @@ from typing import Final
 
 from penstock.gateway.dialects import sse
 from penstock.gateway.dialects.mcp import Sent, messages
+from penstock.gateway.mcp.sessions import Session
 
+LONGEST: Final = 32 << 20
+"""Bytes of an event that is read."""
+UNPACKED: Final = 8 << 20
+"""Bytes that one read may hold without its content encoding."""
 _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 _PLAIN: Final = (None, b"identity")
 _PACKED: Final = (b"gzip", b"deflate")
+_BLANK: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 
 
 class StreamReader:
     """One stream."""
 
-    def __init__(self, encoding: bytes | None) -> None:
-        """`encoding`: content encoding. Of one that is not known here nothing is read."""
+    __slots__ = ("_begun", "_events", "_packed", "_resumes", "_session", "resumable")
+
+    def __init__(self, encoding: bytes | None, session: Session | None = None, resumes: bool = False) -> None:
+        """`encoding`: content encoding. Of one that is not known here nothing is read. `resumes`: whether the client
+        goes on where an earlier stream of the session was; the server then says again what the client has missed."""
         self._events: sse.Parser | None = sse.Parser() if encoding in (*_PLAIN, *_PACKED) else None
-        self._unpack = zlib.decompressobj(_GZIP_OR_ZLIB).decompress if encoding in _PACKED else None
+        self._packed = zlib.decompressobj(_GZIP_OR_ZLIB) if encoding in _PACKED else None
+        self._session, self._resumes = session, resumes
+        self._begun = 0
+        """Bytes of the event that is not whole."""
         self.resumable = False
         """Whether the stream has numbered its events, so that another one may go on from there."""
 
+    @property
+    def unread(self) -> bool:
+        """Whether messages pass that cannot be read."""
+        return self._events is None
+
     def feed(self, pieces: Iterable[bytes]) -> Iterator[Sent]:
-        """The messages that are whole now."""
-        data = b"".join(pieces) if self._events is not None else b""
-        if self._unpack is not None:
-            try:
-                data = self._unpack(data)
-            except zlib.error:
-                self._events = None
-        for event in self._events.feed(data) if self._events is not None else ():
+        """The messages that are whole now, without those of the server that passed in an earlier stream."""
+        for event in self._whole(pieces):
             self.resumable = self.resumable or bool(event.id)
-            yield from messages(event.data.encode()) if event.type == "message" else ()
+            for one in messages(event.data.encode()) if event.type == "message" else ():
+                if one.kind == "answer" or not self._repeats(event.id, one):
+                    yield one
+
+    def _whole(self, pieces: Iterable[bytes]) -> list[sse.Event]:
+        if self._events is None:
+            return []
+        data = b"".join(pieces)
+        try:
+            if self._packed is not None:
+                data = self._packed.decompress(data, UNPACKED)
+        except zlib.error:
+            self._events = None
+            return []
+        found = self._events.feed(data)
+        blank = max(map(data.rfind, _BLANK))
+        self._begun = len(data) - blank if blank >= 0 else self._begun + len(data)
+        if self._begun > LONGEST or (self._packed is not None and self._packed.unconsumed_tail):
+            self._events = None
+        return found
+
+    def _repeats(self, event: str, one: Sent) -> bool:
+        if not event or self._session is None:
+            return False
+        return self._session.passed(event, one.raw) and self._resumes

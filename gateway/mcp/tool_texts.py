@@ -17,7 +17,7 @@ from typing import Final
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.diagnosis.tool_arguments import Alike, same_name
-from penstock.gateway.dialects.mcp import Mcp
+from penstock.gateway.dialects.mcp_dialect import Mcp
 from penstock.gateway.http.errors import GatewayFault
 from penstock.gateway.mcp.features import Asking
 from penstock.gateway.model.release import Pin

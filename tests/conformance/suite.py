@@ -60,10 +60,10 @@ Leg = Callable[[str], Awaitable[list[Check]]]
 
 
 def installed() -> bool:
-    return SUITE.exists() and _node() is not None
+    return SUITE.exists() and node() is not None
 
 
-def _node() -> Path | None:
+def node() -> Path | None:
     """The suite's own Node.js, which it is installed with where there is a package of it; else that of the machine."""
     own = MODULES / ".bin" / "node"
     found = str(own) if own.exists() else shutil.which("node")
@@ -88,10 +88,10 @@ async def client_leg(revision: str, folder: Path, command: Sequence[str] = CLIEN
 
 
 async def _run(arguments: list[str], revision: str, folder: Path) -> list[Check]:
-    node = _node()
-    assert node is not None, NOWHERE
+    installed_node = node()
+    assert installed_node is not None, NOWHERE
     process = await asyncio.create_subprocess_exec(
-        node, SUITE, *arguments, "--requirements", revision, "--output-dir", folder,
+        installed_node, SUITE, *arguments, "--requirements", revision, "--output-dir", folder,
         env=environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:

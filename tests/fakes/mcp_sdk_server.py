@@ -9,6 +9,7 @@ import os
 import sys
 from typing import Literal, cast
 
+import mcp_types as types
 from mcp.server.mcpserver import Context, MCPServer
 
 SAYS = os.environ.get("SAYS")
@@ -33,6 +34,26 @@ async def count(to: int, ctx: Context) -> str:
 def broken() -> str:
     """Fails."""
     raise ValueError("it is broken")
+
+
+@app.tool()
+async def ask(question: str, ctx: Context) -> str:
+    """Asks the client's model."""
+    message = types.SamplingMessage(role="user", content=types.TextContent(type="text", text=question))
+    told = await ctx.session.create_message([message], max_tokens=10)  # pyright: ignore[reportDeprecated]
+    return told.content.text if isinstance(told.content, types.TextContent) else "no text"
+
+
+@app.prompt()
+def greeting(name: str) -> str:
+    """Greets somebody."""
+    return f"Say hello to {name}."
+
+
+@app.resource("note://today")
+def today() -> str:
+    """What is to be done."""
+    return "nothing"
 
 
 if __name__ == "__main__":

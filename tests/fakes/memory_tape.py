@@ -176,7 +176,10 @@ async def serving(
     auth, metrics, state = Auth(admin_key, SECRET), Metrics(), Condition()
     runner = web.AppRunner(
         make_control(
-            Control(tape, NO_DESK, NO_RELEASES, NO_RUNS, tape, {}, auth, metrics, state, NO_DEFINITIONS, keep_alive_s)
+            Control(
+                *(tape, NO_DESK, NO_RELEASES, NO_RUNS, tape, {}, auth, metrics, state, NO_DEFINITIONS),
+                keep_alive_s=keep_alive_s,
+            )
         ),
         shutdown_timeout=1.0,
     )

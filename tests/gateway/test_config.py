@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from penstock.gateway.config import Config, ConfigError, McpServer, load
+from penstock.gateway.config import Config, ConfigError, load
+from penstock.gateway.model.server_settings import McpServer
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 UPSTREAM = '[[upstream]]\nname = "local"\nbase_url = "http://127.0.0.1:8000/v1/"\n'

@@ -15,13 +15,13 @@ from typing import Final
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from penstock.gateway.config import McpServer
 from penstock.gateway.dialects.base import EVENT_STREAM
 from penstock.gateway.dialects.mcp import Sent, error_of, messages, meta, refused_with
 from penstock.gateway.mcp.hosted.host import CannotStart, Host, Rollouts
 from penstock.gateway.mcp.hosted.session import Owner, Session
 from penstock.gateway.mcp.hosted.streams import Exchange, Stream
 from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.model.server_settings import McpServer
 
 OWNER: Final = "Penstock-Owner"
 """Header in which a call says whose it is: rollout and attempt."""

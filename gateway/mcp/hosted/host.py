@@ -10,10 +10,10 @@ from math import ceil
 from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
-from penstock.gateway.config import McpServer
 from penstock.gateway.mcp.hosted.process import GRACE_S
 from penstock.gateway.mcp.hosted.session import Owner, Session
 from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.model.server_settings import McpServer
 
 _LONGEST_S: Final = 60.0
 """Between two starts of a server that ends before it has answered anything."""

@@ -19,8 +19,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, Final
 
-from penstock.gateway.config import McpServer
 from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.model.server_settings import McpServer
 from penstock.sidecar.agent import supervisor
 
 LINE: Final = 64 << 20

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.gateway.config import McpServer
 from penstock.gateway.dialects.mcp import Sent, cancelled, error_of, messages, meta, token
 from penstock.gateway.mcp.hosted.process import Process
 from penstock.gateway.mcp.hosted.streams import Exchange, Stream
 from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.model.server_settings import McpServer
 
 LISTEN: Final = "subscriptions/listen"
 """The request whose answer is a stream that lives on (2026-07-28)."""

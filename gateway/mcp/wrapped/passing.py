@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.gateway.dialects.loose_json import loads, obj
-from penstock.gateway.dialects.mcp import CALL, PREFIX, Mcp, Sent, asked, outcome
+from penstock.gateway.dialects.mcp import CALL, PREFIX, Sent, asked, outcome
+from penstock.gateway.dialects.mcp_dialect import Mcp
 from penstock.gateway.mcp.recorded import SENDER, listed
 from penstock.gateway.mcp.wrapped.line import Line
 from penstock.gateway.model import trace

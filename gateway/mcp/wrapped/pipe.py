@@ -40,6 +40,11 @@ class _Kept:
     def __init__(self, pipe: Pipe, passing: Passing) -> None:
         self._pipe, self.passing = pipe, passing
 
+    @property
+    def weight(self) -> int:
+        """Bytes that it holds in memory."""
+        return len(self.passing.sent.raw)
+
     def answered(self, answer: bytes, now: float) -> None:
         """The other side has answered."""
         self._pipe.settle(self.passing, answer)

@@ -115,7 +115,8 @@ def test_what_came_from_the_queue_must_have_ended(tape: FakeTape) -> None:
 
 def test_a_tool_call_that_a_policy_did_not_let_run_is_a_violation(tape: FakeTape) -> None:
     tape.reward(1.0)
-    for attributes in ({}, {POLICY_HARD: True}):
+    told: tuple[dict[str, Any], ...] = ({}, {POLICY_HARD: True})
+    for attributes in told:
         tape.add("tool", "tools/call pay", **attributes)
         tape.said["r1"][-1].error = POLICY_VIOLATION
     one = seen(tape)

@@ -23,8 +23,8 @@ from fakes.shell import Shell
 from penstock.gateway.__main__ import COMMANDS, GROUPS, app, main
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.config import ADMIN_KEY
 from penstock.gateway.model.exchange import Side
+from penstock.gateway.model.server_settings import ADMIN_KEY
 from penstock.sidecar.agent.environment import REMOVED
 
 RAW = b'\xff\x00 {"exact": \r\n}'

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.dialects import find
-from penstock.gateway.dialects.mcp import Mcp, answer_to, asked, cancelled, message, messages, outcome
+from penstock.gateway.dialects.mcp import answer_to, asked, cancelled, message, messages, outcome
+from penstock.gateway.dialects.mcp_dialect import Mcp
 
 MCP = Mcp()
 IDS = st.one_of(st.integers(-(2**53), 2**53), st.text(max_size=20), st.floats(allow_nan=False, allow_infinity=False))
@@ -67,6 +68,61 @@ def test_nothing_is_raised_on_odd_bytes(body: bytes) -> None:
     for stream in (False, True):
         _ = MCP.facts(body, body, stream), MCP.read(body, body, stream)
     _ = asked(message(body)), cancelled(message(body)), outcome(body)
+
+
+@pytest.mark.parametrize(
+    ("id", "canonical"),
+    [
+        (b"1", b"1"),
+        (b'"1"', b'"1"'),
+        (b"1.0", b"1"),
+        (b"10e-1", b"1"),
+        (b"-0.0", b"0"),
+        (b'"\\u0061"', b'"a"'),
+        (b"9007199254740993.0", b"9007199254740993.0"),
+        (b"18446744073709551615", b"18446744073709551615"),
+        (b"123456789012345678901234567890", b"123456789012345678901234567890"),
+        (b"1e999", b"1e999"),
+        (b"[" * 3000 + b"]" * 3000, None),
+    ],
+)
+def test_an_id_is_a_typed_value_and_any_is_borne(id: bytes, canonical: bytes | None) -> None:
+    """Numbers of the same value are the same, as for servers in JavaScript; no two others are."""
+    found = message(b'{"id":%b,"method":"tools/call"}' % id)
+    assert found.id == canonical if canonical is not None else found.kind in ("request", "unreadable")
+    unwanted = cancelled(message(b'{"method":"notifications/cancelled","params":{"requestId":%b}}' % id))
+    assert unwanted in (canonical, None), "what cannot be read as a value is cancelled by nobody"
+
+
+def test_of_equal_keys_the_last_counts() -> None:
+    """As for servers in Python and JavaScript."""
+    sent = message(b'{"id":1,"method":"ping","method":"tools/call","id":2,"params":{"name":"a","name":"b"}}')
+    assert (sent.id, sent.method, asked(sent).target) == (b"2", "tools/call", "b")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"id":1,"method":"tools/call","params":' + b'{"a":' * 10_000 + b"1" + b"}" * 10_001,
+        b"[" * 10_000 + b"]" * 10_000,
+        b"\xef\xbb\xbf" + b'{"id":1,"method":"ping"}',
+        '{"id":1,"method":"ping"}'.encode("utf-16"),
+        b'{"id":1,"method":"ping"',
+        b'{"id":1,"method":"ping"}{"id":2}',
+        b"[{},{}," + b"{}," * 600_000 + b"{}]",
+        b"[1,2]",
+        b'{"id":"\\ud800","method":"ping"}',
+        b"",
+    ],
+    ids=["deep", "deeper", "bom", "utf-16", "cut off", "two", "crowd", "numbers", "half a pair", "nothing"],
+)
+def test_what_cannot_be_read_is_said_to_be_so(body: bytes) -> None:
+    assert [one.kind for one in messages(body)] in (["unreadable"], ["unreadable", "unreadable"])
+
+
+def test_a_batch_of_ten_thousand_is_read() -> None:
+    body = raw([{"id": number, "method": "tools/call", "params": {"name": "x"}} for number in range(10_000)])
+    assert [one.id for one in messages(body)] == [b"%d" % number for number in range(10_000)]
 
 
 def test_a_batch_has_several() -> None:

@@ -134,4 +134,4 @@ def test_what_waits_together_may_not_be_larger_than_one_may_be() -> None:
     made = reader()
     for _ in range(3):
         made.feed(post("/", b"x" * 600))
-        assert made.requests.popleft().refusal is None
+        assert made.requests.pop(0).refusal is None

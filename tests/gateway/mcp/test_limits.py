@@ -18,11 +18,11 @@ from fakes.rig import Inside, inside
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.gateway.config import McpServer as Configured
 from penstock.gateway.http.errors import UpstreamFault
 from penstock.gateway.mcp.breaker import Position
 from penstock.gateway.mcp.limits import Limits, Visit
 from penstock.gateway.model.answers import Stats
+from penstock.gateway.model.server_settings import McpServer as Configured
 
 
 class Clock:

@@ -11,10 +11,10 @@ from conftest import StartGateway
 from fakes.mcp_wire import McpServer, call, config
 from fakes.tape import Tape
 
-from penstock.gateway.config import McpServer as Configured
 from penstock.gateway.http.request import Request
 from penstock.gateway.mcp.oauth import Own
 from penstock.gateway.mcp.servers import ServerPool
+from penstock.gateway.model.server_settings import McpServer as Configured
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 OURS = "http://gw:4747"

@@ -65,7 +65,7 @@ async def listening(port: int) -> None:
 
 async def used(client: Client) -> None:
     """An agent that uses each tool."""
-    assert {tool.name for tool in (await client.list_tools()).tools} == {"add", "count", "broken"}
+    assert {tool.name for tool in (await client.list_tools()).tools} == {"add", "count", "broken", "ask"}
     assert (await client.call_tool("add", {"a": 1, "b": 2})).structured_content == {"result": 3}
     seen: list[float] = []
 

@@ -1,0 +1,133 @@
+"""The messages of MCP as a dialect: what a span is told of an exchange, and how it reads as a turn.
+
+What crosses an exchange is in `dialects.mcp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.gateway.dialects import sse
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.family import Family
+from penstock.gateway.dialects.loose_json import Json, Peek, arr, dumps, loads, obj, objs, text
+from penstock.gateway.dialects.mcp import CALL, MCP, PREFIX, Sent, answer_to, bare, messages, outcome
+from penstock.gateway.dialects.opaque import Opaque
+from penstock.gateway.dialects.text_spans import Offers, Place, Quoted, quoted_tool, texts
+from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
+
+
+class _Offered(msgspec.Struct):
+    result: Offers | None = None
+
+
+_offered = msgspec.json.Decoder(_Offered).decode
+
+
+class Mcp(Opaque):
+    """Messages between an agent and a server of tools."""
+
+    name = "mcp"
+    family: Family = MCP
+    any_family = False
+
+    def matches(self, method: str, path: str) -> bool:
+        """True for whatever goes to a server."""
+        return path.startswith(PREFIX)
+
+    def peek(self, request: bytes) -> Peek | None:
+        """Nothing: no model is named."""
+        return None
+
+    def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
+        """None: no model is asked."""
+        return None
+
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
+        """How the request was answered. Of several in one body (revision 2025-03-26) the first counts."""
+        first = next((one for one in messages(request) if one.kind == "request"), None)
+        answer = None if first is None else answer_to(first.id, response, stream)
+        if answer is None:
+            return Facts(failed="error_body" if first is not None and _refused(response) else None)
+        failed, finish, attributes = outcome(answer.raw)
+        return Facts(failed=failed, finish=finish, attributes=attributes)
+
+    def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
+        """The messages in both directions; a tool's call and result as such."""
+        turn = Turn(dialect=self.name, stream=stream)
+        sent, told = messages(request) if request else [], list(_in_order(response, stream))
+        called = {one.id for one in sent if one.method == CALL}
+        turn.messages = [Message(role="client", parts=[_part_sent(one)]) for one in sent]
+        parts = [part for one in told for part in _parts_told(one, called, turn)]
+        turn.choices = [Choice(message=Message(role="server", parts=parts))] if parts else []
+        return turn
+
+    def tool_texts(self, request: bytes) -> list[Place]:
+        """The descriptions of the tools that an answer to `tools/list` has; a request has none."""
+        return texts(request, lambda body: (_described(body), None)).places
+
+    def over(self, response: bytes) -> bool:
+        """Nobody knows: the bytes do not say what was asked."""
+        return False
+
+
+def _described(answer: bytes) -> Iterator[Quoted]:
+    offers = _offered(answer).result
+    for at, tool in enumerate(offers.tools or () if offers is not None else ()):
+        yield from quoted_tool(tool, ("result", "tools", at))
+
+
+def _refused(response: bytes) -> bool:
+    """An error without the id of the request: the server could not read it."""
+    return any(one.kind == "answer" and not one.id for one in messages(response))
+
+
+def _in_order(response: bytes, stream: bool) -> Iterator[Sent]:
+    bodies = (event.data.encode() for event in sse.events(response)) if stream else iter([response] if response else [])
+    return (one for body in bodies for one in messages(body))
+
+
+def _part_sent(one: Sent) -> Part:
+    value = loads(one.raw)
+    if one.method == CALL and one.kind == "request":
+        params = obj(obj(value).get("params"))
+        arguments = None if "arguments" not in params else dumps(params["arguments"])
+        return Part(type="tool_call", id=bare(one.id), name=text(params.get("name")), arguments=arguments)
+    return Part(type="unknown", data=_params(value))
+
+
+def _parts_told(one: Sent, called: set[bytes], turn: Turn) -> Sequence[Part]:
+    value = obj(loads(one.raw))
+    if one.kind == "answer" and (message := text(obj(value.get("error")).get("message"))) is not None:
+        turn.error = message
+    result = obj(value.get("result"))
+    if one.kind == "answer" and one.id in called and result:
+        content = objs(result.get("content"))
+        said = [words for block in content if (words := text(block.get("text"))) is not None]
+        return [
+            Part(type="tool_call_response", id=bare(one.id), text="\n".join(said) or None, data=_rest(result, said))
+        ]
+    turn.tools += [_tool(tool) for tool in objs(result.get("tools"))]
+    return [Part(type="unknown", data=result or _params(value))]
+
+
+def _params(value: Any) -> Any:
+    """What a message says besides its method and id, which its span tells; all of one that is no message."""
+    said = obj(value)
+    params = obj(said.get("params"))
+    return ({name: one for name, one in params.items() if name != "_meta"} or None) if "method" in said else value
+
+
+def _rest(result: Json, said: list[str]) -> Any:
+    """What the texts of a result do not tell."""
+    plain = len(said) == len(arr(result.get("content"))) and not result.keys() - {"content", "isError"}
+    return None if plain and result.get("isError") is not True else result
+
+
+def _tool(tool: Json) -> Tool:
+    return Tool(
+        name=text(tool.get("name")) or "", description=text(tool.get("description")), parameters=tool.get("inputSchema")
+    )

@@ -1,0 +1,122 @@
+"""Settings of servers of tools: `[mcp]` and `[mcp.servers.NAME]` of penstock.toml."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from penstock.gateway.model.definitions import OnChange
+from penstock.gateway.model.toml import ConfigError, Section
+
+ADMIN_KEY = "PENSTOCK_ADMIN_KEY"
+"""Environment variable with the key that opens the control API; commands read it too."""
+_HOSTED = (
+    "env", "env_keys", "cwd", "processes", "idle_timeout", "memory_bytes", "cpu_seconds", "open_files",
+)  # fmt: skip
+"""What only servers have that the gateway hosts."""
+
+
+def http_url(value: str, keys: str) -> str:
+    """A URL without its last slash; raises `ValueError`. `keys`: the setting that names a key."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("it must be an http:// or https:// URL, with a host")
+    if parts.username or parts.query or parts.fragment:
+        raise ValueError(f"it may hold no user info, query or fragment; keys belong into {keys}")
+    return value.rstrip("/")
+
+
+def environment_key(whose: str, variable: str | None) -> str | None:
+    """A key from the environment; raises `ConfigError` when it is named and missing."""
+    if variable is None:
+        return None
+    value = os.environ.get(variable)
+    if not value:
+        raise ConfigError(f"{whose}: key_env names {variable}, which is not set in the environment")
+    return value
+
+
+class McpServer(Section):
+    """`[mcp.servers.NAME]`: a server of tools, which agents reach at `/mcp/NAME`."""
+
+    url: str | None = None
+    """Its endpoint: that of streamable HTTP, or the one that opens the stream of the older HTTP with SSE."""
+    command: list[str] | None = Field(default=None, min_length=1)
+    """What starts it, with its arguments, if it speaks on stdin and stdout: the gateway hosts it."""
+    env: dict[str, str] = Field(default={})
+    """Variables of its environment."""
+    env_keys: list[str] = Field(default=[])
+    """Names of variables that it gets from the gateway's environment, such as keys; the tape never has their values."""
+    cwd: Path | None = Field(default=None, strict=False)
+    """Directory that it starts in. Default: the gateway's own."""
+    processes: int = Field(default=100, gt=0)
+    """How many of its processes may run at a time: each session has one."""
+    idle_timeout: float = Field(default=1800.0, gt=0)
+    """Seconds without a request or a stream after which a session ends, and its process."""
+    memory_bytes: int | None = Field(default=None, gt=0)
+    """Largest address space of each of its processes. Node.js reserves far more than it uses."""
+    cpu_seconds: int | None = Field(default=None, gt=0)
+    """Most CPU time of each of its processes."""
+    open_files: int = Field(default=4096, gt=0)
+    """Most open files of each of its processes."""
+    key_env: str | None = None
+    """Environment variable with its key, sent as a bearer token in place of the agent's. Without it the agent's own
+    passes through."""
+    connect_timeout: float = Field(default=10.0, gt=0)
+    """Seconds until a connection (with TLS) must stand."""
+    first_byte_timeout: float = Field(default=600.0, gt=0)
+    """Seconds until an answer must begin."""
+    total_timeout: float = Field(default=3600.0, gt=0)
+    """Seconds until an answer must be whole. Streams that only listen have no such bound."""
+    on_change: OnChange = "warn"
+    """What happens when its tools, prompts, resources or instructions are not as approved: `warn` serves them, `hold`
+    serves what was approved, `deny` refuses them."""
+    max_concurrent: int | None = Field(default=None, gt=0)
+    """Requests that the server is given at a time; others wait in their order, at most `first_byte_timeout` seconds."""
+    breaker_failures: int | None = Field(default=None, gt=0)
+    """Requests in a row that must fail on their way, so that the server is left alone for a while."""
+    breaker_seconds: float = Field(default=30.0, gt=0)
+    """Seconds for which it is left alone, until one request tries it."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, value: str | None) -> str | None:
+        # Its path is taken as it is: `/mcp` and `/mcp/` may be two.
+        _ = None if value is None else http_url(value, "key_env")
+        return value
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> McpServer:
+        if (self.url is None) == (self.command is None):
+            raise ValueError("give it either url, where it listens, or command, which starts it")
+        others = ("key_env",) if self.url is None else _HOSTED
+        if found := [name for name in others if name in self.model_fields_set]:
+            kind, way = ("command", "env_keys gives it keys") if self.url is None else ("url", "it is for command")
+            raise ValueError(f"{found[0]} does nothing for a server with {kind}: {way}")
+        if ADMIN_KEY in self.env_keys:
+            raise ValueError(f"env_keys: {ADMIN_KEY} is the gateway's own and given to no server")
+        return self
+
+    def keys(self, name: str) -> dict[str, str]:
+        """What it gets from the gateway's environment; raises `ConfigError` when one is missing."""
+        missing = [key for key in self.env_keys if key not in os.environ]
+        if missing:
+            raise ConfigError(f"mcp.servers.{name}: env_keys names {missing[0]}, which is not set in the environment")
+        return {key: os.environ[key] for key in self.env_keys}
+
+    def key(self, name: str) -> str | None:
+        """Its key from the environment; raises `ConfigError` when it is named and missing."""
+        return environment_key(f"mcp.servers.{name}", self.key_env)
+
+
+class Mcp(Section):
+    """`[mcp]`: servers of tools."""
+
+    servers: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")], McpServer] = Field(default={})
+    """By the name that their addresses and spans have."""
+    write: bool = False
+    """Whether Penstock's own server, at `/mcp/penstock`, may post rewards and propose versions of prompts."""
