@@ -39,6 +39,8 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._request: Request | None = None
         self._in_head = False
+        self._behind: bytearray | None = None
+        """What came behind a CONNECT, while it is not answered."""
         self._read = self._began = self._unparsed = self._payload = 0
 
     @property
@@ -48,11 +50,21 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Takes what one read brought."""
+        if self._behind is not None:
+            self._behind += data
+            return
         self._read = len(data)
         whole = len(self.requests)
         self._parse(data)
         if self._request is not None:
             self._bound(self._request, len(self.requests) > whole)
+
+    def enter(self) -> None:
+        """A CONNECT was agreed to: what follows are requests of the tunnel."""
+        behind, self._behind = self._behind or b"", None
+        self._parser = httptools.HttpRequestParser(self)
+        if behind:
+            self.feed(bytes(behind))
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -197,7 +209,9 @@ class RequestReader:
             return
         offered = b",".join(value.lower() for low, _, value in request.headers if low == b"upgrade")
         if request.method == "CONNECT":
-            self._refuse(400, "this is not a forward proxy: give it to the client as its base URL", "request")
+            self._request, self._behind = None, bytearray(rest)
+            request.keep_alive = True
+            self.requests.append(request)
         elif b"websocket" in offered:
             self._refuse(426, "WebSockets are not supported here: use plain HTTP, which streams events", "upgrade")
         else:
