@@ -14,7 +14,7 @@ from collections import deque
 from time import monotonic
 from urllib.parse import urlsplit
 
-from penstock.gateway.config import Upstream
+from penstock.gateway.config import ConfigError, Upstream
 from penstock.gateway.http.headers import RequestHeads
 from penstock.gateway.http.upstream_connection import Caller, UpstreamConnection
 from penstock.gateway.upstreams.gate import Gate
@@ -88,7 +88,7 @@ class Pool(Connector):
         self.heads = RequestHeads(parts.netloc.encode("ascii"), _credential(config), admin_key)
         self.gate = Gate(config.name)
         self._idle: deque[UpstreamConnection] = deque()
-        self._context = ssl.create_default_context() if self.tls else None
+        self._context = _context(config) if self.tls else None
 
     @property
     def idle(self) -> int:
@@ -144,6 +144,17 @@ class Pool(Connector):
         """Closes every idle connection."""
         while self._idle:
             self._idle.popleft().transport.abort()
+
+
+def _context(config: Upstream) -> ssl.SSLContext:
+    try:
+        made = ssl.create_default_context()
+        if config.ca_file is not None:
+            made.load_verify_locations(config.ca_file)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"upstream.{config.name}.ca_file {config.ca_file!r} cannot be read: {why}") from None
+    return made
 
 
 def _credential(config: Upstream) -> tuple[bytes, bytes] | None:

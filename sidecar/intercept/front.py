@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import monotonic
@@ -17,6 +18,7 @@ from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.plain import Head, PlainError, PlainRequests
 from penstock.sidecar.intercept.policy import Fate, Policy
 from penstock.sidecar.intercept.splice import End
 
@@ -86,6 +88,8 @@ class Front:
         self._binding: asyncio.Future[Binding] | None = None
         self._servers: list[asyncio.Server] = []
         self._agents: set[_Agent] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listens; returns the port."""
@@ -107,6 +111,9 @@ class Front:
             server.close()
         for agent in list(self._agents):
             agent.abort()
+        await self._empty.wait()
+        if self._binding is not None:
+            self._binding.cancel()
 
     async def to_gateway(self, host: str, port: int) -> End:
         """A tunnel through the gateway to a host that it knows; raises `Refused`."""
@@ -136,9 +143,12 @@ class Front:
 
     def opened(self, agent: _Agent) -> None:
         self._agents.add(agent)
+        self._empty.clear()
 
     def closed(self, agent: _Agent) -> None:
         self._agents.discard(agent)
+        if not self._agents:
+            self._empty.set()
 
 
 class Refused(Exception):
@@ -198,6 +208,8 @@ class _Agent(End):
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._passed: Passed | None = None
+        self._plain: PlainRequests | None = None
+        """Its requests, where they are plain HTTP."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -205,6 +217,9 @@ class _Agent(End):
         self._timer = asyncio.get_running_loop().call_later(self._front.limits.head, self.abort)
 
     def data_received(self, data: bytes) -> None:
+        if self._plain is not None:
+            self._plainly(data)
+            return
         if self._head is None:
             super().data_received(data)
             return
@@ -223,7 +238,8 @@ class _Agent(End):
             self._timer.cancel()
         found = _CONNECT.match(head)
         if found is None:
-            self._refuse(400, "this proxy takes CONNECT HOST:PORT only")
+            self._plain = PlainRequests()
+            self._plainly(head + b"\r\n" + rest)
             return
         host, port = (found[1] or found[2]).decode("ascii").lower(), int(found[3])
         fate = self._front.policy.fate(host, port)
@@ -252,6 +268,44 @@ class _Agent(End):
         self.transport.write(_AGREED)
         self._follow(self, end)
 
+    def _plainly(self, data: bytes) -> None:
+        """Plain HTTP: each request says where it goes."""
+        assert self._plain is not None
+        try:
+            self._plain.feed(data)
+        except PlainError as error:
+            self._refuse(400, str(error))
+            return
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(self._send_plain(self._plain.pieces)))
+
+    async def _send_plain(self, pieces: deque[Head | bytes]) -> None:
+        while pieces:
+            piece = pieces.popleft()
+            if isinstance(piece, bytes):
+                self.received += len(piece)
+                self.pass_on(piece)
+                continue
+            if self._passed is None or (piece.host, piece.port) != (self._passed.host, self._passed.port):
+                await self._go_to(piece.host, piece.port)
+            self.received += len(piece.data)
+            self.pass_on(piece.data)
+
+    async def _go_to(self, host: str, port: int) -> None:
+        """The host of the next request; the one before has answered, or the agent would not ask."""
+        front, fate = self._front, self._front.policy.fate(host, port)
+        if self.other is not None:
+            self._over(self, self.other)
+            self.leave()
+            self._front.opened(self)
+        self._passed = Passed(host, port, fate, monotonic())
+        if fate == "deny":
+            raise Refused(403, f"{host}:{port} may not be reached from here")
+        self.hold()
+        end = await (front.to_gateway(host, port) if fate == "intercept" else front.connect(host, port, End))
+        self.received = 0
+        self._follow(self, end)
+
     async def _intercept(self, host: str, port: int) -> None:
         """Ends the TLS of the agent while the gateway is asked."""
         assert self.transport is not None
@@ -271,8 +325,7 @@ class _Agent(End):
             self.abort()
             return
         assert plain is not None
-        inner.transport = plain
-        self._task = None
+        inner.transport = self.transport = plain
         try:
             end = await asking
         except Refused as refused:
@@ -285,14 +338,13 @@ class _Agent(End):
     def _follow(self, agent: End, end: End) -> None:
         """Both ends stand."""
 
-        def over() -> None:
-            passed = self._passed
-            if passed is not None:
-                passed.sent, passed.got = agent.received, end.received
-            self._note(None)
-
-        agent.on_lost = over
+        agent.on_lost = lambda: self._over(agent, end)
         agent.join(end)
+
+    def _over(self, agent: End, end: End) -> None:
+        if self._passed is not None:
+            self._passed.sent, self._passed.got = agent.received, end.received
+        self._note(None)
 
     def _refuse(self, status: int, message: str) -> None:
         if self.transport is not None and not self.transport.is_closing():
@@ -335,4 +387,6 @@ def _untrusted(host: str, error: Exception) -> str:
     words = str(error).lower()
     if "alert" in words and ("unknown ca" in words or "bad certificate" in words or "certificate unknown" in words):
         return f"the client does not trust the certificate of {host}: give it the bundle, or it pins its own"
+    if isinstance(error, ConnectionError):
+        return f"the client left in the handshake for {host}, as those do that do not trust its certificate here"
     return f"the client's TLS for {host} failed: {error}"

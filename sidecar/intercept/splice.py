@@ -15,7 +15,7 @@ class End(asyncio.Protocol):
         self.other: End | None = None
         self.received = 0
         """Bytes that came."""
-        self.lost = False
+        self.lost = self.ended = False
         self.on_lost: Callable[[], None] | None = None
         """Called once, when it is gone."""
         self._waiting: list[bytes] = []
@@ -34,6 +34,14 @@ class End(asyncio.Protocol):
             one.go_on()
             if one.lost:
                 one.connection_lost(None)
+
+    def leave(self) -> None:
+        """Parts from the other end, which closes."""
+        other, self.other = self.other, None
+        if other is not None:
+            other.other = None
+            if other.transport is not None:
+                other.transport.close()
 
     def flush(self) -> None:
         """Passes on what has waited for the other end."""
@@ -80,11 +88,11 @@ class End(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """It sends no more. Over plain TCP the other is told, and what it still has to say passes."""
-        other = self.other
-        if other is not None and other.transport is not None and other.transport.can_write_eof():
-            other.transport.write_eof()
-            return self.transport is not None and self.transport.can_write_eof()
-        return False
+        self.ended, other = True, self.other
+        if other is None or other.ended or other.transport is None or not other.transport.can_write_eof():
+            return False
+        other.transport.write_eof()
+        return self.transport is not None and self.transport.can_write_eof()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone: so is the other, once it has taken what was written."""
