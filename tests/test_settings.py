@@ -17,7 +17,7 @@ from penstock.gateway.model.policy import Policy
 from penstock.sidecar.options import RunOptions
 from penstock.trainer.config import Config as Trainer
 
-MOST = 165
+MOST = 166
 
 
 def keys(model: type[BaseModel], path: str = "") -> Iterator[str]:
