@@ -43,6 +43,10 @@ COMMANDS: Final[dict[str, Command]] = {
     "run": Command(
         "penstock.sidecar.commands:run", "Take rollouts from the queue and run an unmodified agent on each."
     ),
+    "sidecar": Command(
+        "penstock.sidecar.intercept.commands:sidecar",
+        "Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.",
+    ),
     "queue": Command("penstock.gateway.cli.queue:queue", "Show how much work there is."),
     "workers": Command("penstock.gateway.cli.queue:workers", "List those who run rollouts."),
     "pause": Command(
@@ -280,7 +284,19 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "token",
         "completion",
     ),
-    "Work": ("enqueue", "run", "queue", "workers", "pause", "resume", "drain", "cancel", "requeue", "reward"),
+    "Work": (
+        "enqueue",
+        "run",
+        "sidecar",
+        "queue",
+        "workers",
+        "pause",
+        "resume",
+        "drain",
+        "cancel",
+        "requeue",
+        "reward",
+    ),
     "Releases": ("resource", "prompts", "release"),
     "Training": ("doctor", "samples", "runs", "train"),
     "Tape": ("export", "check"),

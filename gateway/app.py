@@ -77,6 +77,7 @@ from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
+from penstock.gateway.upstreams.wanted import WantedHosts
 
 if TYPE_CHECKING:
     from penstock.gateway.otlp.exporter import Exporter
@@ -141,6 +142,7 @@ class Gateway:
         key = admin_key()
         self.pools = {upstream.name: Pool(upstream, key) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
+        self._wanted = WantedHosts(config.upstreams(), key)
         self.questions = Questions()
         self.store = open_store(config.data, secrets=self._redactor.own)
         self.feed = Feed(self.store.cursor())
@@ -251,7 +253,7 @@ class Gateway:
             epoch_ns=self._epoch_ns,
         )
         self.mcp.features = all_features(self.proxy, self.definitions, self.questions, self.audit)
-        self._port = port = Dispatch(self.proxy, plane, self.mcp)
+        self._port = port = Dispatch(self.proxy, plane, self.mcp, self._wanted)
         self.recorder.start()
         await self.bridge.start()
         await self.dispatcher.start()
@@ -285,6 +287,7 @@ class Gateway:
         self._ticks += 1
         if self._ticks % _LOOK_EVERY == 0:
             self.mcp.servers.expire(now)
+            self._wanted.expire(now)
             self.mcp.sessions.sweep(now)
         # Idle clients are many and in no hurry.
         for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
@@ -323,7 +326,7 @@ class Gateway:
         await self._runner.cleanup()
         if self._session is not None:
             await self._session.close()
-        for pool in (*self.pools.values(), *self.mcp.servers.pools.values()):
+        for pool in (*self.pools.values(), *self.mcp.servers.pools.values(), *self._wanted.pools.values()):
             pool.close()
         self.store.close()
 

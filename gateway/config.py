@@ -45,6 +45,8 @@ class Upstream(Section):
     """Seconds without a byte from the upstream after which a call fails."""
     idle_timeout: float = Field(default=55.0, gt=0)
     """Seconds after which an unused connection is closed."""
+    ca_file: str | None = None
+    """PEM file of certificate authorities that its certificate may be of, besides those that this machine trusts."""
 
     @field_validator("base_url")
     @classmethod

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote
 
-from penstock.gateway.calls.address import Address, AddressError, from_headers, from_path
+from penstock.gateway.calls.address import SESSION_HEADERS, Address, AddressError, from_headers, from_path
 from penstock.gateway.calls.auth import Auth, AuthError
 from penstock.gateway.calls.conversations import Answer, Conversations, Ended, Found, new_rollout
 from penstock.gateway.calls.fingerprints import EMPTY, Fingerprints, Read, Story
+from penstock.gateway.calls.tunnel import Tunnel
 from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.dialects import OPAQUE, find
 from penstock.gateway.dialects.base import Dialect
@@ -31,6 +32,7 @@ from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.headers import CREDENTIALS
 from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.http.request import Request
+from penstock.gateway.upstreams.pool import Pool
 
 UNPACKED: Final = 32 << 20
 """A request that is longer than this without its content encoding is not read, because the event loop would wait;
@@ -51,6 +53,8 @@ class Admitted:
     """Path and query below the address."""
     body: bytes
     """The request's; without its content encoding where it has one that can be undone."""
+    wanted: Pool | None = None
+    """The host that its agent has called, behind a sidecar."""
     token: bool = False
     """Whether it came with the agent token of its rollout."""
     packed: bytes | None = None
@@ -93,6 +97,32 @@ class Admission:
         self._thread = ThreadPoolExecutor(1, "penstock-reader")
         """One thread: what it was asked first is done when it comes to what was asked later."""
 
+    def open_tunnel(self, request: Request, wanted: Pool) -> Tunnel:
+        """What a sidecar says of a connection; raises `ClientFault`."""
+        headers = {low: value for low, _, value in request.headers}
+        try:
+            address = from_headers(headers)
+        except AddressError as error:
+            raise ClientFault(400, "address", str(error), error.part) from None
+        headers[b"authorization"] = headers.pop(b"proxy-authorization", b"")
+        token = self._authorize(headers)
+        return Tunnel(_agreed(address, token), token is not None, wanted)
+
+    def admit_tunnelled(self, request: Request, hints: Hints, tunnel: Tunnel) -> Admitted:
+        """A call that came through a tunnel: it says nothing about whose it is."""
+        target = request.target.decode("latin-1")
+        _check_target(target)
+        path = target.partition("?")[0]
+        admitted = Admitted(_NOWHERE, find(request.method, path), target, request.body(), tunnel.wanted, tunnel.token)
+        if admitted.dialect is not OPAQUE and any(low == b"content-encoding" for low, _, _ in request.headers):
+            _unpack(admitted, request)
+        address = tunnel.address
+        if address is None:
+            headers = {low: value for low, _, value in request.headers if low in SESSION_HEADERS}
+            address = from_headers(headers) or self._implicit(admitted, hints)
+        admitted.address = address
+        return admitted
+
     def admit(self, request: Request, hints: Hints) -> Admitted:
         """Finds the address; raises `ClientFault`. `hints`: of the connection it came on."""
         target = request.target.decode("latin-1")
@@ -110,11 +140,9 @@ class Admission:
         elif b"content-encoding" in headers:
             _unpack(admitted, request)
         token = self._authorize(headers)
+        address = _agreed(address, token)
         if address is None:
-            address = Address(token) if token is not None else self._implicit(admitted, hints)
-        elif token is not None and token != address.rollout:
-            message = f"the agent token is for another rollout than {address.rollout!r}"
-            raise ClientFault(403, "token", message, "authorization")
+            address = self._implicit(admitted, hints)
         elif address.origin == "implicit":
             hints.last = address.rollout
         admitted.address, admitted.token = address, token is not None
@@ -231,6 +259,16 @@ def _settle(some: Iterable[Ended]) -> None:
 
 
 _NOWHERE = Address("nowhere")
+
+
+def _agreed(address: Address | None, token: str | None) -> Address | None:
+    """The address that is named, or that of the token; raises `ClientFault` where they are not of one rollout."""
+    if address is None:
+        return None if token is None else Address(token)
+    if token is not None and token != address.rollout:
+        message = f"the agent token is for another rollout than {address.rollout!r}"
+        raise ClientFault(403, "token", message, "authorization")
+    return address
 
 
 def _unpack(call: Admitted, request: Request) -> None:

@@ -19,6 +19,7 @@ from penstock.gateway.http.request import Request
 from penstock.gateway.http.request_parser import RequestReader
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_AGREED = b"HTTP/1.1 200 OK\r\n\r\n"
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -55,7 +56,7 @@ class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = ("_draining", "_reader", "_serving", "closing", "hints", "paused", "planes", "seen", "served",
-                 "transport")  # fmt: skip
+                 "transport", "tunnel")  # fmt: skip
 
     def __init__(self, planes: Planes) -> None:
         self.planes = planes
@@ -68,6 +69,8 @@ class ClientConnection(asyncio.Protocol):
         self.seen = 0.0
         """When the last byte of an unfinished request, or the end of the last answer, was seen; monotonic seconds."""
         self.hints = Hints()
+        self.tunnel: object | None = None
+        """What a sidecar has said of all that comes here; None where nothing was said."""
         """What is known of the conversations on this connection."""
         self._reader = RequestReader(planes.request_bytes, planes.epoch_ns)
         self._draining = self._serving = False
@@ -129,6 +132,12 @@ class ClientConnection(asyncio.Protocol):
         while requests and self.served is None and not self.closing:
             self.planes.serve(self, requests.pop(0))
         self._serving = False
+
+    def enter(self, tunnel: object) -> None:
+        """Agrees to a CONNECT."""
+        self.tunnel = tunnel
+        self.transport.write(_AGREED)
+        self._reader.enter()
 
     def finish(self, keep_alive: bool) -> None:
         """The answer has been written; the next request may come."""

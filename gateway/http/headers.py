@@ -34,6 +34,8 @@ PROMPT: Final = b"x-penstock-prompt"
 """Names the prompt that the first system text of a request is."""
 
 _OWN: Final = HOP | {b"host", b"expect", b"x-penstock-token", PROMPT}
+_NOT_THEIRS: Final = frozenset({b"expect", b"proxy-authorization", b"proxy-connection", b"x-penstock-token", PROMPT})
+"""Headers that concern the gateway also where the agent does not know of it."""
 _NO_TRAILERS: Final = _OWN | {b"content-length", b"transfer-encoding", b"trailer", *CREDENTIALS}
 _TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9_-]{40,}")
 _KNOWN_NAMES: Final = 4096
@@ -65,6 +67,8 @@ class RequestHeads:
         self._credential = credential
         self._admin_key = None if admin_key is None else admin_key.encode()
         self._actions: dict[bytes, int] = {}
+        self.verbatim = False
+        """Whether the agent has named the host itself: its headers go on as they came, those of the connection too."""
 
     def compose(self, request: Request, target: bytes, length: int | None) -> tuple[bytes, list[bytes]]:
         """(head to send, its header lines in pieces: of each its name, a colon, its value and the end of the line).
@@ -82,13 +86,13 @@ class RequestHeads:
         return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, sent), parts
 
     def _parts(self, headers: Headers, hops: frozenset[bytes], length: int | None) -> list[bytes]:
-        parts, actions = self._start.copy(), self._actions
+        parts, actions = [] if self.verbatim else self._start.copy(), self._actions
         for low, name, value in headers:
             action = actions.get(low)
             if action is None:
                 action = self._decide(low)
             if action or hops:
-                if action == _DROP or low in hops or (action == _KEY and self._is_ours(value)):
+                if action == _DROP or (low in hops and not self.verbatim) or (action == _KEY and self._is_ours(value)):
                     continue
                 if action == _LENGTH and length is not None:
                     value = b"%d" % length
@@ -98,7 +102,8 @@ class RequestHeads:
         return parts
 
     def _decide(self, low: bytes) -> int:
-        if low in _OWN or (self._credential is not None and low in CREDENTIALS):
+        own = _NOT_THEIRS if self.verbatim else _OWN
+        if low in own or (self._credential is not None and low in CREDENTIALS):
             action = _DROP
         elif low in CREDENTIALS:
             action = _KEY

@@ -24,7 +24,7 @@ _FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
 class RequestReader:
     """The requests of one connection."""
 
-    __slots__ = ("_began", "_epoch_ns", "_header_bytes", "_in_head", "_parser", "_payload", "_read", "_request",
+    __slots__ = ("_began", "_behind", "_epoch_ns", "_header_bytes", "_in_head", "_parser", "_payload", "_read", "_request",
                  "_request_bytes", "_unparsed", "expects", "over", "requests")  # fmt: skip
 
     def __init__(self, request_bytes: int, epoch_ns: int, header_bytes: int = HEADER_BYTES) -> None:
@@ -41,6 +41,8 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._request: Request | None = None
         self._in_head = False
+        self._behind: bytearray | None = None
+        """What came behind a CONNECT, while it is not answered."""
         self._read = self._began = self._unparsed = self._payload = 0
 
     @property
@@ -50,11 +52,23 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Takes what one read brought."""
+        if self._behind is not None:
+            self._behind += data
+            if len(self._behind) > self._header_bytes:
+                self._refuse(400, "too much came before the tunnel was agreed to", "request")
+            return
         self._read = len(data)
         whole = len(self.requests)
         self._parse(data)
         if self._request is not None:
             self._bound(self._request, len(self.requests) > whole)
+
+    def enter(self) -> None:
+        """A CONNECT was agreed to: what follows are requests of the tunnel."""
+        behind, self._behind = self._behind or b"", None
+        self._parser = httptools.HttpRequestParser(self)
+        if behind:
+            self.feed(bytes(behind))
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -199,7 +213,9 @@ class RequestReader:
             return
         offered = b",".join(value.lower() for low, _, value in request.headers if low == b"upgrade")
         if request.method == "CONNECT":
-            self._refuse(400, "this is not a forward proxy: give it to the client as its base URL", "request")
+            self._request, self._behind = None, bytearray(rest)
+            request.keep_alive = True
+            self.requests.append(request)
         elif b"websocket" in offered:
             self._refuse(426, "WebSockets are not supported here: use plain HTTP, which streams events", "upgrade")
         else:

@@ -80,6 +80,8 @@ class Shared:
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, Route | None]:
         """(upstreams to try in turn, model name to send instead, the route that says so)."""
         route = self.routes.find(call.model) if self.routes else None
+        if route is None and call.wanted is not None:
+            return [call.wanted], None, None
         return *self.routes.along(route, family(call.dialect, request.headers)), route
 
     def pool(self, name: str, model: str | None) -> Pool:

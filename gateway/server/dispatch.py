@@ -12,11 +12,12 @@ from time import monotonic
 from penstock.gateway.api.front_page import front_page
 from penstock.gateway.calls.address import AddressError, from_path
 from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.tunnel import Tunnel, host_of
 from penstock.gateway.dialects import family, find
 from penstock.gateway.dialects.family import Family
 from penstock.gateway.dialects.mcp import MCP
 from penstock.gateway.http.client_connection import ClientConnection
-from penstock.gateway.http.errors import Refusal, internal_fault
+from penstock.gateway.http.errors import ClientFault, Refusal, internal_fault
 from penstock.gateway.http.headers import refusal_body, refusal_head
 from penstock.gateway.http.request import Request
 from penstock.gateway.mcp.call import McpCall
@@ -26,6 +27,7 @@ from penstock.gateway.proxy.call import Call
 from penstock.gateway.proxy.rehearsed_call import make_call
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.server.bridge import ControlPlane, agent_target, is_control
+from penstock.gateway.upstreams.wanted import WantedHosts
 
 _log = logging.getLogger("penstock.proxy")
 
@@ -33,13 +35,14 @@ _log = logging.getLogger("penstock.proxy")
 class Dispatch:
     """Calls and control requests, as the connections of clients see them."""
 
-    def __init__(self, proxy: Shared, control: ControlPlane, mcp: Mcp) -> None:
+    def __init__(self, proxy: Shared, control: ControlPlane, mcp: Mcp, wanted: WantedHosts) -> None:
         self.clients: set[ClientConnection] = set()
         self.request_bytes = proxy.config.limits.request_bytes
         self.epoch_ns = proxy.epoch_ns
         self._proxy = proxy
         self._control = control
         self._mcp = mcp
+        self._wanted = wanted
 
     def serve(self, client: ClientConnection, request: Request) -> None:
         """Serves a whole request: a refusal, a request of the control plane, or a call."""
@@ -47,6 +50,13 @@ class Dispatch:
         try:
             if request.refusal is not None:
                 raise request.refusal
+            if request.method == "CONNECT":
+                self._enter(client, request)
+                return
+            if isinstance(client.tunnel, Tunnel):
+                admitted = self._proxy.admission.admit_tunnelled(request, client.hints, client.tunnel)
+                self._run(client, request, admitted, began)
+                return
             if is_control(request.target):
                 self._control.serve(client, request)
                 return
@@ -66,8 +76,25 @@ class Dispatch:
             _log.exception("a request could not be looked at")
             self._refuse(client, request, internal_fault())
         else:
-            client.served = call = self._call(client, request, admitted)
-            call.run(began)
+            self._run(client, request, admitted, began)
+
+    def _enter(self, client: ClientConnection, request: Request) -> None:
+        """A sidecar says whose calls follow on its connection, and what host they are for."""
+        target = request.target.decode("latin-1")
+        host = host_of(target) if client.tunnel is None else None
+        if host is None:
+            message = f"{target[:100]!r} is no HOST:PORT, or this connection is a tunnel already"
+            raise ClientFault(400, "tunnel", message, "target")
+        wanted = self._wanted.find(host)
+        if wanted is None:
+            known = self._wanted.known
+            message = f"no calls go to {target} from here: add an [[upstream]] with that host (there are: {known})"
+            raise ClientFault(403, "tunnel", message, "target")
+        client.enter(self._proxy.admission.open_tunnel(request, wanted))
+
+    def _run(self, client: ClientConnection, request: Request, admitted: Admitted, began: float) -> None:
+        client.served = call = self._call(client, request, admitted)
+        call.run(began)
 
     def _call(self, client: ClientConnection, request: Request, admitted: Admitted) -> Call:
         if admitted.dialect.family is MCP:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from time import monotonic
 from urllib.parse import urlsplit
 
-from penstock.gateway.config import Upstream
+from penstock.gateway.config import ConfigError, Upstream
 from penstock.gateway.http.headers import RequestHeads
 from penstock.gateway.http.upstream_connection import Caller, UpstreamConnection
 from penstock.gateway.upstreams.gate import Gate
@@ -90,7 +90,7 @@ class Pool(Connector):
         self.heads = RequestHeads(parts.netloc.encode("ascii"), _credential(config), admin_key)
         self.gate = Gate(config.name)
         self._idle: deque[UpstreamConnection] = deque()
-        self._context = ssl.create_default_context() if self.tls else None
+        self._context = _context(config) if self.tls else None
 
     @property
     def idle(self) -> int:
@@ -157,6 +157,17 @@ async def connect_inside(server: Callable[[], asyncio.Protocol], connection: Ups
         end.setblocking(False)
     await loop.connect_accepted_socket(server, theirs)
     await loop.create_unix_connection(lambda: connection, sock=ours)
+
+
+def _context(config: Upstream) -> ssl.SSLContext:
+    try:
+        made = ssl.create_default_context()
+        if config.ca_file is not None:
+            made.load_verify_locations(config.ca_file)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"upstream.{config.name}.ca_file {config.ca_file!r} cannot be read: {why}") from None
+    return made
 
 
 def _credential(config: Upstream) -> tuple[bytes, bytes] | None:

@@ -177,7 +177,16 @@ async def serving(
     runner = web.AppRunner(
         make_control(
             Control(
-                *(tape, NO_DESK, NO_RELEASES, NO_RUNS, tape, {}, auth, metrics, state, NO_DEFINITIONS),
+                tape,
+                NO_DESK,
+                NO_RELEASES,
+                NO_RUNS,
+                tape,
+                {},
+                auth,
+                metrics,
+                state,
+                NO_DEFINITIONS,
                 keep_alive_s=keep_alive_s,
             )
         ),

@@ -114,6 +114,7 @@ WRONG = [
     ("upstream", "connect_timeout = 0"),
     ("upstream", "read_timeout = inf"),
     ("upstream", "idle_timeout = nan"),
+    ("upstream", "ca_file = 1"),
     ("route", "model = 1"),
     ("route", "upstream = []"),
     ("route", "alias = 1"),

@@ -1,0 +1,49 @@
+"""The hosts that agents behind a sidecar want, as upstreams: they get what the agent has sent, every header of it.
+
+Known are the public endpoints of the APIs and every `[[upstream]]`. A key that an upstream of that host is given
+(`key_env`) replaces the agent's, so that the agent needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.gateway.config import Upstream
+from penstock.gateway.upstreams.pool import Pool
+
+
+class WantedPool(Pool):
+    """The connections to a host, for calls that have named it themselves."""
+
+    def __init__(self, config: Upstream, admin_key: str | None) -> None:
+        super().__init__(config, admin_key)
+        self.heads.verbatim = True
+
+    def target(self, path: str) -> str:
+        """The path as it is."""
+        return path
+
+
+class WantedHosts:
+    """All that may be wanted."""
+
+    def __init__(self, upstreams: Iterable[Upstream], admin_key: str | None) -> None:
+        """`upstreams`: configured and public; of several on one host the first counts."""
+        self.pools: dict[tuple[str, int], Pool] = {}
+        for upstream in upstreams:
+            pool = WantedPool(upstream, admin_key)
+            self.pools.setdefault(pool.address, pool)
+
+    @property
+    def known(self) -> str:
+        """The hosts, for people."""
+        return ", ".join(f"{host}:{port}" for host, port in self.pools)
+
+    def expire(self, now: float) -> None:
+        """Closes connections that have been idle for too long."""
+        for pool in self.pools.values():
+            pool.expire(now)
+
+    def find(self, address: tuple[str, int]) -> Pool | None:
+        """The pool of a host and a port."""
+        return self.pools.get(address)

@@ -1,0 +1,14 @@
+"""Between an agent and the model hosts that it calls: our own TLS front.
+
+The agent has a proxy and a certificate authority in its environment, and nothing else of us. A connection to a model
+host ends here; its bytes go to the gateway in the clear, through a tunnel that says whose they are (the gateway's
+`calls.tunnel`). Nobody looks into them on the way, so they cannot be changed. Every other connection is passed on with
+its TLS as it is, or refused.
+
+    authority   certificates for one day and a few hosts
+    policy      what becomes of a connection
+    front       the proxy
+    splice      two ends that get each other's bytes
+
+Begin with `front`.
+"""

@@ -1,0 +1,96 @@
+"""Requests to a proxy for plain HTTP (`GET http://host/path`) -> the same as their host gets them. Sans-I/O.
+
+The request line loses scheme and host, and headers that concern the proxy go; names, order and bodies stay.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+import httptools
+
+_PROXY: Final = (b"proxy-authorization", b"proxy-connection")
+LARGEST: Final = 64 << 10
+"""Bytes of a head."""
+
+
+class Head(NamedTuple):
+    """The beginning of a request, and where it goes."""
+
+    host: str
+    port: int
+    data: bytes
+
+
+class PlainError(ValueError):
+    """Bytes that are no request to a proxy; the text says why."""
+
+
+class PlainRequests:
+    """The requests of one connection."""
+
+    def __init__(self) -> None:
+        self.pieces: deque[Head | bytes] = deque()
+        """What is to be sent, in order: a head, then its body."""
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._size = 0
+        self._chunked = False
+
+    def feed(self, data: bytes) -> None:
+        """Takes what came; raises `PlainError`."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise PlainError("a WebSocket needs CONNECT") from None
+        except httptools.HttpParserCallbackError as error:
+            raise PlainError(str(error.__context__ or error)) from None
+        except httptools.HttpParserError as error:
+            raise PlainError(f"the request is not valid HTTP/1.1: {error}") from None
+
+    def on_message_begin(self) -> None:
+        """A new request."""
+        self._url, self._headers, self._size, self._chunked = b"", [], 0, False
+
+    def on_url(self, url: bytes) -> None:
+        """The target; may come in pieces."""
+        self._url += url
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._headers.append((name, value))
+        self._count(len(name) + len(value) + 4)
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > LARGEST:
+            raise PlainError("the head of the request is too large")
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        parts = urlsplit(self._url.decode("latin-1"))
+        if parts.scheme != "http" or not parts.hostname:
+            raise PlainError("this is a proxy: it takes CONNECT HOST:PORT and http:// URLs")
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        kept = [(name, value) for name, value in self._headers if name.lower() not in _PROXY]
+        self._chunked = any(name.lower() == b"transfer-encoding" for name, _ in kept)
+        lines = b"".join([b"%b: %b\r\n" % header for header in kept])
+        line = b"%b %b HTTP/%b\r\n" % (
+            self._parser.get_method(),
+            target.encode("latin-1"),
+            self._parser.get_http_version().encode(),
+        )
+        self.pieces.append(Head(parts.hostname, parts.port or 80, line + lines + b"\r\n"))
+
+    def on_body(self, body: bytes) -> None:
+        """Payload."""
+        self.pieces.append(b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        if self._chunked:
+            self.pieces.append(b"0\r\n\r\n")
