@@ -24,8 +24,8 @@ _FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
 class RequestReader:
     """The requests of one connection."""
 
-    __slots__ = ("_began", "_behind", "_epoch_ns", "_header_bytes", "_in_head", "_parser", "_payload", "_read", "_request",
-                 "_request_bytes", "_unparsed", "expects", "over", "requests")  # fmt: skip
+    __slots__ = ("_began", "_behind", "_epoch_ns", "_header_bytes", "_in_head", "_parser", "_payload", "_read",
+                 "_request", "_request_bytes", "_unparsed", "expects", "over", "requests")  # fmt: skip
 
     def __init__(self, request_bytes: int, epoch_ns: int, header_bytes: int = HEADER_BYTES) -> None:
         """The limits of a body and a head, and what the monotonic clock's zero is on the clock of the tape."""
