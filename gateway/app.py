@@ -225,7 +225,8 @@ class Gateway:
         # Protobuf costs a tenth of a second and some megabytes: only where it is used.
         from penstock.gateway.otlp.exporter import Exporter
 
-        servers = {upstream.name: upstream.base_url for upstream in self.config.upstreams()}
+        servers = {one.name: one.base_url for one in self.config.upstreams()}
+        servers |= {name: one.url for name, one in self.config.mcp.servers.items() if one.url is not None}
         return Exporter(self.config.otlp, servers, self.store, self.feed, self.dispatcher, self.metrics, self._now_ns)
 
     def _now_ns(self) -> int:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from fakes import mcp_wire
 from fakes.collector import Collector, Reply, collecting
+from fakes.mcp_wire import mcp_server
 from fakes.otlp import Answer, Made, partial, request, status
 from fakes.process import Gateway, running, upstreams
 from fakes.provider import Provider
@@ -212,3 +214,17 @@ async def test_what_comes_in_goes_out(tmp_path: Path, collector: Collector) -> N
         await collector.until(spans=1)
     (found,) = collector.named("mine")
     assert (found.scope.name, found.attributes["penstock.rollout.id"]) == ("t", "r1")
+
+
+async def test_a_run_of_a_tool_names_the_address_of_its_server(
+    tmp_path: Path, collector: Collector, http: aiohttp.ClientSession
+) -> None:
+    async with mcp_server() as server:
+        text = f'{mcp_wire.config(server)}\n[otlp]\nendpoint = "{collector.url}"\nwait = 0\n'
+        async with running(tmp_path, text) as gateway:
+            client = mcp_wire.Client(f"{gateway.address('r1')}/mcp/tools", http, {})
+            await client.open()
+            assert (await client.say(mcp_wire.call("echo")))[0] == 200
+            await collector.until(spans=2)
+    told = collector.named("tools/call echo")[0].attributes
+    assert f"http://{told['server.address']}:{told['server.port']}/mcp" == server.url
