@@ -32,7 +32,7 @@ class Maker:
     """Fills requests; for one thread at a time."""
 
     def __init__(self, tape: Store, settings: Otlp, servers: Mapping[str, str]) -> None:
-        """`servers`: base URL of each upstream."""
+        """`servers`: URL of each upstream and of each server of tools."""
         self._tape = tape
         self._content = settings.capture_content
         self._servers = servers
@@ -48,14 +48,15 @@ class Maker:
 
     def add(self, request: Request, span: Span, place: Place) -> None:
         """A span that has finished."""
+        server = self._servers.get(span.upstream or "")
         match span.kind:
             case "llm":
-                made = span_out.of_call(span, self._servers.get(span.upstream or ""), place)
+                made = span_out.of_call(span, server, place)
                 if self._content:
                     self._add_content(made, span)
                 request.add(made)
             case "tool" | "mcp":
-                request.add(span_out.of_tool(self._without_content(span), place))
+                request.add(span_out.of_tool(self._without_content(span), server, place))
             case "reward":
                 request.add(span_out.of_reward(span, judged_call(self._tape, span), place))
             case "event":

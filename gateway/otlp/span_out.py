@@ -68,27 +68,29 @@ def of_call(span: Span, server: str | None, place: Place) -> Outgoing:
     found = _begun(span, place)
     rows = semconv.OF_EVERY_SPAN + semconv.OF_A_CALL
     otel = by_name(span.dialect).otel
-    url = urlsplit(server or "")
-    attributes: dict[str, Any] = {}
+    attributes = _of_server(server)
     if otel is not None:
         rows += semconv.OF_A_MODEL_CALL
-        attributes[semconv.PROVIDER] = semconv.provider(otel, url.hostname)
-    if url.hostname is not None:
-        attributes[semconv.ADDRESS] = url.hostname
-        attributes[semconv.PORT] = url.port or (443 if url.scheme == "https" else 80)
+        attributes[semconv.PROVIDER] = semconv.provider(otel, attributes.get(semconv.ADDRESS))
     said = (span.method,) if otel is None else (otel.operation, span.model)
     found.name, found.kind = " ".join(filter(None, said)), CLIENT
     fill(found.attributes, attributes | _attributes(span, place, rows))
     return found
 
 
-def of_tool(span: Span, place: Place) -> Outgoing:
-    """A call of a tool: its attributes are the conventions' own."""
+def _of_server(server: str | None) -> dict[str, Any]:
+    url = urlsplit(server or "")
+    port = url.port or (443 if url.scheme == "https" else 80)
+    return {} if url.hostname is None else {semconv.ADDRESS: url.hostname, semconv.PORT: port}
+
+
+def of_tool(span: Span, server: str | None, place: Place) -> Outgoing:
+    """A call of a tool: its attributes are the conventions' own. `server`: its URL; None for one without."""
     found, attributes = _begun(span, place), span.attributes or {}
     target = attributes.get(semconv.TOOL) or attributes.get(semconv.PROMPT)
     named = " ".join(str(part) for part in (attributes.get(semconv.METHOD), target) if part)
     found.name, found.kind = span.name or named or "tool", CLIENT
-    fill(found.attributes, attributes | _attributes(span, place))
+    fill(found.attributes, _of_server(server) | attributes | _attributes(span, place))
     return found
 
 
