@@ -45,7 +45,7 @@ class Exporter:
         now_ns: Callable[[], int] = time_ns,
         pace: Pace = PACE,
     ) -> None:
-        """`settings`: with an endpoint; `servers`: URL of each upstream and of each server of tools. Raises `ConfigError`."""
+        """`settings`: with an endpoint; `servers`: URL of each upstream and server of tools. Raises `ConfigError`."""
         self._timeout = pace.timeout
         self._tape = tape
         self._feed = feed
