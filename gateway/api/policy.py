@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice
 from typing import Final
 
 from aiohttp import web
@@ -17,19 +16,17 @@ from penstock.gateway.api.openapi import Route
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.pages import Mark, Tape, Walk, decode_cursor, encode_cursor, page, span_filter, summary
 from penstock.gateway.calls.turns import plain_bodies
-from penstock.gateway.dialects.mcp import tools_listed
+from penstock.gateway.dialects.mcp import MCP
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import Span
 from penstock.gateway.policy.backtest import PolicyTest, TestedCall, TestedPage, tried
-from penstock.gateway.policy.policy import Hints, HintsOf, Policy
+from penstock.gateway.policy.policy import Policy
 from penstock.gateway.policy.questions import PolicyAnswer, Question, QuestionList
 from penstock.gateway.policy.rules import check_names
 
 PAGE: Final = 1000
 """Calls of one answer."""
-LISTINGS: Final = 20_000
-"""The newest spans that are looked through for what servers have said of their tools."""
 
 
 async def get_waiting(request: web.Request) -> web.Response:
@@ -55,8 +52,7 @@ async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> TestedPag
     except ValueError as error:
         raise ApiError(400, str(error), "rules") from None
     query, tape = parse(asked.filter, "spans", time.time_ns()), control.tape
-    noticed = any(rule.annotations for rule in asked.rules)
-    policy = Policy(asked.rules, _hints_of(tape) if noticed else lambda server, tool: None)
+    policy = Policy(asked.rules, control.definitions.annotations)
 
     @lru_cache(maxsize=1024)
     def rollout_of(rid: str) -> RolloutSummary | None:
@@ -66,7 +62,7 @@ async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> TestedPag
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, TestedCall | None]]:
         wanted = span_filter(tape, query)
         for position, span in tape.recent(int(mark[0]) if mark else None):
-            is_call = span.kind == "tool" and span.dialect == "mcp" and not own(span)
+            is_call = span.kind == "tool" and span.dialect == MCP.name and not own(span)
             found = rollout_of(span.rollout) if is_call and wanted(span) else None
             yield (position,), None if found is None else _tried(tape, policy, span, found)
 
@@ -77,27 +73,12 @@ async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> TestedPag
 
 def _tried(tape: Tape, policy: Policy, span: Span, rollout: RolloutSummary) -> TestedCall | None:
     """None where nothing of the call is stored."""
-    exchange, server = tape.exchange(span), span.upstream or _server(span.path)
+    exchange, server = tape.exchange(span), span.upstream or ""
     if exchange is None:
         return None
     tool, said = tried(policy, server, rollout.mode, plain_bodies(exchange)[0])
     place = {"rollout": span.rollout, "attempt": span.attempt, "span": span.sequence}
     return TestedCall.model_validate({**place, **said, "server": server, "tool": tool, "reward": rollout.reward})
-
-
-def _server(path: str) -> str:
-    """The server that a call was for, where it was never sent on."""
-    return path.partition("?")[0].removeprefix("/mcp/").partition("/")[0]
-
-
-def _hints_of(tape: Tape) -> HintsOf:
-    """What servers have last said of their tools, as far as the tape tells."""
-    listed: dict[tuple[str, str], Hints] = {}
-    for _, span in islice(tape.recent(), LISTINGS):
-        if span.kind == "mcp" and span.name == "tools/list" and (exchange := tape.exchange(span)) is not None:
-            for name, hints in tools_listed(plain_bodies(exchange)[1], span.stream).items():
-                listed.setdefault((span.upstream or "", name), hints)
-    return lambda server, tool: listed.get((server, tool))
 
 
 ROUTES: tuple[Route, ...] = (

@@ -29,7 +29,6 @@ from penstock.gateway.dialects.loose_json import (
     lenient,
     loads,
     obj,
-    objs,
     text,
 )
 from penstock.gateway.model.known_secrets import fingerprint
@@ -254,11 +253,12 @@ def header_text(value: bytes) -> str:
 
 
 def cancelled(sent: Sent) -> bytes | None:
-    """The id of the request that a notification cancels."""
-    if sent.method != "notifications/cancelled":
+    """The id of the request that a notification cancels; None for one that cannot be read."""
+    params = _unwanted(sent.raw).params if sent.method == "notifications/cancelled" else None
+    try:
+        return None if params is None else _canonical(bytes(params.requestId)) or None
+    except UNREADABLE:
         return None
-    params = _unwanted(sent.raw).params
-    return _canonical(bytes(params.requestId)) or None if params is not None else None
 
 
 def bare(id: bytes) -> str:
@@ -322,10 +322,3 @@ def tool_run(request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, s
     told = obj(loads(answered.raw)) if answered is not None else {}
     arguments = obj(obj(loads(sent.raw)).get("params")).get("arguments")
     return arguments, told.get("result"), text(obj(told.get("error")).get("message"))
-
-
-def tools_listed(response: bytes, stream: bool) -> dict[str, Json]:
-    """The annotations of each tool that an answer to `tools/list` has, by its name."""
-    results = (obj(obj(loads(one.raw)).get("result")) for one in _said(response, stream) if one.kind == "answer")
-    tools = (tool for result in results for tool in objs(result.get("tools")))
-    return {name: obj(tool.get("annotations")) for tool in tools if (name := text(tool.get("name"))) is not None}

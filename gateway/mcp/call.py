@@ -93,7 +93,8 @@ class McpCall(LimitedCall):
         if self.request.method == "POST":
             self._messages = messages(call.body)
             self._waiting = dict.fromkeys(one.id for one in self._messages if one.kind == "request")
-        self._server = self._mcp.servers.find(call.path)
+        # A call that is refused before it goes anywhere is still one of this server.
+        self.record.pool = self._server = self._mcp.servers.find(call.path)
         first = next((one for one in self._messages if one.method), None)
         self._listens = self.request.method == "GET" or (first is not None and first.method == _LISTENING)
         headers = {low: value for low, _, value in self.request.headers}
@@ -377,8 +378,9 @@ class McpCall(LimitedCall):
         if self._changer is not None and self._changer.noted:
             self.record.attributes = {**self.record.attributes, **self._changer.noted}
         if status != "ok" and self._session is not None and self._session.unwanted(self._waiting):
-            status, error = "cancelled", "client_cancelled"
-        super()._end(status, error)
+            super()._end("cancelled", "client_cancelled")
+        else:
+            super()._end(status, error)
         if self.request.method == "GET" and self._session is not None and self._session_id.startswith(b"/"):
             # The stream was the session (HTTP with SSE).
             self._mcp.sessions.end(self._server.name, self._session_id)

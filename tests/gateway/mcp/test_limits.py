@@ -209,14 +209,14 @@ async def test_others_are_refused_while_one_tries(http: aiohttp.ClientSession, t
         rig.clock.now += 60
         (probe,) = rig.begin("hang")
         await rig.until(lambda: rig.limits.running == 1)
-        await rig.until(lambda: rig.made.gateway.metrics.mcp_breaker == {("tools",): Position.PROBING})
+        await rig.until(lambda: rig.made.gateway.metrics.mcp_breaker[("tools",)] == Position.PROBING)
         assert "one call tries it now" in (await rig.say("echo"))[1]
         # A probe whose client leaves tells nothing: the next one tries.
         probe.cancel()
         await rig.until(lambda: rig.limits.running == 0)
         assert (await rig.say("busy"))[0] == 503
         assert "in 60.0 s" in (await rig.say("echo"))[1]
-        await rig.until(lambda: rig.made.gateway.metrics.mcp_breaker == {("tools",): Position.OPEN})
+        await rig.until(lambda: rig.made.gateway.metrics.mcp_breaker[("tools",)] == Position.OPEN)
         stats = Stats.model_validate(await rig.made.tape.get("/api/stats"))
         assert stats.servers["tools"].breaker == "open"
 

@@ -103,7 +103,7 @@ async def test_a_denied_call_is_an_error_that_the_model_can_read(client: Client,
     assert calls(server) == []
     made = (await tape.spans("r1", 2))[1]
     assert (made.kind, made.name, made.status, made.error) == ("tool", "tools/call echo", "error", "policy_violation")
-    assert (made.http_status, made.upstream, attributes(made)) == (200, None, {"rule": "no-etc", "verdict": "deny"})
+    assert (made.http_status, made.upstream, attributes(made)) == (200, "tools", {"rule": "no-etc", "verdict": "deny"})
 
 
 async def test_what_no_rule_is_about_passes_as_it_came(client: Client, server: McpServer, tape: Tape) -> None:
@@ -236,6 +236,10 @@ async def test_hints_count_as_last_listed_and_unknown_ones_restrict(
     assert attributes((await tape.spans("r1", 2))[1])["hard"] is True
     server.tools = ["refused"]
     _ = await client.say({"jsonrpc": "2.0", "id": 5, "method": "tools/list"})
+    # What a server lists is read after it has passed.
+    async with asyncio.timeout(PATIENCE):
+        while "tools" not in (await tape.get("/api/mcp/definitions/tools"))["newest"]:
+            pass
     _, body = await client.say(call("refused"))
     assert json.loads(body)["error"]["message"] == "Unknown tool: refused"
 
