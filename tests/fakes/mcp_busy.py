@@ -39,11 +39,35 @@ ENDS: dict[str, tuple[str, str | None]] = {
 
 
 @dataclass
+class Events:
+    """What a session's listeners are told. All is kept: who comes after a listener that just left misses nothing."""
+
+    told: list[bytes] = field(default_factory=list[bytes])
+    """The event of number N at N - 1."""
+    more: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self, message: Json) -> None:
+        """One more event."""
+        self.told.append(event(message, len(self.told) + 1))
+        self.more.set()
+        self.more = asyncio.Event()
+
+    async def after(self, number: int) -> AsyncGenerator[bytes]:
+        """The events behind this one, as they come, without an end."""
+        while True:
+            more = self.more
+            for data in self.told[number:]:
+                yield data
+                number += 1
+            await more.wait()
+
+
+@dataclass
 class Busy:
     """The server. Its sessions are known by what their clients listen for."""
 
     url: str = ""
-    sessions: dict[str, asyncio.Queue[bytes]] = field(default_factory=dict[str, asyncio.Queue[bytes]])
+    sessions: dict[str, Events] = field(default_factory=dict[str, "Events"])
     reached: dict[tuple[str, Any], asyncio.Event] = field(default_factory=dict[tuple[str, Any], asyncio.Event])
     """Calls that hang, by session and id."""
     asked: dict[str, asyncio.Future[Json]] = field(default_factory=dict[str, asyncio.Future[Json]])
@@ -61,7 +85,7 @@ class Busy:
         if sent.get("method") == "initialize":
             self.made += 1
             session = f"session-{self.made}"
-            self.sessions[session] = asyncio.Queue()
+            self.sessions[session] = Events()
             return web.json_response(answer(sent, {}), headers={"Mcp-Session-Id": session})
         if session not in self.sessions:
             return web.Response(status=404)
@@ -87,13 +111,14 @@ class Busy:
         stream = web.StreamResponse(headers=EVENTS)
         await stream.prepare(request)
         progress = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}}
-        await stream.write(event(progress, self.made * 1000 if name == "later" else 0))
+        events = self.sessions[session]
+        await stream.write(event(progress, len(events.told) if name == "later" else None))
         if name == "half" and request.transport is not None:
             request.transport.abort()
         elif name == "drop":
             await self.reach(session, (sent["id"], "unwanted")).wait()
         elif name == "later":
-            self.sessions[session].put_nowait(event(answer(sent, said("late")), self.made * 1000 + 1))
+            events.tell(answer(sent, said("late")))
         else:
             if name == "ask":
                 id = f"s-{session}-{sent['id']}"
@@ -106,12 +131,12 @@ class Busy:
 
     async def listen(self, request: web.Request) -> web.StreamResponse:
         """A stream that brings what is still to be told."""
-        queue = self.sessions.get(request.headers.get("Mcp-Session-Id", ""))
-        if queue is None:
+        events = self.sessions.get(request.headers.get("Mcp-Session-Id", ""))
+        if events is None:
             return web.Response(status=404)
         stream = web.StreamResponse(headers=EVENTS)
         await stream.prepare(request)
-        while data := await queue.get():
+        async for data in events.after(int(request.headers["Last-Event-ID"])):
             await stream.write(data)
         return stream
 
@@ -123,20 +148,19 @@ class Busy:
     async def sse(self, request: web.Request) -> web.StreamResponse:
         """HTTP with SSE."""
         self.made += 1
-        queue = self.sessions[f"older-{self.made}"] = asyncio.Queue[bytes]()
+        events = self.sessions[f"older-{self.made}"] = Events()
         stream = web.StreamResponse(headers=EVENTS)
         await stream.prepare(request)
         await stream.write(b"event: endpoint\ndata: /messages?sessionId=older-%d\n\n" % self.made)
-        while data := await queue.get():
+        async for data in events.after(0):
             await stream.write(data)
         return stream
 
     async def message(self, request: web.Request) -> web.Response:
         """A message of HTTP with SSE; `hang` is never answered."""
         sent: Json = await request.json()
-        queue = self.sessions[request.query["sessionId"]]
         if sent["params"]["name"] != "hang":
-            queue.put_nowait(event(answer(sent, said("x", sent["params"]["name"] == "fails"))))
+            self.sessions[request.query["sessionId"]].tell(answer(sent, said("x", sent["params"]["name"] == "fails")))
         return web.Response(status=202)
 
 
@@ -189,18 +213,21 @@ class Player:
         self.began.add(id)
         if tool == "hang":
             leaving = asyncio.ensure_future(self._say(call(tool, id=id)))
-            await self.server.reach(self.headers["Mcp-Session-Id"], id).wait()
+            here = asyncio.ensure_future(self.server.reach(self.headers["Mcp-Session-Id"], id).wait())
+            await asyncio.wait([leaving, here], return_when=asyncio.FIRST_COMPLETED)
+            if not here.done():  # The gateway is gone.
+                here.cancel()
+                await leaving
             leaving.cancel()
             await asyncio.wait([leaving])
         else:
             with suppress(*([aiohttp.ClientPayloadError] if tool == "half" else [])):
                 await self._call(tool, id)
-        if tool == "later":
-            await self._resume()
         status, error = ENDS.get(tool, ("ok", None))
         self.told[id] = f"tools/call {tool}", status, error
 
     async def _call(self, tool: str, id: int) -> None:
+        last = b""
         async with self.http.post(self.url, json=call(tool, id=id), headers=self.headers) as reply:
             assert reply.status == (502 if tool == "dies" else 200), (tool, reply.status)
             async for line in reply.content:
@@ -208,13 +235,18 @@ class Player:
                     result = {"role": "assistant", "content": {"type": "text", "text": "yes"}}
                     await self._say(answer(json.loads(line[6:]), result))
                     self.others += [("sampling/createMessage", "ok", None), ("answer", "ok", None)]
+                elif tool == "later" and line.startswith(b"id: "):
+                    last = line[4:].strip()
                 elif tool == "drop" and b"progress" in line:
                     unwanted = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}
                     await self._say(unwanted)
                     self.others.append(("notifications/cancelled", "ok", None))
 
-    async def _resume(self) -> None:
-        headers = self.headers | {"Last-Event-ID": "1"}
+        if tool == "later":
+            await self._resume(last.decode())
+
+    async def _resume(self, last: str) -> None:
+        headers = self.headers | {"Last-Event-ID": last}
         async with self.http.get(self.url, headers=headers) as stream:
             assert b"late" in await stream.content.readuntil(b"\n\n")
         self.others.append(("listen", "ok", None))

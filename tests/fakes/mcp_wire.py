@@ -228,9 +228,9 @@ def _round(params: Json) -> Json:
     return {"resultType": "input_required", "requestState": "state-1", "inputRequests": {"q": asking}}
 
 
-def event(message: Json, number: int = 0) -> bytes:
-    """A message as an event, with a number where it is not 0."""
-    return (b"id: %d\n" % number if number else b"") + b"data: %b\n\n" % json.dumps(message).encode()
+def event(message: Json, number: int | None = None) -> bytes:
+    """A message as an event, with its number where it has one."""
+    return (b"" if number is None else b"id: %d\n" % number) + b"data: %b\n\n" % json.dumps(message).encode()
 
 
 def answer(sent: Json, result: Json) -> Json:
