@@ -22,8 +22,8 @@ SESSIONS, CALLS, SIDE_BY_SIDE = 40, 25, 8
 OLDER = 5
 """Every so many sessions one is of HTTP with SSE."""
 SEED = 20261123
-UNTOLD = ("tools/call hang", "tools/call half")
-"""Calls whose clients are not told their end."""
+UNTOLD = ("tools/call hang", "tools/call half", "tools/call later")
+"""Calls whose clients are not told their end, or in a stream that goes on and waits for no commit."""
 
 
 def config(server: Busy, more: str = "") -> str:
