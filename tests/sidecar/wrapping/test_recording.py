@@ -340,3 +340,13 @@ async def test_a_wrapper_cannot_speak_for_a_server_of_the_settings(start_gateway
     await listed(replace(wrapping, name="other"), "Finds pages.")
     await known(shell, "other", "search")
     assert "search" not in (await shell.run("mcp", "definitions", "tools")).text
+
+
+async def test_rules_are_tried_on_wrapped_calls(wrapping: Wrapping, tape: Tape, tmp_path: Path) -> None:
+    async with answering(wrapping, "--rollout", "r1") as wrapper:
+        await wrapper.ask("tools/call", 1, name="search", arguments={"q": "x"})
+    _ = await tape.when("r1", "a1", ended(1))
+    rules = tmp_path / "rules.toml"
+    _ = rules.write_text('[[policy]]\nname = "none"\nserver = "tools"\nverdict = "deny"\n')
+    ran = await Shell(wrapping.url, tmp_path).run("policy", "test", str(rules), "--json")
+    assert '"verdict":"deny"' in ran.text.replace(" ", ""), ran
