@@ -98,9 +98,9 @@ async def test_calls_of_a_rollout_are_read_again_from_the_first(
     lives = [2, 0, None]
     """After so many calls the gateway goes away; then it stays."""
 
-    async def cut(self: Client, rollout: str) -> AsyncGenerator[object]:
+    async def cut(self: Client, rollout: str, of: str | None = None) -> AsyncGenerator[object]:
         left = lives.pop(0)
-        async for call in whole(self, rollout):
+        async for call in whole(self, rollout, of):
             if left == 0:
                 raise ClientError("the gateway went away")
             left = None if left is None else left - 1
