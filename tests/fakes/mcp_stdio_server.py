@@ -70,7 +70,11 @@ class Tools:
         for one in self.held:
             self.result(one, "released")
         self.held = []
-        self.result(id, {"cancelled": self.cancelled})
+        self.result(id, "done")
+
+    def requests(self, id: Any, arguments: Json, meta: Json) -> None:
+        """Which wait for `release`, and which are no longer wanted."""
+        self.result(id, {"held": self.held, "cancelled": self.cancelled})
 
     def noise(self, id: Any, arguments: Json, meta: Json) -> None:
         for line in (b"Starting ...", b"{broken", b"\xff\xfe", b"[1]", b"", b"{}"):

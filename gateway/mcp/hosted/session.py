@@ -89,7 +89,15 @@ class Session:
         tokens = {orjson.dumps(about["progressToken"]) for one in asks if "progressToken" in (about := meta(one))}
         exchange = Exchange(asks, tokens, any(one.method == LISTEN for one in asks))
         self._open |= dict.fromkeys(exchange.waiting, exchange)
-        await self.send(sent, line)
+        try:
+            await self.send(sent, line)
+        except asyncio.CancelledError:
+            # Its client has gone before the process had it: nobody will answer it.
+            exchange.leave()
+            for one in asks:
+                self._open.pop(one.id, None)
+                exchange.answered(one.id)
+            raise
         for one in asks if self.process.how else ():
             self._fail(one.id, 502, self.words(), "mcp_process")
         return exchange

@@ -160,7 +160,7 @@ async def test_a_request_that_is_cancelled_is_over(hosted: Hosted) -> None:
     unwanted = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
     assert (await client.say(unwanted))[0] == 202
     assert (await waiting)["data"] == {"reason": "client_cancelled"}
-    assert json.loads(await text(client, "release"))["cancelled"] == ["h"]
+    assert json.loads(await text(client, "requests"))["cancelled"] == ["h"]
 
 
 async def test_the_transport_refuses_what_is_not_of_it(hosted: Hosted) -> None:
@@ -237,10 +237,12 @@ async def test_without_sessions_whoever_meets_a_listener_gets_a_further_process(
 async def test_without_sessions_leaving_cancels(hosted: Hosted) -> None:
     client = hosted.modern()
     waiting = asyncio.ensure_future(text(client, "held_back", id="gone"))
-    await Tape(hosted.gateway.url, hosted.http).open_span("r1")
+    async with asyncio.timeout(30):
+        while json.loads(await text(client, "requests", id="r"))["held"] != ["gone"]:
+            pass
     waiting.cancel()
     async with asyncio.timeout(30):
-        while json.loads(await text(client, "release", id="r"))["cancelled"] != ["gone"]:
+        while json.loads(await text(client, "requests", id="r"))["cancelled"] != ["gone"]:
             pass
 
 

@@ -17,6 +17,10 @@ from fakes.mcp_wire import INITIALIZE, call
 from fakes.process import PATIENCE
 from fakes.tape import Tape
 
+from penstock.gateway.dialects.mcp import messages
+from penstock.gateway.mcp.hosted.session import Session
+from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.model.server_settings import McpServer
 from penstock.gateway.model.span import SpanStatus
 
 Starts = tuple[StartGateway, aiohttp.ClientSession]
@@ -139,6 +143,20 @@ async def test_nothing_of_the_gateway_is_in_its_environment(starts: Starts, tmp_
 async def test_cpu_time_is_bounded(starts: Starts) -> None:
     hosted = await hosting(starts, "cpu_seconds = 1")
     assert "SIGXCPU (cpu_seconds is its limit)" in (await error(await hosted.opened(), "burns"))["message"]
+
+
+async def test_a_request_is_forgotten_whose_client_leaves_before_the_process_has_started() -> None:
+    session = Session("cat", McpServer(command=["cat"]), Secrets([]), ("", ""), lambda _: None)
+    line = json.dumps(call("echo", id=1)).encode()
+    asking = asyncio.ensure_future(session.ask(messages(line), line))
+    await asyncio.sleep(0)
+    before = session.idle
+    asking.cancel()
+    await asyncio.wait([asking])
+    after = session.idle, session.in_use
+    session.process.stop()
+    await session.task
+    assert (before, after) == (False, (True, False))
 
 
 async def test_there_is_a_limit_to_processes(starts: Starts) -> None:
