@@ -18,8 +18,10 @@ from fakes.tape import Tape
 from fakes.tls_host import ANSWER, TlsHost, tls_host
 
 from penstock.sidecar.intercept.authority import Authority
-from penstock.sidecar.intercept.front import Binding, Front, Passed
+from penstock.sidecar.intercept.front import Front
 from penstock.sidecar.intercept.policy import Policy
+from penstock.sidecar.intercept.visit import Passed
+from penstock.sidecar.intercept.ways import Binding
 
 ASK = b'POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 28\r\n\r\n{"model":"m","messages":[]} '
 
