@@ -85,9 +85,14 @@ async def served(shell: Shell, *words: str) -> tuple[asyncio.subprocess.Process,
     return process, [int(port) for port in agents.removeprefix("agents on ").split(", ")], admin
 
 
-@pytest.fixture(params=["port", "socket"])
-async def pod(start_gateway: StartGateway, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncGenerator[Pod]:
-    admin = "127.0.0.1:0" if request.param == "port" else str(tmp_path / "admin")
+@pytest.fixture
+def admin() -> str:
+    return "127.0.0.1:0"
+
+
+@pytest.fixture
+async def pod(start_gateway: StartGateway, tmp_path: Path, admin: str) -> AsyncGenerator[Pod]:
+    admin = admin.replace("FOLDER", str(tmp_path))
     async with tls_host(tmp_path) as host:
         text = f'[[upstream]]\nname = "host"\nbase_url = "https://{host.name}/v1"\nca_file = "{host.trust}"\n'
         gateway = await start_gateway(text)
