@@ -202,7 +202,8 @@ class Gateway:
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)
         application[INGEST] = Ingest(self.dispatcher, self.store, self.metrics.otlp_spans)
-        add_wrapped(application, Wrapped(self.recorder, self._redactor, self.config.limits.recorded_bytes))
+        recorded = self.config.limits.recorded_bytes
+        add_wrapped(application, Wrapped(self.recorder, self._redactor, self.definitions, recorded))
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,

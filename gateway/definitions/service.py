@@ -50,6 +50,8 @@ _REMEMBERED: Final = 64
 _REMEMBERED_BYTES: Final = 1 << 18
 _PARTS: Final = 1000
 """Lists whose next page is awaited."""
+_UNKNOWN_SERVERS: Final = 1000
+"""Servers that no setting names and that are remembered."""
 _MOST: Final = 10_000
 """Definitions of one list."""
 
@@ -192,6 +194,20 @@ class Definitions:
         """An answer passes: it is read in a thread, after what is written to the client now."""
         self._coming += 1
         asyncio.get_running_loop().call_soon(self._begin, exchange, answer)
+
+    def overheard(self, exchange: Exchange, answer: bytes) -> None:
+        """An answer has passed a wrapper. A server that the settings name is known by its own answers alone: anybody
+        can give that name to a wrapper."""
+        name = exchange.server
+        if name in self.on_change:
+            return
+        if name not in self._servers:
+            if len(self._servers) >= len(self.on_change) + _UNKNOWN_SERVERS:
+                return
+            known = self.reader.server(name) or ServerDefinitions(server=name)
+            self._servers[name] = server = Server("warn", known)
+            self._recall(server, known)
+        self.heard(exchange, answer)
 
     def _begin(self, exchange: Exchange, answer: bytes) -> None:
         self._coming -= 1

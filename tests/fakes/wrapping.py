@@ -36,6 +36,8 @@ class Wrapping:
     state: Path
     url: str = NOWHERE
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    name: str = "tools"
+    """How the server is called."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -48,9 +50,8 @@ class Wrapping:
         """Sessions that wait on disk."""
         return sorted(self.state.glob("penstock/wrapped/*"))
 
-    @staticmethod
-    def command(*server: str, options: tuple[str, ...] = ()) -> list[str]:
-        return [sys.executable, "-m", "penstock", "mcp", "wrap", "--name", "tools", *options, "--", *server]
+    def command(self, *server: str, options: tuple[str, ...] = ()) -> list[str]:
+        return [sys.executable, "-m", "penstock", "mcp", "wrap", "--name", self.name, *options, "--", *server]
 
     async def start(self, *server: str, options: tuple[str, ...] = (), limit: int = 1 << 16) -> Wrapper:
         """A wrapper that runs."""

@@ -26,13 +26,13 @@ class Patient(Client):
         ask = super().read
         return await self._patiently(lambda: ask(method, path, params, body))
 
-    async def exchanges(self, rollout: str) -> AsyncGenerator[Recorded]:
+    async def exchanges(self, rollout: str, of: str | None = None) -> AsyncGenerator[Recorded]:
         """See `Client.exchanges`. They are given when all are there: a gateway that goes away among them gives the
         first ones twice."""
         ask = super().exchanges
 
         async def every() -> list[Recorded]:
-            return [call async for call in ask(rollout)]
+            return [call async for call in ask(rollout, of)]
 
         for call in await self._patiently(every):
             yield call

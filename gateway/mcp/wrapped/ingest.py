@@ -17,6 +17,9 @@ from pydantic import Field, StringConstraints
 
 from penstock.gateway.api.guard import AGENT, ApiError, answer
 from penstock.gateway.calls.address import FIRST_ATTEMPT
+from penstock.gateway.definitions.operations import Whose
+from penstock.gateway.definitions.reading import cursor_of
+from penstock.gateway.definitions.service import Definitions, Exchange
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.mcp.wrapped import saved
 from penstock.gateway.mcp.wrapped.operations import keep
@@ -59,9 +62,9 @@ class Taken(Noun):
 class Wrapped:
     """The sessions of all wrappers."""
 
-    def __init__(self, recorder: Recorder, redactor: Redactor, limit: int) -> None:
+    def __init__(self, recorder: Recorder, redactor: Redactor, definitions: Definitions, limit: int) -> None:
         """`limit`: bytes of a line that are kept."""
-        self._recorder, self._redactor, self._limit = recorder, redactor, limit
+        self._recorder, self._redactor, self._definitions, self._limit = recorder, redactor, definitions, limit
         self._pipes: OrderedDict[str, Pipe] = OrderedDict()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._running: set[asyncio.Task[Taken]] = set()
@@ -113,6 +116,10 @@ class Wrapped:
         if after != before and not pipe.need:
             record, now = saved.written(after), time_ns()
             await self._recorder.submit(lambda transaction: keep(transaction, entries, name, record, now))
+        whose = Whose(source.rollout, source.attempt, source.origin)
+        for sent, listed in pipe.listed:
+            self._definitions.overheard(Exchange(source.server, sent.method, cursor_of(sent.raw), whose), listed)
+        pipe.listed.clear()
         if not pipe.over:
             # Only now: when the tape does not take it, what is in memory would be ahead.
             self._pipes[name] = pipe

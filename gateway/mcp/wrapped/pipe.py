@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+from penstock.gateway.definitions.reading import LISTS
 from penstock.gateway.dialects.loose_json import arr, loads, obj
 from penstock.gateway.dialects.mcp import Sent, cancelled, outcome
 from penstock.gateway.mcp.sessions import Session
@@ -73,6 +74,8 @@ class Pipe:
         self._needed = set(saved.open())
         """Frames that are owed and whose bytes are not here."""
         self._entries: list[Entry] = []
+        self.listed: list[tuple[Sent, bytes]] = []
+        """What the server has listed: requests and their answers. Who reads it empties it."""
         self._line: Line | None = None
         """The line that is read now."""
         self._why: tuple[str, str] = UNANSWERED
@@ -178,6 +181,8 @@ class Pipe:
             passing.answer, passing.answered_in = Sent("answer", passing.sent.id, "", answer), line
             if passing.sent.method == "initialize":
                 self._protocol = outcome(answer)[2].get("mcp.protocol.version") or self._protocol
+            if passing.by_client and passing.sent.method in LISTS and not line.cut:
+                self.listed.append((passing.sent, answer))
         self._put(passing)
 
     def _put(self, passing: Passing) -> None:

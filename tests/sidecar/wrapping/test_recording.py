@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -295,3 +296,57 @@ async def test_what_is_no_batch_of_a_wrapper_is_refused(gateway: Gateway, http: 
             assert said in error["message"]
     async with http.post(url, data=about) as response:
         assert await response.json() == {"done": 0, "open": [], "need": [], "recorded_bytes": 64 << 20}
+
+
+LISTING = """
+import json, sys
+for line in sys.stdin:
+    said = json.loads(line)
+    tools = [{"name": "search", "description": sys.argv[1], "inputSchema": {"type": "object"}}]
+    print(json.dumps({"jsonrpc": "2.0", "id": said["id"], "result": {"tools": tools}}), flush=True)
+"""
+"""A server that lists one tool, described as its argument says."""
+
+
+async def listed(wrapping: Wrapping, described: str) -> None:
+    asked = b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}\n'
+    command = (sys.executable, "-c", LISTING, described)
+    code, out, _ = await wrapping.run(*command, stdin=asked)
+    assert (code, described in out.decode()) == (0, True)
+
+
+async def known(shell: Shell, name: str, wanted: str, *more: str) -> None:
+    """Waits until that is known of a server. What it lists is read a moment after it was recorded."""
+    text = ""
+    async with asyncio.timeout(PATIENCE):
+        while wanted not in text:
+            text = (await shell.run("mcp", "definitions", name, *more)).text
+
+
+async def test_what_a_wrapped_server_lists_has_versions(wrapping: Wrapping, tmp_path: Path) -> None:
+    shell = Shell(wrapping.url, tmp_path)
+    for described in ("Finds pages.", "Finds pages.", "Finds pages and passwords."):
+        await listed(wrapping, described)
+    await known(shell, "tools", "{+pages and passwords.+}", "--diff")
+    approved = await shell.run("mcp", "approve", "tools", "--author", "ada", "--because", "harmless")
+    assert (approved.code, approved.err) == (0, "")
+
+
+async def test_a_wrapper_cannot_speak_for_a_server_of_the_settings(start_gateway: StartGateway, tmp_path: Path) -> None:
+    gateway = await start_gateway(f'[mcp.servers.tools]\nurl = "{NOWHERE}/mcp"\n')
+    wrapping, shell = Wrapping(tmp_path / "state", gateway.url), Shell(gateway.url, tmp_path)
+    await listed(wrapping, "Finds pages.")
+    # Lists are read in their order.
+    await listed(replace(wrapping, name="other"), "Finds pages.")
+    await known(shell, "other", "search")
+    assert "search" not in (await shell.run("mcp", "definitions", "tools")).text
+
+
+async def test_rules_are_tried_on_wrapped_calls(wrapping: Wrapping, tape: Tape, tmp_path: Path) -> None:
+    async with answering(wrapping, "--rollout", "r1") as wrapper:
+        await wrapper.ask("tools/call", 1, name="search", arguments={"q": "x"})
+    _ = await tape.when("r1", "a1", ended(1))
+    rules = tmp_path / "rules.toml"
+    _ = rules.write_text('[[policy]]\nname = "none"\nserver = "tools"\nverdict = "deny"\n')
+    ran = await Shell(wrapping.url, tmp_path).run("policy", "test", str(rules), "--json")
+    assert '"verdict":"deny"' in ran.text.replace(" ", ""), ran
