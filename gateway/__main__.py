@@ -43,10 +43,6 @@ COMMANDS: Final[dict[str, Command]] = {
     "run": Command(
         "penstock.sidecar.commands:run", "Take rollouts from the queue and run an unmodified agent on each."
     ),
-    "sidecar": Command(
-        "penstock.sidecar.intercept.commands:sidecar",
-        "Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.",
-    ),
     "queue": Command("penstock.gateway.cli.queue:queue", "Show how much work there is."),
     "workers": Command("penstock.gateway.cli.queue:workers", "List those who run rollouts."),
     "pause": Command(
@@ -108,6 +104,29 @@ class Group(NamedTuple):
 
 
 GROUPS: Final[dict[str, Group]] = {
+    "sidecar": Group(
+        "Agents that know nothing of Penstock, and have no base URL. Without a command: run.",
+        {
+            "run": Command(
+                "penstock.sidecar.intercept.commands:run",
+                "Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.",
+            ),
+            "serve": Command(
+                "penstock.sidecar.intercept.commands:serve",
+                "Stand before agents that are started by others, and take their rollouts later.",
+            ),
+            "bind": Command(
+                "penstock.sidecar.intercept.commands:bind",
+                "Give the agent on a port of a sidecar its rollout: from now on its calls pass.",
+            ),
+            "release": Command(
+                "penstock.sidecar.intercept.commands:release",
+                "Take its rollout from the agent on a port of a sidecar: its connections end, and calls wait for the "
+                "next one.",
+            ),
+        },
+        usual="run",
+    ),
     "mcp": Group(
         "Tools of agents and tools for agents (MCP). Without a command: serve.",
         {

@@ -7,8 +7,12 @@ its TLS as it is, or refused.
 
     authority   certificates for one day and a few hosts
     policy      what becomes of a connection
-    front       the proxy
+    front       the proxy of one agent
+    visit       a connection of the agent
+    ways        where it goes: to the gateway, or to its host, `beyond` the proxy that this machine needs
     splice      two ends that get each other's bytes
+    session     an agent and its front
+    service     fronts that get their rollouts later; `admin` is how, `serving` the process
 
-Begin with `front`.
+Begin with `visit`.
 """

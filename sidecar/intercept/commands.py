@@ -1,26 +1,47 @@
-"""The command `penstock sidecar`."""
+"""The commands `penstock sidecar`."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
-from typing import Annotated, Final, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from cyclopts import Parameter
 
 from penstock.gateway.client.console import LOCAL, Failure, Url, note
 
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
+if TYPE_CHECKING:
+    from penstock.sidecar.intercept.policy import Policy
+
+Hosts = Annotated[
+    list[str] | None,
+    Parameter(
+        negative="",
+        help="A host besides the known ones whose calls go through the gateway, as HOST or HOST:PORT. The gateway "
+        "needs an upstream on it.",
+    ),
+]
+Unknown = Annotated[Literal["tunnel", "deny"], Parameter(help="What becomes of connections to all other hosts.")]
+Fail = Annotated[
+    Literal["closed", "open"],
+    Parameter(
+        help="What becomes of calls while the gateway cannot be reached: refused (closed), or sent straight to their "
+        "host and not recorded (open)."
+    ),
+]
+Admin = Annotated[str, Parameter(help="Where the sidecar listens for rollouts: HOST:PORT, or the path of a socket.")]
+ADMIN: Final = "127.0.0.1:8099"
 
 
-def sidecar(
+def run(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
     gateway: Url = LOCAL,
     rollout: str | None = None,
     attempt: str | None = None,
-    intercept: Annotated[list[str] | None, Parameter(negative="")] = None,
-    on_unknown: Literal["tunnel", "deny"] = "tunnel",
+    intercept: Hosts = None,
+    on_unknown: Unknown = "tunnel",
+    fail: Fail = "closed",
 ) -> None:
     """Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.
 
@@ -35,31 +56,120 @@ def sidecar(
         The rollout of its calls. Without it PENSTOCK_ROLLOUT_ID says, or the conversation.
     attempt
         The attempt; else PENSTOCK_ATTEMPT_ID says.
-    intercept
-        A host besides the known ones whose calls go through the gateway, as HOST or HOST:PORT. The gateway needs an
-        upstream on it.
-    on_unknown
-        What becomes of connections to all other hosts.
     """
     import asyncio
 
-    from penstock.sidecar.intercept.policy import HOSTS, Policy
-    from penstock.sidecar.intercept.session import Wanted, Whose, run
+    from penstock.sidecar.intercept import session
+    from penstock.sidecar.intercept.egress import Whose
 
     if not command:
         raise Failure("no command was given: put the agent and its arguments after --", 2)
-    hosts = frozenset(_host(one) for one in (*HOSTS, *(intercept or ())))
     given = os.environ.get
     ids = rollout or given("PENSTOCK_ROLLOUT_ID"), attempt or given("PENSTOCK_ATTEMPT_ID")
-    whose = Whose(*ids, given("PENSTOCK_TOKEN"))
-    code, problems = asyncio.run(run(Wanted(gateway.rstrip("/"), command, Policy(hosts, on_unknown), whose)))
+    wanted = session.Wanted(
+        gateway.rstrip("/"), _policy(intercept, on_unknown, fail), Whose(*ids, given("PENSTOCK_TOKEN"))
+    )
+    code, problems = asyncio.run(session.run(wanted, command))
     for problem in problems:
         note(f"penstock: {problem}")
     sys.exit(code)
 
 
-def _host(value: str) -> tuple[str, int]:
-    host, _, port = value.rpartition(":") if re.search(r"[^:]:[0-9]*$|]:[0-9]*$", value) else (value, "", "443")
-    if _NAME.fullmatch(host) is None or not port.isdigit() or not 0 < int(port) < 65536:
-        raise Failure(f"--intercept {value!r} is no HOST or HOST:PORT", 2)
-    return host.lower().strip("[]"), int(port)
+def serve(
+    folder: Path,
+    /,
+    *,
+    gateway: Url = LOCAL,
+    agents: int = 1,
+    port: int = 8100,
+    admin: Admin = ADMIN,
+    intercept: Hosts = None,
+    on_unknown: Unknown = "tunnel",
+    fail: Fail = "closed",
+) -> None:
+    """Stand before agents that are started by others, and take their rollouts later.
+
+    Each agent has a port of its own, and its calls wait until `penstock sidecar bind` has given the port a rollout. The
+    variable PENSTOCK_SIDECAR_TOKEN has the token that binding needs; agents must not have it.
+
+    Parameters
+    ----------
+    folder
+        Where the files are put that agents need: certificates, and each one's variables as agent-N.env.
+    agents
+        How many agents there are.
+    port
+        The port of the first agent; the others follow. 0 takes free ones.
+    """
+    import asyncio
+
+    from penstock.sidecar.intercept import serving
+    from penstock.sidecar.intercept.admin import SHORTEST, TOKEN
+    from penstock.sidecar.intercept.service import Service
+
+    token = os.environ.pop(TOKEN, "")
+    if len(token) < SHORTEST or not token.isascii():
+        raise Failure(f"{TOKEN}: set it to a secret of {SHORTEST} characters or more, which binding needs", 2)
+    if not 1 <= agents <= 1000 or not 0 <= port <= 65536 - agents:
+        raise Failure(f"--agents {agents}, --port {port}: there is no room for so many ports", 2)
+    if "/" not in admin and not admin.rpartition(":")[2].isdecimal():
+        raise Failure(f"--admin {admin!r} is no HOST:PORT and no path of a socket", 2)
+    service = Service(gateway.rstrip("/"), _policy(intercept, on_unknown, fail), folder.absolute())
+    ports = [port and port + number for number in range(agents)]
+    try:
+        problems = asyncio.run(serving.serve(service, ports, admin, token))
+    except OSError as error:
+        raise Failure(f"the sidecar cannot listen: {error}") from None
+    for problem in problems:
+        note(f"penstock: {problem}")
+
+
+def bind(port: int, /, *, rollout: str, attempt: str | None = None, admin: Admin = ADMIN) -> None:
+    """Give the agent on a port of a sidecar its rollout: from now on its calls pass.
+
+    The rollout's agent token comes from PENSTOCK_TOKEN, the sidecar's from PENSTOCK_SIDECAR_TOKEN.
+
+    Parameters
+    ----------
+    port
+        The port of the agent.
+    rollout
+        The rollout of its calls.
+    attempt
+        The attempt.
+    """
+    said = {"rollout": rollout, "attempt": attempt, "token": os.environ.get("PENSTOCK_TOKEN")}
+    _ask("PUT", port, admin, {name: value for name, value in said.items() if value is not None})
+
+
+def release(port: int, /, *, admin: Admin = ADMIN) -> None:
+    """Take its rollout from the agent on a port of a sidecar: its connections end, and calls wait for the next one.
+
+    The sidecar's token comes from PENSTOCK_SIDECAR_TOKEN.
+
+    Parameters
+    ----------
+    port
+        The port of the agent.
+    """
+    _ask("DELETE", port, admin, None)
+
+
+def _ask(method: str, port: int, admin: str, said: dict[str, str] | None) -> None:
+    import asyncio
+
+    from penstock.sidecar.intercept.serving import ask
+
+    status, words = asyncio.run(ask(method, f"/agents/{port}", admin, said))
+    if status != 200:
+        raise Failure(f"the sidecar at {admin} answered {status}: {words}" if status else words)
+    print(words)
+
+
+def _policy(more: list[str] | None, unknown: Literal["tunnel", "deny"], fail: Literal["closed", "open"]) -> Policy:
+    from penstock.sidecar.intercept.policy import Policy, intercepted
+
+    try:
+        return Policy(intercepted(more or ()), unknown, fail)
+    except ValueError as error:
+        raise Failure(str(error), 2) from None

@@ -3,59 +3,107 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from dataclasses import dataclass
 from time import monotonic
+from typing import Final
 
 import aiohttp
 
 from penstock.gateway.model.queue import Event, EventsRequest, Scalar
-from penstock.sidecar.intercept.front import Passed
+from penstock.sidecar.intercept.visit import Passed
+from penstock.sidecar.intercept.ways import Binding
 
-NAME = "egress"
-_SECONDS = 10.0
-_MOST = 500
-"""Hosts in one request."""
-
-
-def events(passed: Iterable[Passed]) -> list[Event]:
-    """One for each host, port and fate. Calls that went to the gateway have spans of their own; only what kept them
-    from it is told."""
-    now, wall = monotonic(), time.time_ns()
-    found: dict[tuple[str, int, str], list[Passed]] = {}
-    for one in passed:
-        if one.fate != "intercept" or one.problem is not None:
-            found.setdefault((one.host, one.port, one.fate), []).append(one)
-    return [
-        Event(
-            name=NAME,
-            time_ns=wall - int((now - min(one.started for one in ones)) * 1e9),
-            attributes={"server.address": host, "server.port": port, "fate": fate, **_figures(ones)},
-        )
-        for (host, port, fate), ones in found.items()
-    ]
+NAME: Final = "egress"
+_SECONDS: Final = 10.0
+_MOST: Final = 500
+"""Events in one request, and hosts that are told apart."""
+_OTHERS: Final = "(others)"
 
 
-def _figures(ones: list[Passed]) -> dict[str, Scalar]:
-    problem = next((one.problem for one in ones if one.problem is not None), None)
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """What is known of the agent's rollout: its ids, its token, or neither."""
+
+    rollout: str | None = None
+    attempt: str | None = None
+    token: str | None = None
+
+    @property
+    def binding(self) -> Binding:
+        """What the gateway is told of its connections."""
+        named = {"x-rollout-id": self.rollout, "x-attempt-id": self.attempt}
+        key = [] if self.token is None else [("Proxy-Authorization", f"Bearer {self.token}")]
+        return Binding((*((name, value) for name, value in named.items() if value), *key))
+
+
+class Ledger:
+    """Where one agent has been: a row for each host, port and fate."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, int, str], tuple[Passed, int]] = {}
+        """The sum of its connections, and how many there were."""
+
+    def add(self, one: Passed) -> None:
+        """A connection that is over. Calls that went to the gateway have spans of their own; only what kept them from
+        it is told."""
+        if one.fate == "intercept" and one.problem is None:
+            return
+        key = (one.host, one.port, one.fate)
+        if key not in self._rows and len(self._rows) >= _MOST:
+            key = (_OTHERS, 0, one.fate)
+        row, count = self._rows.get(key, (None, 0))
+        if row is None:
+            self._rows[key] = (one, 1)
+            return
+        row.started = min(row.started, one.started)
+        row.seconds, row.sent, row.got = row.seconds + one.seconds, row.sent + one.sent, row.got + one.got
+        row.problem = row.problem or one.problem
+        self._rows[key] = (row, count + 1)
+
+    @property
+    def problems(self) -> list[str]:
+        """What its owner should know."""
+        rows = self._rows.items()
+        return [f"{host}:{port}: {one.problem}" for (host, port, _), (one, _) in rows if one.problem is not None]
+
+    def take(self) -> list[Event]:
+        """All of it as events; the ledger is empty afterwards."""
+        rows, self._rows = self._rows, {}
+        now, wall = monotonic(), time.time_ns()
+        return [
+            Event(
+                name=NAME,
+                time_ns=wall - int((now - one.started) * 1e9),
+                attributes={"server.address": host, "server.port": port, "fate": fate, **_figures(one, count)},
+            )
+            for (host, port, fate), (one, count) in rows.items()
+        ]
+
+
+def _figures(one: Passed, count: int) -> dict[str, Scalar]:
     figures: dict[str, Scalar] = {
-        "connections": len(ones),
-        "bytes_sent": sum(one.sent for one in ones),
-        "bytes_received": sum(one.got for one in ones),
-        "seconds": round(sum(one.seconds for one in ones), 3),
+        "connections": count,
+        "bytes_sent": one.sent,
+        "bytes_received": one.got,
+        "seconds": round(one.seconds, 3),
     }
-    return figures if problem is None else figures | {"problem": problem}
+    return figures if one.problem is None else figures | {"problem": one.problem}
 
 
-async def tell(url: str, token: str | None, made: list[Event]) -> str | None:
-    """Posts events below an attempt's address; why not, where that fails."""
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+async def tell(gateway: str, whose: Whose, made: list[Event]) -> str | None:
+    """Posts events to the gateway; why they are not on the tape, where that fails. Without a rollout there is nothing
+    to put them on."""
+    if whose.rollout is None or not made:
+        return None
+    url = f"{gateway}/rollout/{whose.rollout}/attempt/{whose.attempt or 'a1'}/events"
+    headers = {} if whose.token is None else {"Authorization": f"Bearer {whose.token}"}
     timeout = aiohttp.ClientTimeout(total=_SECONDS)
     try:
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as http:
             for at in range(0, len(made), _MOST):
                 body = EventsRequest(events=made[at : at + _MOST]).model_dump_json(exclude_none=True)
                 kind = {"Content-Type": "application/json"}
-                async with http.post(f"{url}/events", data=body, headers=kind) as answer:
+                async with http.post(url, data=body, headers=kind) as answer:
                     if answer.status >= 400:
                         return f"the gateway answered {answer.status}: {(await answer.text())[:200]}"
     except (TimeoutError, aiohttp.ClientError, OSError) as error:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Fate = Literal["intercept", "tunnel", "deny"]
+Fate = Literal["intercept", "tunnel", "deny", "unrecorded"]
+"""`unrecorded`: its TLS would have ended here, but the gateway was away and the run may go past it."""
 HOSTS: Final = (
     "api.openai.com",
     "api.anthropic.com",
     "generativelanguage.googleapis.com",
 )
 """Model hosts that everybody knows."""
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +26,21 @@ class Policy:
     """Hosts and ports whose TLS ends here."""
     unknown: Literal["tunnel", "deny"] = "tunnel"
     """What becomes of all others."""
-    own: frozenset[tuple[str, int]] = frozenset()
-    """Addresses of the front itself, and of what only the runner may reach: nobody gets there through it."""
+    fail: Literal["closed", "open"] = "closed"
+    """What becomes of calls while the gateway cannot be reached: refused, or straight to their host."""
 
     def fate(self, host: str, port: int) -> Fate:
         """What becomes of a connection to a host."""
-        if (host, port) in self.own:
-            return "deny"
         return "intercept" if (host, port) in self.hosts else self.unknown
+
+
+def intercepted(more: Iterable[str] = ()) -> frozenset[tuple[str, int]]:
+    """The known model hosts, and others as `HOST` or `HOST:PORT`; raises `ValueError`."""
+    return frozenset(map(_address, (*HOSTS, *more)))
+
+
+def _address(value: str) -> tuple[str, int]:
+    host, _, port = value.rpartition(":") if re.search(r"[^:]:[0-9]*$|]:[0-9]*$", value) else (value, "", "443")
+    if _NAME.fullmatch(host) is None or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"--intercept {value!r} is no HOST or HOST:PORT")
+    return host.lower().strip("[]"), int(port)

@@ -1,45 +1,27 @@
-"""One agent behind a front of its own: makes authority and variables, starts the command, passes signals on, reaps it.
+"""One agent behind a front of its own: makes authority and variables, and tells the gateway where it has been.
 
-The front ends with the agent. What passed is told to the gateway as one event for each host.
+`behind` is all of it but the agent. `run` starts the agent as well, passes signals on, and reaps it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from penstock.gateway.model.queue import Event
 from penstock.sidecar.intercept import trust
 from penstock.sidecar.intercept.authority import Authority
-from penstock.sidecar.intercept.egress import events, tell
-from penstock.sidecar.intercept.front import Binding, Front, Passed
+from penstock.sidecar.intercept.egress import Ledger, Whose, tell
+from penstock.sidecar.intercept.front import Front
 from penstock.sidecar.intercept.policy import Policy
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-
-
-@dataclass(frozen=True, slots=True)
-class Whose:
-    """What is known of the agent's rollout: its ids, its token, or neither."""
-
-    rollout: str | None = None
-    attempt: str | None = None
-    token: str | None = None
-
-    @property
-    def binding(self) -> Binding:
-        """What the gateway is told of its connections."""
-        named = {"x-rollout-id": self.rollout, "x-attempt-id": self.attempt}
-        key = [] if self.token is None else [("Proxy-Authorization", f"Bearer {self.token}")]
-        return Binding((*((name, value) for name, value in named.items() if value), *key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,38 +29,46 @@ class Wanted:
     """What the user has asked for."""
 
     gateway: str
-    command: tuple[str, ...]
     policy: Policy
     whose: Whose
 
 
-async def run(wanted: Wanted) -> tuple[int, list[str]]:
-    """Runs the command. Returns its exit code (128 and the number of a signal that ended it, 127 where it is not
-    there), and what its owner should know."""
-    folder = Path(tempfile.mkdtemp(prefix="penstock-sidecar-"))
+@dataclass(slots=True)
+class Behind:
+    """A front that stands."""
+
+    variables: dict[str, str]
+    """What its agent is given."""
+    problems: list[str] = field(default_factory=list[str])
+    """What its owner should know; complete when it is over."""
+
+
+@asynccontextmanager
+async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
+    """A front for one agent, with files for it in a folder. At the end the gateway is told where the agent was."""
     names = sorted({host for host, _ in wanted.policy.hosts})
-    authority = Authority(names)
-    passed: list[Passed] = []
-    front = Front(wanted.gateway, wanted.policy, authority, passed.append)
+    authority, ledger = Authority(names), Ledger()
+    front = Front(wanted.gateway, wanted.policy, authority, ledger.add)
     try:
         port = await front.start()
         front.bind(wanted.whose.binding)
         bundle, own = trust.write(folder, authority.pem)
-        code = await _command(wanted.command, os.environ | trust.variables(bundle, own, port, names))
+        made = Behind(trust.variables(bundle, own, port, names))
+        yield made
     finally:
         await front.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-    problems = [f"{one.host}:{one.port}: {one.problem}" for one in passed if one.problem is not None]
-    if (untold := await _tell(wanted, events(passed))) is not None:
-        problems.append(f"where the agent has been is not on the tape: {untold}")
-    return code, list(dict.fromkeys(problems))
+    made.problems += ledger.problems
+    if (untold := await tell(wanted.gateway, wanted.whose, ledger.take())) is not None:
+        made.problems.append(f"where the agent has been is not on the tape: {untold}")
 
 
-async def _tell(wanted: Wanted, made: list[Event]) -> str | None:
-    whose = wanted.whose
-    if whose.rollout is None or not made:
-        return None
-    return await tell(f"{wanted.gateway}/rollout/{whose.rollout}/attempt/{whose.attempt or 'a1'}", whose.token, made)
+async def run(wanted: Wanted, command: Sequence[str]) -> tuple[int, list[str]]:
+    """Runs a command. Returns its exit code (128 and the number of a signal that ended it, 127 where it is not
+    there), and what its owner should know."""
+    with TemporaryDirectory(prefix="penstock-sidecar-") as folder:
+        async with behind(wanted, Path(folder)) as front:
+            code = await _command(command, os.environ | front.variables)
+        return code, front.problems
 
 
 async def _command(argv: Sequence[str], env: dict[str, str]) -> int:

@@ -18,8 +18,10 @@ from fakes.tape import Tape
 from fakes.tls_host import ANSWER, TlsHost, tls_host
 
 from penstock.sidecar.intercept.authority import Authority
-from penstock.sidecar.intercept.front import Binding, Front, Passed
+from penstock.sidecar.intercept.front import Front
 from penstock.sidecar.intercept.policy import Policy
+from penstock.sidecar.intercept.visit import Passed
+from penstock.sidecar.intercept.ways import Binding
 
 ASK = b'POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 28\r\n\r\n{"model":"m","messages":[]} '
 
@@ -195,6 +197,73 @@ async def test_without_a_gateway_the_agent_is_told(host: TlsHost) -> None:
     assert b"127.0.0.1:1 could not be reached" in answer
     assert not host.asked
     await rig.stop()
+
+
+async def test_without_a_gateway_calls_may_go_past_it_and_that_is_said(host: TlsHost) -> None:
+    policy = Policy(frozenset({("localhost", host.port)}), fail="open")
+    rig = await made("http://127.0.0.1:1", host, policy)
+    reader, writer, _ = await rig.connect(f"CONNECT {host.name} HTTP/1.1")
+    await writer.start_tls(ssl.create_default_context(cafile=str(host.trust)), server_hostname="localhost")
+    writer.write(ASK)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+    assert host.asked == [ASK]
+    writer.close()
+    one = await rig.over()
+    assert one.fate == "unrecorded"
+    assert one.problem is not None
+    assert "127.0.0.1:1 could not be reached" in one.problem
+    assert "it went straight to the host and is not recorded" in one.problem
+    await rig.stop()
+
+
+async def test_what_a_gateway_refuses_goes_nowhere_else(gateway: Gateway, tmp_path: Path) -> None:
+    async with tls_host(tmp_path) as other:
+        rig = await made(gateway.url, other, Policy(frozenset({("localhost", other.port)}), fail="open"))
+        reader, writer = await rig.secure()
+        writer.write(ASK)
+        assert b"the gateway refused this connection" in await reader.read()
+        assert not other.asked
+        await rig.stop()
+
+
+async def test_while_the_gateway_is_there_nothing_goes_past_it(gateway: Gateway, host: TlsHost) -> None:
+    rig = await made(gateway.url, host, Policy(frozenset({("localhost", host.port)}), fail="open"))
+    reader, writer = await rig.secure()
+    writer.write(ASK)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+    writer.close()
+    one = await rig.over()
+    assert (one.fate, one.problem) == ("intercept", None)
+    await rig.stop()
+
+
+async def test_other_hosts_are_reached_by_the_proxy_that_the_machine_needs(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        if b"away.test" in asked[-1]:
+            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 5\r\n\r\nwho??")
+        else:
+            writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + b"first ")
+            writer.write(await reader.readexactly(4))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://me:p%40ss@127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    monkeypatch.delenv("https_proxy", raising=False)
+    reader, writer, _ = await rig.connect("CONNECT far.test:443 HTTP/1.1")
+    writer.write(b"ping")
+    assert await reader.read() == b"first ping"
+    (head,) = asked
+    assert head.startswith(b"CONNECT far.test:443 HTTP/1.1\r\nHost: far.test:443\r\n")
+    assert b"Proxy-Authorization: Basic bWU6cEBzcw==\r\n" in head
+    reader, _, head = await rig.connect("CONNECT away.test:443 HTTP/1.1")
+    assert head.startswith(b"HTTP/1.1 502 ")
+    assert b"does not lead to away.test:443: who??" in await reader.read()
+    server.close()
 
 
 async def test_a_host_that_the_gateway_does_not_know(gateway: Gateway, tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""The proxy that this machine itself needs for the world outside, from its own environment. It leads to hosts, never
+to the gateway.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Final
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """Takes CONNECT."""
+
+    host: str
+    port: int
+    tls: bool
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Its user and password."""
+
+
+def proxy_for(host: str, plain: bool) -> Proxy | None:
+    """The proxy that leads to a host; None where it is reached without one."""
+    proxies = getproxies_environment()
+    url = proxies.get("http" if plain else "https") or proxies.get("all")
+    if not url or _is_here(host) or proxy_bypass(host):
+        return None
+    return parsed(url)
+
+
+def parsed(url: str) -> Proxy | None:
+    """A proxy as variables name it; None for a kind that we do not speak."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in _PORTS or not parts.hostname:
+        return None
+    headers = ()
+    if parts.username is not None:
+        known = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers = (("Proxy-Authorization", f"Basic {b64encode(known.encode()).decode('ascii')}"),)
+    return Proxy(parts.hostname, parts.port or _PORTS[parts.scheme], parts.scheme == "https", headers)
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

@@ -1,0 +1,102 @@
+"""Fronts for several agents that take their rollouts later: a port each, one authority, one folder with its files.
+
+A place is free, then bound to a rollout, then released. Calls wait while it is free. Nothing is left of a rollout when
+its place is released: its connections are closed, and what they were is on its tape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from penstock.sidecar.intercept import trust
+from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.egress import Ledger, Whose, tell
+from penstock.sidecar.intercept.front import Front
+from penstock.sidecar.intercept.policy import Policy
+
+
+class Taken(Exception):
+    """A place that has another rollout."""
+
+
+@dataclass(slots=True)
+class Place:
+    """One agent's."""
+
+    port: int
+    front: Front
+    ledger: Ledger
+    whose: Whose | None = None
+
+
+class Service:
+    """All places."""
+
+    def __init__(self, gateway: str, policy: Policy, folder: Path) -> None:
+        self.gateway = gateway
+        self.places: dict[int, Place] = {}
+        self.ours: set[int] = set()
+        """Ports that no agent gets to through a front."""
+        self._policy, self._folder = policy, folder
+        self._turn = asyncio.Lock()
+
+    async def start(self, ports: list[int]) -> None:
+        """Listens for an agent on each port, and writes what agents need into the folder."""
+        names = sorted({host for host, _ in self._policy.hosts})
+        authority = Authority(names)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        bundle, own = trust.write(self._folder, authority.pem)
+        for number, wanted in enumerate(ports, 1):
+            ledger = Ledger()
+            front = Front(self.gateway, self._policy, authority, ledger.add, ours=self.ours)
+            port = await front.start(port=wanted)
+            self.places[port] = Place(port, front, ledger)
+            lines = [f"{name}={value}\n" for name, value in trust.variables(bundle, own, port, names).items()]
+            (self._folder / f"agent-{number}.env").write_text("".join(lines))
+
+    async def bind(self, port: int, whose: Whose) -> None:
+        """Gives a place its rollout. The same one again changes nothing; raises `Taken` for another, and `KeyError`
+        where there is no such place."""
+        place = self.places[port]
+        async with self._turn:
+            if place.whose not in (None, whose):
+                assert place.whose is not None
+                raise Taken(f"port {port} has rollout {place.whose.rollout}: release it first")
+            place.whose = whose
+            place.front.bind(whose.binding)
+
+    async def release(self, port: int) -> str | None:
+        """Ends what the rollout of a place has open, and tells the gateway where its agent was; why not, where that
+        fails."""
+        place = self.places[port]
+        async with self._turn:
+            await place.front.release()
+            whose, place.whose = place.whose, None
+            made = place.ledger.take()
+        return None if whose is None else await tell(self.gateway, whose, made)
+
+    async def stop(self) -> list[str]:
+        """Closes everything; what its owner should know."""
+        problems: list[str] = []
+        for port, place in self.places.items():
+            if (untold := await self.release(port)) is not None:
+                problems.append(f"port {port}: where the agent has been is not on the tape: {untold}")
+            await place.front.stop()
+        return problems
+
+    async def away(self) -> str | None:
+        """Why no calls pass: the gateway cannot be reached. None when they do, or when they may go past it."""
+        if self._policy.fail == "open":
+            return None
+        parts = urlsplit(self.gateway)
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            async with asyncio.timeout(5):
+                _, writer = await asyncio.open_connection(host, port)
+        except (OSError, TimeoutError) as error:
+            return f"the gateway {host}:{port} cannot be reached: {error or 'no answer'}"
+        writer.close()
+        return None

@@ -1,0 +1,59 @@
+"""The process of a sidecar that serves several agents, and the way to it for those who bind."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from typing import Final
+
+import aiohttp
+
+from penstock.sidecar.intercept.admin import TOKEN, Admin
+from penstock.sidecar.intercept.service import Service
+
+_PR_SET_DUMPABLE: Final = 4
+_SECONDS: Final = 30.0
+
+
+async def serve(service: Service, ports: list[int], admin: str, token: str) -> list[str]:
+    """Until SIGTERM or SIGINT. What its owner should know; raises OSError where it cannot listen."""
+    close_memory()
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for one in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(one, over.set)
+    listening = Admin(service, token)
+    try:
+        await service.start(ports)
+        where = await listening.start(admin)
+        print(f"agents on {', '.join(map(str, service.places))}; rollouts at {where}", flush=True)
+        await over.wait()
+    finally:
+        await listening.stop()
+        problems = await service.stop()
+    return problems
+
+
+def close_memory() -> None:
+    """Other processes of this user, such as an agent, may no longer read the memory and the variables of this one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+async def ask(method: str, path: str, admin: str, said: dict[str, str] | None) -> tuple[int, str]:
+    """Asks a sidecar: (status, what it says). Status 0 where it cannot be reached."""
+    connector = aiohttp.UnixConnector(admin) if "/" in admin else None
+    url = f"http://sidecar{path}" if "/" in admin else f"http://{admin}{path}"
+    headers = {"Authorization": f"Bearer {os.environ.get(TOKEN, '')}"}
+    timeout = aiohttp.ClientTimeout(total=_SECONDS)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as http,
+            http.request(method, url, json=said) as answer,
+        ):
+            return answer.status, (await answer.text()).strip()
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+        return 0, f"the sidecar at {admin} cannot be reached: {error or 'it did not answer'}"

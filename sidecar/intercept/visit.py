@@ -1,0 +1,323 @@
+"""A connection of an agent to its front. Read `Visit` from top to bottom.
+
+CONNECT api.openai.com:443     a model host: TLS ends here, its bytes go to the gateway
+CONNECT pypi.org:443           another: a tunnel to it, or 403
+GET http://pypi.org/           the same without TLS; each request says where it goes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
+
+from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.plain import Head, PlainError, PlainRequests
+from penstock.sidecar.intercept.policy import Fate, Policy
+from penstock.sidecar.intercept.splice import End
+from penstock.sidecar.intercept.ways import Limits, Refused, Unreachable, Ways
+
+_LARGEST: Final = 64 << 10
+"""Bytes of a head."""
+_CONNECT: Final = re.compile(rb"CONNECT (?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5}) HTTP/1\.[01]\r\n")
+_AGREED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
+_REASONS: Final = {400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}
+
+
+@dataclass(slots=True)
+class Passed:
+    """A connection that is over."""
+
+    host: str
+    port: int
+    fate: Fate
+    started: float
+    seconds: float = 0.0
+    sent: int = 0
+    """Bytes of the agent."""
+    got: int = 0
+    """Bytes of the host."""
+    problem: str | None = None
+    """Why it came to nothing, or past the gateway."""
+
+
+@dataclass
+class Setting:
+    """What all connections of an agent have in common."""
+
+    policy: Policy
+    authority: Authority
+    ways: Ways
+    limits: Limits
+    on_passed: Callable[[Passed], None]
+    visits: set[Visit] = field(default_factory=set["Visit"])
+    """Those that are open."""
+
+
+class Visit(End):
+    """A connection of the agent."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self.gone = asyncio.Event()
+        """It is over, and was told."""
+        self._setting = setting
+        self._head: bytes | None = b""
+        self._task: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._passed: Passed | None = None
+        self._plain: PlainRequests | None = None
+        """Its requests, where they are plain HTTP."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The agent has come."""
+        super().connection_made(transport)
+        self._setting.visits.add(self)
+        self._timer = asyncio.get_running_loop().call_later(self._setting.limits.head, self.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """First where it wants to go, then its bytes."""
+        if self._plain is not None:
+            self._plainly(data)
+            return
+        if self._head is None:
+            super().data_received(data)
+            return
+        self._head += data
+        if b"\r\n\r\n" in self._head:
+            head, _, rest = self._head.partition(b"\r\n\r\n")
+            self._head = None
+            self._asked(head + b"\r\n", rest)
+        elif len(self._head) > _LARGEST:
+            self._head = None
+            self._refuse(400, "the head of the request is too large")
+
+    def _asked(self, head: bytes, rest: bytes) -> None:
+        """The agent has said where it wants to go."""
+        if self._timer is not None:
+            self._timer.cancel()
+        found = _CONNECT.match(head)
+        if found is None:
+            self._plain = PlainRequests()
+            self._plainly(head + b"\r\n" + rest)
+            return
+        host, port = (found[1] or found[2]).decode("ascii").lower(), int(found[3])
+        fate = self._setting.policy.fate(host, port)
+        self._passed = Passed(host, port, fate, monotonic())
+        if fate == "deny":
+            self._refuse(403, f"{host}:{port} may not be reached from here")
+            return
+        if rest and fate == "intercept":
+            self._refuse(400, "bytes of TLS came before the tunnel was agreed to")
+            return
+        if rest:
+            super().data_received(rest)
+        self.hold()
+        step = self._intercept if fate == "intercept" else self._tunnel
+        self._begin(step(host, port))
+
+    def _begin(self, step: Awaitable[None]) -> None:
+        self._task = asyncio.ensure_future(self._run(step))
+
+    async def _run(self, step: Awaitable[None]) -> None:
+        try:
+            await step
+        except Refused as refused:
+            if refused.status == 403 and self._passed is not None:
+                self._passed.fate = "deny"
+            self._refuse(refused.status, refused.message)
+        except asyncio.CancelledError:
+            # In a handshake nobody else is told that the connection is gone.
+            self._end("the agent left")
+            raise
+
+    # -- plain HTTP ----------------------------------------------------------------------------------------------------
+
+    def _plainly(self, data: bytes) -> None:
+        """Plain HTTP: each request says where it goes."""
+        assert self._plain is not None
+        try:
+            self._plain.feed(data)
+        except PlainError as error:
+            self._refuse(400, str(error))
+            return
+        if self._task is None or self._task.done():
+            self._begin(self._send_plain(self._plain.pieces))
+
+    async def _send_plain(self, pieces: deque[Head | bytes]) -> None:
+        while pieces:
+            piece = pieces.popleft()
+            if isinstance(piece, bytes):
+                self.received += len(piece)
+                self.pass_on(piece)
+                continue
+            if self._passed is None or (piece.host, piece.port) != (self._passed.host, self._passed.port):
+                await self._go_to(piece.host, piece.port)
+            self.received += len(piece.data)
+            self.pass_on(piece.data)
+
+    async def _go_to(self, host: str, port: int) -> None:
+        """The host of the next request; the one before has answered, or the agent would not ask."""
+        fate = self._setting.policy.fate(host, port)
+        if self.other is not None:
+            self._count(self, self.other)
+            self._tell(None)
+            self.leave()
+        self._passed = Passed(host, port, fate, monotonic())
+        if fate == "deny":
+            raise Refused(403, f"{host}:{port} may not be reached from here")
+        self.hold()
+        end = await (self._plain_way(host, port) if fate == "intercept" else self._straight(host, port, plain=True))
+        self.received = 0
+        self._follow(self, end)
+
+    async def _plain_way(self, host: str, port: int) -> End:
+        try:
+            return await self._setting.ways.to_gateway(host, port)
+        except Unreachable as away:
+            if self._setting.policy.fail == "closed":
+                raise
+            self._goes_past(away)
+            return await self._straight(host, port, plain=True)
+
+    # -- TLS -----------------------------------------------------------------------------------------------------------
+
+    async def _tunnel(self, host: str, port: int) -> None:
+        """Its TLS as it is, to its host."""
+        end = await self._straight(host, port)
+        assert self.transport is not None
+        self.transport.write(_AGREED)
+        self._follow(self, end)
+
+    async def _straight(self, host: str, port: int, plain: bool = False) -> End:
+        return await self._setting.ways.to_host(host, port, plain)
+
+    async def _intercept(self, host: str, port: int) -> None:
+        """Its TLS ends here. While its handshake lasts, the gateway is asked; before it, where a gateway that is away
+        means that the host itself is asked."""
+        asking = asyncio.ensure_future(self._setting.ways.to_gateway(host, port))
+        try:
+            if self._setting.policy.fail == "open":
+                await asyncio.wait([asking])
+                if isinstance(away := asking.exception(), Unreachable):
+                    self._goes_past(away)
+                    await self._tunnel(host, port)
+                    return
+            await self._ended(host, asking)
+        finally:
+            _drop(asking)
+
+    async def _ended(self, host: str, asking: asyncio.Future[End]) -> None:
+        assert self.transport is not None
+        self.transport.write(_AGREED)
+        inner = End()
+        try:
+            context = self._setting.authority.context(host)
+            seconds = self._setting.limits.handshake
+            plain = await asyncio.get_running_loop().start_tls(
+                self.transport, inner, context, server_side=True, ssl_handshake_timeout=seconds
+            )
+        except (OSError, ssl.SSLError, TimeoutError) as error:
+            self._end(_untrusted(host, error))
+            self.abort()
+            return
+        assert plain is not None
+        inner.transport = self.transport = plain
+        try:
+            end = await asking
+        except Refused as refused:
+            self._end(refused.message)
+            plain.write(_answer(refused.status, refused.message))
+            plain.close()
+            return
+        self._follow(inner, end)
+
+    def _goes_past(self, away: Unreachable) -> None:
+        """The gateway is away, and the run may go on without it."""
+        if self._passed is not None:
+            self._passed.fate = "unrecorded"
+            self._passed.problem = f"{away.message}; it went straight to the host and is not recorded"
+
+    # -- its end -------------------------------------------------------------------------------------------------------
+
+    def _follow(self, agent: End, end: End) -> None:
+        """Both ends stand."""
+        agent.on_lost = lambda: self._over(agent, end)
+        agent.join(end)
+        if agent.lost:  # before it stood
+            self._over(agent, end)
+
+    def _over(self, agent: End, end: End) -> None:
+        self._count(agent, end)
+        self._end(None)
+
+    def _count(self, agent: End, end: End) -> None:
+        if self._passed is not None:
+            self._passed.sent, self._passed.got = agent.received, end.received
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(_answer(status, message))
+            self.transport.close()
+        self._end(message)
+
+    def _tell(self, problem: str | None) -> None:
+        """What passed is over: says so once."""
+        passed, self._passed = self._passed, None
+        if passed is not None:
+            passed.seconds, passed.problem = monotonic() - passed.started, problem or passed.problem
+            self._setting.on_passed(passed)
+
+    def _end(self, problem: str | None) -> None:
+        self._tell(problem)
+        self._setting.visits.discard(self)
+        self.gone.set()
+
+    def abort(self) -> None:
+        """Ends it at once."""
+        if self._task is not None:
+            self._task.cancel()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The agent is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+        super().connection_lost(exc)
+        self._end("the agent left")
+
+
+def _drop(asking: asyncio.Future[End]) -> None:
+    """A tunnel through the gateway that nobody has taken is closed."""
+    if not asking.done():
+        asking.cancel()
+    elif not asking.cancelled() and asking.exception() is None and asking.result().other is None:
+        transport = asking.result().transport
+        if transport is not None:
+            transport.abort()
+
+
+def _answer(status: int, message: str) -> bytes:
+    body = message.encode() + b"\n"
+    head = (
+        b"HTTP/1.1 %d %b\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+    )
+    return head % (status, _REASONS[status], len(body)) + body
+
+
+def _untrusted(host: str, error: Exception) -> str:
+    """Why a handshake failed, as far as that is known."""
+    words = str(error).lower()
+    if "alert" in words and ("unknown ca" in words or "bad certificate" in words or "certificate unknown" in words):
+        return f"the client does not trust the certificate of {host}: give it the bundle, or it pins its own"
+    if isinstance(error, ConnectionError):
+        return f"the client left in the handshake for {host}, as those do that do not trust its certificate here"
+    return f"the client's TLS for {host} failed: {error}"
