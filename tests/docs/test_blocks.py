@@ -20,8 +20,9 @@ from fakes.process import ROOT
 from fakes.terminal import statements
 
 from penstock.gateway import config
-from penstock.gateway.__main__ import COMMANDS, GROUPS, app
+from penstock.gateway.__main__ import app
 from penstock.gateway.api import filter
+from penstock.gateway.cli.tables import COMMANDS, GROUPS
 from penstock.gateway.client.console import Failure
 from penstock.gateway.model.policy import Policy
 from penstock.trainer import config as trainer_config

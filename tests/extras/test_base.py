@@ -19,7 +19,8 @@ from penstock.gateway.model.run import NewRun, Point
 
 PACKAGES = ("gateway", "sidecar", "adapters", "trainer")
 HELP = """
-from penstock.gateway.__main__ import COMMANDS, GROUPS, main
+from penstock.gateway.__main__ import main
+from penstock.gateway.cli.tables import COMMANDS, GROUPS
 groups = [(name, *action) for name, group in GROUPS.items() for action in ((), *((one,) for one in group.commands))]
 for words in [(), *((name,) for name in COMMANDS), *groups]:
     print("asked:", *words)

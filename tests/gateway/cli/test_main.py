@@ -20,8 +20,9 @@ from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, exchange
 from fakes.process import ROOT
 from fakes.shell import Shell
 
-from penstock.gateway.__main__ import COMMANDS, GROUPS, app, main
+from penstock.gateway.__main__ import app, main
 from penstock.gateway.app import open_store
+from penstock.gateway.cli.tables import COMMANDS, GROUPS
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.server_settings import ADMIN_KEY
@@ -150,7 +151,7 @@ async def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
 )
 def test_every_help_names_the_key(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Of every command that speaks to a gateway."""
-    if name in ("serve", "check", "completion"):
+    if name in ("serve", "check", "completion", "sidecar bind", "sidecar release"):
         return
     main([*name.split(), "--help"])
     assert "PENSTOCK_ADMIN_KEY" in capsys.readouterr().out
@@ -282,7 +283,8 @@ async def test_check_reports_what_is_wrong(tmp_path: Path) -> None:
     program = """
 from penstock.gateway.cli import check
 check.examine = lambda path: ({"rollouts": 1}, ["rollout r1: odd", "span 2: gone"])
-from penstock.gateway.__main__ import COMMANDS, main
+from penstock.gateway.__main__ import main
+from penstock.gateway.cli.tables import COMMANDS
 main(["check", "--data", "data"])
 """
     process = await asyncio.create_subprocess_exec(
@@ -300,7 +302,8 @@ main(["check", "--data", "data"])
 async def test_help_loads_neither_server_nor_database(arguments: list[str]) -> None:
     program = f"""
 import sys
-from penstock.gateway.__main__ import COMMANDS, main
+from penstock.gateway.__main__ import main
+from penstock.gateway.cli.tables import COMMANDS
 try:
     main({arguments!r})
 except SystemExit:

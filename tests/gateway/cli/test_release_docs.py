@@ -12,8 +12,8 @@ from fakes.diagrams import diagram
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from penstock.gateway.__main__ import GROUPS
 from penstock.gateway.canary import stages
+from penstock.gateway.cli.tables import GROUPS
 from penstock.gateway.model.policy import CostGuard, Guard, Guards, LatencyGuard, Policy, Replay, Shadow, Stage
 
 PATH = Path(__file__).parents[3] / "docs" / "releases.md"

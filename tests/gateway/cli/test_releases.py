@@ -27,9 +27,10 @@ from fakes.trials import START, Trial, steady
 from rich.console import Group
 from rich.text import Text
 
-from penstock.gateway.__main__ import COMMANDS, GROUPS, main
+from penstock.gateway.__main__ import main
 from penstock.gateway.cli import watch
 from penstock.gateway.cli import watch_release as watching
+from penstock.gateway.cli.tables import COMMANDS, GROUPS
 from penstock.gateway.cli.verify import checked
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError

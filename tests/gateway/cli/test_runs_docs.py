@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zstandard
 
-from penstock.gateway.__main__ import GROUPS
+from penstock.gateway.cli.tables import GROUPS
 from penstock.gateway.model import run
 from penstock.gateway.runs import operations
 from penstock.gateway.runs.blocks import Row, record

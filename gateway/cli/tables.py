@@ -1,0 +1,293 @@
+"""The commands of `penstock`, each by its dotted path and with its help, so that `--help` loads none of them."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Command(NamedTuple):
+    """A row of the table."""
+
+    path: str
+    """Module and function."""
+    help: str
+    """The first sentence of its docstring, which cannot be read without loading it."""
+
+
+COMMANDS: Final[dict[str, Command]] = {
+    "serve": Command("penstock.gateway.cli.serve:serve", "Run the gateway."),
+    "enqueue": Command("penstock.gateway.cli.enqueue:enqueue", "Queue the tasks of a file of JSON lines."),
+    "run": Command(
+        "penstock.sidecar.commands:run", "Take rollouts from the queue and run an unmodified agent on each."
+    ),
+    "queue": Command("penstock.gateway.cli.queue:queue", "Show how much work there is."),
+    "workers": Command("penstock.gateway.cli.queue:workers", "List those who run rollouts."),
+    "pause": Command(
+        "penstock.gateway.cli.queue:pause", "Hand out no work until `penstock resume`; what runs goes on."
+    ),
+    "resume": Command("penstock.gateway.cli.queue:resume", "Hand out work again."),
+    "drain": Command(
+        "penstock.gateway.cli.queue:drain", "Hand out no work, send workers home, and wait until nothing runs."
+    ),
+    "cancel": Command("penstock.gateway.cli.rollouts:cancel", "Stop rollouts, whether they wait or run."),
+    "requeue": Command("penstock.gateway.cli.rollouts:requeue", "Queue rollouts again that have ended."),
+    "reward": Command("penstock.gateway.cli.rollouts:reward", "Say how well an attempt, or one call of it, went."),
+    "tools": Command(
+        "penstock.gateway.cli.reading:tools", "List the tools that a rollout used, and what asked for each."
+    ),
+    "doctor": Command(
+        "penstock.gateway.cli.rollouts:doctor", "Say of each call whether it can be trained on and, if not, why."
+    ),
+    "rollouts": Command("penstock.gateway.cli.reading:rollouts", "List rollouts, newest first."),
+    "spans": Command(
+        "penstock.gateway.cli.reading:spans", "List the spans of a rollout, in order: its calls, rewards and events."
+    ),
+    "show": Command(
+        "penstock.gateway.cli.reading:show_rollout",
+        "Show a rollout as a tree: attempts, calls, and what each call added to the conversation.",
+    ),
+    "stats": Command(
+        "penstock.gateway.cli.reading:stats",
+        "Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.",
+    ),
+    "changes": Command("penstock.gateway.cli.reading:changes", "Follow what happens, until interrupted."),
+    "export": Command(
+        "penstock.gateway.cli.export:export", "Write rollouts, spans, conversations or runs of tools to a file."
+    ),
+    "samples": Command(
+        "penstock.adapters.commands:samples",
+        "Write training data made from rollouts: token samples, conversations, preferences or triplets.",
+    ),
+    "token": Command(
+        "penstock.gateway.cli.reading:token",
+        "Make an agent token: the API key of an agent that may speak for one rollout and nothing else.",
+    ),
+    "check": Command(
+        "penstock.gateway.cli.serve:check", "Read every record of a tape and report what is not as it should be."
+    ),
+    "completion": Command(
+        "penstock.gateway.cli.completion:completion", "Print the script that completes commands and options in a shell."
+    ),
+}
+
+
+class Group(NamedTuple):
+    """Commands that have a name in common."""
+
+    help: str
+    commands: dict[str, Command]
+    usual: str | None = None
+    """The command that runs where none is named; None: their table is shown."""
+
+
+GROUPS: Final[dict[str, Group]] = {
+    "sidecar": Group(
+        "Agents that know nothing of Penstock, and have no base URL. Without a command: run.",
+        {
+            "run": Command(
+                "penstock.sidecar.intercept.commands:run",
+                "Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.",
+            ),
+            "serve": Command(
+                "penstock.sidecar.intercept.commands:serve",
+                "Stand before agents that are started by others, and take their rollouts later.",
+            ),
+            "bind": Command(
+                "penstock.sidecar.intercept.commands:bind",
+                "Give the agent on a port of a sidecar its rollout: from now on its calls pass.",
+            ),
+            "release": Command(
+                "penstock.sidecar.intercept.commands:release",
+                "Take its rollout from the agent on a port of a sidecar: its connections end, and calls wait for the "
+                "next one.",
+            ),
+        },
+        usual="run",
+    ),
+    "mcp": Group(
+        "Tools of agents and tools for agents (MCP). Without a command: serve.",
+        {
+            "serve": Command(
+                "penstock.gateway.cli.mcp:serve",
+                "Give a coding agent tools to improve your agents: an MCP server on stdin and stdout.",
+            ),
+            "definitions": Command(
+                "penstock.gateway.cli.definitions:definitions",
+                "Show what servers of tools list, since when, and what has changed in it.",
+            ),
+            "approve": Command(
+                "penstock.gateway.cli.definitions:approve",
+                "Approve what a server of tools lists, where changes are held back or denied.",
+            ),
+            "adopt": Command(
+                "penstock.gateway.cli.definitions:adopt",
+                "Register what a server has said of a tool as versions of a resource, which releases can change.",
+            ),
+            "replay": Command(
+                "penstock.gateway.cli.mcp:replay",
+                "Play the recorded servers of a rollout as one MCP server on stdin and stdout.",
+            ),
+            "wrap": Command(
+                "penstock.sidecar.wrapping.command:wrap",
+                "Stand before a server of tools on stdin and stdout, and record what passes.",
+            ),
+        },
+        usual="serve",
+    ),
+    "policy": Group(
+        "Which tool calls may run, and which wait for a person.",
+        {
+            "test": Command(
+                "penstock.gateway.cli.policy:try_rules",
+                "Say what rules would have done to recorded tool calls, and how the rollouts that they touch were "
+                "rewarded.",
+            ),
+            "waiting": Command("penstock.gateway.cli.policy:waiting", "List tool calls that wait for a person."),
+            "approve": Command("penstock.gateway.cli.policy:approve", "Let a tool call run that waits for a person."),
+            "refuse": Command(
+                "penstock.gateway.cli.policy:refuse", "Do not let a tool call run that waits for a person."
+            ),
+        },
+    ),
+    "resource": Group(
+        "Versions of prompts, of weights and of what tools are said to do.",
+        {
+            "add": Command(
+                "penstock.gateway.cli.resources:add",
+                "Register a version of a prompt, of a model or of a tool's description.",
+            ),
+            "list": Command("penstock.gateway.cli.resources:list_resources", "List what releases can change."),
+            "show": Command(
+                "penstock.gateway.cli.resources:show_resource",
+                "Show a resource with its versions, or one version with its text.",
+            ),
+            "diff": Command("penstock.gateway.cli.resources:diff", "Show what two versions say differently."),
+        },
+    ),
+    "prompts": Group(
+        "Find the prompts that unmodified agents send.",
+        {
+            "discover": Command(
+                "penstock.gateway.cli.prompts:discover",
+                "Find the prompts in recorded calls, and register them if you like.",
+            ),
+            "check": Command(
+                "penstock.gateway.cli.prompts:check",
+                "Say which registered prompt a text is, and what stands in its slots.",
+            ),
+        },
+    ),
+    "release": Group(
+        "Try a change on some rollouts, as an experiment that can be taken back.",
+        {
+            "start": Command(
+                "penstock.gateway.cli.releases:start", "Try another version of a resource on some rollouts."
+            ),
+            "list": Command("penstock.gateway.cli.releases:list_releases", "List releases, newest first."),
+            "status": Command(
+                "penstock.gateway.cli.releases:status",
+                "Show a release: its stage, its arms side by side, its evidence, and what it waits for.",
+            ),
+            "watch": Command("penstock.gateway.cli.releases:watch", "Follow a release until it ends."),
+            "rehearse": Command(
+                "penstock.sidecar.rehearsing:rehearse",
+                "Run an agent on recorded tasks for a release that rehearses, until it has seen enough.",
+            ),
+            "promote": Command(
+                "penstock.gateway.cli.releases:promote",
+                "Make the candidate the stable version now, whatever the evidence says.",
+            ),
+            "rollback": Command(
+                "penstock.gateway.cli.releases:rollback",
+                "Send every new call to the stable version, also those of rollouts that are on the candidate.",
+            ),
+            "abort": Command(
+                "penstock.gateway.cli.releases:abort",
+                "End a release: no new rollout gets the candidate; those that have it keep it.",
+            ),
+            "hold": Command(
+                "penstock.gateway.cli.releases:hold", "Stop a release where it is: no new rollout takes part."
+            ),
+            "resume": Command("penstock.gateway.cli.releases:resume", "Go on with a release that is held."),
+            "approve": Command(
+                "penstock.gateway.cli.releases:approve", "Let a release leave the stage that waits for a person."
+            ),
+            "history": Command(
+                "penstock.gateway.cli.releases:history",
+                "Show everything that was done to a release: who, why, and the evidence.",
+            ),
+            "verify": Command(
+                "penstock.gateway.cli.releases:verify",
+                "Make every decision of a release again from the tape, and say what does not agree.",
+            ),
+        },
+    ),
+    "runs": Group(
+        "What trainers report of their runs.",
+        {
+            "list": Command("penstock.gateway.cli.runs:list_runs", "List training runs, newest first."),
+            "show": Command(
+                "penstock.gateway.cli.runs:show_run",
+                "Show a run: its configuration, its metrics as a table, what happened last.",
+            ),
+            "watch": Command(
+                "penstock.gateway.cli.runs:watch",
+                "Follow a run until it ends: how far it is, its curves, what happens.",
+            ),
+            "plot": Command(
+                "penstock.gateway.cli.runs:plot", "Draw the metrics of a run, beside those of others if you like."
+            ),
+            "export": Command("penstock.gateway.cli.runs:export", "Write every point of a run for another tool."),
+        },
+    ),
+    "train": Group(
+        "Learn weights from rollouts.",
+        {
+            "grpo": Command(
+                "penstock.trainer.commands:grpo",
+                "Train a model on rollouts of agents, and publish its weights as it learns.",
+            ),
+            "sft": Command(
+                "penstock.trainer.commands:sft",
+                "Fine-tune a model on answers of the tape: those of good rollouts, or the best of each group.",
+            ),
+            "dpo": Command(
+                "penstock.trainer.commands:dpo", "Train a model to prefer the better of two rollouts of one group."
+            ),
+        },
+    ),
+}
+
+
+SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "Serve and look": (
+        "serve",
+        "rollouts",
+        "spans",
+        "show",
+        "tools",
+        "stats",
+        "changes",
+        "mcp",
+        "policy",
+        "token",
+        "completion",
+    ),
+    "Work": (
+        "enqueue",
+        "run",
+        "sidecar",
+        "queue",
+        "workers",
+        "pause",
+        "resume",
+        "drain",
+        "cancel",
+        "requeue",
+        "reward",
+    ),
+    "Releases": ("resource", "prompts", "release"),
+    "Training": ("doctor", "samples", "runs", "train"),
+    "Tape": ("export", "check"),
+}
+"""How `--help` arranges commands."""
