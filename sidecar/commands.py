@@ -57,6 +57,9 @@ def check(settings: Settings, on: str) -> None:
         raise UsageError("--callable is run instead of a command, and not in an image")
     if agents.preload and (agents.callable is None or on == "kubernetes"):
         raise UsageError("--preload imports the module of --callable, on this machine or with --on ray")
+    if agents.policy is not None and (agents.image or agents.preload or on == "kubernetes"):
+        other = "--image" if agents.image else "--preload" if agents.preload else "--on kubernetes"
+        raise UsageError(f"--sidecar stands before commands and functions that start here, not with {other}")
     if not (agents.command or agents.callable or agents.image or on == "kubernetes"):
         raise UsageError("say what to run, after --, such as -- python my_agent.py")
     for option, value in (("--workers", settings.workers), ("--max", settings.most)):

@@ -16,6 +16,7 @@ from penstock.gateway.client.console import admin_key
 
 if TYPE_CHECKING:
     from penstock.gateway.model.base import Mode
+    from penstock.sidecar.intercept.policy import Policy
     from penstock.sidecar.settings import Settings
 
 Words = Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")]
@@ -72,6 +73,12 @@ class RunOptions:
     """How long an attempt stays this runner's when nothing is heard of it; a third of it is the heartbeat."""
     grace: str | None = None
     """Time between TERM and KILL, at most half of the lease; 5s, or half of a shorter lease, if not given."""
+    sidecar: Annotated[bool, Parameter(negative="")] = False
+    """Leave base URLs alone: a front of its own takes each agent's calls to the gateway, as `penstock sidecar` does."""
+    intercept: Words = None
+    """With --sidecar: a model host besides the known ones, as HOST or HOST:PORT; may be repeated."""
+    on_unknown: Literal["tunnel", "deny"] = "tunnel"
+    """With --sidecar: what becomes of connections to all other hosts."""
     on: Literal["here", "ray", "kubernetes"] = "here"
     """Where agents run: here, on a Ray cluster (extra `ray`), or as Kubernetes Jobs (extra `kubernetes`)."""
     ray_options: str | None = None
@@ -96,6 +103,7 @@ class RunOptions:
             cwd=None if self.cwd is None else self.cwd.absolute(),
             timeout_s=None if self.timeout is None else seconds("--timeout", self.timeout),
             grace_s=min(5.0, lease_s / 2) if self.grace is None else seconds("--grace", self.grace),
+            policy=self._policy(),
         )
         return Settings(
             gateway=gateway.rstrip("/"),
@@ -113,6 +121,19 @@ class RunOptions:
             reward_on_failure=self.reward_on_failure,
             keep_going=self.keep_going,
         )
+
+    def _policy(self) -> Policy | None:
+        from penstock.sidecar.intercept.policy import Policy, intercepted
+        from penstock.sidecar.settings import UsageError
+
+        if not self.sidecar:
+            if self.intercept or self.on_unknown == "deny":
+                raise UsageError("--intercept and --on-unknown are for --sidecar: add it, or leave them out")
+            return None
+        try:
+            return Policy(intercepted(self.intercept or ()), self.on_unknown)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

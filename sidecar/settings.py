@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.gateway.model import times
 from penstock.gateway.model.base import Mode
+from penstock.sidecar.intercept.policy import Policy
 
 SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -56,6 +57,8 @@ class Agents:
     """Longest run of an agent; s. A rollout's own `timeout_s` counts too."""
     grace_s: float = 5.0
     """Between TERM and KILL; s."""
+    policy: Policy | None = None
+    """Each agent has a front of its own, and no base URLs; None: they have base URLs and no front."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,16 +63,22 @@ class Plan:
     """What the agent reads; None closes stdin at once."""
 
 
-def plan(claim: Claim, url: str, agents: Agents, file: Path) -> Plan:
-    """How the attempt is run; raises `TemplateError`. `url` is the gateway's, `file` a place for a large task."""
+def plan(claim: Claim, url: str, agents: Agents, file: Path, front: dict[str, str] | None = None) -> Plan:
+    """How the attempt is run; raises `TemplateError`. `url` is the gateway's, `file` a place for a large task, `front`
+    the variables that lead to a front of the agent's own, in place of base URLs."""
     task = to_json(claim.rollout.input)
     large = len(task.encode()) > LARGEST_VARIABLE
     names = _names(claim, url, task)
     expanded = tuple(fill(template, claim.rollout.input, names) for template in agents.args)
-    own = variables(claim, url) | ({"PENSTOCK_INPUT_FILE": str(file)} if large else {"PENSTOCK_INPUT": task})
+    own = variables(claim, url) if front is None else _without_urls(variables(claim, url)) | front
+    own |= {"PENSTOCK_INPUT_FILE": str(file)} if large else {"PENSTOCK_INPUT": task}
     own |= {name: fill(value, claim.rollout.input, names) for name, value in agents.env}
     stdin = task.encode() + b"\n" if agents.stdin else None
     return Plan((*command(agents), *expanded), own, task, file if large else None, stdin)
+
+
+def _without_urls(made: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in made.items() if name not in (*OPENAI_URLS, *BARE_URLS)}
 
 
 def command(agents: Agents) -> tuple[str, ...]:

@@ -52,15 +52,34 @@ class Here:
     async def running(self, claim: Claim, sink: Sink) -> AsyncGenerator[Agent]:
         """The agent of an attempt."""
         with TemporaryDirectory(prefix="penstock-") as home:
-            made = plan(claim, self._settings.gateway, self._settings.agents, Path(home, "input.json"))
-            if made.file is not None:
-                _ = made.file.write_text(made.task, encoding="utf-8")
-            starting = start if self._preloaded is None else self._preloaded.start
-            agent = await starting(self._command(claim, made), self._settings.agents.grace_s, sink)
-            try:
-                yield agent
-            finally:
-                agent.close()
+            async with self._front(claim, home, sink) as front:
+                made = plan(claim, self._settings.gateway, self._settings.agents, Path(home, "input.json"), front)
+                if made.file is not None:
+                    _ = made.file.write_text(made.task, encoding="utf-8")
+                starting = start if self._preloaded is None else self._preloaded.start
+                agent = await starting(self._command(claim, made), self._settings.agents.grace_s, sink)
+                try:
+                    yield agent
+                finally:
+                    agent.close()
+
+    @asynccontextmanager
+    async def _front(self, claim: Claim, home: str, sink: Sink) -> AsyncGenerator[dict[str, str] | None]:
+        """The variables that lead to a front of this agent's own; None where it has base URLs. What kept its calls from
+        the gateway is in its output."""
+        policy = self._settings.agents.policy
+        if policy is None:
+            yield None
+            return
+        # It needs cryptography, which makes the certificates.
+        from penstock.sidecar.intercept.egress import Whose
+        from penstock.sidecar.intercept.session import Wanted, behind
+
+        whose = Whose(claim.rollout.id, claim.attempt.id, claim.token)
+        async with behind(Wanted(self._settings.gateway, policy, whose), Path(home)) as front:
+            yield front.variables
+        for problem in front.problems:
+            sink("stderr", f"penstock: {problem}\n".encode())
 
     def _command(self, claim: Claim, made: Plan) -> Command:
         env = environment(os.environ, made.own, self._settings.key)
