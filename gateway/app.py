@@ -142,7 +142,6 @@ class Gateway:
         key = admin_key()
         self.pools = {upstream.name: Pool(upstream, key) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
-        self._wanted = WantedHosts(config.upstreams(), key)
         self.questions = Questions()
         self.store = open_store(config.data, secrets=self._redactor.own)
         self.feed = Feed(self.store.cursor())
@@ -157,6 +156,7 @@ class Gateway:
         ends = Ends(self.dispatcher, self.store, self._now_ns)
         self.bridge = Bridge(config.mcp.servers.items(), self._redactor.own, ends)
         self.mcp = Mcp(Servers(config, key, self.bridge), Sessions())
+        self._wanted = WantedHosts([*config.upstreams(), *self.mcp.servers.hosts], key)
         self._make_releases()
         self.audit = Audit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
         self._make_control()

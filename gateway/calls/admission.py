@@ -27,6 +27,7 @@ from penstock.gateway.dialects import OPAQUE, find
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.items import LARGE
 from penstock.gateway.dialects.loose_json import Peek
+from penstock.gateway.dialects.mcp import MCP, PREFIX
 from penstock.gateway.http.client_connection import Hints
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.headers import CREDENTIALS
@@ -108,12 +109,15 @@ class Admission:
         token = self._authorize(headers)
         return Tunnel(_agreed(address, token), token is not None, wanted)
 
-    def admit_tunnelled(self, request: Request, hints: Hints, tunnel: Tunnel) -> Admitted:
-        """A call that came through a tunnel: it says nothing about whose it is."""
+    def admit_tunnelled(self, request: Request, hints: Hints, tunnel: Tunnel, server: Pool | None) -> Admitted:
+        """A call that came through a tunnel: it says nothing about whose it is. `server`: whose tools it asks for."""
         target = request.target.decode("latin-1")
         _check_target(target)
-        path = target.partition("?")[0]
-        admitted = Admitted(_NOWHERE, find(request.method, path), target, request.body(), tunnel.wanted, tunnel.token)
+        dialect = find(request.method, target.partition("?")[0] if server is None else PREFIX + server.name)
+        if dialect.family is MCP and server is None:
+            # `/mcp/NAME` is an address of ours, and means nothing on another host.
+            dialect = OPAQUE
+        admitted = Admitted(_NOWHERE, dialect, target, request.body(), server or tunnel.wanted, tunnel.token)
         if admitted.dialect is not OPAQUE and any(low == b"content-encoding" for low, _, _ in request.headers):
             _unpack(admitted, request)
         address = tunnel.address

@@ -37,7 +37,7 @@ from penstock.gateway.mcp.limited_call import LimitedCall
 from penstock.gateway.mcp.oauth import Document, Own, changeable
 from penstock.gateway.mcp.origin import check_origin
 from penstock.gateway.mcp.recorded import Message, Unanswered, listed
-from penstock.gateway.mcp.servers import WELL_KNOWN
+from penstock.gateway.mcp.servers import WELL_KNOWN, WantedServer
 from penstock.gateway.mcp.sessions import Session
 from penstock.gateway.mcp.stream_reader import StreamReader
 from penstock.gateway.model import trace
@@ -94,11 +94,12 @@ class McpCall(LimitedCall):
             self._messages = messages(call.body)
             self._waiting = dict.fromkeys(one.id for one in self._messages if one.kind == "request")
         # A call that is refused before it goes anywhere is still one of this server.
-        self.record.pool = self._server = self._mcp.servers.find(call.path)
+        wanted = call.wanted if isinstance(call.wanted, WantedServer) else None
+        self.record.pool = self._server = wanted or self._mcp.servers.find(call.path)
         first = next((one for one in self._messages if one.method), None)
         self._listens = self.request.method == "GET" or (first is not None and first.method == _LISTENING)
         headers = {low: value for low, _, value in self.request.headers}
-        if self._mcp.servers.local_only and not call.token:
+        if self._mcp.servers.local_only and not call.token and call.wanted is None:
             check_origin(headers)
         self._server.check(headers, call.token)
         if first is not None and first.method == _OPENING:
@@ -188,7 +189,7 @@ class McpCall(LimitedCall):
         if connection.status == 404 and self.record.call.path.startswith(WELL_KNOWN + PREFIX):
             self._ask_root()
             return
-        if connection.status in (401, 403):
+        if connection.status in (401, 403) and self._admitted.wanted is None:
             head = self._own.challenge(head)
         if connection.status < 400:
             given = next((value for name, value in connection.headers if name.lower() == SESSION), b"")
@@ -239,7 +240,7 @@ class McpCall(LimitedCall):
         if self.request.method == "GET" and connection.status == 200:
             if connection.events:
                 return EndpointFraming(self._named, self.request.http10)
-            if changeable(connection):
+            if changeable(connection) and self._admitted.wanted is None:
                 return Document(self._own.document, self.request.http10)
         return super().framing(connection)
 
@@ -258,7 +259,7 @@ class McpCall(LimitedCall):
         if ours is None:
             return None
         self._join(self._server.own_path(ours).encode())
-        return self._own.address + ours
+        return self._own.address + ours if self._admitted.wanted is None else None
 
     def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
         for one in self._stream.feed(connection.pieces) if self._stream is not None else ():

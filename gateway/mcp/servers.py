@@ -105,6 +105,33 @@ class ServerPool(Pool):
         return f"{PREFIX}{self.name}{OWN}{path}"
 
 
+class WantedServer(ServerPool):
+    """A server as agents behind a sidecar call it: by its own URL, so what it says of itself passes as it is."""
+
+    def __init__(self, pool: ServerPool, admin_key: str | None) -> None:
+        """`pool`: the same server below its address here, with which it shares its limits."""
+        super().__init__(pool.name, pool.server, admin_key)
+        self.heads.verbatim = True
+        self.limits = pool.limits
+
+    def has(self, path: str) -> bool:
+        """Whether a path of its host is one of the server: its endpoint, or one that it has named."""
+        return path.partition("?")[0] == (self.path or "/") or path in self._paths
+
+    def target(self, path: str) -> str:
+        """The path as it is."""
+        return path
+
+    def own_path(self, path: str) -> str:
+        """The path itself; empty for the endpoint."""
+        return path if path in self._paths else ""
+
+    def named(self, endpoint: str) -> str | None:
+        """Remembers a path that the server names, and gives it."""
+        ours = super().named(endpoint)
+        return None if ours is None else ours[len(PREFIX) + len(self.name) + len(OWN) :]
+
+
 class HostedPool(ServerPool):
     """The connections to a server that the gateway hosts: to the bridge before its processes."""
 
@@ -138,11 +165,12 @@ class Servers:
             name: ServerPool(name, one, admin_key) if one.command is None else HostedPool(name, one, bridge, admin_key)
             for name, one in configured
         }
+        self._wanted = [WantedServer(pool, admin_key) for pool in self.pools.values() if pool.server.url is not None]
         self._bridge = bridge
 
     def expire(self, now: float) -> None:
         """Closes connections that have been idle for too long."""
-        for pool in self.pools.values():
+        for pool in (*self.pools.values(), *self._wanted):
             pool.expire(now)
         self._bridge.expire()
 
@@ -154,6 +182,18 @@ class Servers:
             metrics.mcp_breaker[(name,)] = Position.CLOSED if limits.breaker is None else limits.breaker.position
             for why, count in limits.refused.items():
                 metrics.mcp_refused[(name, why)] = count
+
+    @property
+    def hosts(self) -> list[Upstream]:
+        """The hosts of servers, for calls of agents behind a sidecar; what is no call of a server gets no key of it."""
+        return [
+            Upstream.model_construct(name=pool.name, base_url=pool.origin, connect_timeout=pool.server.connect_timeout)
+            for pool in self._wanted
+        ]
+
+    def wanted(self, host: tuple[str, int], path: str) -> WantedServer | None:
+        """The server that an agent behind a sidecar has called; None where its host has something else there."""
+        return next((one for one in self._wanted if one.address == host and one.has(path)), None)
 
     def find(self, path: str) -> ServerPool:
         """The server of a path below a rollout's address; raises `ClientFault` where there is none."""

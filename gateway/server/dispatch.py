@@ -54,7 +54,9 @@ class Dispatch:
                 self._enter(client, request)
                 return
             if isinstance(client.tunnel, Tunnel):
-                admitted = self._proxy.admission.admit_tunnelled(request, client.hints, client.tunnel)
+                path = request.target.decode("latin-1")
+                server = self._mcp.servers.wanted(client.tunnel.wanted.address, path)
+                admitted = self._proxy.admission.admit_tunnelled(request, client.hints, client.tunnel, server)
                 self._run(client, request, admitted, began)
                 return
             if is_control(request.target):

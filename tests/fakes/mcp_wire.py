@@ -213,6 +213,11 @@ class McpServer:
             queue.put_nowait(b"event: message\n" + event(answer(sent, result)))
         return web.Response(status=202)
 
+    async def nothing(self, request: web.Request) -> web.Response:
+        """Any other path."""
+        await self._note(request)
+        return web.Response(status=404)
+
     async def _note(self, request: web.Request) -> bytes:
         body = await request.read()
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -259,6 +264,7 @@ async def mcp_server(sessions: bool = True) -> AsyncGenerator[McpServer]:
     app.router.add_delete("/mcp", made.delete)
     app.router.add_get("/sse", made.sse)
     app.router.add_post("/messages", made.message)
+    app.router.add_route("*", "/{rest:.*}", made.nothing)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
