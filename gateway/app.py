@@ -173,7 +173,7 @@ class Gateway:
         self.adapter_keeper = AdapterKeeper(self.store, upstreams, self._ask_upstreams, self._now_ns)
         self.pins = Pins(ReleaseReader(self.store), self.recorder, self.metrics, self.adapter_keeper.repaired)
         checking = Checking(ReleaseReader(self.store).resource, upstreams, self._ask_upstreams)
-        self._routes = Routes(self.config.route, self.pools)
+        self._routes = Routes(self.config.route, self.pools, {upstream.name for upstream in self.config.upstream})
         context = Context(
             self.store,
             self.pins,

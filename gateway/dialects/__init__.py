@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeAlias
 
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.bedrock import Converse
 from penstock.gateway.dialects.chat import Chat
 from penstock.gateway.dialects.completions import Completions
 from penstock.gateway.dialects.embeddings import Embeddings
-from penstock.gateway.dialects.family import OPENAI, Family
+from penstock.gateway.dialects.family import Family
 from penstock.gateway.dialects.gemini import Gemini, GeminiCount, GeminiEmbeddings
 from penstock.gateway.dialects.mcp_dialect import Mcp
 from penstock.gateway.dialects.messages import CountTokens, Messages
@@ -20,6 +20,7 @@ from penstock.gateway.dialects.models import Models
 from penstock.gateway.dialects.opaque import Opaque
 from penstock.gateway.dialects.responses import Responses
 
+Headers: TypeAlias = Iterable[tuple[bytes, bytes, bytes]]
 OPAQUE: Dialect = Opaque()
 DIALECTS: tuple[Dialect, ...] = (
     Chat(),
@@ -36,7 +37,9 @@ DIALECTS: tuple[Dialect, ...] = (
     Mcp(),
     OPAQUE,
 )
-FAMILIES: Final[dict[str, Family]] = {dialect.family.name: dialect.family for dialect in DIALECTS}
+FAMILIES: Final[dict[str, Family]] = {
+    family.name: family for dialect in DIALECTS for family in (dialect.family, *dialect.families)
+}
 """By name."""
 _NAMED: Final = {dialect.name: dialect for dialect in DIALECTS}
 
@@ -52,8 +55,15 @@ def by_name(name: str) -> Dialect:
     return _NAMED.get(name, OPAQUE)
 
 
-def family(dialect: Dialect, headers: Iterable[tuple[bytes, bytes, bytes]]) -> Family:
-    """Whose API a call speaks. Where its path does not tell, its headers do: (name in lower case, name, value)."""
-    if not dialect.any_family:
+def family(dialect: Dialect, path: str, headers: Headers) -> Family:
+    """Whose API a call speaks; that of OpenAI, which most servers speak, where nothing tells."""
+    return told(dialect, path, headers) or dialect.family
+
+
+def told(dialect: Dialect, path: str, headers: Headers) -> Family | None:
+    """Whose API a call speaks, if its format tells, its headers (name in lower case, name, value), or its path."""
+    if not dialect.unknown and not dialect.families:
         return dialect.family
-    return next((one for low, _, value in headers for one in FAMILIES.values() if one.sends(low, value)), OPENAI)
+    asked = FAMILIES.values() if dialect.unknown else dialect.families
+    sent = (one for low, _, value in headers for one in asked if one.sends(low, value))
+    return next(sent, None) or next((one for one in asked if path.startswith(one.paths)), None)

@@ -73,8 +73,10 @@ class Dialect(ABC):
     """As it stands in `Span.dialect`."""
     family: Family
     """Whose API it is."""
-    any_family: bool = False
-    """Whether other families have the same route: the headers of a call then tell whose it is."""
+    families: tuple[Family, ...] = ()
+    """Others that have the same route: the headers or the path of a call then tell whose it is."""
+    unknown: bool = False
+    """Whether any family may have the route, and nothing is known of what it means."""
     answers: bool = False
     """Whether its calls are answered by a conversation's next message. Counting tokens is not."""
     generates: bool = False

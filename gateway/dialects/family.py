@@ -22,6 +22,10 @@ class Family(ABC):
     """The public endpoint, as its SDK takes it; None where there is none for everybody."""
     versioned: ClassVar[bool] = False
     """Whether base URLs hold the `/v1` that paths begin with."""
+    root: ClassVar[str] = ""
+    """What its own paths begin with; such a path is below the host, and not below the base URL once more."""
+    paths: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of paths that no other API has: they tell whose a call is that nothing else is known of."""
     models: ClassVar[bool] = True
     """Whether models are served: what an `[[upstream]]` of penstock.toml may speak."""
     engines: ClassVar[bool] = False
@@ -65,14 +69,33 @@ class _OpenAI(Family):
         429: "rate_limit_error",
     }
 
+    def sends(self, header: bytes, value: bytes) -> bool:
+        if header == b"authorization":
+            return value.startswith(b"Bearer sk-") and not value.startswith((b"Bearer sk-ant-", b"Bearer sk-or-"))
+        return header.startswith(b"openai-") or (header == b"user-agent" and b"OpenAI/" in value)
+
     def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
         of = self.types.get(status, "invalid_request_error" if status < 500 else "server_error")
         return orjson.dumps({"error": {"message": message, "type": of, "param": field, "code": kind}})
 
 
+class _ChatGpt(_OpenAI):
+    """What Codex speaks with a ChatGPT login: OpenAI's formats, but another host, and other keys."""
+
+    name = "chatgpt"
+    base_url = "https://chatgpt.com/backend-api/codex"
+    root = "/backend-api/"
+    paths = (root,)
+    engines = False
+
+    def sends(self, header: bytes, value: bytes) -> bool:
+        return header == b"chatgpt-account-id"
+
+
 class _Anthropic(Family):
     name = "anthropic"
     base_url = "https://api.anthropic.com"
+    paths = ("/api/hello", "/api/claude_", "/api/oauth/", "/api/event_logging/")
     credential_header = b"x-api-key"
     types: ClassVar = {
         401: "authentication_error",
@@ -87,7 +110,8 @@ class _Anthropic(Family):
     def sends(self, header: bytes, value: bytes) -> bool:
         # They name their version, or at least themselves.
         own = header.startswith(b"anthropic-") or header == b"x-api-key"
-        return own or (header == b"user-agent" and b"claude" in value.lower())
+        named = header == b"user-agent" and b"claude" in value.lower()
+        return own or named or (header == b"authorization" and b"sk-ant-" in value)
 
     def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
         of = self.types.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -97,6 +121,7 @@ class _Anthropic(Family):
 class _Gemini(Family):
     name = "gemini"
     base_url = "https://generativelanguage.googleapis.com"
+    paths = ("/v1beta/", "/upload/v1beta/")
     credential_header = b"x-goog-api-key"
     statuses: ClassVar = {
         401: "UNAUTHENTICATED",
@@ -116,5 +141,6 @@ class _Gemini(Family):
 
 
 OPENAI: Final[Family] = _OpenAI()
+CHATGPT: Final[Family] = _ChatGpt()
 ANTHROPIC: Final[Family] = _Anthropic()
 GEMINI: Final[Family] = _Gemini()

@@ -32,7 +32,7 @@ class Mcp(Opaque):
 
     name = "mcp"
     family: Family = MCP
-    any_family = False
+    unknown = False
 
     def matches(self, method: str, path: str) -> bool:
         """True for whatever goes to a server."""

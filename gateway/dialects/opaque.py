@@ -17,7 +17,7 @@ class Opaque(Dialect):
 
     name = "opaque"
     family = OPENAI
-    any_family = True
+    unknown = True
 
     def matches(self, method: str, path: str) -> bool:
         """Always."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ import orjson
 
 from penstock.gateway.dialects.base import DELTA, Facts, Otel
 from penstock.gateway.dialects.ending import Failed, Said, body_failed, stream_failed
-from penstock.gateway.dialects.family import OPENAI
+from penstock.gateway.dialects.family import CHATGPT, OPENAI, Family
 from penstock.gateway.dialects.items import Items, cutter, whole
 from penstock.gateway.dialects.json_post import Post, routes
 from penstock.gateway.dialects.loose_json import (
@@ -45,7 +45,16 @@ from penstock.gateway.dialects.loose_json import (
 )
 from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, headed, result_content, result_part
 from penstock.gateway.dialects.sse import first, last
-from penstock.gateway.dialects.text_spans import Item, Pointed, Quoted, quoted_content, quoted_items, quoted_tools
+from penstock.gateway.dialects.text_spans import (
+    Described,
+    Item,
+    Path,
+    Pointed,
+    Quoted,
+    quoted_content,
+    quoted_items,
+    quoted_tool,
+)
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
@@ -67,6 +76,8 @@ FIELDS = {
     "response.custom_tool_call_input.delta": "input",
 }
 """Deltas of an item's own fields."""
+ADDED = "additional_tools"
+"""An item of the input that offers tools, as Codex does in place of the field."""
 OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 """Calls, and the items that answer them."""
 
@@ -91,6 +102,22 @@ class _Event(Said):
     response: _Answer | None = None
 
 
+class _Offer(Described):
+    type: Any = None
+    tools: list[Described] | None = None
+    """Those of a namespace."""
+
+
+class _Adding(msgspec.Struct):
+    type: Any = None
+    tools: list[_Offer] | None = None
+
+
+class _Offering(msgspec.Struct):
+    tools: list[_Offer] | None = None
+    input: list[_Adding] | str | None = None
+
+
 class _Asked(Peek):
     instructions: msgspec.Raw = msgspec.Raw()
     input: list[Item] | str | None = None
@@ -103,6 +130,7 @@ class _Told(Peek):
 
 
 _asked = msgspec.json.Decoder(_Asked).decode
+_offered = msgspec.json.Decoder(_Offering).decode
 _plain = lenient(_Answer)
 _event = lenient(_Event)
 
@@ -113,7 +141,8 @@ class Responses(Post):
     name = "responses"
     family = OPENAI
     stateful = True
-    routes: ClassVar[frozenset[str]] = routes("/responses")
+    families: tuple[Family, ...] = (CHATGPT,)
+    routes: ClassVar[frozenset[str]] = routes("/responses") | {"/backend-api/codex/responses"}
     apart: ClassVar[frozenset[str]] = frozenset({"input", "instructions", "tools", "model", "stream"})
     client_tools: ClassVar[tuple[str, ...]] = ("function", "custom", "local_shell", "apply_patch", "computer")
     instructions: tuple[str, ...] = ("instructions",)
@@ -130,8 +159,12 @@ class Responses(Post):
         ), asked
 
     def quoted_descriptions(self, request: bytes) -> Iterable[Quoted]:
-        """Of functions and custom tools."""
-        return quoted_tools(request)
+        """Of functions and custom tools, those of namespaces and those that an item of the input adds among them."""
+        asked = _offered(request)
+        yield from _described(asked.tools, ("tools",))
+        for at, item in enumerate(asked.input if isinstance(asked.input, list) else ()):
+            if item.type == ADDED:
+                yield from _described(item.tools, ("input", at, "tools"))
 
     def over(self, response: bytes) -> bool:
         """True after the event that holds the whole response."""
@@ -203,14 +236,19 @@ class Responses(Post):
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The instructions, then the input."""
         given = asked.get("input")
-        said = _merged([_message(item, "user") for item in entries(asked, "input", problems)])
+        items = (item for item in entries(asked, "input", problems) if item.get("type") != ADDED)
+        said = _merged([_message(item, "user") for item in items])
         if isinstance(given, str):
             said = [Message(role="user", parts=content_parts(given))]
         return headed(content_parts(asked.get("instructions")), said)
 
     def tools(self, asked: Json) -> list[Tool]:
-        """Functions and custom tools by name, the provider's own by type."""
-        return flat_tools(asked.get("tools"), "parameters")
+        """Functions and custom tools by name, the provider's own by type; a namespace is the tools in it."""
+        return flat_tools(_flat(_offers(asked)), "parameters")
+
+    def server_tools(self, asked: Json) -> list[str]:
+        """Also of what the input adds."""
+        return super().server_tools({"tools": _flat(_offers(asked))})
 
     def choices(self, answer: Json) -> list[Choice]:
         """One, of all items."""
@@ -235,6 +273,24 @@ class Responses(Post):
     def texts_said(self, stream: bool) -> re.Pattern[bytes]:
         """A stream says all texts twice, as deltas and whole."""
         return DELTA if stream else super().texts_said(stream)
+
+
+def _described(offers: list[_Offer] | None, path: Path) -> Iterator[Quoted]:
+    for at, offer in enumerate(offers or ()):
+        yield from quoted_tool(offer, (*path, at))
+        for inner, tool in enumerate(offer.tools or ()):
+            yield from quoted_tool(tool, (*path, at, "tools", inner))
+
+
+def _offers(asked: Json) -> list[Json]:
+    """The tools on offer, in the request's field and in its input."""
+    added = [item.get("tools") for item in objs(asked.get("input")) if item.get("type") == ADDED]
+    return [tool for tools in (asked.get("tools"), *added) for tool in objs(tools)]
+
+
+def _flat(tools: Iterable[Json]) -> list[Json]:
+    """Namespaces as the tools that are in them."""
+    return [one for tool in tools for one in (objs(tool.get("tools")) if tool.get("type") == "namespace" else [tool])]
 
 
 def _last(body: bytes) -> _Answer:

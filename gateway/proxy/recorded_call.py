@@ -191,7 +191,7 @@ class RecordedCall(Relay):
         self._write_last(head + body)
 
     def _refusal_body(self, refusal: Refusal) -> bytes:
-        return refusal_body(family(self._admitted.dialect, self.request.headers), refusal)
+        return refusal_body(family(self._admitted.dialect, self._admitted.path, self.request.headers), refusal)
 
     def cancel_upstream(self) -> None:
         """Nobody wants the answer any more, also where it has not been asked for yet."""

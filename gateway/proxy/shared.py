@@ -10,7 +10,7 @@ from typing import Protocol
 
 from penstock.gateway.calls.admission import Admission, Admitted
 from penstock.gateway.config import Config, Route
-from penstock.gateway.dialects import family
+from penstock.gateway.dialects import told
 from penstock.gateway.http.errors import GatewayFault
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.request import Request
@@ -82,7 +82,10 @@ class Shared:
         route = self.routes.find(call.model) if self.routes else None
         if route is None and call.wanted is not None:
             return [call.wanted], None, None
-        return *self.routes.along(route, family(call.dialect, request.headers)), route
+        of = told(call.dialect, call.path, request.headers)
+        if route is None and of is None and call.dialect.unknown:
+            return [self.routes.unknown(call.dialect.family, call.path, request.headers)], None, None
+        return *self.routes.along(route, of or call.dialect.family), route
 
     def pool(self, name: str, model: str | None) -> Pool:
         """The upstream that serves a version of weights; raises `GatewayFault` when it is not configured any more."""

@@ -121,4 +121,4 @@ def _spoken(request: Request) -> Family:
         path = from_path(path)[1]
     except AddressError:
         path = path[path.find("/v1") :] if "/v1" in path else path
-    return family(find("POST", path), request.headers)
+    return family(find("POST", path), path, request.headers)

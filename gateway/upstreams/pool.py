@@ -103,6 +103,9 @@ class Pool(Connector):
 
     def target(self, path: str) -> str:
         """The path to ask the upstream for: base URL plus path, a doubled `/v1` written once."""
+        root = self.config.family.root
+        if root and path.startswith(root):
+            return path
         if path.startswith("/v1") and (self.config.family.versioned or self.path.endswith("/v1")):
             return self.path + path[3:] if path[3:4] in ("/", "?", "") else self.path + path
         return self.path + path

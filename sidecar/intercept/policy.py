@@ -13,6 +13,7 @@ HOSTS: Final = (
     "api.openai.com",
     "api.anthropic.com",
     "generativelanguage.googleapis.com",
+    "chatgpt.com",
 )
 """Model hosts that everybody knows."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")

@@ -47,6 +47,7 @@ FORMATS: dict[str, tuple[Plain, Events | None]] = {
     "/v1/chat/completions": (chat, chat_events),
     "/v1/completions": (completion, completion_events),
     "/v1/responses": (response, response_events),
+    "/backend-api/codex/responses": (response, response_events),
     "/v1/embeddings": (embeddings, None),
     "/v1/messages": (message, message_events),
     "/v1/messages/count_tokens": (count_tokens, None),

@@ -52,7 +52,7 @@ def keys_of_all_sections() -> list[tuple[str, str]]:
 def test_everything_has_a_default() -> None:
     config = load(None)
     assert config == Config()
-    assert [upstream.name for upstream in config.upstreams()] == ["openai", "anthropic", "gemini"]
+    assert [upstream.name for upstream in config.upstreams()] == ["openai", "anthropic", "chatgpt", "gemini"]
     config.refuse_open_door()
     assert config.loopback
     assert not config.token_required
@@ -73,7 +73,7 @@ def test_the_documented_example_is_valid(tmp_path: Path) -> None:
 
 def test_an_upstream_replaces_the_public_one_of_its_family(tmp_path: Path) -> None:
     config = read(tmp_path, UPSTREAM + '[[route]]\nmodel = "qwen*"\nupstream = ["local", "anthropic"]\n')
-    assert [upstream.name for upstream in config.upstreams()] == ["local", "anthropic", "gemini"]
+    assert [upstream.name for upstream in config.upstreams()] == ["local", "anthropic", "chatgpt", "gemini"]
     assert config.upstream[0].base_url == "http://127.0.0.1:8000/v1"
     assert config.route[0].matches("qwen3-8b")
     assert not config.route[0].matches("Qwen3-8b")

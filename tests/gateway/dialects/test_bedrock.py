@@ -171,7 +171,11 @@ def test_whose_a_call_to_another_path_is() -> None:
     sdk = (b"amz-sdk-invocation-id", b"amz-sdk-invocation-id", b"1")
     proxy = (b"x-amz-cf-id", b"X-Amz-Cf-Id", b"1")
     invoke = find("POST", "/model/m/invoke")
-    assert [family(invoke, [one]).name for one in (signed, sdk, proxy)] == ["bedrock", "bedrock", "openai"]
+    assert [family(invoke, "/model/m/invoke", [one]).name for one in (signed, sdk, proxy)] == [
+        "bedrock",
+        "bedrock",
+        "openai",
+    ]
 
 
 def test_a_request() -> None:

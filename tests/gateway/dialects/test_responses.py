@@ -166,6 +166,27 @@ def test_a_request_is_read_whole() -> None:
     assert turn.problems == []
 
 
+def test_tools_may_be_in_the_input_and_in_namespaces() -> None:
+    exec_tool = {"type": "custom", "name": "exec", "description": "Runs a script."}
+    spawn = {"type": "function", "name": "spawn", "description": "Starts another.", "parameters": {"type": "object"}}
+    inner = {"type": "namespace", "name": "agents", "description": "Others.", "tools": [spawn]}
+    added = {"type": "additional_tools", "role": "developer", "tools": [exec_tool, inner, {"type": "web_search"}]}
+    own = {"type": "function", "name": "look", "description": "Looks."}
+    request = {"model": "m", "tools": [own], "input": [added, {"role": "user", "content": "Hi."}]}
+    turn = read(body(WHOLE), False, request)
+    assert [message.role for message in turn.messages] == ["user"]
+    assert [tool.name for tool in turn.tools] == ["look", "exec", "spawn", "web_search"]
+    assert turn.tools[2].parameters == {"type": "object"}
+    places = RESPONSES.tool_texts(body(request))
+    assert [(place.name, place.text, place.path) for place in places] == [
+        ("look", "Looks.", ("tools", 0, "description")),
+        ("exec", "Runs a script.", ("input", 0, "tools", 0, "description")),
+        ("spawn", "Starts another.", ("input", 0, "tools", 1, "tools", 0, "description")),
+    ]
+    assert RESPONSES.server_tools(request) == ["web_search"]
+    assert RESPONSES.server_tools({"input": "Hi.", "tools": None}) == []
+
+
 def test_input_may_be_a_string() -> None:
     turn = read(body(WHOLE), False, {"model": "m", "input": "Hi."})
     assert [(message.role, message.parts) for message in turn.messages] == [("user", [Part(type="text", text="Hi.")])]
