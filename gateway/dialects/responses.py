@@ -277,7 +277,8 @@ class Responses(Post):
 
 def _described(offers: list[_Offer] | None, path: Path) -> Iterator[Quoted]:
     for at, offer in enumerate(offers or ()):
-        yield from quoted_tool(offer, (*path, at))
+        if offer.type != "namespace":
+            yield from quoted_tool(offer, (*path, at))
         for inner, tool in enumerate(offer.tools or ()):
             yield from quoted_tool(tool, (*path, at, "tools", inner))
 
