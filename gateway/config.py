@@ -46,12 +46,22 @@ class Upstream(Section):
     idle_timeout: float = Field(default=55.0, gt=0)
     """Seconds after which an unused connection is closed."""
     ca_file: str | None = None
-    """PEM file of certificate authorities that its certificate may be of, besides those that this machine trusts."""
+    """PEM file of certificate authorities that its certificate may be of, and its proxy's, besides those that this
+    machine trusts."""
+    proxy: str | None = None
+    """URL of the proxy that leads to it (`http://` or `https://`); it must take CONNECT."""
+    proxy_auth_env: str | None = None
+    """Environment variable with `user:password` for that proxy."""
 
     @field_validator("base_url")
     @classmethod
     def _is_http(cls, value: str) -> str:
         return http_url(value, "key_env")
+
+    @field_validator("proxy")
+    @classmethod
+    def _is_proxy(cls, value: str | None) -> str | None:
+        return None if value is None else http_url(value, "proxy_auth_env")
 
     @field_validator("dialect")
     @classmethod
@@ -69,6 +79,10 @@ class Upstream(Section):
     def key(self) -> str | None:
         """The API key from the environment; raises `ConfigError` when it is named and missing."""
         return environment_key(f"upstream {self.name!r}", self.key_env)
+
+    def proxy_auth(self) -> str | None:
+        """What its proxy is told, from the environment; raises `ConfigError` when it is named and missing."""
+        return environment_key(f"upstream {self.name!r}", self.proxy_auth_env, "proxy_auth_env")
 
 
 class Route(Section):
@@ -246,6 +260,7 @@ class Config(Section):
         return [
             admin_key(),
             *(one.key() for one in self.upstream),
+            *(one.proxy_auth() for one in self.upstream),
             *(one.key(name) for name, one in servers),
             *(value for name, one in servers for value in one.keys(name).values()),
             *(value for _, one in servers for key, value in one.env.items() if _KEY_NAME.search(key)),

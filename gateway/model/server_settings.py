@@ -30,13 +30,13 @@ def http_url(value: str, keys: str) -> str:
     return value.rstrip("/")
 
 
-def environment_key(whose: str, variable: str | None) -> str | None:
+def environment_key(whose: str, variable: str | None, setting: str = "key_env") -> str | None:
     """A key from the environment; raises `ConfigError` when it is named and missing."""
     if variable is None:
         return None
     value = os.environ.get(variable)
     if not value:
-        raise ConfigError(f"{whose}: key_env names {variable}, which is not set in the environment")
+        raise ConfigError(f"{whose}: {setting} names {variable}, which is not set in the environment")
     return value
 
 

@@ -26,6 +26,7 @@ from penstock.gateway.releases.needs import pinned
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
+from penstock.gateway.upstreams.reach import reach
 
 EVERY_S: Final = 30.0
 _log = logging.getLogger("penstock.releases")
@@ -107,7 +108,7 @@ class AdapterKeeper:
 
     async def _settle(self, upstream: Upstream, versions: Mapping[str, tuple[ModelVersion, str]], lost: bool) -> None:
         residency = Residency({served: version for served, (version, _) in versions.items()})
-        engine = Engine(self._session(), upstream.base_url, upstream.key())
+        engine = Engine(self._session(), upstream.base_url, upstream.key(), reach(upstream).options)
         try:
             # The tape after the server: what a check has loaded by then belongs to a release that is there.
             present = await engine.adapters()

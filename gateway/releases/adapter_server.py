@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, Literal
 
 import aiohttp
@@ -51,8 +52,16 @@ class Check:
 class Engine:
     """One vLLM server."""
 
-    def __init__(self, session: aiohttp.ClientSession, base_url: str, key: str | None = None) -> None:
-        """`base_url`: as an upstream has it, with or without `/v1`; `key`: what the server was given as `--api-key`."""
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        base_url: str,
+        key: str | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """`base_url`: as an upstream has it, with or without `/v1`; `key`: what the server was given as `--api-key`;
+        `options`: how it is reached (`gateway.upstreams.reach`)."""
+        self._options = options
         self._session = session
         self.url = base_url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -148,7 +157,13 @@ class Engine:
         bound = aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._session.request(
-                method, self.url + path, json=body, headers=self._headers, timeout=bound, allow_redirects=False
+                method,
+                self.url + path,
+                json=body,
+                headers=self._headers,
+                timeout=bound,
+                allow_redirects=False,
+                **self._options,
             ) as answer:
                 return answer.status, await answer.text(errors="replace")
         except TimeoutError:

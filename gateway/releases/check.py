@@ -19,6 +19,7 @@ from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.model.wording import counted
 from penstock.gateway.releases.adapter_server import Engine, ServingError
 from penstock.gateway.releases.jobs import Progress, Report
+from penstock.gateway.upstreams.reach import reach
 
 Find = Callable[[str], tuple[Stable, list[Resource]] | None]
 WARM = 4
@@ -54,7 +55,7 @@ class Checking:
         if upstream is None:
             known = ", ".join(self._upstreams)
             return Report(False, f"upstream {content.upstream!r} is not configured; there are {known}")
-        engine = Engine(self._session(), upstream.base_url, upstream.key())
+        engine = Engine(self._session(), upstream.base_url, upstream.key(), reach(upstream).options)
         progress.total = 2 + (content.adapter is not None)
         try:
             loaded = content.adapter is not None and await engine.load(name, content.adapter, content.base)

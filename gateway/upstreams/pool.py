@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from urllib.parse import urlsplit
 
-from penstock.gateway.config import ConfigError, Upstream
+from penstock.gateway.config import Upstream
 from penstock.gateway.http.headers import RequestHeads
 from penstock.gateway.http.upstream_connection import Caller, UpstreamConnection
 from penstock.gateway.upstreams.gate import Gate
+from penstock.gateway.upstreams.reach import reach
 
 _log = logging.getLogger("penstock.upstream")
 
@@ -90,7 +90,7 @@ class Pool(Connector):
         self.heads = RequestHeads(parts.netloc.encode("ascii"), _credential(config), admin_key)
         self.gate = Gate(config.name)
         self._idle: deque[UpstreamConnection] = deque()
-        self._context = _context(config) if self.tls else None
+        self.reach = reach(config)
 
     @property
     def idle(self) -> int:
@@ -121,12 +121,9 @@ class Pool(Connector):
 
     async def open(self, connection: UpstreamConnection) -> None:
         """Connects within the configured time."""
-        host = self.address[0] if self.tls else None
         try:
             async with asyncio.timeout(self.config.connect_timeout):
-                await asyncio.get_running_loop().create_connection(
-                    lambda: connection, *self.address, ssl=self._context, server_hostname=host
-                )
+                await self.reach.connect(connection, *self.address)
         except TimeoutError:
             raise TimeoutError(f"no connection within {self.config.connect_timeout:g} s") from None
 
@@ -160,17 +157,6 @@ async def connect_inside(server: Callable[[], asyncio.Protocol], connection: Ups
         end.setblocking(False)
     await loop.connect_accepted_socket(server, theirs)
     await loop.create_unix_connection(lambda: connection, sock=ours)
-
-
-def _context(config: Upstream) -> ssl.SSLContext:
-    try:
-        made = ssl.create_default_context()
-        if config.ca_file is not None:
-            made.load_verify_locations(config.ca_file)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise ConfigError(f"upstream.{config.name}.ca_file {config.ca_file!r} cannot be read: {why}") from None
-    return made
 
 
 def _credential(config: Upstream) -> tuple[bytes, bytes] | None:

@@ -105,6 +105,7 @@ class Engine:
             skip_auto_headers=_UNTOUCHED,
             timeout=bounds,
             allow_redirects=False,
+            **self.pool.reach.options,
         ) as response:
             yield response
 

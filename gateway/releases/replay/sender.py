@@ -151,6 +151,7 @@ class Sender:
                 timeout=bounds,
                 allow_redirects=False,
                 auto_decompress=False,
+                **pool.reach.options,
             ) as response:
                 reply.status, reply.headers = response.status, list(response.raw_headers)
                 async for piece in response.content.iter_any():

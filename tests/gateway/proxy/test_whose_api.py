@@ -65,7 +65,7 @@ async def rig(start_gateway: StartGateway, http: aiohttp.ClientSession) -> Async
 async def test_an_unknown_path_goes_to_whom_it_belongs(
     rig: Rig, method: str, path: str, headers: dict[str, str], name: str
 ) -> None:
-    asked, there = await rig.ask(method, path, **headers)
+    asked, there = await rig.ask(method, path, b"", **headers)
     assert (asked, there.removeprefix("/v1")) == (name, path.removeprefix("/v1"))
 
 

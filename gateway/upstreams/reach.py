@@ -1,0 +1,144 @@
+"""How an upstream is reached: which certificates are good, and the proxy that leads to it.
+
+A call's connection is made here (`connect`); requests that the gateway itself makes by aiohttp take `options`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from base64 import b64encode
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from penstock.gateway.config import ConfigError, Upstream
+
+_STATUS: Final = re.compile(rb"HTTP/1\.[01] ([0-9]{3})[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n")
+_LONGEST: Final = 64 << 10
+"""Most bytes of what a proxy says before its tunnel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy that takes CONNECT."""
+
+    host: str
+    port: int
+    url: str
+    context: ssl.SSLContext | None
+    """Where it speaks TLS itself."""
+    credential: str | None = field(repr=False)
+    """What it is sent as Proxy-Authorization."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The way to one upstream."""
+
+    context: ssl.SSLContext | None
+    """None for plain HTTP."""
+    proxy: Proxy | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments for a request of an aiohttp session."""
+        made: dict[str, Any] = {} if self.context is None else {"ssl": self.context}
+        if self.proxy is not None:
+            sent = {} if self.proxy.credential is None else {"Proxy-Authorization": self.proxy.credential}
+            made |= {"proxy": self.proxy.url, "proxy_headers": sent}
+        return made
+
+    async def connect(self, protocol: asyncio.Protocol, host: str, port: int) -> None:
+        """Connects a protocol to a host; raises `OSError`."""
+        loop, name = asyncio.get_running_loop(), None if self.context is None else host
+        if self.proxy is None:
+            await loop.create_connection(lambda: protocol, host, port, ssl=self.context, server_hostname=name)
+            return
+        transport = await self._tunnel(self.proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        try:
+            if self.context is not None:
+                made = await loop.start_tls(transport, protocol, self.context, server_hostname=name)
+                assert made is not None
+                transport = made
+            else:
+                transport.set_protocol(protocol)
+            protocol.connection_made(transport)
+        except BaseException:
+            transport.abort()
+            raise
+
+    async def _tunnel(self, proxy: Proxy, authority: str) -> asyncio.Transport:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[int] = loop.create_future()
+        try:
+            transport, _ = await loop.create_connection(
+                lambda: _Asking(answer), proxy.host, proxy.port, ssl=proxy.context
+            )
+        except OSError as error:
+            raise OSError(f"the proxy {proxy.url}: {error.strerror or error}") from None
+        try:
+            credential = "" if proxy.credential is None else f"Proxy-Authorization: {proxy.credential}\r\n"
+            transport.write(f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{credential}\r\n".encode("latin-1"))
+            if (status := await answer) != 200:
+                said = f"answers {status}" if status else "closed the connection, or is none"
+                raise OSError(f"the proxy {proxy.url} {said}")
+        except BaseException:
+            transport.abort()
+            raise
+        return transport
+
+
+class _Asking(asyncio.Protocol):
+    """What a proxy says of a tunnel: its status, 0 where it says nothing that can be read."""
+
+    def __init__(self, answer: asyncio.Future[int]) -> None:
+        self._answer, self._head = answer, b""
+
+    def data_received(self, data: bytes) -> None:
+        """Its head. A server of HTTP or TLS is silent until it is asked, so nothing comes after it."""
+        self._head += data
+        found = _STATUS.match(self._head)
+        if found is not None:
+            self._say(int(found[1]) if found.end() == len(self._head) or found[1] != b"200" else 0)
+        elif len(self._head) > _LONGEST:
+            self._say(0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._say(0)
+
+    def _say(self, status: int) -> None:
+        if not self._answer.done():
+            self._answer.set_result(status)
+
+
+def reach(config: Upstream) -> Reach:
+    """The way to an upstream; raises `ConfigError` where a file or a variable is missing."""
+    tls = urlsplit(config.base_url).scheme == "https"
+    try:
+        proxy = None if config.proxy is None else _proxy(config.proxy, config.proxy_auth(), config.ca_file)
+        return Reach(_context(config.ca_file) if tls else None, proxy)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"upstream.{config.name}.ca_file {config.ca_file!r} cannot be read: {why}") from None
+
+
+def _proxy(url: str, credential: str | None, ca_file: str | None) -> Proxy:
+    parts, encoded = urlsplit(url), None
+    tls = parts.scheme == "https"
+    if credential is not None:
+        encoded = f"Basic {b64encode(credential.encode()).decode('ascii')}"
+    context = _context(ca_file) if tls else None
+    return Proxy(parts.hostname or "", parts.port or (443 if tls else 80), url, context, encoded)
+
+
+@lru_cache(maxsize=64)
+def _context(ca_file: str | None) -> ssl.SSLContext:
+    """Reading what a machine trusts takes some milliseconds, and all upstreams trust the same."""
+    made = ssl.create_default_context()
+    if ca_file is not None:
+        made.load_verify_locations(ca_file)
+    return made

@@ -1,0 +1,169 @@
+"""Upstreams behind a proxy: tunnels of its own for calls, and for what the gateway itself asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.provider import Provider
+from fakes.tape import Tape
+from fakes.tls_host import TlsHost, tls_host
+
+from penstock.gateway.config import ConfigError, Upstream
+from penstock.gateway.upstreams.reach import reach
+from penstock.sidecar.intercept.authority import Authority
+
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@dataclass
+class Proxy:
+    url: str = ""
+    refusal: bytes = b""
+    """What it says in place of a tunnel."""
+    asked: list[bytes] = field(default_factory=list[bytes])
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.asked.append(head)
+        if self.refusal:
+            writer.write(self.refusal)
+            writer.close()
+            return
+        host, _, port = head.split()[1].decode().rpartition(":")
+        other, its = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 Connection established\r\nVia: us\r\n\r\n")
+        _ = await asyncio.gather(copy(reader, its), copy(other, writer), return_exceptions=True)
+
+
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def proxied(authority: Authority | None = None) -> AsyncGenerator[Proxy]:
+    made = Proxy()
+    context = None if authority is None else authority.context("localhost")
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, ssl=context)
+    made.url = f"http{'s' if authority else ''}://localhost:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield made
+    finally:
+        server.close()
+
+
+@pytest.fixture
+async def proxy() -> AsyncGenerator[Proxy]:
+    async with proxied() as made:
+        yield made
+
+
+@pytest.fixture
+async def host(tmp_path: Path) -> AsyncGenerator[TlsHost]:
+    async with tls_host(tmp_path) as made:
+        yield made
+
+
+def upstream(url: str, proxy: Proxy, more: str = "") -> str:
+    return f'[[upstream]]\nname = "up"\nbase_url = "{url}/v1"\nproxy = "{proxy.url}"\n{more}\n'
+
+
+async def ask(http: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+    async with http.post(f"{url}/rollout/r1/attempt/a1/v1/chat/completions", json=ASKED) as answer:
+        return answer.status, await answer.text()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_calls_go_through_a_proxy(
+    start_gateway: StartGateway,
+    http: aiohttp.ClientSession,
+    host: TlsHost,
+    tmp_path: Path,
+    secure: bool,
+) -> None:
+    authority = Authority(["localhost"]) if secure else None
+    bundle = tmp_path / "both.pem"
+    bundle.write_text(host.trust.read_text() + ("" if authority is None else authority.pem))
+    async with proxied(authority) as proxy:
+        text = upstream(f"https://{host.name}", proxy, f'ca_file = "{bundle}"\nproxy_auth_env = "P"')
+        gateway = await start_gateway(text, env={"P": "me:p@ss"})
+        for _ in range(2):
+            status, said = await ask(http, gateway.url)
+            assert (status, "hello" in said) == (200, True)
+    # The connection is kept and used again.
+    (head,) = proxy.asked
+    assert head.startswith(f"CONNECT {host.name} HTTP/1.1\r\nHost: {host.name}\r\n".encode())
+    assert b"Proxy-Authorization: Basic bWU6cEBzcw==\r\n" in head
+    assert len(host.asked) == 2
+    assert b"roxy-" not in b"".join(host.asked)
+    spans = await Tape(gateway.url, http).spans("r1", 2)
+    assert [span.status for span in spans] == ["ok", "ok"]
+
+
+async def test_plain_http_goes_through_it_too(
+    start_gateway: StartGateway, http: aiohttp.ClientSession, provider: Provider, proxy: Proxy
+) -> None:
+    gateway = await start_gateway(upstream(provider.url, proxy))
+    assert (await ask(http, gateway.url))[0] == 200
+    assert len(proxy.asked) == len(provider.log) == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (b"HTTP/1.1 407 Who\r\nContent-Length: 4\r\n\r\nwho?", "answers 407"),
+        (b"SSH-2.0-x\r\n", "closed the connection, or is none"),
+        (b"x" * 70_000, "closed the connection, or is none"),
+    ],
+)
+async def test_a_proxy_that_refuses_is_named(
+    start_gateway: StartGateway,
+    http: aiohttp.ClientSession,
+    provider: Provider,
+    proxy: Proxy,
+    refusal: bytes,
+    said: str,
+) -> None:
+    proxy.refusal = refusal
+    gateway = await start_gateway(upstream(provider.url, proxy))
+    status, words = await ask(http, gateway.url)
+    assert status == 502
+    assert f"could not be reached: the proxy {proxy.url} {said}" in words
+    assert provider.log == []
+
+
+async def test_a_proxy_that_is_not_there_is_named(
+    start_gateway: StartGateway, http: aiohttp.ClientSession, provider: Provider
+) -> None:
+    gateway = await start_gateway(upstream(provider.url, Proxy("http://localhost:9")))
+    status, words = await ask(http, gateway.url)
+    assert status == 502
+    assert "the proxy http://localhost:9" in words
+
+
+async def test_what_the_gateway_asks_itself_goes_through_it(
+    http: aiohttp.ClientSession, proxy: Proxy, host: TlsHost
+) -> None:
+    config = Upstream(name="up", base_url=f"https://{host.name}", proxy=proxy.url, ca_file=str(host.trust))
+    async with http.get(f"https://{host.name}/v1/models", **reach(config).options) as answer:
+        assert answer.status == 200
+    (head,) = proxy.asked
+    assert head.startswith(b"CONNECT ")
+
+
+def test_a_missing_variable_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOBODY", raising=False)
+    config = Upstream(name="up", base_url="http://h", proxy="http://p", proxy_auth_env="NOBODY")
+    with pytest.raises(ConfigError, match="upstream 'up': proxy_auth_env names NOBODY, which is not set"):
+        _ = reach(config)
