@@ -127,6 +127,13 @@ class Admission:
         admitted.address = address
         return admitted
 
+    def admit_message(self, opening: Admitted, dialect: Dialect, body: bytes, hints: Hints) -> Admitted:
+        """A request that came as a message on a WebSocket, whose opening was admitted."""
+        call = Admitted(opening.address, dialect, opening.path, body, opening.wanted, opening.token)
+        if opening.address.origin == "implicit":
+            call.address = self._implicit(call, hints)
+        return call
+
     def admit(self, request: Request, hints: Hints) -> Admitted:
         """Finds the address; raises `ClientFault`. `hints`: of the connection it came on."""
         target = request.target.decode("latin-1")

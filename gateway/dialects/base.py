@@ -93,6 +93,9 @@ class Dialect(ABC):
     """Fields, as JSON, that ask an engine for token ids and log-probabilities; empty where no engine gives them."""
     streaming_content_type: bytes = EVENT_STREAM
     """The media type of an answer that is a stream."""
+    websocket: bool = False
+    """Whether it is spoken on WebSockets too: there a message asks (`asks`), and those after it are events of the
+    answer, up to one that ends it (`ends`)."""
     otel: Otel | None = None
     """None where the conventions have no name for it: its calls are plain HTTP there."""
 
@@ -126,6 +129,18 @@ class Dialect(ABC):
     def tool_texts(self, request: bytes) -> list[Place]:
         """The descriptions of the tools on offer. Their names and schemas are not texts."""
         return []
+
+    def asks(self, message: bytes) -> bool:
+        """Whether a client's message on a WebSocket is a request."""
+        return False
+
+    def ends(self, message: bytes) -> int:
+        """The HTTP status of an answer that ends with this message on a WebSocket; 0 where it goes on."""
+        return 0
+
+    def only_prepares(self, request: bytes) -> bool:
+        """Whether a request wants no answer, only that its beginning is read already."""
+        return False
 
     def over(self, response: bytes) -> bool:
         """True when a stream has sent its last event: its client may leave without waiting for the end of the body, as

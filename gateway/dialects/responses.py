@@ -82,6 +82,14 @@ OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_
 """Calls, and the items that answer them."""
 
 
+class _Kind(msgspec.Struct):
+    """A message on a WebSocket."""
+
+    type: Any = None
+    status: Any = None
+    generate: Any = None
+
+
 class _Item(msgspec.Struct):
     type: Any = None
     call_id: Any = None
@@ -131,6 +139,7 @@ class _Told(Peek):
 
 _asked = msgspec.json.Decoder(_Asked).decode
 _offered = msgspec.json.Decoder(_Offering).decode
+_kind = lenient(_Kind)
 _plain = lenient(_Answer)
 _event = lenient(_Event)
 
@@ -141,9 +150,10 @@ class Responses(Post):
     name = "responses"
     family = OPENAI
     stateful = True
+    websocket = True
     families: tuple[Family, ...] = (CHATGPT,)
     routes: ClassVar[frozenset[str]] = routes("/responses") | {"/backend-api/codex/responses"}
-    apart: ClassVar[frozenset[str]] = frozenset({"input", "instructions", "tools", "model", "stream"})
+    apart: ClassVar[frozenset[str]] = frozenset({"input", "instructions", "tools", "model", "stream", "type"})
     client_tools: ClassVar[tuple[str, ...]] = ("function", "custom", "local_shell", "apply_patch", "computer")
     instructions: tuple[str, ...] = ("instructions",)
     conversation_field = "input"
@@ -165,6 +175,21 @@ class Responses(Post):
         for at, item in enumerate(asked.input if isinstance(asked.input, list) else ()):
             if item.type == ADDED:
                 yield from _described(item.tools, ("input", at, "tools"))
+
+    def asks(self, message: bytes) -> bool:
+        """A request with a type of its own; what else clients say changes one that runs."""
+        return _kind(message).type == "response.create"
+
+    def ends(self, message: bytes) -> int:
+        """The event that holds the whole response, or an error, which brings the status along."""
+        told = _kind(message)
+        if told.type == "error":
+            return told.status if isinstance(told.status, int) and 400 <= told.status < 600 else 500
+        return 101 if told.type in ENDS else 0
+
+    def only_prepares(self, request: bytes) -> bool:
+        """Codex sends its first request twice: before there is anything to say, too."""
+        return _kind(request).generate is False
 
     def over(self, response: bytes) -> bool:
         """True after the event that holds the whole response."""

@@ -39,6 +39,18 @@ class Served(Protocol):
         ...
 
 
+class Switched(Served, Protocol):
+    """Who reads a connection that does not speak HTTP any more."""
+
+    def on_client_data(self, data: bytes) -> None:
+        """What came."""
+        ...
+
+    def drain(self) -> None:
+        """Nothing new may begin on it: it ends as soon as nothing is under way."""
+        ...
+
+
 class Planes(Protocol):
     """What a connection needs of the application."""
 
@@ -56,13 +68,15 @@ class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = ("_draining", "_reader", "_serving", "closing", "hints", "paused", "planes", "seen", "served",
-                 "transport", "tunnel")  # fmt: skip
+                 "switched", "transport", "tunnel")  # fmt: skip
 
     def __init__(self, planes: Planes) -> None:
         self.planes = planes
         self.transport: asyncio.Transport
         self.served: Served | None = None
         """The request being served."""
+        self.switched: Switched | None = None
+        """Who reads it, where it does not speak HTTP any more; `served` is the same then."""
         self.closing = False
         self.paused = False
         """True while the client takes nothing of what is written."""
@@ -96,6 +110,9 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parses what arrived and serves what is whole."""
         reader = self._reader
+        if self.switched is not None and not self.closing:
+            self.switched.on_client_data(data)
+            return
         if self.closing or reader.over:
             return
         reader.feed(data)
@@ -139,6 +156,12 @@ class ClientConnection(asyncio.Protocol):
         self.transport.write(_AGREED)
         self._reader.enter()
 
+    def switch(self, to: Switched) -> None:
+        """From now on it speaks another protocol."""
+        self.switched = self.served = to
+        if behind := self._reader.leave():
+            to.on_client_data(behind)
+
     def finish(self, keep_alive: bool) -> None:
         """The answer has been written; the next request may come."""
         self.served = None
@@ -168,7 +191,9 @@ class ClientConnection(asyncio.Protocol):
     def drain(self) -> None:
         """No further request: closes now when idle, else after the answer."""
         self._draining = True
-        if self.served is None and not self._reader.unfinished and not self.closing:
+        if self.switched is not None:
+            self.switched.drain()
+        elif self.served is None and not self._reader.unfinished and not self.closing:
             self.close()
 
     def break_off(self, framed: bool) -> None:

@@ -36,6 +36,7 @@ class Request:
         "target",
         "trailers",
         "upgrade",
+        "websocket",
     )
 
     def __init__(self) -> None:
@@ -46,8 +47,8 @@ class Request:
         self.hops: frozenset[bytes] = frozenset()
         """Headers that its Connection header makes hop-by-hop (RFC 9110 §7.6.1)."""
         self.http10 = self.keep_alive = self.chunked = False
-        self.upgrade = False
-        """Whether it asks for another protocol."""
+        self.upgrade = self.websocket = False
+        """Whether it asks for another protocol, and for which."""
         self.length = 0
         """What Content-Length says."""
         self.size = 0

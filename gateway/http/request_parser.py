@@ -42,7 +42,7 @@ class RequestReader:
         self._request: Request | None = None
         self._in_head = False
         self._behind: bytearray | None = None
-        """What came behind a CONNECT, while it is not answered."""
+        """What came behind a CONNECT or the opening of a WebSocket, while that is not answered."""
         self._read = self._began = self._unparsed = self._payload = 0
 
     @property
@@ -55,7 +55,7 @@ class RequestReader:
         if self._behind is not None:
             self._behind += data
             if len(self._behind) > self._header_bytes:
-                self._refuse(400, "too much came before the tunnel was agreed to", "request")
+                self._refuse(400, "too much came before another protocol was agreed to", "request")
             return
         self._read = len(data)
         whole = len(self.requests)
@@ -69,6 +69,11 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         if behind:
             self.feed(bytes(behind))
+
+    def leave(self) -> bytes:
+        """A WebSocket was agreed to: nothing is read here any more. Gives what came behind its opening."""
+        behind, self._behind, self.over = bytes(self._behind or b""), None, True
+        return behind
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -207,17 +212,16 @@ class RequestReader:
         self._refuse(413, f"the request body is larger than limits.request_bytes = {limit}", "body")
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """WebSockets are refused, so that the client falls back; an offer to speak another HTTP may be ignored."""
+        """An offer to speak another HTTP may be ignored; whether a WebSocket opens is decided like a call's way."""
         request = self._request
         if request is None:
             return
         offered = b",".join(value.lower() for low, _, value in request.headers if low == b"upgrade")
-        if request.method == "CONNECT":
+        request.websocket = request.method != "CONNECT" and b"websocket" in offered
+        if request.websocket or request.method == "CONNECT":
             self._request, self._behind = None, bytearray(rest)
-            request.keep_alive = True
+            request.keep_alive = not request.websocket
             self.requests.append(request)
-        elif b"websocket" in offered:
-            self._refuse(426, "WebSockets are not supported here: use plain HTTP, which streams events", "upgrade")
         else:
             kept = [header for header in request.headers if header[0] not in (b"upgrade", b"connection")]
             lines = b"".join([b"%b: %b\r\n" % (name, value) for _, name, value in kept])

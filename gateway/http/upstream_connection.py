@@ -43,6 +43,11 @@ class Caller(Protocol):
     def on_interim(self, head: bytes) -> None:
         """A 1xx answer (never 100 or 101) before the answer itself."""
 
+    def on_switched(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bool:
+        """The server speaks another protocol from now on (101), and `raw` came behind that. False where nobody has
+        asked for one."""
+        return False
+
     @abstractmethod
     def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """The answer's head (status line to empty line) and the raw body bytes that came with it."""
@@ -54,6 +59,22 @@ class Caller(Protocol):
     @abstractmethod
     def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
         """The connection ended, or what it sent is not HTTP, before the answer was complete."""
+
+
+class Switched(Protocol):
+    """Who reads a connection that does not speak HTTP any more."""
+
+    def on_upstream_data(self, data: bytes) -> None:
+        """What came."""
+        ...
+
+    def on_upstream_gone(self) -> None:
+        """The connection is gone."""
+        ...
+
+    def on_upstream_full(self, full: bool) -> None:
+        """Whether the server takes nothing of what is written for now."""
+        ...
 
 
 class Owner(Protocol):
@@ -76,7 +97,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = ("_buffer", "_garbage", "_headed", "_parser", "caller", "chunked", "content_type", "done", "encoding",
                  "head_fields", "headers", "hops", "idle_since", "keep_alive", "length_known", "owner", "pieces",
-                 "reused", "seen", "status", "transport")  # fmt: skip
+                 "reused", "seen", "status", "switched", "transport")  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
@@ -85,6 +106,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.reused = False
         """True once it has been idle between two calls."""
         self.idle_since = 0.0
+        self.switched: Switched | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._clear()
 
@@ -156,13 +178,17 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hands on what arrived; on an idle link anything is a mistake."""
-        caller = self.caller
-        if caller is None:
+        caller, switched = self.caller, self.switched
+        if caller is None and switched is None:
             self.transport.abort()
             return
         self.seen = True
         try:
-            if not self._headed:
+            if switched is not None:
+                switched.on_upstream_data(data)
+            elif caller is None:
+                return
+            elif not self._headed:
                 self._await_head(caller, data)
             elif self._parse(data):
                 caller.on_data(self, data)
@@ -175,7 +201,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._buffer = data = self._buffer + data if self._buffer else data
         end = data.find(b"\r\n\r\n") + 4
         while end > 3 and data[9:10] == b"1" and data[:5] == b"HTTP/":
-            if data[9:12] not in (b"100", b"101"):
+            if data[9:12] == b"101":
+                if caller.on_switched(self, data[:end], data[end:]):
+                    return
+            elif data[9:12] != b"100":
                 caller.on_interim(data[:end])
             self._buffer = data = data[end:]
             end = data.find(b"\r\n\r\n") + 4
@@ -221,6 +250,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.owner.connections -= 1
         self.owner.forget(self)
         caller, self.caller = self.caller, None
+        if self.switched is not None:
+            self.switched.on_upstream_gone()
         if caller is None:
             return
         if self._headed and exc is None and not (self.chunked or self.length_known):
@@ -230,10 +261,14 @@ class UpstreamConnection(asyncio.Protocol):
             caller.on_broken(self, "upstream_closed")
 
     def pause_writing(self) -> None:
-        """Does nothing: the request does not drain, but all of it is in memory, so there is nothing to hold back."""
+        """Of a request all is in memory, so there is nothing to hold back."""
+        if self.switched is not None:
+            self.switched.on_upstream_full(True)
 
     def resume_writing(self) -> None:
         """See `pause_writing`."""
+        if self.switched is not None:
+            self.switched.on_upstream_full(False)
 
     # -- for the call ------------------------------------------------------------------------------------------------
 
@@ -267,6 +302,10 @@ class UpstreamConnection(asyncio.Protocol):
             self.owner.put_back(self)
         else:
             self.transport.abort()
+
+    def switch(self, to: Switched) -> None:
+        """From now on it speaks another protocol."""
+        self.caller, self.switched = None, to
 
     def cancel(self) -> None:
         """Nobody wants the answer any more."""

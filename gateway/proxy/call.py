@@ -300,9 +300,7 @@ class Call(RecordedCall):
 
     def check(self, now: float, announce: float) -> None:
         """Called every tick: must the call be announced, has the upstream been silent for too long?"""
-        if not self._announced and not self._admitted.waits and self.request.started <= announce:
-            self._announced = True
-            self._shared.recorder.announce(self.record)
+        self._announce_late(announce)
         if self._stuck():
             self._give_up_on("internal", internal_fault())
         elif self.state in (State.SENT, State.STREAMING) and not self.held:

@@ -1,144 +1,33 @@
-"""A call as the recorder sees it: its state, its record, and its end. The base of `gateway.proxy.call`.
-
-Every end is one `_end`, which completes the record, and one `recorder.put`. In a strict gateway the call waits for the
-recorder twice: before it is sent upstream, and before the last byte of its answer goes to the client.
+"""A call over HTTP as the recorder sees it (`gateway.proxy.recording`), and how it ends. The base of
+`gateway.proxy.call`.
 """
 
 from __future__ import annotations
 
-import logging
-from abc import abstractmethod
-from collections.abc import Callable
-from functools import partial
 from time import monotonic
 
 from penstock.gateway.calls.admission import Admitted
-from penstock.gateway.calls.conversations import Answer
-from penstock.gateway.calls.record import Record, whole
 from penstock.gateway.dialects import family
 from penstock.gateway.http.client_connection import ClientConnection
-from penstock.gateway.http.errors import Refusal, internal_fault
+from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.headers import refusal_body, refusal_head
 from penstock.gateway.http.request import Request
-from penstock.gateway.proxy.parts import Part
+from penstock.gateway.proxy.recording import SLOTS, Recording, told_answer
 from penstock.gateway.proxy.relay import Relay
 from penstock.gateway.proxy.shared import Shared
-from penstock.gateway.proxy.state import MOVES, State
-
-_log = logging.getLogger("penstock.proxy")
-_BOOKS = 512
-"""Bytes that it takes to remember an answer beside it."""
 
 
-class RecordedCall(Relay):
+class RecordedCall(Relay, Recording):
     """One call, without what moves it on."""
 
-    __slots__ = ("_admitted", "_announced", "_durable", "_leave", "_overhead", "_parts", "_shared", "_tail",
-                 "_waits_since", "record", "state")  # fmt: skip
+    __slots__ = (*SLOTS, "_tail")
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(client, request)
-        self.state = State.PLANNING
-        self.record = Record(admitted, request, shared.redactor, shared.config.limits.recorded_bytes)
+        self._prepare(shared, request, admitted)
         self.own = shared.redactor.own
-        self._shared = shared
-        self._admitted = admitted
-        self._parts: list[Part] = []
-        self._leave: Callable[[], object] | None = None
-        """Gives up what it waits for; None where that comes anyway."""
-        self._announced = False
-        self._durable = shared.strict
-        """Whether the end of its answer waits until its span is on disk."""
         self._tail = b""
         """The end of the answer, while it waits for the tape."""
-        self._waits_since = 0.0
-        self._overhead = 0.0
-        """Seconds that the gateway itself has taken."""
-
-    def _do(self, what: str, step: Callable[[], None]) -> None:
-        """A step on its way; what keeps it from being done ends the call."""
-        try:
-            step()
-        except Refusal as refusal:
-            self._fail(refusal)
-        except Exception:
-            _log.exception("a call of %s could not be %s", self._admitted.address.rollout, what)
-            self._fail(internal_fault())
-
-    # Its state ------------------------------------------------------------------------------------------------------
-
-    def _move(self, to: State) -> None:
-        if to not in MOVES[self.state]:
-            raise RuntimeError(f"a call cannot go from {self.state.name} to {to.name}")
-        self.state = to
-
-    def _wait(self, leave: Callable[[], object] | None = None) -> None:
-        """From now on it waits for somebody who is not its upstream; they ask `_resumes` when it may go on."""
-        self._move(State.WAITING)
-        self._leave = leave
-
-    def _resumes(self) -> bool:
-        """What it has waited for is there. False where its client has left meanwhile."""
-        if self.state is not State.WAITING:
-            return False
-        self._leave = None
-        self._move(State.PLANNING)
-        return True
-
-    @abstractmethod
-    def check(self, now: float, announce: float) -> None:
-        """Called every tick, as in `gateway.proxy.shared`."""
-
-    # Its beginning, on the tape -------------------------------------------------------------------------------------
-
-    def _announce_first(self, then: Callable[[], None]) -> None:
-        """Goes on; in a strict gateway when it is on disk that the call is under way, so that nothing is ever done
-        upstream that the tape does not tell of."""
-        if not self._durable or self._announced:
-            then()
-            return
-        self._announced = True
-        self._waits_since = monotonic()
-        self._wait()
-        self._shared.recorder.announce(self.record, lambda kept: self._on_announced(kept, then))
-
-    def _on_announced(self, kept: bool, then: Callable[[], None]) -> None:
-        self._shared.metrics.recorder_wait_seconds += monotonic() - self._waits_since
-        if self._resumes():
-            self._do("sent", then if kept else lambda: self._go_unannounced(then))
-
-    def _go_unannounced(self, then: Callable[[], None]) -> None:
-        """The tape does not take it."""
-        self._shared.check_gap(self._admitted)
-        then()
-
-    # Its end --------------------------------------------------------------------------------------------------------
-
-    def _end(self, status: str, error: str | None) -> None:
-        """The call is over, and its record is complete."""
-        shared, record, metrics = self._shared, self.record, self._shared.metrics
-        now = monotonic()
-        self._move(State.ENDING)
-        record.status, record.error = status, error
-        record.end_ns = shared.epoch_ns + int(now * 1e9)
-        del shared.running[self]
-        metrics.inflight_calls -= 1
-        metrics.request_bytes += len(record.body)
-        metrics.response_bytes += record.response_bytes
-        if record.first_byte_ns is not None:
-            metrics.first_byte_seconds.observe(record.first_byte_ns / 1e9)
-            metrics.overhead_seconds.observe(self._overhead + now - self.touched)
-        for part in self._parts:
-            part.ending(record, status)
-        if self._admitted.address.origin == "implicit":
-            good = self.started and record.http_status is not None and record.http_status < 400
-            shared.admission.remember_soon(self._admitted, self.client.hints, self._answered() if good else None)
-
-    def _answered(self) -> Answer:
-        """Its answer for later, without what else the call holds."""
-        record = self.record
-        told = partial(_told, self._parts, record.pieces, record.encoding)
-        return Answer(told, record.stream, record.response_bytes + _BOOKS, self._admitted.dialect.replies)
 
     def _write_last(self, out: bytes) -> None:
         """Writes the end of the answer; all but one byte of it while the span must, or the queue makes it, wait."""
@@ -167,12 +56,6 @@ class RecordedCall(Relay):
         if self._tail:
             self.client.transport.write(self._tail)
         self.end_answer()
-
-    def _recorded(self, kept: bool) -> None:
-        """It was read, which tells whether an answer that came whole is a good one; only now is it counted."""
-        self._move(State.ENDED)
-        record, seconds = self.record, ((self.record.end_ns or 0) - self.request.started_ns) / 1e9
-        self._shared.metrics.call_ended(self._admitted.dialect.name, record.status, seconds)
 
     def _cut_off(self, status: str, reason: str) -> None:
         """Ends a call whose client has got a part of the answer, or nothing."""
@@ -207,10 +90,4 @@ class RecordedCall(Relay):
 
     def told(self) -> bytes:
         """The answer as its client got it, but for what was asked for in its name."""
-        return _told(self._parts, self.record.pieces, self.record.encoding)
-
-
-def _told(parts: list[Part], pieces: list[bytes], encoding: bytes | None) -> bytes:
-    """The answer as its client got it, but for what was asked for in its name."""
-    told = next((said for part in parts if (said := part.told()) is not None), None)
-    return whole(pieces, encoding) if told is None else told
+        return told_answer(self._parts, self.record.pieces, self.record.encoding)

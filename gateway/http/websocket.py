@@ -1,0 +1,165 @@
+"""What passes on a WebSocket, read beside the way (RFC 6455, RFC 7692). Sans-I/O: bytes in, messages out.
+
+Frames pass as they came, so nothing here writes any but `close_frame`. A `Reader` sees one direction. Of every message
+it tells where its last frame ends, so that a request can be held until it is whole. What it cannot read is its
+`problem`, and it reads no more.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+TEXT: Final = 1
+_CONTINUATION, _BINARY, _CLOSE, _CONTROL = 0, 2, 8, 8
+_TAIL: Final = b"\x00\x00\xff\xff"
+"""What a sender leaves out at the end of a compressed message (RFC 7692 §7.2.1)."""
+_EXTENSION: Final = re.compile(rb"\s*permessage-deflate\s*(?:;.*)?", re.IGNORECASE | re.DOTALL)
+GOING_AWAY: Final = 1001
+UNREADABLE: Final = 1002
+TOO_LARGE: Final = 1009
+FAILED: Final = 1011
+RESTART: Final = 1012
+
+
+class Message(NamedTuple):
+    """A whole message."""
+
+    kind: int
+    """`TEXT`, or that of another one."""
+    body: bytes
+    end: int
+    """How many bytes of the direction there are up to its end."""
+
+
+class Packing(NamedTuple):
+    """How messages of one direction are compressed."""
+
+    alone: bool
+    """Whether each is compressed by itself."""
+
+
+class Reader:
+    """The messages of one direction."""
+
+    __slots__ = ("_alone", "_begun", "_buffer", "_compressed", "_inflater", "_kind", "_limit", "_read", "_size",
+                 "problem", "whole")  # fmt: skip
+
+    def __init__(self, limit: int, packing: Packing | None) -> None:
+        """`limit`: most bytes of a message. `packing`: None where messages come as they are."""
+        self.problem: str | None = None
+        self.whole = 0
+        """Bytes of the direction up to the last place at which no message was unfinished."""
+        self._limit = limit
+        self._inflater = None if packing is None else zlib.decompressobj(-zlib.MAX_WBITS)
+        self._alone = packing is not None and packing.alone
+        self._buffer = bytearray()
+        self._begun: list[bytes] = []
+        self._size = self._read = self._kind = 0
+        self._compressed = False
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that end within these bytes."""
+        found = list[Message]()
+        if self.problem is not None:
+            return found
+        self._buffer += data
+        while (frame := self._frame()) is not None:
+            message = self._take(*frame)
+            if message is not None:
+                found.append(message)
+        return found
+
+    def _frame(self) -> tuple[int, bytes] | None:
+        """The first byte and the payload of the next whole frame."""
+        buffer = self._buffer
+        if self.problem is not None or len(buffer) < 2:
+            return None
+        length, at = buffer[1] & 127, 2
+        if length > 125:
+            at = 4 if length == 126 else 10
+            if len(buffer) < at:
+                return None
+            length = int.from_bytes(buffer[2:at], "big")
+        masked = buffer[1] & 128
+        start = at + 4 if masked else at
+        if length + self._size > self._limit:
+            self.problem = f"a message is larger than {self._limit} bytes"
+            return None
+        if len(buffer) < start + length:
+            return None
+        first, payload = buffer[0], bytes(buffer[start : start + length])
+        if masked:
+            payload = _unmasked(payload, bytes(buffer[at:start]))
+        del buffer[: start + length]
+        self._read += start + length
+        return first, payload
+
+    def _take(self, first: int, payload: bytes) -> Message | None:
+        kind, compressed = first & 15, bool(first & 64)
+        if first & 48 or (compressed and (self._inflater is None or kind not in (TEXT, _BINARY))):
+            self.problem = "a frame has bits of an extension that was not agreed on"
+        elif kind >= _CONTROL:
+            if not self._begun:
+                self.whole = self._read
+            return Message(kind, payload, self._read) if kind == _CLOSE else None
+        elif (kind == _CONTINUATION) != bool(self._begun) or kind > _BINARY:
+            self.problem = "a frame does not continue what came before"
+        else:
+            return self._add(kind, payload, compressed, bool(first & 128))
+        return None
+
+    def _add(self, kind: int, payload: bytes, compressed: bool, last: bool) -> Message | None:
+        if not self._begun:
+            self._kind, self._compressed = kind, compressed
+        self._begun.append(payload)
+        self._size += len(payload)
+        if not last:
+            return None
+        body = self._begun[0] if len(self._begun) == 1 else b"".join(self._begun)
+        self._begun, self._size, self.whole = [], 0, self._read
+        if self._compressed:
+            body = self._inflated(body)
+        return None if self.problem is not None else Message(self._kind, body, self._read)
+
+    def _inflated(self, body: bytes) -> bytes:
+        inflater = self._inflater
+        assert inflater is not None
+        try:
+            plain = inflater.decompress(body + _TAIL, self._limit + 1)
+        except zlib.error as error:
+            self.problem = f"a message cannot be inflated: {error}"
+            return b""
+        if len(plain) > self._limit:
+            self.problem = f"a message is larger than {self._limit} bytes"
+        if self._alone:
+            self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        return plain
+
+
+def _unmasked(payload: bytes, key: bytes) -> bytes:
+    size = len(payload)
+    mask = (key * (size // 4 + 1))[:size]
+    return (int.from_bytes(payload, "little") ^ int.from_bytes(mask, "little")).to_bytes(size, "little")
+
+
+def readable(offers: Iterable[bytes]) -> bool:
+    """Whether all extensions that a client offers (values of Sec-WebSocket-Extensions) are ones that are read here."""
+    return all(_EXTENSION.fullmatch(one) for offer in offers for one in offer.split(b",") if one.strip())
+
+
+def packings(agreed: bytes) -> tuple[Packing | None, Packing | None]:
+    """How the client's messages and the server's are compressed, by what the server has agreed to."""
+    if not agreed.strip():
+        return None, None
+    low = agreed.lower()
+    return Packing(b"client_no_context_takeover" in low), Packing(b"server_no_context_takeover" in low)
+
+
+def close_frame(code: int, reason: str, masked: bool = False) -> bytes:
+    """Ends the connection; `masked` as clients must."""
+    payload = code.to_bytes(2, "big") + reason.encode()[:123]
+    # A mask of zeros hides nothing, and there is nothing to hide.
+    return bytes([0x80 | _CLOSE, len(payload) | (128 if masked else 0)]) + (b"\0\0\0\0" if masked else b"") + payload
