@@ -81,6 +81,10 @@ class RequestHeads:
             clean = [header for header in request.headers if _TOKEN.search(header[2]) is None]
             parts = self._parts(clean, request.hops, length)
             sent = b"".join(parts)
+        if request.websocket and not self.verbatim:
+            # What concerns the connection only goes on as well: it is the same one from here to there.
+            parts += (b"Connection", b": ", b"Upgrade", b"\r\n", b"Upgrade", b": ", b"websocket", b"\r\n")
+            sent = b"".join(parts)
         if b"pst_" in target:
             target = _TOKEN.sub(MASK, target)
         return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, sent), parts

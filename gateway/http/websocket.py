@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 TEXT: Final = 1
-_CONTINUATION, _BINARY, _CLOSE, _CONTROL = 0, 2, 8, 8
+CLOSE: Final = 8
+_CONTINUATION, _BINARY, _CONTROL = 0, 2, 8
 _TAIL: Final = b"\x00\x00\xff\xff"
 """What a sender leaves out at the end of a compressed message (RFC 7692 §7.2.1)."""
 _EXTENSION: Final = re.compile(rb"\s*permessage-deflate\s*(?:;.*)?", re.IGNORECASE | re.DOTALL)
@@ -28,7 +29,7 @@ class Message(NamedTuple):
     """A whole message."""
 
     kind: int
-    """`TEXT`, or that of another one."""
+    """`TEXT`, `CLOSE`, or that of another one."""
     body: bytes
     end: int
     """How many bytes of the direction there are up to its end."""
@@ -59,6 +60,16 @@ class Reader:
         self._begun: list[bytes] = []
         self._size = self._read = self._kind = 0
         self._compressed = False
+
+    @property
+    def between_frames(self) -> bool:
+        """Whether no frame is unfinished."""
+        return not self._buffer
+
+    @property
+    def between_messages(self) -> bool:
+        """Whether no message is unfinished either."""
+        return not self._buffer and not self._begun
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages that end within these bytes."""
@@ -104,7 +115,7 @@ class Reader:
         elif kind >= _CONTROL:
             if not self._begun:
                 self.whole = self._read
-            return Message(kind, payload, self._read) if kind == _CLOSE else None
+            return Message(kind, payload, self._read) if kind == CLOSE else None
         elif (kind == _CONTINUATION) != bool(self._begun) or kind > _BINARY:
             self.problem = "a frame does not continue what came before"
         else:
@@ -158,8 +169,14 @@ def packings(agreed: bytes) -> tuple[Packing | None, Packing | None]:
     return Packing(b"client_no_context_takeover" in low), Packing(b"server_no_context_takeover" in low)
 
 
+def text_frame(text: bytes) -> bytes:
+    """A message of a server, of at most 65,535 bytes."""
+    size = len(text)
+    return b"\x81" + (bytes([size]) if size < 126 else b"\x7e" + size.to_bytes(2, "big")) + text
+
+
 def close_frame(code: int, reason: str, masked: bool = False) -> bytes:
     """Ends the connection; `masked` as clients must."""
     payload = code.to_bytes(2, "big") + reason.encode()[:123]
     # A mask of zeros hides nothing, and there is nothing to hide.
-    return bytes([0x80 | _CLOSE, len(payload) | (128 if masked else 0)]) + (b"\0\0\0\0" if masked else b"") + payload
+    return bytes([0x80 | CLOSE, len(payload) | (128 if masked else 0)]) + (b"\0\0\0\0" if masked else b"") + payload

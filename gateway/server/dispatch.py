@@ -26,6 +26,7 @@ from penstock.gateway.mcp.oauth import metadata_call
 from penstock.gateway.proxy.call import Call
 from penstock.gateway.proxy.rehearsed_call import make_call
 from penstock.gateway.proxy.shared import Shared
+from penstock.gateway.proxy.websocket.opening import Opening
 from penstock.gateway.server.bridge import ControlPlane, agent_target, is_control
 from penstock.gateway.upstreams.wanted import WantedHosts
 
@@ -58,6 +59,9 @@ class Dispatch:
                 server = self._mcp.servers.wanted(client.tunnel.wanted.address, path)
                 admitted = self._proxy.admission.admit_tunnelled(request, client.hints, client.tunnel, server)
                 self._run(client, request, admitted, began)
+                return
+            if request.websocket:
+                self._run(client, request, self._proxy.admission.admit(request, client.hints), began)
                 return
             if is_control(request.target):
                 self._control.serve(client, request)
@@ -95,10 +99,13 @@ class Dispatch:
         client.enter(self._proxy.admission.open_tunnel(request, wanted))
 
     def _run(self, client: ClientConnection, request: Request, admitted: Admitted, began: float) -> None:
-        client.served = call = self._call(client, request, admitted)
+        call = self._call(client, request, admitted)
+        client.served = call
         call.run(began)
 
     def _call(self, client: ClientConnection, request: Request, admitted: Admitted) -> Call:
+        if request.websocket:
+            return Opening(self._proxy, client, request, admitted)
         if admitted.dialect.family is MCP:
             return McpCall(self._proxy, self._mcp, client, request, admitted)
         return make_call(self._proxy, client, request, admitted)

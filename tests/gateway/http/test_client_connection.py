@@ -211,13 +211,13 @@ async def test_a_websocket_is_refused_in_the_shape_of_its_api(rig: Rig) -> None:
         ("Sec-WebSocket-Key", "x"),
         ("Sec-WebSocket-Version", "13"),
     ]
-    for below in ("/v1/responses", MESSAGES):
+    for below in (CHAT, MESSAGES):
         async with rig.upstream([request()]) as upstream, rig.client() as client:
             client.send(get(rig.path(below), upgrade))
             got = await client.rest()
             assert got.startswith(b"HTTP/1.1 426 Upgrade Required\r\n")
             said: dict[str, Any] = json.loads(body_of(got))
-            assert said.get("type") == (None if below == "/v1/responses" else "error")
+            assert said.get("type") == (None if below == CHAT else "error")
             assert "WebSocket" in said["error"]["message"]
             assert upstream.connections == []
 

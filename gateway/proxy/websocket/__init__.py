@@ -1,0 +1,1 @@
+"""Calls on WebSockets: frames pass as they are, and each answer is a call. Begin with `opening`, then `connection`."""

@@ -1,0 +1,71 @@
+"""The request that opens a WebSocket. Where the server does not agree, it is a call like any other; where it does, it
+leaves nothing on the tape but the calls that follow on it.
+
+Only what passes as it is can pass on a WebSocket. Where a body may have to change, or a call to go by its model's name,
+the client is told to use plain HTTP (426), which clients do that can speak both.
+"""
+
+from __future__ import annotations
+
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.dialects import find
+from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.http.client_connection import ClientConnection
+from penstock.gateway.http.request import Request
+from penstock.gateway.http.upstream_connection import Headers, UpstreamConnection
+from penstock.gateway.http.websocket import readable
+from penstock.gateway.proxy.call import Call
+from penstock.gateway.proxy.shared import Shared
+from penstock.gateway.proxy.state import State
+from penstock.gateway.proxy.websocket.connection import Connection
+from penstock.gateway.proxy.websocket.way import Way, check_passing
+
+
+class Opening(Call):
+    """Opens one."""
+
+    __slots__ = ("_spoken",)
+
+    def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
+        """Raises `ClientFault` where there is to be no WebSocket."""
+        admitted.dialect = self._spoken = _dialect(shared, request, admitted)
+        super().__init__(shared, client, request, admitted)
+        # It is on the tape when it has failed, and not before.
+        self._announced = True
+
+    def on_switched(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bool:
+        """The server agrees."""
+        shared, pool, now = self._shared, self.record.pool, self.state is State.SENT
+        assert pool is not None
+        if not now:
+            return False
+        del shared.running[self]
+        shared.metrics.inflight_calls -= 1
+        self._move(State.ENDING)
+        self._move(State.ENDED)
+        self.connection = None
+        way = Way(self._admitted, self._spoken, self.request, pool, self.record.sent, _headers(head))
+        made = Connection(shared, self.client, connection, way)
+        connection.switch(made)
+        self.client.transport.write(self.own.hide(head))
+        self.client.switch(made)
+        if raw:
+            made.on_upstream_data(raw)
+        return True
+
+
+def _dialect(shared: Shared, request: Request, admitted: Admitted) -> Dialect:
+    """What is spoken on it; raises `ClientFault` where there is to be none."""
+    dialect, why = find("POST", admitted.path.partition("?")[0]), None
+    offers = [value for low, _, value in request.headers if low == b"sec-websocket-extensions"]
+    if request.method != "GET" or request.http10 or not dialect.websocket:
+        why = "this path has no WebSockets here"
+    elif not readable(offers):
+        why = "only permessage-deflate is understood of WebSocket extensions"
+    check_passing(shared, why)
+    return dialect
+
+
+def _headers(head: bytes) -> Headers:
+    lines = (line.partition(b":") for line in head.split(b"\r\n")[1:-2])
+    return [(name, value.strip()) for name, _, value in lines]

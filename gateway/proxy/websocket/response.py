@@ -1,0 +1,148 @@
+"""One request on a WebSocket and its answer, as a call. The messages of the answer are kept as the events of a stream,
+which they are in the same API over HTTP, so everybody reads them in the same way.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.http.errors import Refusal, UpstreamFault
+from penstock.gateway.http.request import Request
+from penstock.gateway.model.attributes import PREWARM, WEBSOCKET
+from penstock.gateway.proxy.recording import SLOTS, Recording
+from penstock.gateway.proxy.shared import Shared
+from penstock.gateway.proxy.state import State
+from penstock.gateway.proxy.websocket.way import Carrier, check_passing
+
+
+class Response(Recording):
+    """One call. It is in `Shared.running` from `begin` to its end."""
+
+    __slots__ = (*SLOTS, "_on", "_ends_at", "_on", "client", "request", "started", "touched")
+
+    def __init__(self, on: Carrier, shared: Shared, admitted: Admitted, end: int) -> None:
+        """`end`: where its request ends in what the client has sent."""
+        way = on.way
+        self.client, self.request = on.client, _request(way.request, admitted.body, shared.epoch_ns)
+        self.started, self.touched = False, self.request.started
+        self._on, self._ends_at = on, end
+        self._prepare(shared, self.request, admitted)
+        record = self.record
+        record.pool, record.sent, record.response_headers = way.pool, way.sent, way.headers
+        record.stream, record.http_status = True, 101
+        record.attributes = {WEBSOCKET: True, **({PREWARM: True} if way.dialect.only_prepares(admitted.body) else {})}
+
+    @property
+    def waits(self) -> bool:
+        """Whether the end of its answer waits for the tape."""
+        return self._durable or self._shared.recorder.full
+
+    # Its request ----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Sends it, as soon as that may be."""
+        self._shared.running[self] = None
+        self._shared.metrics.inflight_calls += 1
+        self._do("begun", self._begin)
+        self._overhead = monotonic() - self.request.started
+
+    def _begin(self) -> None:
+        if self._admitted.waits:
+            self._wait()
+            self._shared.admission.follow(self._admitted, self.client.hints, self._on_followed)
+        else:
+            self._check()
+
+    def _on_followed(self) -> None:
+        """It is known whose it is."""
+        if self._resumes():
+            self._do("begun", self._check)
+        else:
+            self._shared.admission.remember(self._admitted, self.client.hints, None)
+
+    def _check(self) -> None:
+        self._shared.metrics.ambiguous_calls += self._admitted.address.ambiguous
+        # Something may have been released since it was opened.
+        check_passing(self._shared)
+        if self._shared.recorder.failing is not None:
+            self._shared.check_gap(self._admitted)
+        self._announce_first(self._go)
+
+    def _go(self) -> None:
+        self._move(State.SENT)
+        self.touched = monotonic()
+        self._on.send(self._ends_at)
+
+    # Its answer -----------------------------------------------------------------------------------------------------
+
+    def hear(self, message: bytes, now: float) -> None:
+        """Notes a message."""
+        if not self.started:
+            self.started = True
+            self._move(State.STREAMING)
+        self.touched = now
+        self.record.arrived([b"data: %b\n\n" % message], now)
+
+    def complete(self, status: int) -> None:
+        """Its last message was heard."""
+        self.record.http_status = status
+        self._end("ok" if status < 400 else "error", None if status < 400 else f"http_{status}")
+
+    def put(self) -> None:
+        """Hands it to the recorder, when the bytes of its end have gone out, or must wait."""
+        if self.waits:
+            self._waits_since = monotonic()
+            self._shared.recorder.put(self.record, self._let_go)
+        else:
+            self._shared.recorder.put(self.record, self._recorded)
+
+    def _let_go(self, kept: bool) -> None:
+        self._shared.metrics.recorder_wait_seconds += monotonic() - self._waits_since
+        self._recorded(kept)
+        self._on.kept(kept or not self._shared.refuses_gaps(self._admitted.address.mode))
+
+    # Other ends -----------------------------------------------------------------------------------------------------
+
+    def cut_off(self, status: str, error: str) -> None:
+        """The connection ends before its answer does."""
+        if self.state < State.ENDING:
+            self._end(status, error)
+            self._shared.recorder.put(self.record, self._recorded)
+
+    def check(self, now: float, announce: float) -> None:
+        """Must it be announced, has the upstream been silent for too long?"""
+        self._announce_late(announce)
+        pool = self.record.pool
+        assert pool is not None
+        late = self.state in (State.SENT, State.STREAMING) and now - self.touched > pool.config.read_timeout
+        if late and not self._on.held and self._on.answers(self):
+            limit = f"sent nothing for {pool.config.read_timeout:g} s (upstream.read_timeout)"
+            self._fail(UpstreamFault(504, "timeout", f"upstream {pool.name!r} ({pool.origin}) {limit}"))
+
+    def give_up(self) -> None:
+        """The gateway stops and cannot wait any longer."""
+        self.cut_off("interrupted", "gateway_stopped")
+        self._on.drain()
+
+    def _fail(self, refusal: Refusal) -> None:
+        """Ends it, and its connection, with a message of the gateway's own."""
+        said, record = self._on.refusal(refusal), self.record
+        if self.state in (State.SENT, State.STREAMING):
+            record.arrived([b"data: %b\n\n" % said], monotonic())
+        else:
+            record.pool = None
+            record.answered(refusal.status, b"data: %b\n\n" % said)
+        self._end("error", refusal.kind)
+        self._on.refuse(refusal, said)
+        self._shared.recorder.put(record, self._recorded)
+
+
+def _request(opening: Request, body: bytes, epoch_ns: int) -> Request:
+    """The message as a request: what its opening said of it, now."""
+    made = Request()
+    made.method, made.target, made.headers = opening.method, opening.target, opening.headers
+    made.started = monotonic()
+    made.started_ns = epoch_ns + int(made.started * 1e9)
+    made.add(body)
+    return made

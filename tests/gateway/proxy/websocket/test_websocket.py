@@ -1,0 +1,421 @@
+"""Responses on WebSockets through a gateway: messages pass as they are, and each answer is a call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from agents import Agent, RunConfig, Runner
+from agents.models.openai_responses import OpenAIResponsesWSModel
+from conftest import StartGateway
+from fakes.process import Gateway
+from fakes.responses_websocket import BIG, Host, websocket_host
+from fakes.tape import Tape
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from penstock.gateway.model.attributes import PREWARM, WEBSOCKET
+
+Json = dict[str, Any]
+KEY = {"Authorization": "Bearer sk-not-real", "OpenAI-Beta": "responses_websockets=2026-02-06"}
+LAST = ("response.completed", "error")
+
+
+def config(host: Host, more: str = "") -> str:
+    return f'[[upstream]]\nname = "host"\nbase_url = "{host.url}/v1"\n{more}\n'
+
+
+@dataclass
+class Rig:
+    host: Host
+    gateway: Gateway
+    tape: Tape
+
+    @asynccontextmanager
+    async def open(self, below: str = "/rollout/r1/attempt/a1", **more: Any) -> AsyncGenerator[ClientConnection]:
+        url = self.gateway.url.replace("http", "ws") + below + "/v1/responses"
+        async with connect(url, additional_headers=KEY, max_size=None, proxy=None, **more) as connection:
+            yield connection
+
+
+@pytest.fixture
+async def host() -> AsyncGenerator[Host]:
+    async with websocket_host() as made:
+        yield made
+
+
+@pytest.fixture
+async def rig(start_gateway: StartGateway, host: Host, http: aiohttp.ClientSession) -> Rig:
+    gateway = await start_gateway(config(host))
+    return Rig(host, gateway, Tape(gateway.url, http))
+
+
+async def started(start_gateway: StartGateway, host: Host, http: aiohttp.ClientSession, text: str) -> Rig:
+    gateway = await start_gateway(text)
+    return Rig(host, gateway, Tape(gateway.url, http))
+
+
+def request(said: str, **more: Any) -> str:
+    return json.dumps(
+        {"type": "response.create", "model": "gpt-5", "input": [{"role": "user", "content": said}], **more}
+    )
+
+
+async def ask(connection: ClientConnection, said: str, **more: Any) -> list[str]:
+    """The messages of the answer."""
+    await connection.send(request(said, **more))
+    return await answer(connection)
+
+
+async def answer(connection: ClientConnection) -> list[str]:
+    found: list[str] = []
+    while not found or json.loads(found[-1])["type"] not in LAST:
+        message = await connection.recv()
+        assert isinstance(message, str)
+        found.append(message)
+    return found
+
+
+@pytest.mark.parametrize("compression", ["deflate", None])
+async def test_messages_pass_and_each_answer_is_a_call(rig: Rig, compression: str | None) -> None:
+    async with rig.open(compression=compression) as connection:
+        first = await ask(connection, "Hello", stream=True)
+        second = await ask(connection, "limits, please " * 300, previous_response_id="resp_1")
+    assert [*first, *second] == rig.host.sent
+    assert rig.host.asked[0] == json.loads(request("Hello", stream=True))
+    ((path, headers),) = rig.host.opened
+    assert path == "/v1/responses"
+    assert headers["authorization"] == "Bearer sk-not-real"
+    assert headers["openai-beta"] == "responses_websockets=2026-02-06"
+    assert headers.get_all("upgrade") == ["websocket"]
+    assert headers["host"] == rig.host.url.partition("://")[2]
+    one, two = await rig.tape.spans("r1", 2)
+    for span, said in ((one, "said 1"), (two, "said 2")):
+        assert (span.kind, span.dialect, span.model, span.upstream) == ("llm", "responses", "gpt-5", "host")
+        assert (span.status, span.error, span.http_status, span.stream) == ("ok", None, 101, True)
+        assert span.usage is not None
+        assert span.usage.output_tokens
+        assert (span.attributes or {}) == {WEBSOCKET: True}
+        detail = await rig.tape.detail(span)
+        assert detail.turn is not None
+        assert detail.turn.choices[0].message.parts[0].text == said
+        assert detail.turn.problems == []
+    assert await rig.tape.raw(one, "request") == request("Hello", stream=True).encode()
+    assert await rig.tape.raw(one, "response") == b"".join(b"data: %b\n\n" % it.encode() for it in first)
+    assert two.sequence == 2
+    text = json.dumps(await rig.tape.get("/api/rollouts/r1/attempts/a1/spans/1"))
+    assert "sk-not-real" not in text
+
+
+async def test_a_request_that_only_prepares_is_marked(rig: Rig) -> None:
+    async with rig.open() as connection:
+        _ = await ask(connection, "Hello", generate=False)
+        _ = await ask(connection, "Hello")
+    one, two = await rig.tape.spans("r1", 2)
+    assert (one.attributes, two.attributes) == ({WEBSOCKET: True, PREWARM: True}, {WEBSOCKET: True})
+    assert (one.choices, one.status) == (0, "ok")
+
+
+@pytest.mark.parametrize("size", [1, 400_000])
+async def test_a_conversation_without_an_address_is_one_rollout(rig: Rig, size: int) -> None:
+    said = "long " * (size // 5)
+    async with rig.open("") as connection:
+        first = await ask(connection, "Hello " + said)
+        made = json.loads(first[-1])["response"]["id"]
+        _ = await ask(connection, "And now?", previous_response_id=made)
+    async with rig.open("") as connection:
+        _ = await ask(connection, "Something else " + said)
+    spans = [span for span in await everything(rig, 3) if span["kind"] == "llm"]
+    assert len({span["rollout"] for span in spans[:2]}) == 1
+    assert len({span["rollout"] for span in spans}) == 2
+
+
+async def everything(rig: Rig, count: int) -> list[Json]:
+    found: list[Json] = []
+    while len(found) < count:
+        found = [span for span in (await rig.tape.get("/api/spans"))["spans"] if span["status"] != "open"]
+    return sorted(found, key=lambda span: span["start_ns"])
+
+
+async def test_an_error_is_one(rig: Rig) -> None:
+    async with rig.open() as connection:
+        _ = await ask(connection, "an error")
+        _ = await ask(connection, "Hello")
+    one, two = await rig.tape.spans("r1", 2)
+    assert (one.status, one.error, one.http_status) == ("error", "http_429", 429)
+    detail = await rig.tape.detail(one)
+    assert detail.turn is not None
+    assert detail.turn.error == "slow down"
+    assert two.status == "ok"
+
+
+async def test_a_client_that_leaves_has_cancelled_its_call(rig: Rig) -> None:
+    async with rig.open() as connection:
+        await connection.send(request("hang"))
+        await rig.host.hangs.wait()
+        open_span = await rig.tape.open_span("r1")
+        assert open_span.model == "gpt-5"
+    rig.host.let_go.set()
+    assert await rig.host.left.get() == 1000
+    (span,) = await rig.tape.spans("r1", 1)
+    assert (span.status, span.error) == ("cancelled", "client_gone")
+
+
+async def test_an_upstream_that_leaves(rig: Rig) -> None:
+    async with rig.open() as connection:
+        await connection.send(request("leave"))
+        with pytest.raises(ConnectionClosed) as caught:
+            _ = await answer(connection)
+    assert caught.value.rcvd is not None
+    assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (1011, "bye")
+    (span,) = await rig.tape.spans("r1", 1)
+    assert (span.status, span.error) == ("error", "upstream_closed")
+    assert span.response_bytes > 0
+
+
+@pytest.mark.parametrize("status", [401, 426])
+async def test_a_host_that_does_not_agree(rig: Rig, status: int) -> None:
+    rig.host.status = status
+    with pytest.raises(InvalidStatus) as caught:
+        async with rig.open():
+            pass
+    assert caught.value.response.status_code == status
+    (span,) = await rig.tape.spans("r1", 1)
+    assert (span.dialect, span.error, span.http_status) == ("responses", f"http_{status}", status)
+
+
+async def refused(rig: Rig, path: str = "/v1/responses", **headers: str) -> str:
+    """What is said to a client that asks for a WebSocket and is to use plain HTTP."""
+    more = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Key": "x", "Sec-WebSocket-Version": "13"}
+    url = rig.gateway.url + path
+    async with rig.tape.http.get(url, headers=KEY | more | headers) as response:
+        assert response.status == 426
+        return (await response.json())["error"]["message"]
+
+
+async def test_where_bodies_may_have_to_change_there_is_plain_http(
+    start_gateway: StartGateway, host: Host, http: aiohttp.ClientSession
+) -> None:
+    rig = await started(start_gateway, host, http, config(host, '[[route]]\nmodel = "a*"\nupstream = "host"'))
+    assert await refused(rig) == "routes here go by the model of each request: use plain HTTP, which streams events"
+    assert host.opened == []
+
+
+async def test_paths_and_extensions_that_are_not_understood(rig: Rig) -> None:
+    assert "this path has no WebSockets here" in await refused(rig, "/v1/realtime")
+    assert "this path has no WebSockets here" in await refused(rig, "/api/changes")
+    said = await refused(rig, **{"Sec-WebSocket-Extensions": "permessage-deflate, mux"})
+    assert "only permessage-deflate is understood" in said
+    assert rig.host.opened == []
+
+
+async def test_after_a_release_begins_clients_are_sent_to_plain_http(rig: Rig) -> None:
+    prompt = {"kind": "prompt", "content": {"text": "You are a helpful assistant."}}
+    async with rig.open() as connection:
+        _ = await ask(connection, "Hello")
+        async with rig.tape.http.post(rig.gateway.url + "/api/resources/greeting", json=prompt) as made:
+            assert made.status in (200, 201), await made.text()
+        (said,) = await ask(connection, "Hello")
+        assert json.loads(said)["status"] == 426
+        with pytest.raises(ConnectionClosed) as caught:
+            _ = await connection.recv()
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1012
+    assert len(rig.host.asked) == 1
+    assert await rig.host.left.get() == 1012
+    one, two = await rig.tape.spans("r1", 2)
+    assert one.status == "ok"
+    assert (two.status, two.error, two.http_status, two.upstream) == ("error", "websocket", 426, None)
+    assert "released here" in await refused(rig)
+
+
+async def test_in_a_strict_gateway_the_tape_comes_first(
+    start_gateway: StartGateway, host: Host, http: aiohttp.ClientSession
+) -> None:
+    rig = await started(start_gateway, host, http, config(host, '[tape]\nrecord = "strict"'))
+    async with rig.open() as connection:
+        await connection.send(request("hang"))
+        await host.hangs.wait()
+        # It is on the tape before it was sent.
+        heads = (await rig.tape.get("/api/rollouts/r1/attempts/a1/spans"))["spans"]
+        assert [head["status"] for head in heads] == ["open"]
+        host.let_go.set()
+        _ = await answer(connection)
+        # Its end is on the tape before the last message comes.
+        heads = (await rig.tape.get("/api/rollouts/r1/attempts/a1/spans"))["spans"]
+        assert [head["status"] for head in heads] == ["ok"]
+        assert len(await ask(connection, "Hello")) > 2
+
+
+async def test_an_upstream_that_is_silent(start_gateway: StartGateway, host: Host, http: aiohttp.ClientSession) -> None:
+    rig = await started(start_gateway, host, http, config(host, "read_timeout = 0.2"))
+    async with rig.open() as connection:
+        await connection.send(request("hang"))
+        *_, last = await answer(connection)
+        told = json.loads(last)
+        assert told["status"] == 504
+        assert "sent nothing for 0.2 s (upstream.read_timeout)" in told["error"]["message"]
+    (span,) = await rig.tape.spans("r1", 1)
+    assert (span.status, span.error) == ("error", "timeout")
+
+
+async def test_a_gateway_that_stops_lets_answers_end(rig: Rig) -> None:
+    async with rig.open("/rollout/r2") as idle, rig.open() as busy:
+        _ = await ask(idle, "Hello")
+        await busy.send(request("hang"))
+        await rig.host.hangs.wait()
+        assert rig.gateway.process is not None
+        rig.gateway.process.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionClosed) as caught:
+            _ = await idle.recv()
+        assert caught.value.rcvd is not None
+        assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (1001, "the gateway stops")
+        rig.host.let_go.set()
+        assert json.loads((await answer(busy))[-1])["type"] == "response.completed"
+        with pytest.raises(ConnectionClosed) as caught:
+            _ = await busy.recv()
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1001
+
+
+async def test_a_client_that_does_not_read_holds_its_upstream_up(rig: Rig) -> None:
+    async with rig.open(max_queue=1, compression=None) as slow, rig.open("/rollout/r2") as other:
+        await slow.send(request("big"))
+        assert len(await ask(other, "Hello")) > 2
+        assert rig.host.drained < 2 * BIG
+        assert json.loads((await answer(slow))[-1])["type"] == "response.completed"
+    (span,) = await rig.tape.spans("r1", 1)
+    assert span.response_bytes > BIG
+
+
+async def test_requests_of_one_connection_are_answered_in_their_order(rig: Rig) -> None:
+    async with rig.open() as connection:
+        for number in range(5):
+            await connection.send(request(f"number {number}"))
+        for _ in range(5):
+            _ = await answer(connection)
+    spans = await rig.tape.spans("r1", 5)
+    for number, span in enumerate(spans):
+        assert f"number {number}".encode() in await rig.tape.raw(span, "request")
+        assert f"said {number + 1}".encode() in await rig.tape.raw(span, "response")
+
+
+async def test_what_is_no_request_passes_and_is_no_call(rig: Rig) -> None:
+    async with rig.open() as connection:
+        pong = await connection.ping()
+        _ = await pong
+        _ = await ask(connection, "Hello")
+        await asyncio.wait_for(await connection.ping(), 30)
+    assert len(await rig.tape.spans("r1", 1)) == 1
+
+
+async def test_frames_pass_as_they_are_however_they_are_cut(
+    start_gateway: StartGateway, http: aiohttp.ClientSession
+) -> None:
+    """Fragments, a ping between them, masks and lengths of other forms than a library would choose."""
+    asked = request("Hello").encode()
+    sent = b"".join(
+        (
+            frame(0x01, asked[:10], mask=b"abcd"),
+            frame(0x89, b"ping", mask=b"\0\0\0\0"),
+            frame(0x00, b"", mask=b"wxyz"),
+            frame(0x80, asked[10:], mask=b"efgh", long=True),
+        )
+    )
+    ended = json.dumps({"type": "response.completed", "response": {"id": "resp_1", "output": []}}).encode()
+    told = frame(0x8A, b"ping") + frame(0x01, ended[:5]) + frame(0x80, ended[5:], long=True)
+    got = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _ = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 101 Odd words\r\nUPGRADE: websocket\r\nX-Odd:  1 \r\n\r\n" + told[:3])
+        got.extend(await reader.readexactly(len(sent)))
+        for at in range(3, len(told)):
+            writer.write(told[at : at + 1])
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    gateway = await start_gateway(f'[[upstream]]\nname = "host"\nbase_url = "http://{host}/v1"\n')
+    reader, writer = await asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
+    head = (
+        b"GET /rollout/r1/attempt/a1/v1/responses HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
+    )
+    writer.write(head + b"Sec-WebSocket-Key: x\r\nAuthorization: Bearer sk-x\r\n\r\n")
+    for at in range(len(sent)):
+        writer.write(sent[at : at + 1])
+        await writer.drain()
+    answered = await reader.read()
+    writer.close()
+    assert answered == b"HTTP/1.1 101 Odd words\r\nUPGRADE: websocket\r\nX-Odd:  1 \r\n\r\n" + told
+    assert bytes(got) == sent
+    server.close()
+    tape = Tape(gateway.url, http)
+    (span,) = await tape.spans("r1", 1)
+    assert (span.status, span.response_id) == ("ok", "resp_1")
+    assert await tape.raw(span, "request") == asked
+
+
+def frame(first: int, payload: bytes, mask: bytes = b"", long: bool = False) -> bytes:
+    size = len(payload)
+    length = (
+        bytes([127]) + size.to_bytes(8, "big")
+        if long
+        else bytes([size])
+        if size < 126
+        else bytes([126]) + size.to_bytes(2, "big")
+    )
+    masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload)) if mask else payload
+    return bytes([first, length[0] | (128 if mask else 0)]) + length[1:] + mask + masked
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "why"),
+    [
+        (frame(0x80, b"x", mask=b"abcd"), 1002, "a frame does not continue what came before"),
+        (frame(0xC1, b"x", mask=b"abcd"), 1002, "a frame has bits of an extension that was not agreed on"),
+        (bytes([0x81, 255]) + (1 << 40).to_bytes(8, "big"), 1009, "a message is larger than 268435456 bytes"),
+    ],
+)
+async def test_frames_that_cannot_be_read_end_the_connection(rig: Rig, sent: bytes, code: int, why: str) -> None:
+    async with rig.open(compression=None) as connection:
+        _ = await ask(connection, "Hello")
+        connection.transport.write(sent)
+        with pytest.raises(ConnectionClosed) as caught:
+            _ = await connection.recv()
+        assert caught.value.rcvd is not None
+        assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (code, why)
+    assert await rig.host.left.get() == code
+    assert len(rig.host.asked) == 1
+
+
+async def test_a_killed_gateway_leaves_an_interrupted_call(rig: Rig) -> None:
+    async with rig.open() as connection:
+        await connection.send(request("hang"))
+        await rig.host.hangs.wait()
+        _ = await rig.tape.open_span("r1")
+        await rig.gateway.kill()
+        with pytest.raises(ConnectionClosed):
+            _ = await answer(connection)
+    await rig.gateway.start()
+    (span,) = await Tape(rig.gateway.url, rig.tape.http).spans("r1", 1)
+    assert span.status == "interrupted"
+
+
+async def test_the_agents_sdk_speaks_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
+    client = openai.AsyncOpenAI(base_url=rig.gateway.url + "/rollout/r1/attempt/a1/v1", api_key="sk-not-real")
+    model = OpenAIResponsesWSModel("gpt-5", client)
+    done = await Runner.run(Agent("a", model=model), "Hello", run_config=RunConfig(tracing_disabled=True))
+    assert done.final_output == "said 1"
+    (span,) = await rig.tape.spans("r1", 1)
+    assert (span.status, span.attributes) == ("ok", {WEBSOCKET: True})
