@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes.odd import close, request, send, wait
 from fakes.raw import Headers, body_of, get, head, header_fields, post, reply
-from fakes.rig import MESSAGES, Rig
+from fakes.rig import CHAT, MESSAGES, Rig
 
 LIMITS = """
 [limits]
