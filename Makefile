@@ -8,11 +8,12 @@ VERL := .venv-verl
 PROVIDERS := .venv-providers
 MCP := .venv-mcp
 MCP1 := .venv-mcp1
+CLIENTS := .venv-clients
 # On a machine with a GPU: make install-train TORCH=torch, and the same for install-verl
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp demo demo-rl test test-vllm test-train test-verl test-providers test-mcp test-extras test-all check check-train check-verl bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients demo demo-rl test test-vllm test-train test-verl test-providers test-mcp test-clients test-extras test-all check check-train check-verl bench chaos soak clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +78,17 @@ $(MCP)/.installed: tests/conformance/package.json tests/conformance/package-lock
 	cd $(MCP) && npm ci --no-audit --no-fund --ignore-scripts --loglevel=error
 	@touch $@
 
+# Agents as their users install them, a Node.js of their own, and two SDKs beside those of development.
+$(CLIENTS)/.installed: tests/clients/package.json tests/clients/package-lock.json Makefile
+	@mkdir -p $(CLIENTS)
+	cp tests/clients/package.json tests/clients/package-lock.json $(CLIENTS)
+	cd $(CLIENTS) && npm ci --no-audit --no-fund --ignore-scripts --loglevel=error
+	$(PYTHON) -m venv $(CLIENTS)/python
+	$(CLIENTS)/python/bin/pip install --quiet --disable-pip-version-check 'google-genai>=3.4' 'pydantic-ai-slim[openai]>=2.68'
+	@touch $@
+
+install-clients: $(CLIENTS)/.installed ## Install Claude Code, Codex, opencode, Gemini CLI and SDKs into .venv-clients (1.6 GB; needs npm)
+
 # The SDK's older line goes on, and many clients stay with it.
 $(MCP1)/.installed: Makefile
 	$(PYTHON) -m venv $(MCP1)
@@ -115,7 +127,10 @@ test-providers: install install-providers ## Test translation, with its own SDKs
 test-mcp: install install-mcp ## Test with the official conformance suite of MCP, both its sides, and with its other clients
 	$(BIN)/python -m pytest -n 0 tests/conformance
 
-test-all: test test-providers test-mcp test-vllm test-train test-verl test-extras ## Run every suite, each in its environment
+test-clients: install install-clients ## Compare what agents send behind a sidecar with what they send without it
+	$(BIN)/python -m pytest -n 0 tests/clients
+
+test-all: test test-providers test-mcp test-clients test-vllm test-train test-verl test-extras ## Run every suite, each in its environment
 
 check: install ## Lint, types, layering
 	$(BIN)/ruff format --check .

@@ -63,5 +63,6 @@ def test_the_example_configuration_is_valid() -> None:
     assert [upstream.name for upstream in load(EXAMPLES / "penstock.toml").upstreams()] == [
         "openai",
         "anthropic",
+        "chatgpt",
         "gemini",
     ]

@@ -14,7 +14,7 @@ from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.dialects.sampling import forced, skewed
 from penstock.gateway.dialects.token_ids import IDS, Tokens, length
 from penstock.gateway.model.answers import Finding, Trouble
-from penstock.gateway.model.attributes import CAPTURED
+from penstock.gateway.model.attributes import CAPTURED, PREWARM
 from penstock.gateway.model.lifecycle import LIVE, WAITING
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutSummary
@@ -116,6 +116,9 @@ def of_head(rollout: RolloutSummary, attempt: Attempt, span: Span, model: str | 
     say = partial(finding, rollout=rollout, attempt=attempt.id, sequence=span.sequence)
     if not by_name(span.dialect).generates:
         yield say("no_generation", f"{span.dialect}: no model answered")
+        return
+    if (span.attributes or {}).get(PREWARM):
+        yield say("no_generation", "it asked for no answer, only that its beginning is read already")
         return
     if span.status in ENDED_BADLY:
         code, reason = ENDED_BADLY[span.status]

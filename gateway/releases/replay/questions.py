@@ -97,6 +97,8 @@ def unrepeatable(dialect: Dialect, body: bytes) -> str | None:
     asked = obj(loads(body))
     if not asked:
         return "its request is no JSON object"
+    if dialect.asks(body):
+        return "it was asked on a WebSocket, whose earlier answers it goes on from"
     for name in _SERVER_FIELDS:
         if asked.get(name):
             return f"the provider would act by itself ({name})"

@@ -1,0 +1,77 @@
+"""Agents as their users install them send the same requests behind `penstock sidecar` as without it.
+
+Each row of the table in docs/sidecar.md is one test here, so a version of an agent is in it only if it was measured.
+`UPDATE_GOLDENS=1 make test-clients` writes the table anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+from clients.compare import difference
+from clients.inside import measure, possible
+from clients.profiles import NOWHERE, PROFILES, ROOT, Profile
+
+DOCS: Final = ROOT / "docs" / "sidecar.md"
+HEAD: Final = "| agent | version | how | model calls | what differs |\n|---|---|---|---|---|\n"
+SAME: Final = "nothing"
+PROXIED: Final = "side calls close their connections, no `HEAD /api/hello`: as behind any HTTPS proxy"
+REACTIONS: Final = re.compile(
+    r".*: headers: Connection: keep-alive, Connection: close|.* HEAD /api/hello: 1 and 0 times"
+)
+"""What Claude Code does otherwise where it is told of any proxy."""
+
+pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("clients"), pytest.mark.timeout(600)]
+
+
+def documented() -> dict[str, str]:
+    """The rows of the table, by agent and how."""
+    table = DOCS.read_text().partition(HEAD)[2].partition("\n\n")[0]
+    return {key_of(row): row for row in table.splitlines()}
+
+
+def key_of(row: str) -> str:
+    cells = [cell.strip() for cell in row.split("|")]
+    return f"{cells[1]}, {cells[3]}"
+
+
+def without_version(row: str) -> str:
+    return re.sub(r"^(\| [^|]+ \| )[^|]+", r"\1", row)
+
+
+def write(row: str) -> None:
+    """Puts a row into the table, in the order of the profiles."""
+    text = DOCS.read_text()
+    before, head, after = text.partition(HEAD)
+    rows = documented() | {key_of(row): row}
+    order = [f"{one.client}, {one.mode}" for one in PROFILES]
+    table = "\n".join(sorted(rows.values(), key=lambda it: order.index(key_of(it))))
+    _ = Path(DOCS).write_text(before + head + table + "\n\n" + after.partition("\n\n")[2])
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda it: it.id)
+def test_behind_a_sidecar_an_agent_sends_what_it_sends_without(profile: Profile) -> None:
+    if not profile.installed():
+        pytest.skip(NOWHERE)
+    if not possible():
+        pytest.skip("this machine gives a process no namespaces of its own")
+    found = measure(profile)
+    # Some agents do a thing or two otherwise where they are told of any proxy.
+    assert difference(found["proxied"], found["behind"]) == []
+    changed = difference(found["direct"], found["behind"])
+    assert [one for one in changed if not (profile.client == "Claude Code" and REACTIONS.fullmatch(one))] == []
+    count = sum(dialect != "opaque" for dialect in found["calls"])
+    assert count > 2, "its calls were not understood"
+    row = f"| {profile.client} | {profile.version()} | {profile.mode} | {count} | {PROXIED if changed else SAME} |"
+    if os.environ.get("UPDATE_GOLDENS"):
+        write(row)
+    known = documented()[key_of(row)]
+    assert known == row if profile.pinned else without_version(known) == without_version(row)
+
+
+def test_every_row_is_measured() -> None:
+    assert list(documented()) == [f"{one.client}, {one.mode}" for one in PROFILES]
