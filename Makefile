@@ -13,7 +13,7 @@ CLIENTS := .venv-clients
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients demo demo-rl test test-vllm test-train test-verl test-providers test-mcp test-clients test-extras test-all check check-train check-verl bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients demo demo-sidecar demo-rl test test-vllm test-train test-verl test-providers test-mcp test-clients test-extras test-all check check-train check-verl bench chaos soak clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ install-mcp: $(MCP)/.installed $(MCP1)/.installed ## Install MCP's suite, inspec
 
 demo: $(VENV)/.demo ## See it work: unmodified agents, a local model, the recorded tape (no key; a small install at first)
 	@$(BIN)/python -m penstock.gateway.demo.demo
+
+demo-sidecar: $(VENV)/.demo ## See an agent that has no base URL, before and behind the sidecar (no network, no key)
+	@$(BIN)/python -m examples.sidecar_demo
 
 demo-rl: install-train install-vllm ## See an agent get better: vLLM, the trainer, two CPU cores, some minutes
 	@$(TRAIN)/bin/python -m examples.lookup_rl

@@ -38,6 +38,25 @@ async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+async def test_the_demo_of_the_sidecar_shows_the_same_bytes(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "examples.sidecar_demo"),
+        cwd=ROOT,
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(90):
+        output, complaints = await process.communicate()
+    said = output.decode()
+    assert process.returncode == 0, complaints.decode() + said
+    assert said.count("The answer is 437.\nYou said: Thank you, that is all.") == 2
+    assert "api.openai.com got 3 requests each time: the same bytes." in said
+    assert "demo-sidecar  online  running  3 calls" in said
+    assert complaints == b""
+    assert os.listdir(tmp_path) == []
+
+
 def test_the_readme_shows_what_the_demo_prints() -> None:
     """Its commands and the shape of the tree; times, ports and counts differ."""
     picture = (ROOT / "README.md").read_text().partition("What `make demo` prints:")[2].partition("## Read on")[0]
