@@ -42,6 +42,7 @@ def run(
     intercept: Hosts = None,
     on_unknown: Unknown = "tunnel",
     fail: Fail = "closed",
+    socket: bool = False,
 ) -> None:
     """Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.
 
@@ -56,6 +57,8 @@ def run(
         The rollout of its calls. Without it PENSTOCK_ROLLOUT_ID says, or the conversation.
     attempt
         The attempt; else PENSTOCK_ATTEMPT_ID says.
+    socket
+        Clients that can use a Unix socket to their model host get one: Claude Code, without a certificate or a proxy.
     """
     import asyncio
 
@@ -67,7 +70,7 @@ def run(
     given = os.environ.get
     ids = rollout or given("PENSTOCK_ROLLOUT_ID"), attempt or given("PENSTOCK_ATTEMPT_ID")
     wanted = session.Wanted(
-        gateway.rstrip("/"), _policy(intercept, on_unknown, fail), Whose(*ids, given("PENSTOCK_TOKEN"))
+        gateway.rstrip("/"), _policy(intercept, on_unknown, fail), Whose(*ids, given("PENSTOCK_TOKEN")), socket
     )
     code, problems = asyncio.run(session.run(wanted, command))
     for problem in problems:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.policy import Policy
-from penstock.sidecar.intercept.visit import Passed, Setting, Visit
+from penstock.sidecar.intercept.visit import Passed, Setting, SocketVisit, Visit
 from penstock.sidecar.intercept.ways import Binding, Limits, Ways
 
 
@@ -40,6 +41,13 @@ class Front:
         port = server.sockets[0].getsockname()[1]
         self._ways.ours.add(port)
         return port
+
+    async def start_socket(self, path: Path, host: str) -> None:
+        """Listens on a Unix socket too, for calls of one host without TLS."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(lambda: SocketVisit(self._setting, host), path)
+        self._servers.append(server)
+        await asyncio.to_thread(path.chmod, 0o600)
 
     def bind(self, binding: Binding) -> None:
         """From now on calls pass, as those of this rollout."""

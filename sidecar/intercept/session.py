@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 from penstock.sidecar.intercept import trust
 from penstock.sidecar.intercept.authority import Authority
@@ -21,6 +22,10 @@ from penstock.sidecar.intercept.egress import Ledger, Whose, tell
 from penstock.sidecar.intercept.front import Front
 from penstock.sidecar.intercept.policy import Policy
 
+SOCKETS: Final = {
+    "api.anthropic.com": {"ANTHROPIC_UNIX_SOCKET": "{path}", "ANTHROPIC_BASE_URL": "http://api.anthropic.com"},
+}
+"""What clients are given that take a Unix socket to a host: Claude Code, which has no documentation of it."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -31,6 +36,8 @@ class Wanted:
     gateway: str
     policy: Policy
     whose: Whose
+    sockets: bool = False
+    """Whether clients that can use a Unix socket get one."""
 
 
 @dataclass(slots=True)
@@ -54,6 +61,11 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
         front.bind(wanted.whose.binding)
         bundle, own = trust.write(folder, authority.pem)
         made = Behind(trust.variables(bundle, own, port, names))
+        if wanted.sockets:
+            for host, variables in SOCKETS.items():
+                path = folder / f"{host}.sock"
+                await front.start_socket(path, host)
+                made.variables |= {name: value.format(path=path) for name, value in variables.items()}
         yield made
     finally:
         await front.stop()

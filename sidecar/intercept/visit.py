@@ -3,6 +3,8 @@
 CONNECT api.openai.com:443     a model host: TLS ends here, its bytes go to the gateway
 CONNECT pypi.org:443           another: a tunnel to it, or 403
 GET http://pypi.org/           the same without TLS; each request says where it goes
+
+Clients that can use a Unix socket need none of this: all that comes there is for one host (`SocketVisit`).
 """
 
 from __future__ import annotations
@@ -293,6 +295,28 @@ class Visit(End):
             self._task.cancel()
         super().connection_lost(exc)
         self._end("the agent left")
+
+
+class SocketVisit(Visit):
+    """A connection on a Unix socket: plain HTTP for one host, from the first byte on."""
+
+    def __init__(self, setting: Setting, host: str) -> None:
+        super().__init__(setting)
+        self._host = host
+        self._head = None
+
+    def data_received(self, data: bytes) -> None:
+        """Its calls go through the gateway. They are never sent to their host without TLS, whatever the run may do
+        without a gateway."""
+        if self._task is None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._passed = Passed(self._host, 443, "intercept", monotonic())
+            self._begin(self._to_gateway())
+        super().data_received(data)
+
+    async def _to_gateway(self) -> None:
+        self._follow(self, await self._setting.ways.to_gateway(self._host, 443))
 
 
 def _drop(asking: asyncio.Future[End]) -> None:

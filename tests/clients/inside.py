@@ -80,9 +80,8 @@ class Session:
         command, bundle, own = self.profile.command, *trust.write(self.folder, self.hosts.authority.pem)
         env = self._env(home)
         if how == "behind":
-            known = [word for host in self.profile.intercept for word in ("--intercept", host)]
             place = (sys.executable, "-m", "penstock", "sidecar", "--gateway", self.gateway.url)
-            command = (*place, "--rollout", "r1", *known, "--", *command)
+            command = (*place, "--rollout", "r1", *self.profile.sidecar, "--", *command)
             env |= {"SSL_CERT_FILE": str(bundle)}  # as a machine has it that trusts the hosts
         else:
             env |= trust.variables(bundle, own, self.proxy, ())
@@ -102,7 +101,7 @@ class Session:
         if process.returncode != 0 or "All is done" not in said:
             asked = "\n".join(f"{one.host} {one.head[:80]!r}" for one in self.hosts.asked)
             raise SessionError(f"{how}: it ended with {process.returncode} and {said[-3000:]}\n{asked}")
-        return [one for one in self.hosts.asked if one.host in (*HOSTS, *self.profile.intercept)]
+        return [one for one in self.hosts.asked if one.host in HOSTS]
 
     def _env(self, home: Path) -> dict[str, str]:
         path = os.environ.get("PATH", os.defpath)

@@ -42,8 +42,8 @@ class Profile:
     """Below its home, those that begin with a dot; else where it works."""
     pinned: bool = True
     """Whether this is always the same version."""
-    intercept: tuple[str, ...] = ()
-    """Hosts besides the known ones."""
+    sidecar: tuple[str, ...] = ()
+    """Options of the sidecar."""
 
     @property
     def id(self) -> str:
@@ -61,18 +61,20 @@ def _native(package: str, program: str) -> tuple[str, ...]:
     return (str(MODULES / f"{package}-linux-{_CPU}" / program),)
 
 
-def _claude(mode: str, env: dict[str, str], *words: str, files: dict[str, str] | None = None) -> Profile:
+def _claude(
+    mode: str, env: dict[str, str], *words: str, files: dict[str, str] | None = None, sidecar: tuple[str, ...] = ()
+) -> Profile:
     program = _native("@anthropic-ai/claude-code", "claude")
     command = (*program, "-p", ASK, "--allowedTools", "Bash", *words)
-    return Profile("Claude Code", mode, command, *_npm("@anthropic-ai/claude-code"), env, files or {})
+    return Profile("Claude Code", mode, command, *_npm("@anthropic-ai/claude-code"), env, files or {}, sidecar=sidecar)
 
 
-def _codex(mode: str, login: dict[str, Any], intercept: tuple[str, ...] = ()) -> Profile:
+def _codex(mode: str, login: dict[str, Any]) -> Profile:
     machine = f"vendor/{platform.machine()}-unknown-linux-musl/bin/codex"
     words = ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", ASK)
     command = (*_native("@openai/codex", machine), *words)
     files = {".codex/auth.json": json.dumps(login)}
-    return Profile("Codex", mode, command, *_npm("@openai/codex"), {}, files, intercept=intercept)
+    return Profile("Codex", mode, command, *_npm("@openai/codex"), {}, files)
 
 
 def _opencode(mode: str, model: str, env: dict[str, str]) -> Profile:
@@ -153,6 +155,7 @@ PROFILES = (
     _claude("API key", _ANTHROPIC),
     _claude("OAuth", {"CLAUDE_CODE_OAUTH_TOKEN": "sk-ant-oat01-not-real"}),
     _claude("API key, 36 MCP tools", _ANTHROPIC, "--mcp-config", "mcp.json", files={"mcp.json": _servers()}),
+    _claude("API key, Unix socket", _ANTHROPIC, sidecar=("--socket",)),
     _codex("API key", {"auth_mode": "apikey", "OPENAI_API_KEY": "sk-not-real"}),
     _codex("ChatGPT login", CHATGPT),
     _opencode("Anthropic", "anthropic/claude-sonnet-4-5", _ANTHROPIC),

@@ -1,0 +1,87 @@
+"""Calls on a Unix socket: plain HTTP of an agent, which reaches its host over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.process import Gateway
+from fakes.shell import PENSTOCK, Shell
+from fakes.tape import Tape
+from fakes.tls_host import TlsHost
+
+from penstock.sidecar.intercept.authority import Authority
+
+HOST = "api.anthropic.com"
+CURL = """
+import os, stat, subprocess, sys
+path, url = os.environ["ANTHROPIC_UNIX_SOCKET"], os.environ["ANTHROPIC_BASE_URL"]
+mode = stat.S_IMODE(os.stat(path).st_mode), stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode)
+assert mode == (0o600, 0o700), mode
+words = ["curl", "-sS", "--noproxy", "*", "--unix-socket", path, url + "/v1/messages", "-H", "x-api-key: sk-ant-x"]
+for said in ('{"model":"m","messages":[]}', '{"model":"n","messages":[]}'):
+    done = subprocess.run([*words, "-d", said], stdout=subprocess.PIPE, check=True)
+    sys.stdout.write(done.stdout.decode()[:20])
+"""
+
+
+@dataclass
+class Rig:
+    host: TlsHost
+    gateway: Gateway
+    shell: Shell
+
+
+@pytest.fixture
+async def rig(start_gateway: StartGateway, tmp_path: Path) -> AsyncGenerator[Rig]:
+    """The host is behind a proxy, which leads there whatever its name."""
+    authority, host = Authority([HOST]), TlsHost()
+    trust = tmp_path / "host.pem"
+    _ = await asyncio.to_thread(trust.write_text, authority.pem)
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(f"CONNECT {HOST}:443 ".encode())
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await writer.start_tls(authority.context(HOST))
+        await host.serve(reader, writer)
+
+    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    text = f'[[upstream]]\nname = "up"\nbase_url = "https://{HOST}"\ndialect = "anthropic"\nproxy = "{proxy}"\n'
+    gateway = await start_gateway(text + f'ca_file = "{trust}"\n')
+    yield Rig(host, gateway, Shell(gateway.url, tmp_path, PENSTOCK))
+    server.close()
+
+
+async def test_calls_on_a_socket_are_those_of_the_rollout(rig: Rig, http: aiohttp.ClientSession) -> None:
+    done = await rig.shell.run("sidecar", "--socket", "--rollout", "r1", "--", sys.executable, "-c", CURL)
+    assert (done.code, done.err) == (0, "")
+    assert done.text.count('{"id": "c-1"') == 2
+    first, second = await Tape(rig.gateway.url, http).spans("r1", 2)
+    assert [(span.dialect, span.model, span.upstream) for span in (first, second)] == [
+        ("messages", "m", "up"),
+        ("messages", "n", "up"),
+    ]
+    head = rig.host.asked[0].partition(b"\r\n\r\n")[0].split(b"\r\n")
+    assert head[:2] == [b"POST /v1/messages HTTP/1.1", b"Host: api.anthropic.com"]
+    assert b"x-api-key: sk-ant-x" in head
+
+
+async def test_without_it_there_is_none(rig: Rig) -> None:
+    script = "import os; print('ANTHROPIC_UNIX_SOCKET' in os.environ, 'ANTHROPIC_BASE_URL' in os.environ)"
+    done = await rig.shell.run("sidecar", "--", sys.executable, "-c", script)
+    assert (done.code, done.text) == (0, "False False\n")
+
+
+async def test_nothing_goes_past_a_gateway_that_is_away(rig: Rig) -> None:
+    await rig.gateway.kill()
+    done = await rig.shell.run("sidecar", "--socket", "--fail", "open", "--", sys.executable, "-c", CURL)
+    assert (done.code, rig.host.asked) == (0, [])
+    assert done.text.startswith("the gateway could no")
+    assert "the gateway could not be reached" in done.err
