@@ -229,7 +229,8 @@ async def bench(home: Path, provider: Counting, config: Mapping[str, Any] | None
     pins = Pins(ReleaseReader(store), recorder, Metrics(), asyncio.Future)
     recorder.start()
     async with aiohttp.ClientSession() as session:
-        context = Context(store, pins, recorder, pools, Routes(found.route, pools), lambda: session, time.time_ns)
+        routes = Routes(found.route, pools, {one.name for one in found.upstream})
+        context = Context(store, pins, recorder, pools, routes, lambda: session, time.time_ns)
         made = Bench(context, provider)
         await made.add("travel", prompt(STABLE, sent=True))
         await made.add("travel", prompt(CANDIDATE))
