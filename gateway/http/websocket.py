@@ -177,6 +177,7 @@ def text_frame(text: bytes) -> bytes:
 
 def close_frame(code: int, reason: str, masked: bool = False) -> bytes:
     """Ends the connection; `masked` as clients must."""
-    payload = code.to_bytes(2, "big") + reason.encode()[:123]
+    # Cut in the middle of a character it would be none.
+    payload = code.to_bytes(2, "big") + reason.encode("ascii", "replace")[:123]
     # A mask of zeros hides nothing, and there is nothing to hide.
     return bytes([0x80 | CLOSE, len(payload) | (128 if masked else 0)]) + (b"\0\0\0\0" if masked else b"") + payload

@@ -88,9 +88,11 @@ class Connection(Carrier):
 
     def _listen(self) -> None:
         """Reads from the client while what it says can be passed on."""
+        if self.client.closing:
+            return
         if self._full or len(self._out) > 2 * self._limit:
             self.client.transport.pause_reading()
-        elif not self.client.closing:
+        else:
             self.client.transport.resume_reading()
 
     def _go_on(self) -> None:
@@ -140,7 +142,8 @@ class Connection(Carrier):
     def refuse(self, refusal: Refusal, said: bytes) -> None:
         if self._told.between_messages and not self._behind:
             self.client.transport.write(text_frame(said))
-        self.close(RESTART if refusal.status == 426 else FAILED, refusal.message)
+        reason = self._shared.redactor.own.text(refusal.message)
+        self.close(RESTART if refusal.status == 426 else FAILED, reason)
 
     def answers(self, call: object) -> bool:
         return bool(self._open) and self._open[0] is call
@@ -152,7 +155,8 @@ class Connection(Carrier):
 
     def hold(self) -> None:
         """The client reads slower than the upstream sends."""
-        self._upstream.transport.pause_reading()
+        if not self._upstream.transport.is_closing():
+            self._upstream.transport.pause_reading()
 
     def go_on(self) -> None:
         """The client has caught up."""
@@ -175,7 +179,7 @@ class Connection(Carrier):
         for response in ended:
             if response.waits:
                 self._unkept += 1
-                self._upstream.transport.pause_reading()
+                self.hold()
             response.put()
         if (problem := self._told.problem) is not None:
             self.close(UNREADABLE, f"the upstream's frames cannot be read: {problem}")

@@ -95,6 +95,8 @@ def test_what_the_gateway_writes_itself() -> None:
     assert (short.body, long.body) == (b"short", b"l" * 300)
     assert (close.kind, close.body) == (CLOSE, b"\x03\xf4why")
     assert close.end == len(frames)
+    (long_close,) = Reader(LIMIT, None).feed(close_frame(1000, "\u00fc" * 200))
+    assert long_close.body == b"\x03\xe8" + b"?" * 123
 
 
 @pytest.mark.parametrize(
