@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -107,11 +108,12 @@ def _empty(asked: Json) -> list[Json]:
 
 
 @asynccontextmanager
-async def websocket_host() -> AsyncGenerator[Host]:
-    """A host on a free port."""
+async def websocket_host(tls: ssl.SSLContext | None = None) -> AsyncGenerator[Host]:
+    """A host on a free port of localhost."""
     made = Host()
-    async with serve(made.talk, "127.0.0.1", 0, process_request=made.open, max_size=None) as server:
-        made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with serve(made.talk, "127.0.0.1", 0, process_request=made.open, max_size=None, ssl=tls) as server:
+        scheme, name = ("http", "127.0.0.1") if tls is None else ("https", "localhost")
+        made.url = f"{scheme}://{name}:{server.sockets[0].getsockname()[1]}"
         try:
             yield made
         finally:
