@@ -110,7 +110,8 @@ class Admission:
         return Tunnel(_agreed(address, token), token is not None, wanted)
 
     def admit_tunnelled(self, request: Request, hints: Hints, tunnel: Tunnel, server: Pool | None) -> Admitted:
-        """A call that came through a tunnel: it says nothing about whose it is. `server`: whose tools it asks for."""
+        """A call that came through a tunnel, which says whose it is; an agent token in place of a key says it, too.
+        `server`: whose tools it asks for. Raises `ClientFault`."""
         target = request.target.decode("latin-1")
         _check_target(target)
         dialect = find(request.method, target.partition("?")[0] if server is None else PREFIX + server.name)
@@ -120,10 +121,12 @@ class Admission:
         admitted = Admitted(_NOWHERE, dialect, target, request.body(), server or tunnel.wanted, tunnel.token)
         if admitted.dialect is not OPAQUE and any(low == b"content-encoding" for low, _, _ in request.headers):
             _unpack(admitted, request)
-        address = tunnel.address
+        headers = {low: value for low, _, value in request.headers}
+        token = self._shown(headers)
+        address = _agreed(tunnel.address, token)
         if address is None:
-            headers = {low: value for low, _, value in request.headers if low in SESSION_HEADERS}
-            address = from_headers(headers) or self._implicit(admitted, hints)
+            named = {low: value for low, value in headers.items() if low in SESSION_HEADERS}
+            address = from_headers(named) or self._implicit(admitted, hints)
         admitted.address = address
         return admitted
 
@@ -161,16 +164,21 @@ class Admission:
 
     def _authorize(self, headers: Mapping[bytes, bytes]) -> str | None:
         """The rollout that a token names; None without one, if none is needed."""
-        token = _agent_token(headers)
-        try:
-            if token is not None:
-                return self._auth.rollout_of(token, time.time())
-        except AuthError as error:
-            raise ClientFault(401, "token", f"{error}; make a new one with `penstock token`", "authorization") from None
+        rollout = self._shown(headers)
+        if rollout is not None:
+            return rollout
         if self._token_required and not self._auth.is_admin(_text(headers)):
             message = "an agent token is needed: `penstock token ROLLOUT` makes one, give it as the API key"
             raise ClientFault(401, "token", message, "authorization")
         return None
+
+    def _shown(self, headers: Mapping[bytes, bytes]) -> str | None:
+        """The rollout that a token names; None without one."""
+        token = _agent_token(headers)
+        try:
+            return None if token is None else self._auth.rollout_of(token, time.time())
+        except AuthError as error:
+            raise ClientFault(401, "token", f"{error}; make a new one with `penstock token`", "authorization") from None
 
     def _implicit(self, call: Admitted, hints: Hints) -> Address:
         """The implicit rollout of a call that names none. A new one for now, if finding it takes longer."""

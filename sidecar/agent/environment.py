@@ -28,13 +28,14 @@ CA_FILES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CODEX_CA_CERTIFICATE", "NOD
 NOWHERE = "http://127.0.0.1:9/made-when-the-module-was-imported"
 """Base URL of a client that is made before there is an attempt: the discard port, which answers nobody."""
 LEADING_NOWHERE = dict.fromkeys((*OPENAI_URLS, *BARE_URLS), NOWHERE)
+LOGINS = ("ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
+"""Used by their clients before a key."""
 REMOVED = frozenset(
     {
         "PENSTOCK_ADMIN_KEY",
         "PENSTOCK_INPUT",
         "PENSTOCK_INPUT_FILE",
-        "ANTHROPIC_AUTH_TOKEN",
-        "CLAUDE_CODE_OAUTH_TOKEN",
+        *LOGINS,
         "CLAUDE_CODE_USE_BEDROCK",
         "CLAUDE_CODE_USE_VERTEX",
         "OPENAI_ORG_ID",

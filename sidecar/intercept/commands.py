@@ -43,6 +43,7 @@ def run(
     on_unknown: Unknown = "tunnel",
     fail: Fail = "closed",
     socket: bool = False,
+    keys: Literal["pass", "surrogate"] = "pass",
 ) -> None:
     """Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.
 
@@ -59,6 +60,8 @@ def run(
         The attempt; else PENSTOCK_ATTEMPT_ID says.
     socket
         Clients that can use a Unix socket to their model host get one: Claude Code, without a certificate or a proxy.
+    keys
+        With `surrogate` the agent has its agent token (PENSTOCK_TOKEN) for a key; the gateway replaces it by its own.
     """
     import asyncio
 
@@ -68,9 +71,17 @@ def run(
     if not command:
         raise Failure("no command was given: put the agent and its arguments after --", 2)
     given = os.environ.get
+    if keys == "surrogate" and not given("PENSTOCK_TOKEN"):
+        raise Failure(
+            "--keys surrogate needs the agent's token in PENSTOCK_TOKEN: `penstock token ROLLOUT` makes one", 2
+        )
     ids = rollout or given("PENSTOCK_ROLLOUT_ID"), attempt or given("PENSTOCK_ATTEMPT_ID")
     wanted = session.Wanted(
-        gateway.rstrip("/"), _policy(intercept, on_unknown, fail), Whose(*ids, given("PENSTOCK_TOKEN")), socket
+        gateway.rstrip("/"),
+        _policy(intercept, on_unknown, fail),
+        Whose(*ids, given("PENSTOCK_TOKEN")),
+        socket,
+        keys == "surrogate",
     )
     code, problems = asyncio.run(session.run(wanted, command))
     for problem in problems:

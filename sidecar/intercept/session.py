@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from penstock.sidecar.agent.environment import KEYS, LOGINS
 from penstock.sidecar.intercept import trust
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.egress import Ledger, Whose, tell
@@ -38,6 +39,8 @@ class Wanted:
     whose: Whose
     sockets: bool = False
     """Whether clients that can use a Unix socket get one."""
+    surrogates: bool = False
+    """Whether the agent has its token in place of keys."""
 
 
 @dataclass(slots=True)
@@ -61,6 +64,8 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
         front.bind(wanted.whose.binding)
         bundle, own = trust.write(folder, authority.pem)
         made = Behind(trust.variables(bundle, own, port, names))
+        if wanted.surrogates and wanted.whose.token is not None:
+            made.variables |= dict.fromkeys(KEYS, wanted.whose.token) | dict.fromkeys(LOGINS, "")
         if wanted.sockets:
             for host, variables in SOCKETS.items():
                 path = folder / f"{host}.sock"
@@ -79,7 +84,10 @@ async def run(wanted: Wanted, command: Sequence[str]) -> tuple[int, list[str]]:
     there), and what its owner should know."""
     with TemporaryDirectory(prefix="penstock-sidecar-") as folder:
         async with behind(wanted, Path(folder)) as front:
-            code = await _command(command, os.environ | front.variables)
+            given = os.environ | front.variables
+            code = await _command(
+                command, {name: value for name, value in given.items() if value or name not in LOGINS}
+            )
         return code, front.problems
 
 

@@ -121,6 +121,23 @@ async def test_a_token_says_whose_it_is(tmp_path: Path, http: aiohttp.ClientSess
             client.send(call("Host: h", "Authorization: Bearer sk-real"))
             await client.until(OK)
         assert (await rig.tape.spans("mine", 1))[0].status == "ok"
+        # In place of a key it says that as well, and is no key for the provider.
+        async with rig.upstream([request(), send(OK)]) as upstream, rig.client() as client:
+            client.send(connect(rig, f"Proxy-Authorization: Bearer {token}"))
+            await client.until(AGREED)
+            client.send(call("Host: h", f"Authorization: Bearer {token}"))
+            await client.until(OK)
+            assert b"pst_" not in (await upstream.connection(0)).requests[0]
+        async with http.post(base.url + "/api/tokens", json={"rollout": "theirs"}) as made:
+            foreign = (await made.json())["token"]
+        async with rig.upstream([request(), send(OK)]) as upstream, rig.client() as client:
+            client.send(connect(rig, f"Proxy-Authorization: Bearer {token}"))
+            await client.until(AGREED)
+            client.send(call("Host: h", f"x-api-key: {foreign}"))
+            await client.until(b"the agent token is for another rollout than 'mine'")
+            client.send(call("Host: h", "Authorization: Bearer pst_forged"))
+            await client.until(b"is not one of this gateway's")
+            assert upstream.connections == []
         async with rig.client() as other:
             other.send(connect(rig, f"Proxy-Authorization: Bearer {token}", "x-rollout-id: theirs"))
             await other.until(b"the agent token is for another rollout")
@@ -141,3 +158,16 @@ async def test_a_token_says_whose_it_is(tmp_path: Path, http: aiohttp.ClientSess
 )
 def test_authorities(target: str, host: tuple[str, int] | None) -> None:
     assert host_of(target) == host
+
+
+async def test_a_token_for_a_key_says_whose_calls_are_of_a_tunnel_that_does_not(
+    rig: Rig, http: aiohttp.ClientSession
+) -> None:
+    async with http.post(rig.base.url + "/api/tokens", json={"rollout": rig.rollout}) as made:
+        token = (await made.json())["token"]
+    async with rig.upstream([request(), send(OK)]), rig.client() as client:
+        client.send(connect(rig))
+        await client.until(AGREED)
+        client.send(call("Host: h", f"Authorization: Bearer {token}"))
+        await client.until(OK)
+    assert (await rig.span()).status == "ok"

@@ -19,16 +19,25 @@ from fakes.tls_host import TlsHost
 from penstock.sidecar.intercept.authority import Authority
 
 HOST = "api.anthropic.com"
+KEYS = """
+import os
+for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"):
+    assert os.environ[name].startswith("pst_"), name
+assert "ANTHROPIC_AUTH_TOKEN" not in os.environ
+"""
 CURL = """
 import os, stat, subprocess, sys
 path, url = os.environ["ANTHROPIC_UNIX_SOCKET"], os.environ["ANTHROPIC_BASE_URL"]
 mode = stat.S_IMODE(os.stat(path).st_mode), stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode)
 assert mode == (0o600, 0o700), mode
-words = ["curl", "-sS", "--noproxy", "*", "--unix-socket", path, url + "/v1/messages", "-H", "x-api-key: sk-ant-x"]
+words = ["curl", "-sS", "--noproxy", "*", "--unix-socket", path, url + "/v1/messages", "-H"]
+words.append("x-api-key: " + os.environ["ANTHROPIC_API_KEY"])
 for said in ('{"model":"m","messages":[]}', '{"model":"n","messages":[]}'):
     done = subprocess.run([*words, "-d", said], stdout=subprocess.PIPE, check=True)
     sys.stdout.write(done.stdout.decode()[:20])
 """
+
+AGENT = ("--", "env", "ANTHROPIC_API_KEY=sk-ant-x", sys.executable, "-c", CURL)
 
 
 @dataclass
@@ -60,7 +69,7 @@ async def rig(start_gateway: StartGateway, tmp_path: Path) -> AsyncGenerator[Rig
 
 
 async def test_calls_on_a_socket_are_those_of_the_rollout(rig: Rig, http: aiohttp.ClientSession) -> None:
-    done = await rig.shell.run("sidecar", "--socket", "--rollout", "r1", "--", sys.executable, "-c", CURL)
+    done = await rig.shell.run("sidecar", "--socket", "--rollout", "r1", *AGENT)
     assert (done.code, done.err) == (0, "")
     assert done.text.count('{"id": "c-1"') == 2
     first, second = await Tape(rig.gateway.url, http).spans("r1", 2)
@@ -81,7 +90,40 @@ async def test_without_it_there_is_none(rig: Rig) -> None:
 
 async def test_nothing_goes_past_a_gateway_that_is_away(rig: Rig) -> None:
     await rig.gateway.kill()
-    done = await rig.shell.run("sidecar", "--socket", "--fail", "open", "--", sys.executable, "-c", CURL)
+    done = await rig.shell.run("sidecar", "--socket", "--fail", "open", *AGENT)
     assert (done.code, rig.host.asked) == (0, [])
     assert done.text.startswith("the gateway could no")
     assert "the gateway could not be reached" in done.err
+
+
+async def test_an_agent_may_have_its_token_for_a_key(
+    rig: Rig, start_gateway: StartGateway, http: aiohttp.ClientSession
+) -> None:
+    config = await asyncio.to_thread(rig.gateway.config.read_text)
+    gateway = await start_gateway(config + 'key_env = "REAL_KEY"\n', env={"REAL_KEY": "sk-ant-the-real-one"})
+    async with http.post(gateway.url + "/api/tokens", json={"rollout": "r7"}) as made:
+        token = (await made.json())["token"]
+    words = (
+        "sidecar",
+        "--socket",
+        "--keys",
+        "surrogate",
+        "--",
+        sys.executable,
+        "-c",
+        KEYS + CURL,
+    )
+    done = await Shell(gateway.url, rig.shell.folder, PENSTOCK).run(
+        *words, PENSTOCK_TOKEN=token, ANTHROPIC_API_KEY="sk-ant-mine", ANTHROPIC_AUTH_TOKEN="sk-ant-mine"
+    )
+    assert (done.code, done.err) == (0, "")
+    assert [span.status for span in await Tape(gateway.url, http).spans("r7", 2)] == ["ok", "ok"]
+    heads = b"".join(rig.host.asked)
+    assert heads.count(b"x-api-key: sk-ant-the-real-one") == 2
+    assert b"pst_" not in heads
+
+
+async def test_surrogates_need_a_token(rig: Rig) -> None:
+    done = await rig.shell.run("sidecar", "--keys", "surrogate", "--", "true")
+    assert done.code == 2
+    assert "--keys surrogate needs the agent's token in PENSTOCK_TOKEN" in done.err
