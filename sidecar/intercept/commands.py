@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import LOCAL, Failure, Url, note
+from penstock.gateway.client.console import FLAT, LOCAL, Failure, Url, note
 
 if TYPE_CHECKING:
     from penstock.sidecar.intercept.policy import Policy
@@ -34,15 +35,26 @@ Admin = Annotated[str, Parameter(help="Where the sidecar listens for rollouts: H
 ADMIN: Final = "127.0.0.1:8099"
 
 
+@FLAT
+@dataclass(frozen=True)
+class Passing:
+    """What becomes of an agent's connections."""
+
+    intercept: Hosts = None
+    on_unknown: Unknown = "tunnel"
+    fail: Fail = "closed"
+
+
+PASSING: Final = Passing()
+
+
 def run(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
     gateway: Url = LOCAL,
     rollout: str | None = None,
     attempt: str | None = None,
-    intercept: Hosts = None,
-    on_unknown: Unknown = "tunnel",
-    fail: Fail = "closed",
-    socket: bool = False,
+    passing: Passing = PASSING,
+    socket: Annotated[bool, Parameter(negative="")] = False,
     keys: Literal["pass", "surrogate"] = "pass",
 ) -> None:
     """Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.
@@ -78,7 +90,7 @@ def run(
     ids = rollout or given("PENSTOCK_ROLLOUT_ID"), attempt or given("PENSTOCK_ATTEMPT_ID")
     wanted = session.Wanted(
         gateway.rstrip("/"),
-        _policy(intercept, on_unknown, fail),
+        _policy(passing),
         Whose(*ids, given("PENSTOCK_TOKEN")),
         socket,
         keys == "surrogate",
@@ -97,9 +109,7 @@ def serve(
     agents: int = 1,
     port: int = 8100,
     admin: Admin = ADMIN,
-    intercept: Hosts = None,
-    on_unknown: Unknown = "tunnel",
-    fail: Fail = "closed",
+    passing: Passing = PASSING,
 ) -> None:
     """Stand before agents that are started by others, and take their rollouts later.
 
@@ -128,7 +138,7 @@ def serve(
         raise Failure(f"--agents {agents}, --port {port}: there is no room for so many ports", 2)
     if "/" not in admin and not admin.rpartition(":")[2].isdecimal():
         raise Failure(f"--admin {admin!r} is no HOST:PORT and no path of a socket", 2)
-    service = Service(gateway.rstrip("/"), _policy(intercept, on_unknown, fail), folder.absolute())
+    service = Service(gateway.rstrip("/"), _policy(passing), folder.absolute())
     ports = [port and port + number for number in range(agents)]
     try:
         problems = asyncio.run(serving.serve(service, ports, admin, token))
@@ -180,10 +190,10 @@ def _ask(method: str, port: int, admin: str, said: dict[str, str] | None) -> Non
     print(words)
 
 
-def _policy(more: list[str] | None, unknown: Literal["tunnel", "deny"], fail: Literal["closed", "open"]) -> Policy:
+def _policy(passing: Passing) -> Policy:
     from penstock.sidecar.intercept.policy import Policy, intercepted
 
     try:
-        return Policy(intercepted(more or ()), unknown, fail)
+        return Policy(intercepted(passing.intercept or ()), passing.on_unknown, passing.fail)
     except ValueError as error:
         raise Failure(str(error), 2) from None
