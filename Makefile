@@ -78,11 +78,12 @@ $(MCP)/.installed: tests/conformance/package.json tests/conformance/package-lock
 	cd $(MCP) && npm ci --no-audit --no-fund --ignore-scripts --loglevel=error
 	@touch $@
 
-# Agents as their users install them, a Node.js of their own, and two SDKs beside those of development.
+# Agents as their users install them, a Node.js of their own, and two SDKs beside those of development. Not by `npm ci`:
+# it wants the builds for all other systems in the lock file, which a registry need not have.
 $(CLIENTS)/.installed: tests/clients/package.json tests/clients/package-lock.json Makefile
 	@mkdir -p $(CLIENTS)
 	cp tests/clients/package.json tests/clients/package-lock.json $(CLIENTS)
-	cd $(CLIENTS) && npm ci --no-audit --no-fund --ignore-scripts --loglevel=error
+	cd $(CLIENTS) && npm install --no-audit --no-fund --ignore-scripts --loglevel=error
 	$(PYTHON) -m venv $(CLIENTS)/python
 	$(CLIENTS)/python/bin/pip install --quiet --disable-pip-version-check 'google-genai>=3.4' 'pydantic-ai-slim[openai]>=2.68'
 	@touch $@
