@@ -5,9 +5,11 @@ No container engine is needed: see `fakes.dockerfile`. The trainer's steps are n
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -17,6 +19,7 @@ from fakes.dockerfile import Builder, Image, megabytes, read
 from fakes.ports import steady_ports
 from fakes.process import ROOT, upstreams
 from fakes.provider import Provider
+from fakes.tls_host import tls_host
 
 KEY = "an-admin-key-of-a-test-1"
 SECRET = "a-secret-of-the-runner"
@@ -157,3 +160,53 @@ def test_images_hold_what_they_need_and_no_tools(gateway: Image, sidecar: Image)
     assert gateway.ports == ["4747"]
     assert gateway.healthcheck is not None
     assert gateway.healthcheck[-2] == gateway.ports[0]
+
+
+AGENT = """
+import json, sys, urllib.request
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "19 x 23?"}]}).encode()
+ask = urllib.request.Request(sys.argv[1], body, {"Content-Type": "application/json", "Authorization": "Bearer none"})
+print(json.load(urllib.request.urlopen(ask))["choices"][0]["message"]["content"])
+"""
+
+
+async def test_calls_of_an_agent_beside_its_sidecar_are_recorded(
+    gateway: Image, sidecar: Image, tmp_path: Path
+) -> None:
+    """As compose.yaml and the manifests have it: three containers, the agent as a third one's user, who gets the files
+    to read and none of the secrets."""
+    port, first, admin = steady_ports(3)
+    config = tmp_path / "config"
+    config.mkdir()
+    async with tls_host(config) as host:
+        upstream = f'[[upstream]]\nname = "host"\nbase_url = "https://{host.name}/v1"\n'
+        (config / "penstock.toml").write_text(upstream + f'ca_file = "/etc/penstock/{host.trust.name}"\n')
+        served = gateway.mounts(tmp_path / "volumes", {"/etc/penstock": config})
+        beside = sidecar.mounts(tmp_path / "volumes")
+        place = (
+            "--port",
+            str(first),
+            "--admin",
+            f"127.0.0.1:{admin}",
+            "--intercept",
+            host.name,
+            "--on-unknown",
+            "deny",
+        )
+        with (
+            started(gateway, tmp_path, served, "--port", str(port), env=env(port)),
+            started(sidecar, tmp_path, beside, *place, env=env(port)),
+        ):
+            told = env(port)
+            told["PENSTOCK_TOKEN"] = gateway.run("penstock", "token", "r1", env=told, mounts=served).strip()
+            bind = ("penstock", "sidecar", "bind", str(first), "--rollout", "r1", "--admin", place[3])
+            assert sidecar.run(*bind, env=told, mounts=beside) == f"port {first} has rollout r1\n"
+            files = tmp_path / "volumes" / "run-penstock"
+            variables = dict(line.split("=", 1) for line in (files / "agent-1.env").read_text().splitlines())
+            agent = replace(sidecar, user="10002:10002")
+            words = ("python3", "-c", AGENT, f"https://{host.name}/v1/chat/completions")
+            assert await asyncio.to_thread(agent.run, *words, env=variables, mounts=beside) == "hello\n"
+            assert "r1  online  running  1 call" in gateway.run("penstock", "show", "r1", env=told, mounts=served)
+    (asked,) = host.asked
+    assert b"Authorization: Bearer none\r\n" in asked
+    assert told["PENSTOCK_TOKEN"].encode() not in asked

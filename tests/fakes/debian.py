@@ -19,6 +19,8 @@ from pathlib import Path
 from fakes.process import ROOT
 
 _MIRROR = "http://deb.debian.org/debian"
+_GIVEN = ("etc/hosts", "etc/resolv.conf")
+"""What an engine gives every container, as the machine has it."""
 _KEPT = ROOT / ".build" / "bookworm"
 
 
@@ -50,6 +52,8 @@ def bookworm() -> Path:
     _told([program, "--variant=minbase", "bookworm", str(begun), _MIRROR], os.environ | env)
     for cache in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
         shutil.rmtree(begun / cache, ignore_errors=True)
+    for name in _GIVEN:
+        (begun / name).touch()
     begun.rename(_KEPT)
     return _KEPT
 
@@ -92,8 +96,7 @@ def entered(root: Path, command: Sequence[str], user: str, workdir: str, mounts:
     steps = ["set -e", f"mount --bind {at} {at}"]
     if mounts.read_only:
         steps.append(f"mount -o remount,bind,ro {at}")
-    else:
-        steps += [f"touch {at}/etc/resolv.conf", f"mount --bind /etc/resolv.conf {at}/etc/resolv.conf"]
+    steps += [f"mount --bind /{name} {at}/{name}" for name in _GIVEN]
     steps += [f"mount -t proc proc {at}/proc", f"mount --rbind /dev {at}/dev"]
     steps += [f"mount --bind {shlex.quote(str(path))} {at}{where}" for where, path in mounts.binds.items()]
     if mounts.beside:
