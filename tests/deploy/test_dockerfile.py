@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+from docs.test_blocks import parse
 from fakes.dockerfile import Instruction, read
 from fakes.process import ROOT
 
@@ -42,6 +44,11 @@ def test_every_image_is_an_ordinary_user_s_and_ends_when_it_is_told() -> None:
         assert [one.flags["from"] for one in instructions(stage) if "from" in one.flags] == [
             "build-trainer" if stage == "trainer" else "build"
         ]
+
+
+def test_what_starts_by_itself_is_a_real_command() -> None:
+    for stage in ("gateway", "sidecar"):
+        parse(["penstock", *json.loads(last(stage, "CMD"))])
 
 
 def test_the_base_can_be_named_by_its_digest() -> None:

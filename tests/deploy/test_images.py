@@ -6,6 +6,8 @@ No container engine is needed: see `fakes.dockerfile`. The trainer's steps are n
 from __future__ import annotations
 
 import asyncio
+import shlex
+import subprocess
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -14,17 +16,27 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes.debian import Mounts, NoDebian, bookworm, missing
+import yaml
+from fakes.debian import Mounts, NoDebian, bookworm, entered, missing
 from fakes.dockerfile import Builder, Image, megabytes, read
 from fakes.ports import steady_ports
 from fakes.process import ROOT, upstreams
 from fakes.provider import Provider
 from fakes.tls_host import tls_host
 
+from penstock.gateway.cli.tables import GROUPS
+
 KEY = "an-admin-key-of-a-test-1"
 SECRET = "a-secret-of-the-runner"
 SLIMMEST = 200
 """Megabytes that an image may add to its base."""
+
+AGENT = """
+import json, sys, urllib.request
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "19 x 23?"}]}).encode()
+ask = urllib.request.Request(sys.argv[1], body, {"Content-Type": "application/json", "Authorization": "Bearer none"})
+print(json.load(urllib.request.urlopen(ask))["choices"][0]["message"]["content"])
+"""
 
 pytestmark = [pytest.mark.skipif(missing() is not None, reason=missing() or ""), pytest.mark.timeout(300)]
 
@@ -162,14 +174,6 @@ def test_images_hold_what_they_need_and_no_tools(gateway: Image, sidecar: Image)
     assert gateway.healthcheck[-2] == gateway.ports[0]
 
 
-AGENT = """
-import json, sys, urllib.request
-body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "19 x 23?"}]}).encode()
-ask = urllib.request.Request(sys.argv[1], body, {"Content-Type": "application/json", "Authorization": "Bearer none"})
-print(json.load(urllib.request.urlopen(ask))["choices"][0]["message"]["content"])
-"""
-
-
 async def test_calls_of_an_agent_beside_its_sidecar_are_recorded(
     gateway: Image, sidecar: Image, tmp_path: Path
 ) -> None:
@@ -210,3 +214,28 @@ async def test_calls_of_an_agent_beside_its_sidecar_are_recorded(
     (asked,) = host.asked
     assert b"Authorization: Bearer none\r\n" in asked
     assert told["PENSTOCK_TOKEN"].encode() not in asked
+
+
+@pytest.mark.skipif("iptables" not in GROUPS["sidecar"].commands, reason="there is no `penstock sidecar iptables`")
+def test_what_redirects_connections_needs_net_admin_and_no_more(sidecar: Image) -> None:
+    """With the words and the rights of the overlay's init container, in a network of the test's own."""
+    (job,) = yaml.safe_load_all((ROOT / "deploy/kubernetes/transparent/redirect.yaml").read_text())
+    (redirect,) = job["spec"]["template"]["spec"]["initContainers"]
+    assert redirect["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
+    words = ["penstock", *redirect["args"]]
+    probe = redirected(sidecar, "+all", ["nft", "add", "table", "inet", "probe"])
+    if probe.returncode != 0:
+        pytest.skip(f"this kernel makes no tables of nftables: {probe.stdout}")
+    assert "failed" in redirected(sidecar, "-all", words).stdout
+    done = redirected(sidecar, "-all,+net_admin", words)
+    assert done.returncode == 0, done.stdout
+    assert "redirect to :8100" in done.stdout
+    assert "meta skuid 10001 accept" in done.stdout
+
+
+def redirected(image: Image, rights: str, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """A command as root with these rights and none else, and the rules that there are after it."""
+    limits = ["setpriv", "--bounding-set", rights, "--inh-caps", rights, "--no-new-privs"]
+    inside = [*limits, "sh", "-c", f"{shlex.join(words)} && nft list ruleset"]
+    command = ["unshare", "--net", *entered(image.root, inside, "0:0", "/", Mounts(read_only=True))]
+    return subprocess.run(command, env=image.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
