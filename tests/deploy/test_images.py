@@ -156,6 +156,18 @@ def test_a_sidecar_serves_as_a_container(gateway: Image, sidecar: Image, tmp_pat
     assert files == {"ca-bundle.pem": "644", "penstock-ca.pem": "644", "agent-1.env": "644"}
 
 
+def test_a_sidecar_is_not_ready_while_nothing_is_redirected_to_it(sidecar: Image, tmp_path: Path) -> None:
+    """The probe of the transparent mode, where the init container has not run: no agent may start."""
+    first, admin = steady_ports(2)
+    words = ("--mode", "transparent", "--fail", "open", "--port", str(first), "--admin", f"127.0.0.1:{admin}")
+    mounts = sidecar.mounts(tmp_path / "volumes")
+    with (
+        started(sidecar, tmp_path, mounts, *words, env=env(first)),
+        pytest.raises(AssertionError, match="503: connections of agents do not get here"),
+    ):
+        healthy(sidecar, admin, mounts)
+
+
 def test_images_hold_what_they_need_and_no_tools(gateway: Image, sidecar: Image) -> None:
     for image in (gateway, sidecar):
         assert list(image.inside("/opt/penstock").glob("lib/*/site-packages/pip*")) == []
