@@ -56,6 +56,7 @@ def run(
     passing: Passing = PASSING,
     socket: Annotated[bool, Parameter(negative="")] = False,
     keys: Literal["pass", "surrogate"] = "pass",
+    engine: Literal["own", "mitmproxy"] = "own",
 ) -> None:
     """Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.
 
@@ -74,10 +75,13 @@ def run(
         Clients that can use a Unix socket to their model host get one: Claude Code, without a certificate or a proxy.
     keys
         With `surrogate` the agent has its agent token (PENSTOCK_TOKEN) for a key; the gateway replaces it by its own.
+    engine
+        What ends the agent's TLS. `mitmproxy` is for agents that speak HTTP/2 only; PENSTOCK_MITMDUMP, or the PATH,
+        says where its mitmdump is.
     """
     import asyncio
 
-    from penstock.sidecar.intercept import session
+    from penstock.sidecar.intercept import mitm, session
     from penstock.sidecar.intercept.egress import Whose
 
     if not command:
@@ -94,8 +98,12 @@ def run(
         Whose(*ids, given("PENSTOCK_TOKEN")),
         socket,
         keys == "surrogate",
+        engine,
     )
-    code, problems = asyncio.run(session.run(wanted, command))
+    try:
+        code, problems = asyncio.run(session.run(wanted, command))
+    except mitm.EngineError as error:
+        raise Failure(str(error)) from None
     for problem in problems:
         note(f"penstock: {problem}")
     sys.exit(code)

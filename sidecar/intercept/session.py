@@ -10,14 +10,14 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, Literal
 
 from penstock.sidecar.agent.environment import KEYS, LOGINS
-from penstock.sidecar.intercept import trust
+from penstock.sidecar.intercept import mitm, trust
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.egress import Ledger, Whose, tell
 from penstock.sidecar.intercept.front import Front
@@ -41,6 +41,8 @@ class Wanted:
     """Whether clients that can use a Unix socket get one."""
     surrogates: bool = False
     """Whether the agent has its token in place of keys."""
+    engine: Literal["own", "mitmproxy"] = "own"
+    """What ends the agent's TLS: our front, or mitmproxy before it."""
 
 
 @dataclass(slots=True)
@@ -59,10 +61,18 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
     names = sorted({host for host, _ in wanted.policy.hosts})
     authority, ledger = Authority(names), Ledger()
     front = Front(wanted.gateway, wanted.policy, authority, ledger.add)
+    engine: mitm.Engine | None = None
+    stack = AsyncExitStack()
     try:
         port = await front.start()
         front.bind(wanted.whose.binding)
         bundle, own = trust.write(folder, authority.pem)
+        if wanted.engine == "mitmproxy":
+            standing = mitm.standing(wanted.policy, folder, port, bundle, ledger.add)
+            engine = await stack.enter_async_context(standing)
+            theirs = folder / "agent"
+            theirs.mkdir()
+            port, (bundle, own) = engine.port, trust.write(theirs, engine.pem)
         made = Behind(trust.variables(bundle, own, port, names))
         if wanted.surrogates and wanted.whose.token is not None:
             made.variables |= dict.fromkeys(KEYS, wanted.whose.token) | dict.fromkeys(LOGINS, "")
@@ -73,8 +83,9 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
                 made.variables |= {name: value.format(path=path) for name, value in variables.items()}
         yield made
     finally:
+        await stack.aclose()
         await front.stop()
-    made.problems += ledger.problems
+    made.problems += ledger.problems + ([] if engine is None else engine.problems)
     if (untold := await tell(wanted.gateway, wanted.whose, ledger.take())) is not None:
         made.problems.append(f"where the agent has been is not on the tape: {untold}")
 
