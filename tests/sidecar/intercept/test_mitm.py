@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import shutil
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -16,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from conftest import StartGateway
-from fakes.process import ROOT, Gateway
+from fakes.process import ROOT, Gateway, child
 from fakes.responses_websocket import websocket_host
 from fakes.shell import PENSTOCK, Done, Shell
 from fakes.tape import Tape
@@ -60,7 +59,8 @@ names = [path for path in folder.rglob("*") if path.is_file()]
 print(sorted(path.name for path in names if "PRIVATE KEY" in path.read_text("latin-1")), len(names) > 3)
 """
 DEAD = """
-import os, signal, socket, ssl, urllib.request
+import os, signal, socket, urllib.request
+print("up", flush=True)
 os.kill(int(input()), signal.SIGKILL)
 while True:
     try:
@@ -217,3 +217,51 @@ async def test_other_hosts_keep_their_certificates(rig: Rig, tmp_path: Path) -> 
     assert [len(host.asked) for host in (rig.host, other)] == [1, 1]
 
 
+async def test_without_mitmproxy_nothing_is_reached(rig: Rig) -> None:
+    process = await rig.shell.start(*rig.words(DEAD), stdin=asyncio.subprocess.PIPE, PENSTOCK_MITMDUMP=str(MITMDUMP))
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"up\n"
+    out, err = await process.communicate(f"{child(process.pid, b'mitmdump')}\n".encode())
+    assert b"Connection refused" in out
+    assert b"mitmproxy ended with code -9; connections were refused from then on" in err
+    assert rig.host.asked == []
+
+
+async def test_it_ends_with_the_sidecar(rig: Rig) -> None:
+    script = "import time\nprint('up', flush=True)\ntime.sleep(60)"
+    process = await rig.shell.start(*rig.words(script), PENSTOCK_MITMDUMP=str(MITMDUMP))
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"up\n"
+    mitmdump, agent = child(process.pid, b"mitmdump"), child(process.pid, b"time.sleep")
+    over, gone = os.pidfd_open(mitmdump), asyncio.Event()
+    asyncio.get_running_loop().add_reader(over, gone.set)
+    try:
+        process.kill()
+        async with asyncio.timeout(20):
+            await gone.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(over)
+        os.close(over)
+        os.kill(agent, signal.SIGKILL)
+    await process.wait()
+
+
+async def test_a_client_that_does_not_trust_it_is_told_of(rig: Rig) -> None:
+    script = "import ssl, urllib.request as r\nc = ssl.create_default_context(cafile=__import__('sys').argv[1])\n"
+    script += "try:\n    r.urlopen('https://HOST/v1/models', context=c)\nexcept OSError as error:\n    print(error)"
+    done = await rig.run(script, str(rig.host.trust))
+    assert (done.code, "certificate verify failed" in done.text) == (0, True)
+    assert f"{rig.host.name}: The client does not trust the proxy's certificate for localhost" in done.err
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("/nowhere/mitmdump", "--engine mitmproxy needs mitmdump, and '/nowhere/mitmdump' is not there: install mitm"),
+        ("/bin/false", "mitmdump could not be started: it ended"),
+    ],
+)
+async def test_it_must_be_there(rig: Rig, place: str, said: str) -> None:
+    done = await rig.shell.run(*rig.words("print('agent')"), PENSTOCK_MITMDUMP=place)
+    assert (done.code, done.out) == (1, b"")
+    assert said in done.err
