@@ -11,7 +11,7 @@ MCP1 := .venv-mcp1
 CLIENTS := .venv-clients
 MITMPROXY := .venv-mitmproxy
 # mitmproxy needs a newer Python than Penstock does.
-NEWER ?= $(lastword $(sort $(wildcard $(HOME)/.pyenv/versions/3.1[2-9].*/bin/python3)) $(foreach V,12 13 14,$(shell command -v python3.$(V))))
+NEWER ?= $(shell for P in python3.14 python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[2-9].*/bin/python3; do $$P -c 'import venv' 2>&- && echo $$P && break; done)
 # On a machine with a GPU: make install-train TORCH=torch, and the same for install-verl
 TORCH := torch==2.13.0
 
