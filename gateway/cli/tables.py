@@ -101,6 +101,16 @@ GROUPS: Final[dict[str, Group]] = {
                 "Take its rollout from the agent on a port of a sidecar: its connections end, and calls wait for the "
                 "next one.",
             ),
+            "check": Command(
+                "penstock.sidecar.intercept.commands:check",
+                "Say of each family of clients whether its calls get to the gateway, and else which variable is "
+                "missing.",
+            ),
+            "iptables": Command(
+                "penstock.sidecar.intercept.commands:iptables",
+                "Redirect connections of agents to a sidecar in transparent mode, by rules of the kernel for this "
+                "network.",
+            ),
         },
         usual="run",
     ),

@@ -9,10 +9,13 @@ its TLS as it is, or refused.
     policy      what becomes of a connection
     front       the proxy of one agent
     visit       a connection of the agent
+    redirected  one that the kernel has brought here (`rules`, `redirecting`), whose `hello` says where it goes
+    namespace   a network of its own for an agent, and `names` in it
     ways        where it goes: to the gateway, or to its host, `beyond` the proxy that this machine needs
     splice      two ends that get each other's bytes
     session     an agent and its front
     service     fronts that get their rollouts later; `admin` is how, `serving` the process
+    checking    does a client get here? `families` of clients, `asking` the front itself
 
 Begin with `visit`.
 """

@@ -84,7 +84,9 @@ class Authority:
         )
 
     def _leaf(self, host: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64])])
+        # OpenSSL takes a common name without spaces for a host's, which the constraints forbid where it is an address.
+        common = host if isinstance(_general(host), x509.DNSName) else f"address {host}"
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
         return (
             self._begun(name, key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

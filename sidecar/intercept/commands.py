@@ -32,7 +32,12 @@ Fail = Annotated[
     ),
 ]
 Admin = Annotated[str, Parameter(help="Where the sidecar listens for rollouts: HOST:PORT, or the path of a socket.")]
+Mode = Literal["env", "transparent"]
 ADMIN: Final = "127.0.0.1:8099"
+Port = Annotated[int, Parameter(help="The port of the first agent; the others follow. 0 takes free ones.")]
+PORT: Final = 8100
+UID: Final = 10001
+"""The user of our container images."""
 
 
 @FLAT
@@ -53,6 +58,7 @@ def run(
     gateway: Url = LOCAL,
     rollout: str | None = None,
     attempt: str | None = None,
+    mode: Mode = "env",
     passing: Passing = PASSING,
     socket: Annotated[bool, Parameter(negative="")] = False,
     keys: Literal["pass", "surrogate"] = "pass",
@@ -71,6 +77,9 @@ def run(
         The rollout of its calls. Without it PENSTOCK_ROLLOUT_ID says, or the conversation.
     attempt
         The attempt; else PENSTOCK_ATTEMPT_ID says.
+    mode
+        How connections get to the sidecar: by a proxy in the agent's environment (env), or in a network of the agent's
+        own out of which nothing else leads (transparent), for agents that use no proxy. It needs Linux, nft and ip.
     socket
         Clients that can use a Unix socket to their model host get one: Claude Code, without a certificate or a proxy.
     keys
@@ -83,9 +92,12 @@ def run(
 
     from penstock.sidecar.intercept import mitm, session
     from penstock.sidecar.intercept.egress import Whose
+    from penstock.sidecar.intercept.namespace import NoNamespace
 
     if not command:
         raise Failure("no command was given: put the agent and its arguments after --", 2)
+    if engine == "mitmproxy" and mode == "transparent":
+        raise Failure("--engine mitmproxy stands before agents that use a proxy: leave --mode transparent out", 2)
     given = os.environ.get
     if keys == "surrogate" and not given("PENSTOCK_TOKEN"):
         raise Failure(
@@ -98,12 +110,15 @@ def run(
         Whose(*ids, given("PENSTOCK_TOKEN")),
         socket,
         keys == "surrogate",
+        mode == "transparent",
         engine,
     )
     try:
         code, problems = asyncio.run(session.run(wanted, command))
+    except NoNamespace as error:
+        raise Failure(f"--mode transparent: {error}") from None
     except mitm.EngineError as error:
-        raise Failure(str(error)) from None
+        raise Failure(f"--engine mitmproxy: {error}") from None
     for problem in problems:
         note(f"penstock: {problem}")
     sys.exit(code)
@@ -114,29 +129,34 @@ def serve(
     /,
     *,
     gateway: Url = LOCAL,
+    mode: Mode = "env",
     agents: int = 1,
-    port: int = 8100,
+    port: Port = PORT,
     admin: Admin = ADMIN,
     passing: Passing = PASSING,
 ) -> None:
     """Stand before agents that are started by others, and take their rollouts later.
 
     Each agent has a port of its own, and its calls wait until `penstock sidecar bind` has given the port a rollout. The
-    variable PENSTOCK_SIDECAR_TOKEN has the token that binding needs; agents must not have it.
+    variable PENSTOCK_SIDECAR_TOKEN has the token that binding needs; agents must not have it. A single agent has its
+    rollout from the beginning where PENSTOCK_ROLLOUT_ID says it (its attempt: PENSTOCK_ATTEMPT_ID, its token:
+    PENSTOCK_TOKEN).
 
     Parameters
     ----------
     folder
         Where the files are put that agents need: certificates, and each one's variables as agent-N.env.
+    mode
+        How connections of the agents get here: by variables in their environment (env), or by rules of the kernel
+        (transparent), which `penstock sidecar iptables` makes, for one agent that has no proxy.
     agents
         How many agents there are.
-    port
-        The port of the first agent; the others follow. 0 takes free ones.
     """
     import asyncio
 
     from penstock.sidecar.intercept import serving
     from penstock.sidecar.intercept.admin import SHORTEST, TOKEN
+    from penstock.sidecar.intercept.egress import Whose
     from penstock.sidecar.intercept.service import Service
 
     token = os.environ.pop(TOKEN, "")
@@ -146,10 +166,15 @@ def serve(
         raise Failure(f"--agents {agents}, --port {port}: there is no room for so many ports", 2)
     if "/" not in admin and not admin.rpartition(":")[2].isdecimal():
         raise Failure(f"--admin {admin!r} is no HOST:PORT and no path of a socket", 2)
-    service = Service(gateway.rstrip("/"), _policy(passing), folder.absolute())
+    given = os.environ.get
+    whose = Whose(given("PENSTOCK_ROLLOUT_ID"), given("PENSTOCK_ATTEMPT_ID"), given("PENSTOCK_TOKEN"))
+    if agents > 1 and (mode == "transparent" or whose.rollout):
+        one = "--mode transparent takes" if mode == "transparent" else "PENSTOCK_ROLLOUT_ID is for"
+        raise Failure(f"--agents {agents}: {one} one agent", 2)
+    service = Service(gateway.rstrip("/"), _policy(passing), folder.absolute(), mode)
     ports = [port and port + number for number in range(agents)]
     try:
-        problems = asyncio.run(serving.serve(service, ports, admin, token))
+        problems = asyncio.run(serving.serve(service, ports, admin, token, whose if whose.rollout else None))
     except OSError as error:
         raise Failure(f"the sidecar cannot listen: {error}") from None
     for problem in problems:
@@ -185,6 +210,101 @@ def release(port: int, /, *, admin: Admin = ADMIN) -> None:
         The port of the agent.
     """
     _ask("DELETE", port, admin, None)
+
+
+def iptables(
+    *,
+    print_: Annotated[bool, Parameter("--print", negative="")] = False,
+    apply: Annotated[bool, Parameter(negative="")] = False,
+    remove: Annotated[bool, Parameter(negative="")] = False,
+    port: int = PORT,
+    uid: int = UID,
+    tool: Literal["nft", "iptables"] | None = None,
+) -> None:
+    """Redirect connections of agents to a sidecar in transparent mode, by rules of the kernel for this network.
+
+    All TCP goes to the sidecar's port but its own; HTTP/3 (UDP 443) is refused. While no sidecar runs, connections are
+    refused. Needs the right to it (CAP_NET_ADMIN), and nft or iptables.
+
+    Parameters
+    ----------
+    print_
+        Print the rules, and change nothing.
+    apply
+        Make the rules; those of an earlier call are replaced.
+    remove
+        Remove them.
+    port
+        The port of the sidecar.
+    uid
+        The user that the sidecar runs as, whose connections are left alone. Agents must be other users.
+    tool
+        The program that makes the rules; nft where there is one, else iptables and ip6tables.
+    """
+    from penstock.sidecar.intercept import redirecting
+
+    if print_ + apply + remove != 1:
+        raise Failure("say one of --print, --apply and --remove", 2)
+    if not 0 < port < 65536 or not 0 <= uid < 1 << 32:
+        raise Failure(f"--port {port}, --uid {uid}: there is no such port or user", 2)
+    try:
+        steps = redirecting.steps(redirecting.chosen(tool), None if remove else (port, uid))
+        if print_:
+            print("\n".join(f"# {' '.join(step.command)}\n{step.text}" for step in steps), end="")
+        else:
+            redirecting.run(steps)
+            print("removed" if remove else f"connections go to port {port}, but those of user {uid}")
+    except redirecting.CannotRedirect as error:
+        raise Failure(str(error)) from None
+
+
+def check(
+    *,
+    gateway: Url = LOCAL,
+    rollout: str | None = None,
+    here: Annotated[bool, Parameter(negative="")] = False,
+    socket: Annotated[bool, Parameter(negative="")] = False,
+    passing: Passing = PASSING,
+) -> None:
+    """Say of each family of clients whether its calls get to the gateway, and else which variable is missing.
+
+    It starts a sidecar as `penstock sidecar run` does, and looks at what an agent would be given. No model is called.
+
+    Parameters
+    ----------
+    rollout
+        The rollout that calls would be of; else PENSTOCK_ROLLOUT_ID says.
+    here
+        Look at the environment of this command, which has its sidecar already, as in an agent's container.
+    socket
+        Look at the Unix socket as well that `penstock sidecar run --socket` gives.
+    """
+    import asyncio
+    from tempfile import TemporaryDirectory
+
+    from penstock.sidecar.intercept import session
+    from penstock.sidecar.intercept.checking import Check
+    from penstock.sidecar.intercept.egress import Whose
+
+    async def walked() -> Check:
+        if here:
+            found = Check(os.environ)
+            await found.walk()
+            return found
+        given = os.environ.get
+        whose = Whose(rollout or given("PENSTOCK_ROLLOUT_ID"), given("PENSTOCK_ATTEMPT_ID"), given("PENSTOCK_TOKEN"))
+        wanted = session.Wanted(gateway.rstrip("/"), _policy(passing), whose, socket)
+        with TemporaryDirectory(prefix="penstock-sidecar-") as folder:
+            async with session.behind(wanted, Path(folder)) as front:
+                found = Check(os.environ | front.variables)
+                await found.walk()
+        return found
+
+    found = asyncio.run(walked())
+    for line in found.lines():
+        print(line)
+    if not found.good:
+        sys.exit(1)
 
 
 def _ask(method: str, port: int, admin: str, said: dict[str, str] | None) -> None:

@@ -18,6 +18,8 @@ _SECONDS: Final = 10.0
 _MOST: Final = 500
 """Events in one request, and hosts that are told apart."""
 _OTHERS: Final = "(others)"
+_Key = tuple[str, int, str, str | None]
+"""Host, port, fate; the address of a redirected connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +42,17 @@ class Ledger:
     """Where one agent has been: a row for each host, port and fate."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, int, str], tuple[Passed, int]] = {}
+        self._rows: dict[_Key, tuple[Passed, int]] = {}
         """The sum of its connections, and how many there were."""
 
     def add(self, one: Passed) -> None:
         """A connection that is over. Calls that went to the gateway have spans of their own; only what kept them from
         it is told."""
-        if one.fate == "intercept" and one.problem is None:
+        if (one.fate == "intercept" and one.problem is None) or one.fate == "check":
             return
-        key = (one.host, one.port, one.fate)
+        key = (one.host, one.port, one.fate, one.address)
         if key not in self._rows and len(self._rows) >= _MOST:
-            key = (_OTHERS, 0, one.fate)
+            key = (_OTHERS, 0, one.fate, None)
         row, count = self._rows.get(key, (None, 0))
         if row is None:
             self._rows[key] = (one, 1)
@@ -64,7 +66,7 @@ class Ledger:
     def problems(self) -> list[str]:
         """What its owner should know."""
         rows = self._rows.items()
-        return [f"{host}:{port}: {one.problem}" for (host, port, _), (one, _) in rows if one.problem is not None]
+        return [f"{host}:{port}: {one.problem}" for (host, port, *_), (one, _) in rows if one.problem is not None]
 
     def take(self) -> list[Event]:
         """All of it as events; the ledger is empty afterwards."""
@@ -74,9 +76,10 @@ class Ledger:
             Event(
                 name=NAME,
                 time_ns=wall - int((now - one.started) * 1e9),
-                attributes={"server.address": host, "server.port": port, "fate": fate, **_figures(one, count)},
+                attributes={"server.address": host, "server.port": port, "fate": fate, **_figures(one, count)}
+                | ({} if address in (None, host) else {"network.peer.address": address}),
             )
-            for (host, port, fate), (one, count) in rows.items()
+            for (host, port, fate, address), (one, count) in rows.items()
         ]
 
 

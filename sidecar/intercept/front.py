@@ -5,11 +5,14 @@ says `visit`.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.names import Names, NameServer
 from penstock.sidecar.intercept.policy import Policy
+from penstock.sidecar.intercept.redirected import Listener, listening
 from penstock.sidecar.intercept.visit import Passed, Setting, SocketVisit, Visit
 from penstock.sidecar.intercept.ways import Binding, Limits, Ways
 
@@ -32,7 +35,7 @@ class Front:
         self.authority = authority
         self._ways = Ways(gateway, limits, set() if ours is None else ours)
         self._setting = Setting(policy, authority, self._ways, limits, on_passed)
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | asyncio.DatagramTransport | Listener] = []
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listens; returns the port."""
@@ -42,12 +45,33 @@ class Front:
         self._ways.ours.add(port)
         return port
 
+    def start_redirected(self, port: int = 0) -> int:
+        """Listens for connections that the kernel brings here; returns the port."""
+        sockets = listening(port)
+        self._servers.append(Listener(self._setting, sockets))
+        port = sockets[0].getsockname()[1]
+        self._ways.ours.add(port)
+        return port
+
+    async def start_inside(self, sockets: list[socket.socket]) -> None:
+        """Listens in the network of an agent: on the first socket for names, on the others for connections."""
+        names = Names()
+        first, *others = sockets
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(lambda: NameServer(names), sock=first)
+        self._servers += [transport, Listener(self._setting, others, names)]
+
     async def start_socket(self, path: Path, host: str) -> None:
         """Listens on a Unix socket too, for calls of one host without TLS."""
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(lambda: SocketVisit(self._setting, host), path)
         self._servers.append(server)
         await asyncio.to_thread(path.chmod, 0o600)
+
+    @property
+    def misled(self) -> str | None:
+        """Why our own connections come back to us, if they have."""
+        return self._setting.misled
 
     def bind(self, binding: Binding) -> None:
         """From now on calls pass, as those of this rollout."""

@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Any, Final
 
 from penstock.sidecar.intercept.authority import Authority
-from penstock.sidecar.intercept.policy import Policy
+from penstock.sidecar.intercept.policy import CHECK, Policy
 from penstock.sidecar.intercept.visit import Passed
 
 PROGRAM: Final = "PENSTOCK_MITMDUMP"
@@ -48,7 +48,8 @@ class Engine:
     """Where the agent finds it."""
     pem: str
     """What the agent must trust."""
-    pid: int
+    folder: Path
+    """For files of the agent."""
     problems: list[str] = field(default_factory=list[str])
     """What its owner should know."""
 
@@ -59,7 +60,7 @@ def program() -> str:
     found = shutil.which(wanted)
     if found is None:
         raise EngineError(
-            f"--engine mitmproxy needs mitmdump, and {wanted!r} is not there: install mitmproxy in an environment of "
+            f"it needs mitmdump, and {wanted!r} is not there: install mitmproxy in an environment of "
             f"its own (Python 3.12 or newer; `make install-mitmproxy`), and set {PROGRAM} to the path of its mitmdump"
         )
     return found
@@ -70,8 +71,8 @@ async def standing(
     policy: Policy, folder: Path, front: int, trusted: Path, on_passed: Callable[[Passed], None]
 ) -> AsyncGenerator[Engine]:
     """mitmproxy before a front. `front` is its port and `trusted` the file with its authority; `folder` gets
-    mitmproxy's files. Raises `EngineError`."""
-    authority = Authority({host for host, _ in policy.hosts})
+    its files. Raises `EngineError`."""
+    authority = Authority(policy.names)
     home = folder / "mitmproxy"
     home.mkdir(mode=0o700)
     key = home / "mitmproxy-ca.pem"
@@ -89,7 +90,7 @@ async def standing(
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,  # signals of a terminal are not for it
         )
-        engine = Engine(await _port(process), authority.pem, process.pid)
+        engine = Engine(await _port(process), authority.pem, home)
         key.unlink()  # before there is an agent that could read it
         listening = asyncio.ensure_future(_listen(process, engine, on_passed))
         yield engine
@@ -104,7 +105,7 @@ async def standing(
 
 
 def _options(policy: Policy, home: Path, front: int, trusted: Path) -> list[str]:
-    hosts = "|".join(re.escape(f"{host}:{port}") for host, port in sorted(policy.hosts))
+    hosts = "|".join(re.escape(f"{host}:{port}") for host, port in sorted({*policy.hosts, CHECK}))
     options = {
         "confdir": str(home),
         "listen_host": "127.0.0.1",

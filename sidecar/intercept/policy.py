@@ -7,8 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Fate = Literal["intercept", "tunnel", "deny", "unrecorded"]
-"""`unrecorded`: its TLS would have ended here, but the gateway was away and the run may go past it."""
+Fate = Literal["intercept", "tunnel", "deny", "unrecorded", "check"]
+"""`unrecorded`: its TLS would have ended here, but the gateway was away and the run may go past it. `check`: the
+sidecar itself answers."""
+CHECK: Final = ("192.0.2.1", 443)
+"""An address for documentation (RFC 5737): no host has it, so the sidecar can answer there, and that it does shows that
+connections get to it."""
 HOSTS: Final = (
     "api.openai.com",
     "api.anthropic.com",
@@ -32,7 +36,14 @@ class Policy:
 
     def fate(self, host: str, port: int) -> Fate:
         """What becomes of a connection to a host."""
+        if (host, port) == CHECK:
+            return "check"
         return "intercept" if (host, port) in self.hosts else self.unknown
+
+    @property
+    def names(self) -> list[str]:
+        """Hosts whose TLS ends here."""
+        return sorted({host for host, _ in self.hosts} | {CHECK[0]})
 
 
 def intercepted(more: Iterable[str] = ()) -> frozenset[tuple[str, int]]:

@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from penstock.sidecar.intercept import trust
+from penstock.sidecar.intercept.asking import NotReached, ask
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.egress import Ledger, Whose, tell
 from penstock.sidecar.intercept.front import Front
 from penstock.sidecar.intercept.policy import Policy
+
+Mode = Literal["env", "transparent"]
+"""How connections get here: by variables of the agents, or by rules of the kernel (`rules`), which one agent has."""
 
 
 class Taken(Exception):
@@ -35,26 +40,33 @@ class Place:
 class Service:
     """All places."""
 
-    def __init__(self, gateway: str, policy: Policy, folder: Path) -> None:
+    def __init__(self, gateway: str, policy: Policy, folder: Path, mode: Mode = "env") -> None:
         self.gateway = gateway
+        self.mode: Mode = mode
         self.places: dict[int, Place] = {}
         self.ours: set[int] = set()
         """Ports that no agent gets to through a front."""
         self._policy, self._folder = policy, folder
+        self._own = ""
         self._turn = asyncio.Lock()
 
     async def start(self, ports: list[int]) -> None:
         """Listens for an agent on each port, and writes what agents need into the folder."""
-        names = sorted({host for host, _ in self._policy.hosts})
-        authority = Authority(names)
+        authority = Authority(self._policy.names)
+        self._own = authority.pem
         self._folder.mkdir(parents=True, exist_ok=True)
         bundle, own = trust.write(self._folder, authority.pem)
         for number, wanted in enumerate(ports, 1):
             ledger = Ledger()
             front = Front(self.gateway, self._policy, authority, ledger.add, ours=self.ours)
-            port = await front.start(port=wanted)
+            if self.mode == "env":
+                port = await front.start(port=wanted)
+                variables = trust.variables(bundle, own, port, self._policy.names)
+            else:
+                port = front.start_redirected(wanted)
+                variables = trust.certificates(bundle, own)
             self.places[port] = Place(port, front, ledger)
-            lines = [f"{name}={value}\n" for name, value in trust.variables(bundle, own, port, names).items()]
+            lines = [f"{name}={value}\n" for name, value in variables.items()]
             (self._folder / f"agent-{number}.env").write_text("".join(lines))
 
     async def bind(self, port: int, whose: Whose) -> None:
@@ -88,7 +100,16 @@ class Service:
         return problems
 
     async def away(self) -> str | None:
-        """Why no calls pass: the gateway cannot be reached. None when they do, or when they may go past it."""
+        """Why no calls pass: agents' connections do not get here, or the gateway cannot be reached. None when they do,
+        or when they may go past it."""
+        ways = [None] if self.mode == "transparent" else [f"http://127.0.0.1:{port}" for port in self.places]
+        try:
+            for proxy in ways:
+                _ = await ask(proxy, self._own)
+        except NotReached as problem:
+            return f"connections of agents do not get here: {problem}"
+        if misled := next(filter(None, (place.front.misled for place in self.places.values())), None):
+            return misled
         if self._policy.fail == "open":
             return None
         parts = urlsplit(self.gateway)

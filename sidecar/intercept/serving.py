@@ -12,14 +12,16 @@ from typing import Final
 import aiohttp
 
 from penstock.sidecar.intercept.admin import TOKEN, Admin
+from penstock.sidecar.intercept.egress import Whose
 from penstock.sidecar.intercept.service import Service
 
 _PR_SET_DUMPABLE: Final = 4
 _SECONDS: Final = 30.0
 
 
-async def serve(service: Service, ports: list[int], admin: str, token: str) -> list[str]:
-    """Until SIGTERM or SIGINT. What its owner should know; raises OSError where it cannot listen."""
+async def serve(service: Service, ports: list[int], admin: str, token: str, whose: Whose | None) -> list[str]:
+    """Until SIGTERM or SIGINT. `whose`: the rollout of the only agent, if it is known. What its owner should know;
+    raises OSError where it cannot listen."""
     close_memory()
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -28,6 +30,8 @@ async def serve(service: Service, ports: list[int], admin: str, token: str) -> l
     listening = Admin(service, token)
     try:
         await service.start(ports)
+        if whose is not None:
+            await service.bind(min(service.places), whose)
         where = await listening.start(admin)
         print(f"agents on {', '.join(map(str, service.places))}; rollouts at {where}", flush=True)
         await over.wait()

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
+from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
 from penstock.sidecar.agent.environment import KEYS, LOGINS
-from penstock.sidecar.intercept import mitm, trust
+from penstock.sidecar.intercept import mitm, namespace, trust
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.egress import Ledger, Whose, tell
 from penstock.sidecar.intercept.front import Front
@@ -41,14 +43,17 @@ class Wanted:
     """Whether clients that can use a Unix socket get one."""
     surrogates: bool = False
     """Whether the agent has its token in place of keys."""
+    transparent: bool = False
+    """Whether the agent gets a network of its own in place of a proxy."""
     engine: Literal["own", "mitmproxy"] = "own"
-    """What ends the agent's TLS: our front, or mitmproxy before it."""
+    """What ends the TLS of an agent that has a proxy: our front, or mitmproxy before it."""
 
 
 @dataclass(slots=True)
 class Behind:
     """A front that stands."""
 
+    front: Front
     variables: dict[str, str]
     """What its agent is given."""
     problems: list[str] = field(default_factory=list[str])
@@ -58,22 +63,23 @@ class Behind:
 @asynccontextmanager
 async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
     """A front for one agent, with files for it in a folder. At the end the gateway is told where the agent was."""
-    names = sorted({host for host, _ in wanted.policy.hosts})
+    names = wanted.policy.names
     authority, ledger = Authority(names), Ledger()
     front = Front(wanted.gateway, wanted.policy, authority, ledger.add)
     engine: mitm.Engine | None = None
     stack = AsyncExitStack()
     try:
-        port = await front.start()
         front.bind(wanted.whose.binding)
         bundle, own = trust.write(folder, authority.pem)
-        if wanted.engine == "mitmproxy":
-            standing = mitm.standing(wanted.policy, folder, port, bundle, ledger.add)
-            engine = await stack.enter_async_context(standing)
-            theirs = folder / "agent"
-            theirs.mkdir()
-            port, (bundle, own) = engine.port, trust.write(theirs, engine.pem)
-        made = Behind(trust.variables(bundle, own, port, names))
+        if wanted.transparent:
+            made = Behind(front, trust.certificates(bundle, own))
+        else:
+            port = await front.start()
+            if wanted.engine == "mitmproxy":
+                standing = mitm.standing(wanted.policy, folder, port, bundle, ledger.add)
+                engine = await stack.enter_async_context(standing)
+                port, (bundle, own) = engine.port, trust.write(engine.folder, engine.pem)
+            made = Behind(front, trust.variables(bundle, own, port, names))
         if wanted.surrogates and wanted.whose.token is not None:
             made.variables |= dict.fromkeys(KEYS, wanted.whose.token) | dict.fromkeys(LOGINS, "")
         if wanted.sockets:
@@ -92,22 +98,47 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
 
 async def run(wanted: Wanted, command: Sequence[str]) -> tuple[int, list[str]]:
     """Runs a command. Returns its exit code (128 and the number of a signal that ended it, 127 where it is not
-    there), and what its owner should know."""
+    there), and what its owner should know. Raises `NoNamespace` where it cannot have a network of its own."""
     with TemporaryDirectory(prefix="penstock-sidecar-") as folder:
-        async with behind(wanted, Path(folder)) as front:
-            given = os.environ | front.variables
-            code = await _command(
-                command, {name: value for name, value in given.items() if value or name not in LOGINS}
-            )
-        return code, front.problems
+        async with behind(wanted, Path(folder)) as made:
+            given = os.environ | made.variables
+            env = {name: value for name, value in given.items() if value or name not in LOGINS}
+            start = _inside(made.front, Path(folder), command, env) if wanted.transparent else _started(command, env)
+            process = await start
+            code = 127 if process is None else await _over(process)
+        return code, made.problems
 
 
-async def _command(argv: Sequence[str], env: dict[str, str]) -> int:
+async def _started(argv: Sequence[str], env: dict[str, str]) -> Process | None:
+    """The command; None where it is not there, which is said."""
     try:
-        process = await asyncio.create_subprocess_exec(*argv, env=env)
+        return await asyncio.create_subprocess_exec(*argv, env=env)
     except OSError as error:
         print(f"penstock: {argv[0]!r} could not be started: {error.strerror}", file=sys.stderr)
-        return 127
+        return None
+
+
+async def _inside(front: Front, folder: Path, argv: Sequence[str], env: dict[str, str]) -> Process:
+    """The command in a network of its own, out of which only the front leads."""
+    resolv = folder / "resolv.conf"
+    resolv.write_text("nameserver 127.0.0.1\n")
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            way = theirs.fileno()
+            own = (sys.executable, "-P", "-m", namespace.__name__, str(way), str(resolv), "--")
+            process = await asyncio.create_subprocess_exec(*own, *argv, env=env, pass_fds=[way])
+        said, files, _, _ = await asyncio.to_thread(socket.recv_fds, ours, 4096, 3)
+        if said != b"+":
+            _ = await process.wait()
+            raise namespace.NoNamespace(said.decode(errors="replace") or "the agent's network could not be made")
+        await front.start_inside([socket.socket(fileno=file) for file in files])
+        ours.sendall(b"+")
+    return process
+
+
+async def _over(process: Process) -> int:
+    """Passes signals on until it has ended; its exit code."""
     loop = asyncio.get_running_loop()
     for one in _SIGNALS:
         loop.add_signal_handler(one, _pass_on, process, one)
@@ -119,6 +150,6 @@ async def _command(argv: Sequence[str], env: dict[str, str]) -> int:
     return 128 - code if code < 0 else code
 
 
-def _pass_on(process: asyncio.subprocess.Process, one: signal.Signals) -> None:
+def _pass_on(process: Process, one: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         process.send_signal(one)

@@ -38,12 +38,16 @@ def variables(bundle: Path, own: Path, port: int, hosts: Collection[str]) -> dic
     excepted = "" if set(_HERE) & set(hosts) else ",".join(_HERE)
     proxy = f"http://127.0.0.1:{port}"
     return {
-        **dict.fromkeys(BUNDLES, str(bundle)),
-        **dict.fromkeys(ADDED, str(own)),
+        **certificates(bundle, own),
         **dict.fromkeys(PROXIES, proxy),
         **dict.fromkeys(("NO_PROXY", "no_proxy"), excepted),
         "NODE_USE_ENV_PROXY": "1",
     }
+
+
+def certificates(bundle: Path, own: Path) -> dict[str, str]:
+    """The variables of an agent whose connections the kernel redirects: it knows of no proxy."""
+    return {**dict.fromkeys(BUNDLES, str(bundle)), **dict.fromkeys(ADDED, str(own))}
 
 
 def write(folder: Path, pem: str) -> tuple[Path, Path]:

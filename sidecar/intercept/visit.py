@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
+from penstock.sidecar.intercept.answers import Question, answer, own_answer
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.plain import Head, PlainError, PlainRequests
 from penstock.sidecar.intercept.policy import Fate, Policy
@@ -28,7 +29,6 @@ _LARGEST: Final = 64 << 10
 """Bytes of a head."""
 _CONNECT: Final = re.compile(rb"CONNECT (?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5}) HTTP/1\.[01]\r\n")
 _AGREED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
-_REASONS: Final = {400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}
 
 
 @dataclass(slots=True)
@@ -46,6 +46,8 @@ class Passed:
     """Bytes of the host."""
     problem: str | None = None
     """Why it came to nothing, or past the gateway."""
+    address: str | None = None
+    """Of a redirected connection: where it went, whatever host it has named."""
 
 
 @dataclass
@@ -59,6 +61,8 @@ class Setting:
     on_passed: Callable[[Passed], None]
     visits: set[Visit] = field(default_factory=set["Visit"])
     """Those that are open."""
+    misled: str | None = None
+    """Why our own connections come back to us, if they have."""
 
 
 class Visit(End):
@@ -114,14 +118,18 @@ class Visit(End):
         if fate == "deny":
             self._refuse(403, f"{host}:{port} may not be reached from here")
             return
-        if rest and fate == "intercept":
+        if rest and fate in ("intercept", "check"):
             self._refuse(400, "bytes of TLS came before the tunnel was agreed to")
             return
         if rest:
             super().data_received(rest)
         self.hold()
-        step = self._intercept if fate == "intercept" else self._tunnel
-        self._begin(step(host, port))
+        self._begin(self._step(fate, host, port))
+
+    def _step(self, fate: Fate, host: str, port: int) -> Awaitable[None]:
+        if fate == "check":
+            return self._check(host)
+        return self._intercept(host, port) if fate == "intercept" else self._tunnel(host, port)
 
     def _begin(self, step: Awaitable[None]) -> None:
         self._task = asyncio.ensure_future(self._run(step))
@@ -192,9 +200,13 @@ class Visit(End):
     async def _tunnel(self, host: str, port: int) -> None:
         """Its TLS as it is, to its host."""
         end = await self._straight(host, port)
+        await self._agree()
+        self._follow(self, end)
+
+    async def _agree(self) -> None:
+        """The agent may send."""
         assert self.transport is not None
         self.transport.write(_AGREED)
-        self._follow(self, end)
 
     async def _straight(self, host: str, port: int, plain: bool = False) -> End:
         return await self._setting.ways.to_host(host, port, plain)
@@ -215,29 +227,48 @@ class Visit(End):
             _drop(asking)
 
     async def _ended(self, host: str, asking: asyncio.Future[End]) -> None:
-        assert self.transport is not None
-        self.transport.write(_AGREED)
         inner = End()
-        try:
-            context = self._setting.authority.context(host)
-            seconds = self._setting.limits.handshake
-            plain = await asyncio.get_running_loop().start_tls(
-                self.transport, inner, context, server_side=True, ssl_handshake_timeout=seconds
-            )
-        except (OSError, ssl.SSLError, TimeoutError) as error:
-            self._end(_untrusted(host, error))
-            self.abort()
+        if not await self._trusted(host, inner):
             return
-        assert plain is not None
-        inner.transport = self.transport = plain
         try:
             end = await asking
         except Refused as refused:
-            self._end(refused.message)
-            plain.write(_answer(refused.status, refused.message))
-            plain.close()
+            self._refuse(refused.status, refused.message)
             return
         self._follow(inner, end)
+
+    async def _trusted(self, host: str, inner: End) -> bool:
+        """Ends the TLS of the agent; whether it has trusted us. From then on `inner` gets its bytes."""
+        try:
+            await self._secure(self._setting.authority.context(host), inner)
+        except (OSError, ssl.SSLError, TimeoutError) as error:
+            self._end(_untrusted(host, error))
+            self.abort()
+            return False
+        self.transport = inner.transport
+        return True
+
+    async def _secure(self, context: ssl.SSLContext, inner: End) -> None:
+        await self._agree()
+        assert self.transport is not None
+        inner.transport = await asyncio.get_running_loop().start_tls(
+            self.transport,
+            inner,
+            context,
+            server_side=True,
+            ssl_handshake_timeout=self._setting.limits.handshake,
+        )
+
+    async def _check(self, host: str) -> None:
+        """Nobody but us is asked: says whose calls these are, and of which hosts the gateway takes them."""
+        asked = Question()
+        if not await self._trusted(host, asked):
+            return
+        assert asked.transport is not None
+        target = await asked.target
+        asked.transport.write(await own_answer(target, self._setting.policy, self._setting.ways))
+        asked.transport.close()
+        self._end(None)
 
     def _goes_past(self, away: Unreachable) -> None:
         """The gateway is away, and the run may go on without it."""
@@ -264,7 +295,7 @@ class Visit(End):
 
     def _refuse(self, status: int, message: str) -> None:
         if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(_answer(status, message))
+            self.transport.write(answer(status, message))
             self.transport.close()
         self._end(message)
 
@@ -327,14 +358,6 @@ def _drop(asking: asyncio.Future[End]) -> None:
         transport = asking.result().transport
         if transport is not None:
             transport.abort()
-
-
-def _answer(status: int, message: str) -> bytes:
-    body = message.encode() + b"\n"
-    head = (
-        b"HTTP/1.1 %d %b\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-    )
-    return head % (status, _REASONS[status], len(body)) + body
 
 
 def _untrusted(host: str, error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import ssl
 from collections.abc import Callable
@@ -63,12 +64,12 @@ class Ways:
         self._gateway = (parts.hostname or "", parts.port or (443 if tls else 80))
         self._tls = ssl.create_default_context() if tls else None
         self._limits, self.ours = limits, ours
-        self._binding: Binding | None = None
+        self.binding: Binding | None = None
         self._bound = asyncio.Event()
 
     def bind(self, binding: Binding | None) -> None:
         """From now on calls pass, as those of this rollout; with None they wait for the next one."""
-        self._binding = binding
+        self.binding = binding
         if binding is None:
             self._bound.clear()
         else:
@@ -81,24 +82,37 @@ class Ways:
                 await self._bound.wait()
         except TimeoutError:
             raise Refused(504, f"no rollout was bound to this sidecar within {self._limits.bind:g} s") from None
-        assert self._binding is not None
+        assert self.binding is not None
         try:
             end = await self._open(*self._gateway, Asking, self._tls)
         except Refused as refused:
             raise Unreachable(refused.message) from None
-        status, words = await self._asked(end, host, port, self._binding.headers)
+        status, words = await self._asked(end, host, port, self.binding.headers)
         if status is None:
             raise Unreachable(words)
         if status != 200:
             raise Refused(502, f"the gateway refused this connection: {words}")
         return end
 
-    async def to_host(self, host: str, port: int, plain: bool = False) -> End:
-        """A connection to a host, past the gateway; raises `Refused`. `plain`: for HTTP without TLS."""
+    async def problem(self, host: str, port: int) -> str | None:
+        """What keeps calls of a host from the gateway now; None where nothing does."""
+        if self.binding is None:
+            return "no rollout is bound yet: calls wait"
+        try:
+            end = await self.to_gateway(host, port)
+        except Refused as refused:
+            return refused.message
+        assert end.transport is not None
+        end.transport.abort()
+        return None
+
+    async def to_host(self, host: str, port: int, plain: bool = False, address: str | None = None) -> End:
+        """A connection to a host, past the gateway; raises `Refused`. `plain`: for HTTP without TLS; `address`: where
+        the host is, if that is known."""
         proxy = proxy_for(host, plain)
         if proxy is not None:
             return await self._by(proxy, host, port)
-        end = await self._open(host, port, End)
+        end = await self._open(address or host, port, End)
         assert end.transport is not None
         peer, here = end.transport.get_extra_info("peername"), end.transport.get_extra_info("sockname")
         # Only the address tells: any name may lead here.
@@ -144,6 +158,14 @@ class Ways:
         return end
 
 
+def _said(words: str) -> str:
+    """The message in the body of a refusal, which a gateway writes as JSON."""
+    try:
+        return str(json.loads(words)["error"]["message"])
+    except (ValueError, TypeError, LookupError):
+        return words[:500]
+
+
 class Asking(End):
     """Our side of a tunnel through a proxy, which the gateway is too: its answer comes first."""
 
@@ -160,11 +182,11 @@ class Asking(End):
             self.transport.write(ask)
             head = await self._answer
             found = _STATUS.match(head)
-            words = head.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")[:500]
+            words = head.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
         finally:
             if found is None or found[1] != b"200":
                 self.transport.abort()
-        return (None, words) if found is None else (int(found[1]), words or f"it answered {int(found[1])}")
+        return (None, words) if found is None else (int(found[1]), _said(words) or f"it answered {int(found[1])}")
 
     def data_received(self, data: bytes) -> None:
         """Its answer, then what comes through the tunnel."""

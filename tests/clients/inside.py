@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import fcntl
 import json
 import os
 import shutil
-import socket
-import struct
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -27,14 +23,13 @@ from typing import Any
 import aiohttp
 from clients.hosts import Asked, Hosts, first_party, names, plain_proxy
 from clients.profiles import PROFILES, Profile
+from fakes import alone
 from fakes.process import PATHS, Gateway, running
 from fakes.tape import Tape
 
 from penstock.sidecar.intercept import trust
 from penstock.sidecar.intercept.policy import HOSTS
 
-ALONE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--")
-_UP, _RUNNING, _SIOCSIFFLAGS = 0x1, 0x40, 0x8914
 _PATIENCE = 120.0
 
 
@@ -42,18 +37,9 @@ class SessionError(Exception):
     """A session that failed."""
 
 
-def possible() -> bool:
-    """Whether this machine gives a process namespaces of its own."""
-    return shutil.which("unshare") is not None and subprocess.run([*ALONE, "true"], capture_output=True).returncode == 0
-
-
 def measure(profile: Profile) -> dict[str, Any]:
     """The requests of the sessions `direct`, `proxied` and `behind`, and `calls`: what the tape has of the last."""
-    command = [*ALONE, sys.executable, "-m", "clients.inside", str(PROFILES.index(profile))]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": PATHS}, timeout=400)
-    if done.returncode != 0:
-        raise SessionError(f"{profile.id}: {done.stderr[-6000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return alone.run("clients.inside", str(PROFILES.index(profile)))
 
 
 @dataclass
@@ -140,12 +126,9 @@ def _shown(asked: list[Asked]) -> list[dict[str, str]]:
 
 
 def _inside(profile: Profile) -> None:
-    with socket.socket() as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _UP | _RUNNING))
+    alone.loopback_up()
     with tempfile.TemporaryDirectory(prefix="penstock-clients-") as folder:
-        hosts = Path(folder, "hosts")
-        hosts.write_text(names())
-        _ = subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
+        alone.know(Path(folder), names())
         found = asyncio.run(sessions(profile, Path(folder)))
     print(json.dumps(found))
 

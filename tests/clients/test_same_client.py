@@ -13,8 +13,9 @@ from typing import Final
 
 import pytest
 from clients.compare import difference
-from clients.inside import measure, possible
+from clients.inside import measure
 from clients.profiles import NOWHERE, PROFILES, ROOT, Profile
+from fakes import alone
 
 DOCS: Final = ROOT / "docs" / "sidecar.md"
 HEAD: Final = "| agent | version | how | model calls | what differs |\n|---|---|---|---|---|\n"
@@ -60,7 +61,7 @@ def write(row: str) -> None:
 def test_behind_a_sidecar_an_agent_sends_what_it_sends_without(profile: Profile) -> None:
     if not profile.installed():
         pytest.skip(NOWHERE)
-    if not possible():
+    if not alone.possible():
         pytest.skip("this machine gives a process no namespaces of its own")
     found = measure(profile)
     socket = "--socket" in profile.sidecar

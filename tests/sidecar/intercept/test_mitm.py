@@ -55,6 +55,7 @@ sys.stdout.write(subprocess.run(line, capture_output=True, text=True, check=True
 KEY = """
 import os, pathlib, stat
 folder = pathlib.Path(os.environ["SSL_CERT_FILE"]).parent.parent
+assert folder.name.startswith("penstock-sidecar-")
 names = [path for path in folder.rglob("*") if path.is_file()]
 print(sorted(path.name for path in names if "PRIVATE KEY" in path.read_text("latin-1")), len(names) > 3)
 """
@@ -257,7 +258,7 @@ async def test_a_client_that_does_not_trust_it_is_told_of(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("/nowhere/mitmdump", "--engine mitmproxy needs mitmdump, and '/nowhere/mitmdump' is not there: install mitm"),
+        ("/nowhere/mitmdump", "--engine mitmproxy: it needs mitmdump, and '/nowhere/mitmdump' is not there: install"),
         ("/bin/false", "mitmdump could not be started: it ended"),
     ],
 )
@@ -265,3 +266,15 @@ async def test_it_must_be_there(rig: Rig, place: str, said: str) -> None:
     done = await rig.shell.run(*rig.words("print('agent')"), PENSTOCK_MITMDUMP=place)
     assert (done.code, done.out) == (1, b"")
     assert said in done.err
+
+
+async def test_it_is_for_agents_with_a_proxy(rig: Rig) -> None:
+    done = await rig.shell.run("sidecar", "--engine", "mitmproxy", "--mode", "transparent", "--", "true")
+    assert done.code == 2
+    assert "--engine mitmproxy stands before agents that use a proxy: leave --mode transparent out" in done.err
+
+
+async def test_the_sidecar_says_that_connections_get_to_it(rig: Rig) -> None:
+    done = await rig.run("import urllib.request as r\nprint(r.urlopen('https://192.0.2.1/').read().decode())")
+    assert (done.code, done.err) == (0, "")
+    assert "r1" in done.text

@@ -1,0 +1,55 @@
+"""What a front answers itself: refusals, and what it says of itself at the address `CHECK`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Final
+
+from penstock.sidecar.intercept.policy import Policy
+from penstock.sidecar.intercept.splice import End
+from penstock.sidecar.intercept.ways import Ways
+
+_REASONS: Final = {200: b"OK", 400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}
+_LARGEST: Final = 64 << 10
+"""Bytes of a head."""
+
+
+def answer(status: int, message: str, kind: str = "text/plain; charset=utf-8") -> bytes:
+    """A whole answer of ours."""
+    body = message.encode() + b"\n"
+    head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+    return head % (status, _REASONS[status], kind.encode(), len(body)) + body
+
+
+class Question(End):
+    """The agent's end of a connection that goes nowhere: what it asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._head = b""
+
+    def data_received(self, data: bytes) -> None:
+        """The head of its request."""
+        self._head += data[:_LARGEST]
+        if b"\r\n\r\n" in self._head and not self.target.done():
+            words = self._head.split(b" ", 2)
+            self.target.set_result(words[1].decode("latin-1") if len(words) > 2 else "/")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self.target.cancel()
+        super().connection_lost(exc)
+
+
+async def own_answer(target: str, policy: Policy, ways: Ways) -> bytes:
+    """Whose calls pass here; at `/hosts` also what keeps calls of each host from the gateway, or null."""
+    known = dict(ways.binding.headers) if ways.binding is not None else {}
+    said: dict[str, object] = {"penstock": "sidecar", "bound": ways.binding is not None}
+    said |= {"rollout": known.get("x-rollout-id"), "attempt": known.get("x-attempt-id")}
+    if target == "/hosts":
+        hosts = sorted(policy.hosts)
+        found = await asyncio.gather(*(ways.problem(host, port) for host, port in hosts))
+        said["hosts"] = {f"{host}:{port}": problem for (host, port), problem in zip(hosts, found, strict=True)}
+    return answer(200, json.dumps(said), "application/json")

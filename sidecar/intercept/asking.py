@@ -1,0 +1,88 @@
+"""Asks a sidecar whether connections get to it, as a client of its agent would: `https://192.0.2.1/`, by the proxy of
+an environment or where the kernel redirects it, and with a file of certificates that the client would trust.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+from penstock.sidecar.intercept.policy import CHECK
+
+_SECONDS: Final = 5.0
+_ALL: Final = 30.0
+"""Until every host was tried."""
+
+
+class NotReached(Exception):
+    """Connections do not get to a sidecar; the text says why."""
+
+
+async def ask(proxy: str | None, trusted: Path | str | None, hosts: bool = False) -> Mapping[str, Any]:
+    """What the sidecar says of itself, with `hosts` also of the hosts whose calls the gateway takes. `proxy`: its URL;
+    `trusted`: a file of certificates, or the certificates, or None for whoever answers. Raises `NotReached`."""
+    try:
+        if trusted is None:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        elif isinstance(trusted, Path):
+            context = ssl.create_default_context(cafile=trusted)
+        else:
+            context = ssl.create_default_context(cadata=trusted)
+    except ssl.SSLError:
+        raise NotReached(f"{trusted} holds no certificates") from None
+    except OSError as error:
+        raise NotReached(f"{trusted}: {error.strerror}") from None
+    try:
+        async with asyncio.timeout(_ALL if hosts else _SECONDS):
+            return await _asked(proxy, context, "/hosts" if hosts else "/")
+    except TimeoutError:
+        raise NotReached(f"no answer from {_place(proxy)}") from None
+    except ssl.SSLCertVerificationError as error:
+        file = trusted if isinstance(trusted, Path) else "what is trusted"
+        why = f"does not hold the certificate of this sidecar ({error.verify_message})"
+        raise NotReached(f"{file} {why}") from None
+    except OSError as error:
+        raise NotReached(f"{_place(proxy)}: {os.strerror(error.errno) if error.errno else error}") from None
+    except ValueError as error:
+        raise NotReached(f"{_place(proxy)}: {error}") from None
+
+
+async def _asked(proxy: str | None, context: ssl.SSLContext, target: str) -> Mapping[str, Any]:
+    host, port = CHECK
+    if proxy is not None:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        host, port = parts.hostname or "", parts.port or 80
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        if proxy is not None:
+            await _tunnel(reader, writer)
+        await writer.start_tls(context, server_hostname=CHECK[0])
+        writer.write(f"GET {target} HTTP/1.1\r\nHost: {CHECK[0]}\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        said = json.loads(await reader.read()) if head.startswith(b"HTTP/1.1 200 ") else None
+    except asyncio.IncompleteReadError:
+        raise ValueError("it closed the connection") from None
+    finally:
+        writer.close()
+    if not isinstance(said, dict) or cast(dict[str, Any], said).get("penstock") != "sidecar":
+        raise ValueError("something else than a sidecar has answered")
+    return cast(dict[str, Any], said)
+
+
+async def _tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    where = f"{CHECK[0]}:{CHECK[1]}"
+    writer.write(f"CONNECT {where} HTTP/1.1\r\nHost: {where}\r\n\r\n".encode())
+    line = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0]
+    if b" 200 " not in line:
+        raise ValueError(f"it answered {line.decode('latin-1')[:80]!r}: it is no sidecar")
+
+
+def _place(proxy: str | None) -> str:
+    return f"{CHECK[0]}:{CHECK[1]}" if proxy is None else f"the proxy {proxy}"

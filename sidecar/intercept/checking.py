@@ -1,0 +1,192 @@
+"""`penstock sidecar check`: walks the way of an agent's calls, for each family of clients, and says what is missing.
+
+Of each family the variables are tried as its clients read them: does their proxy lead to a sidecar, and does their file
+hold its certificate? If its program is on this machine, that one is asked as well. Then the sidecar says of which hosts
+the gateway takes calls. No model is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from textwrap import wrap
+from typing import Final
+
+from penstock.sidecar.intercept.asking import NotReached, ask
+from penstock.sidecar.intercept.families import FAMILIES, Family
+
+SOCKET: Final = "ANTHROPIC_UNIX_SOCKET"
+_SECONDS: Final = 30.0
+_ABSENT: Final = ("No module named", "Cannot find module")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was found."""
+
+    name: str
+    said: str
+    good: bool
+
+
+@dataclass(slots=True)
+class Check:
+    """An environment that is looked at."""
+
+    env: Mapping[str, str]
+    rows: list[Row] = field(default_factory=list[Row])
+    hosts: list[Row] = field(default_factory=list[Row])
+    rollout: str | None = None
+    _asked: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    """Files of certificates, and why nothing was reached with them."""
+
+    @property
+    def proxy(self) -> str | None:
+        """The proxy that clients use; None where the kernel redirects connections."""
+        names = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+        return next((found for name in names if (found := self.env.get(name))), None)
+
+    @property
+    def good(self) -> bool:
+        """Whether everything gets to the gateway."""
+        return bool(self.hosts) and all(row.good for row in (*self.rows, *self.hosts))
+
+    def lines(self) -> Iterator[str]:
+        """For a person, in 80 columns."""
+        for row in (*self.rows, *self.hosts):
+            told = row.said if row.good else f"NOT RIGHT: {row.said}"
+            yield from wrap(
+                f"{row.name:<34} {told}", 80, subsequent_indent=" " * 35, break_long_words=False, break_on_hyphens=False
+            )
+        wrong = sum(not row.good for row in (*self.rows, *self.hosts))
+        if not self.hosts:
+            yield "No connection gets to a sidecar, so nothing is known of the gateway."
+        elif wrong:
+            yield f"{wrong} of {len(self.rows) + len(self.hosts)} are not right."
+        else:
+            whose = f"as those of rollout {self.rollout}" if self.rollout else "as those of their conversations"
+            yield f"Calls get to the gateway, {whose}."
+
+    async def walk(self) -> None:
+        """All of it."""
+        try:
+            _ = await ask(self.proxy, None)
+        except NotReached as problem:
+            way = "HTTPS_PROXY" if self.proxy else "HTTPS_PROXY is not set, and the kernel redirects nothing"
+            self.rows.append(Row("the way to a sidecar", f"{way}: {problem}", False))
+            return
+        for family in FAMILIES:
+            self.rows.append(await self._family(family))
+        if SOCKET in self.env:
+            self.rows.append(await self._socket(self.env[SOCKET]))
+        good = next((name for name, problem in self._asked.items() if problem is None), None)
+        if good is None:
+            return
+        said = await ask(self.proxy, Path(good), hosts=True)
+        self.rollout = said.get("rollout")
+        for host, problem in said["hosts"].items():
+            self.hosts.append(Row(host.removesuffix(":443"), problem or "the gateway takes its calls", problem is None))
+
+    async def _family(self, family: Family) -> Row:
+        problem = await self._missing(family)
+        if problem is not None:
+            return Row(family.name, problem, False)
+        if not family.probe or shutil.which(family.probe[0], path=self.env.get("PATH")) is None:
+            return Row(family.name, f"{family.certificates} and the proxy are right" if self.proxy else "set", True)
+        said, failed = await self._probe(family.probe)
+        if failed and any(words in said for words in _ABSENT):
+            return Row(family.name, f"{family.certificates} is right; it is not on this machine", True)
+        return Row(family.name, f"does not get here: {said}" if failed else "gets here", not failed)
+
+    async def _missing(self, family: Family) -> str | None:
+        """The variable that is missing or wrong."""
+        if self.proxy is not None and family.also and not self.env.get(family.also):
+            return f"{family.also} is not set"
+        file = self.env.get(family.certificates)
+        if not file:
+            return f"{family.certificates} is not set"
+        if file not in self._asked:
+            self._asked[file] = await self._reached(file)
+        problem = self._asked[file]
+        return None if problem is None else f"{family.certificates}: {problem}"
+
+    async def _reached(self, file: str) -> str | None:
+        try:
+            _ = await ask(self.proxy, Path(file))
+        except NotReached as problem:
+            return str(problem)
+        return None
+
+    async def _probe(self, command: tuple[str, ...]) -> tuple[str, bool]:
+        """What a program says, and whether it did not get here."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=dict(self.env),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), _SECONDS)
+        except TimeoutError:
+            process.kill()
+            _ = await process.wait()
+            return f"nothing for {_SECONDS:g} s", True
+        if b'"penstock": "sidecar"' in out:
+            return "", False
+        lines = (err or out).decode(errors="replace").strip().splitlines()
+        return lines[-1].strip()[:200] if lines else f"it ended with {process.returncode}", True
+
+    async def _socket(self, path: str) -> Row:
+        """A Unix socket in place of proxy and certificate: is somebody there?"""
+        try:
+            _, writer = await asyncio.open_unix_connection(path)
+        except OSError as error:
+            return Row("Claude Code, by its socket", f"{SOCKET}={path}: {error.strerror}", False)
+        writer.close()
+        said = "the sidecar listens"
+        if shutil.which("claude", path=self.env.get("PATH")) is None:
+            return Row("Claude Code, by its socket", said, True)
+        used = await uses_socket(dict(self.env))
+        return Row("Claude Code, by its socket", f"{said}, this version {'uses' if used else 'ignores'} it", used)
+
+
+async def uses_socket(env: dict[str, str]) -> bool:
+    """Whether the Claude Code of this machine calls its model on a Unix socket: nobody has documented that it does. It
+    calls one of ours, where nothing is answered."""
+    came = asyncio.Event()
+
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            if b"/v1/messages" in await reader.readuntil(b"\r\n"):
+                came.set()
+        writer.close()
+
+    with TemporaryDirectory(prefix="penstock-check-") as folder:
+        path = os.path.join(folder, "probe.sock")
+        server = await asyncio.start_unix_server(served, path)
+        given = env | {
+            SOCKET: path,
+            "HOME": folder,
+            "ANTHROPIC_API_KEY": "sk-ant-probe",
+            "HTTPS_PROXY": "http://127.0.0.1:9",
+        }
+        process = await asyncio.create_subprocess_exec(
+            "claude", "-p", "hello",
+            env=given, cwd=folder,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        ended, seen = asyncio.ensure_future(process.wait()), asyncio.ensure_future(came.wait())
+        _ = await asyncio.wait((ended, seen), timeout=_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        seen.cancel()
+        if process.returncode is None:
+            process.kill()
+        _ = await ended
+        server.close()
+    return came.is_set()

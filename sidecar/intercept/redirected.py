@@ -1,0 +1,248 @@
+"""Connections that the kernel has brought here (`rules`): their agents have no proxy and know nothing of us.
+
+Where one wanted to go the kernel tells, as an address. Its first bytes name the host: they are looked at where they
+lie, before anybody has read them, so that whoever reads them then gets all of them. Only on ports whose TLS may end
+here an agent has to speak first; elsewhere its connection is passed on at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+from penstock.sidecar.intercept.answers import answer
+from penstock.sidecar.intercept.hello import LARGEST, Opening, opening
+from penstock.sidecar.intercept.names import Names
+from penstock.sidecar.intercept.splice import End
+from penstock.sidecar.intercept.visit import Passed, Setting, Visit
+from penstock.sidecar.intercept.ways import Refused
+
+_ORIGINAL: Final = 80
+"""SO_ORIGINAL_DST, and the same number for IPv6 (linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h)."""
+_DENIED: Final = b"\x15\x03\x03\x00\x02\x02\x31"
+"""TLS's own word for it: a fatal alert, access_denied (RFC 8446 section 6.2)."""
+_HERE: Final = (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6))
+
+
+def listening(port: int = 0) -> list[socket.socket]:
+    """Sockets for redirected connections of IPv4 and, where this machine has it, IPv6, on the same port."""
+    made: list[socket.socket] = []
+    for host, family in _HERE:
+        one = socket.socket(family)
+        try:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind((host, port))
+        except OSError as error:
+            one.close()
+            if family == socket.AF_INET6 and error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                continue  # connections of IPv6 are refused then
+            raise
+        one.listen(1024)
+        made.append(one)
+        port = one.getsockname()[1]
+    return made
+
+
+class Listener:
+    """Takes redirected connections of one agent."""
+
+    def __init__(self, setting: Setting, sockets: list[socket.socket], names: Names | None = None) -> None:
+        """`names`: of an agent in a network of its own. Elsewhere connections of our own user are our own, which the
+        rules have failed to leave alone."""
+        self._setting, self._names, self._sockets = setting, names, sockets
+        for one in sockets:
+            one.setblocking(False)
+        self._accepting = [asyncio.ensure_future(self._accept(one)) for one in sockets]
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            accepted, _ = await loop.sock_accept(listening)
+            RedirectedVisit(self._setting, accepted, self._names).begin()
+
+    def close(self) -> None:
+        """Listens no more."""
+        for one in self._accepting:
+            one.cancel()
+        for one in self._sockets:
+            one.close()
+
+
+class RedirectedVisit(Visit):
+    """One connection. Until it is known what becomes of it, it is a bare socket."""
+
+    def __init__(self, setting: Setting, accepted: socket.socket, names: Names | None) -> None:
+        super().__init__(setting)
+        self._bare: socket.socket | None = accepted
+        self._names = names
+        self._address = ""
+        """Where it was made to: an address, or the name that has it."""
+        self._opening: Opening | None = None
+        self._head = None
+
+    def begin(self) -> None:
+        """The agent has come."""
+        self._setting.visits.add(self)
+        self._begin(self._serve())
+
+    async def _serve(self) -> None:
+        assert self._bare is not None
+        self._address, port = wanted(self._bare)
+        if self._names is not None:
+            self._address = self._names.name(self._address)
+        self._passed = passed = Passed(self._address, port, "deny", monotonic(), address=self._address)
+        passed.fate = self._setting.policy.fate(self._address, port)
+        self._known(self._bare, passed)
+        if passed.fate == "check" or any(port == other for _, other in self._setting.policy.hosts):
+            self._opening = await self._opened(self._bare, port)
+            passed.host = self._opening.name or self._address
+            passed.fate = self._setting.policy.fate(passed.host, port)
+        if passed.fate == "deny":
+            raise Refused(403, f"{passed.host}:{port} may not be reached from here")
+        if passed.fate == "intercept" and not (self._opening and self._opening.tls):
+            await self._plain_through(passed.host, port)
+        else:
+            await self._step(passed.fate, passed.host, port)
+
+    def _known(self, bare: socket.socket, passed: Passed) -> None:
+        """Raises `Refused` for connections that nobody has redirected, and for our own."""
+        if (passed.host, passed.port) == bare.getsockname()[:2]:
+            raise Refused(403, "only redirected connections are taken here: see `penstock sidecar iptables`")
+        if passed.fate != "check" and self._names is None and is_own(bare):
+            self._setting.misled = (
+                f"the rules do not leave connections of user {os.getuid()} alone: make them with --uid"
+            )
+            raise Refused(403, self._setting.misled)
+
+    async def _opened(self, bare: socket.socket, port: int) -> Opening:
+        """Where its first bytes say that it goes; raises `Refused` where there are none."""
+        seconds = self._setting.limits.head
+        try:
+            async with asyncio.timeout(seconds):
+                return await peeked(bare)
+        except TimeoutError:
+            said = f"the agent said nothing on a connection to {self._address}:{port} for {seconds:g} s"
+            raise Refused(403, said) from None
+
+    async def _plain_through(self, host: str, port: int) -> None:
+        """Without TLS, through the gateway."""
+        end = await self._plain_way(host, port)
+        await self._agree()
+        self._follow(self, end)
+
+    async def _straight(self, host: str, port: int, plain: bool = False) -> End:
+        return await self._setting.ways.to_host(host, port, plain, self._address)
+
+    async def _agree(self) -> None:
+        """Its bytes are read from now on. Nothing is said to it: it knows of no proxy."""
+        bare, self._bare = self._bare, None
+        assert bare is not None
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: self, bare)
+
+    async def _secure(self, context: ssl.SSLContext, inner: End) -> None:
+        bare, self._bare = self._bare, None
+        assert bare is not None
+        seconds = self._setting.limits.handshake
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: inner, bare, ssl=context, ssl_handshake_timeout=seconds
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is read from now on."""
+        End.connection_made(self, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Its bytes. The first may name the host, which its address alone does not."""
+        if self._opening is None:
+            self._opening = opening(data[:LARGEST]) or Opening(False, None)
+            if self._passed is not None and self._opening.name is not None:
+                self._passed.host = self._opening.name
+        super().data_received(data)
+
+    def _refuse(self, status: int, message: str) -> None:
+        bare, self._bare = self._bare, None
+        if bare is not None:
+            with suppress(OSError):
+                # What is unread when a socket closes takes the answer with it.
+                _ = bare.recv(LARGEST) if self._opening is not None else b""
+                bare.send(self._refusal(status, message))
+            bare.close()
+        super()._refuse(status, message)
+
+    def _refusal(self, status: int, message: str) -> bytes:
+        if self._opening is None or (not self._opening.tls and self._opening.name is None):
+            return b""
+        return _DENIED if self._opening.tls else answer(status, message)
+
+    def abort(self) -> None:
+        """Ends it at once."""
+        bare, self._bare = self._bare, None
+        super().abort()
+        if bare is not None:
+            # Not while somebody still waits for its bytes.
+            asyncio.get_running_loop().call_soon(bare.close)
+
+
+def wanted(redirected: socket.socket) -> tuple[str, int]:
+    """Address and port that a connection was made to before it was redirected."""
+    try:
+        if redirected.family == socket.AF_INET:
+            port, four = struct.unpack_from("!2xH4s", redirected.getsockopt(socket.SOL_IP, _ORIGINAL, 16))
+            return socket.inet_ntop(socket.AF_INET, four), port
+        port, six = struct.unpack_from("!2xH4x16s", redirected.getsockopt(socket.IPPROTO_IPV6, _ORIGINAL, 28))
+        return socket.inet_ntop(socket.AF_INET6, six), port
+    except OSError:  # nobody has redirected it
+        host, port = redirected.getsockname()[:2]
+        return host, port
+
+
+async def peeked(bare: socket.socket) -> Opening:
+    """The first bytes of a connection, which stay where they are. Raises `Refused` where it ends before they are
+    whole."""
+    loop, seen = asyncio.get_running_loop(), 0
+    while True:
+        readable = loop.create_future()
+        loop.add_reader(bare, _set, readable)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(bare)
+        data = bare.recv(LARGEST, socket.MSG_PEEK)
+        found = opening(data) if data else None
+        if found is not None:
+            bare.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            return found
+        if len(data) <= seen:
+            raise Refused(400, "the agent left before it had said where it wants to go")
+        seen = len(data)
+        # Tell us when there is more, and not all the time.
+        bare.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, seen + 1)
+
+
+def _set(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)
+
+
+def is_own(accepted: socket.socket) -> bool:
+    """Whether a process of our own user has made this connection, as far as this machine's table of sockets tells."""
+    host, port = accepted.getpeername()[:2]
+    packed = socket.inet_pton(accepted.family, host)
+    words = (packed[at : at + 4] for at in range(0, len(packed), 4))
+    here = "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{port:04X}"
+    table = Path("/proc/net/tcp" if accepted.family == socket.AF_INET else "/proc/net/tcp6")
+    with suppress(OSError):
+        for line in table.read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[1] == here:
+                return int(fields[7]) == os.getuid()
+    return False

@@ -1,0 +1,63 @@
+"""Makes the rules of the kernel (`rules`) with the programs that this machine has."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from penstock.sidecar.intercept import rules
+
+Tool = Literal["nft", "iptables"]
+_PROGRAMS: Final[dict[Tool, tuple[str, ...]]] = {
+    "nft": ("nft",),
+    "iptables": ("iptables-restore", "ip6tables-restore"),
+}
+_NEEDED: Final = "it needs the right to change rules of this network (CAP_NET_ADMIN), and the kernel's tables for them"
+
+
+class CannotRedirect(Exception):
+    """There are no such rules; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A program and what it reads."""
+
+    command: tuple[str, ...]
+    text: str
+    may_fail: bool = False
+    """Where there is nothing to remove."""
+
+
+def chosen(tool: Tool | None) -> Tool:
+    """The program that is wanted, else one that is there. Raises `CannotRedirect` where there is none."""
+    for one in ("nft", "iptables") if tool is None else (tool,):
+        if all(map(shutil.which, _PROGRAMS[one])):
+            return one
+    if tool is not None:
+        raise CannotRedirect(f"--tool {tool}: {' and '.join(_PROGRAMS[tool])} cannot be found")
+    raise CannotRedirect("neither nft nor iptables-restore and ip6tables-restore can be found: install nftables")
+
+
+def steps(tool: Tool, wanted: tuple[int, int | None] | None) -> list[Step]:
+    """What is to be run for rules with this port and user, or to remove them."""
+    if tool == "nft":
+        return [Step(("nft", "-f", "-"), rules.nft_removal() if wanted is None else rules.nft(*wanted))]
+    made: list[Step] = []
+    for program in _PROGRAMS["iptables"]:
+        command = (program, "--noflush")
+        made.append(Step(command, rules.iptables_removal(), may_fail=True))
+        if wanted is not None:
+            made.append(Step(command, rules.iptables(*wanted, six=program == "ip6tables-restore")))
+    return made
+
+
+def run(todo: list[Step]) -> None:
+    """Runs them in their order; raises `CannotRedirect` at the first that fails."""
+    for step in todo:
+        done = subprocess.run(step.command, input=step.text, capture_output=True, text=True)
+        if done.returncode != 0 and not step.may_fail:
+            said = " ".join((done.stderr or done.stdout).split())[:300]
+            raise CannotRedirect(f"{step.command[0]} failed: {said or f'it ended with {done.returncode}'}; {_NEEDED}")

@@ -1,0 +1,118 @@
+"""`penstock sidecar run --mode transparent`, tried in namespaces of the test's own.
+
+    python -m fakes.redirected_run
+
+The model host `llm.test` has an address that is none of loopback, and port 443. Prints what came of it, as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from fakes.alone import know, loopback_up
+from fakes.process import Gateway, running
+from fakes.shell import PENSTOCK, Done, Shell
+from fakes.tape import Tape
+from fakes.tls_host import TlsHost
+
+from penstock.sidecar.intercept.authority import Authority
+
+ADDRESS = "10.77.0.1"
+OPENAI = """
+import openai
+client = openai.OpenAI(api_key="sk-real", base_url="https://llm.test/v1")
+ask = client.chat.completions.create
+print(ask(model="m", messages=[]).choices[0].message.content)
+print("".join(chunk.choices[0].delta.content for chunk in ask(model="m", messages=[], stream=True)))
+"""
+KILLED = """
+import os, signal, ssl, sys, time, urllib.request
+os.kill(os.getppid(), signal.SIGKILL)
+while os.getppid() == int(sys.argv[1]): pass
+try: urllib.request.urlopen("https://llm.test/v1/chat/completions", b"{}")
+except OSError as error: print(error)
+"""
+ASK = ("curl", "-sS", "-d", '{"model":"m","messages":[]}', "https://llm.test/v1/chat/completions")
+
+
+class World:
+    """A host, a gateway, a shell."""
+
+    def __init__(self, host: TlsHost, gateway: Gateway, folder: Path) -> None:
+        self.host, self.gateway = host, gateway
+        self.shell = Shell(gateway.url, folder, PENSTOCK)
+
+    async def run(self, *command: str, options: tuple[str, ...] = ()) -> Done:
+        """An agent in a network of its own."""
+        own = ("sidecar", "run", "--mode", "transparent", "--rollout", "r1", "--intercept", "llm.test")
+        return await self.shell.run(*own, *options, "--", *command, SSL_CERT_FILE=str(self.host.trust))
+
+    async def asked(self) -> list[str]:
+        """What the host was asked since the last time."""
+        found, self.host.asked = self.host.asked, []
+        return [one.decode("latin-1") for one in found]
+
+
+async def tried(world: World) -> dict[str, Any]:
+    """What comes of each."""
+    found: dict[str, Any] = {}
+    direct = await asyncio.create_subprocess_exec(*ASK, "--cacert", str(world.host.trust), stdout=subprocess.PIPE)
+    _ = await direct.communicate()
+    found["direct"] = await world.asked()
+    for name, command in {
+        "curl": ASK,
+        "openai": (sys.executable, "-c", OPENAI),
+        "user": ("sh", "-c", "id -u; ip link set lo down && echo down; kill -TERM $$"),
+        "check": ("curl", "-sS", "https://192.0.2.1/"),
+        "unknown": ("curl", "-sS", "https://nowhere.test/"),
+        "quic": ("bash", "-c", "for n in 1 2 3; do echo hello > /dev/udp/10.77.0.1/443 || exit 1; done"),
+        "absent": ("no-such-command",),
+    }.items():
+        done = await world.run(*command)
+        found[name] = {"code": done.code, "out": done.text, "err": done.err, "asked": await world.asked()}
+    done = await world.run("curl", "-sS", "https://nowhere.test/", options=("--on-unknown", "deny"))
+    found["deny"] = {"code": done.code, "out": done.text, "err": done.err}
+    found["killed"] = await killed(world)
+    async with aiohttp.ClientSession() as http:
+        spans = await Tape(world.gateway.url, http).when("r1", "a1", lambda spans: len(spans) > 0)
+    found["spans"] = [span.model_dump(mode="json", include={"kind", "status", "attributes"}) for span in spans]
+    return found
+
+
+async def killed(world: World) -> dict[str, Any]:
+    """An agent that kills its sidecar, and then calls its model."""
+    script = f"exec {sys.executable} -c '{KILLED}' $PPID"
+    process = await world.shell.start(
+        *("sidecar", "run", "--mode", "transparent", "--intercept", "llm.test", "--", "sh", "-c", script),
+        SSL_CERT_FILE=str(world.host.trust),
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 30)
+    return {"code": process.returncode, "out": out.decode(), "asked": await world.asked()}
+
+
+async def main(folder: Path) -> dict[str, Any]:
+    """In the namespaces."""
+    authority, host = Authority(["llm.test"]), TlsHost()
+    host.trust = folder / "host-ca.pem"
+    host.trust.write_text(authority.pem)
+    server = await asyncio.start_server(host.serve, ADDRESS, 443, ssl=authority.context("llm.test"))
+    text = f'[[upstream]]\nname = "host"\nbase_url = "https://llm.test/v1"\nca_file = "{host.trust}"\n'
+    async with running(folder, text) as gateway:
+        found = await tried(World(host, gateway, folder))
+    server.close()
+    return found
+
+
+if __name__ == "__main__":
+    loopback_up()
+    _ = subprocess.run(["ip", "address", "add", f"{ADDRESS}/32", "dev", "lo"], check=True)
+    with tempfile.TemporaryDirectory(prefix="penstock-run-") as made:
+        know(Path(made), f"{ADDRESS} llm.test\n")
+        print(json.dumps(asyncio.run(main(Path(made)))))

@@ -1,0 +1,160 @@
+"""`penstock sidecar check`: what it says of each family of clients, and the address at which a sidecar answers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import StartGateway
+from fakes.process import Gateway
+from fakes.shell import PENSTOCK, Shell
+
+from penstock.sidecar.intercept import trust
+from penstock.sidecar.intercept.families import FAMILIES
+
+GOOD = "gets here"
+
+
+@pytest.fixture
+async def gateway(start_gateway: StartGateway) -> Gateway:
+    return await start_gateway("")
+
+
+@pytest.fixture
+def shell(gateway: Gateway, tmp_path: Path) -> Shell:
+    """Clients of a machine without Node.js: an old one uses no proxy."""
+    made = Shell(gateway.url, tmp_path, PENSTOCK)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    curl = shutil.which("curl")
+    if curl is not None:
+        (folder / "curl").symlink_to(curl)
+    made.env["PATH"] = str(folder)
+    made.env |= dict.fromkeys(("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"), "")
+    return made
+
+
+def rows(text: str) -> dict[str, str]:
+    """What is said of each client and host; lines that go on are put together."""
+    lines = text.replace("\n" + " " * 35, " ").splitlines()
+    return {line[:34].strip(): line[35:] for line in lines if len(line) > 35 and line[34] == " "}
+
+
+async def test_everything_is_right(shell: Shell) -> None:
+    done = await shell.run("sidecar", "check", "--rollout", "r1")
+    assert done.code == 0, done.text + done.err
+    found = rows(done.text)
+    assert list(found)[: len(FAMILIES)] == [family.name for family in FAMILIES]
+    for name in ("Python, Go, Ruby (OpenSSL)", "Python httpx (openai, anthropic)", "Python requests"):
+        assert found[name] == GOOD
+    assert found["git"] == "GIT_SSL_CAINFO and the proxy are right"
+    assert found["api.anthropic.com"] == "the gateway takes its calls"
+    assert done.text.endswith("Calls get to the gateway, as those of rollout r1.\n")
+    assert max(map(len, done.text.splitlines())) <= 80
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+async def test_any_client_may_ask(shell: Shell) -> None:
+    done = await shell.run("sidecar", "run", "--rollout", "r1", "--", "curl", "-sS", "https://192.0.2.1/")
+    assert done.text == '{"penstock": "sidecar", "bound": true, "rollout": "r1", "attempt": null}\n'
+
+
+async def test_missing_variables_are_named(shell: Shell) -> None:
+    """All but one, by which the sidecar is asked."""
+    missing = [family for family in FAMILIES if family.name != "pip"]
+    unset = [word for family in missing for word in ("-u", family.certificates)]
+    shell.env["PATH"] += ":/usr/bin"
+    done = await shell.run("sidecar", "run", "--", "env", *unset, *PENSTOCK, "sidecar", "check", "--here")
+    assert done.code == 1
+    found = rows(done.text)
+    for family in missing:
+        assert found[family.name] == f"NOT RIGHT: {family.certificates} is not set"
+    assert found["pip"] == "PIP_CERT and the proxy are right"
+    assert found["api.openai.com"] == "the gateway takes its calls"
+
+
+WRONG = {
+    "CURL_CA_BUNDLE": "{folder}/none.pem",
+    "GIT_SSL_CAINFO": "{folder}/odd.pem",
+    "REQUESTS_CA_BUNDLE": "{folder}/other.pem",
+    "NODE_USE_ENV_PROXY": "",
+}
+SAID = {
+    "curl": "none.pem: No such file or directory",
+    "git": "odd.pem holds no certificates",
+    "Python requests": "does not hold the certificate of this sidecar",
+    "Node.js (Gemini CLI)": "NODE_USE_ENV_PROXY is not set",
+}
+NO_PROXY = dict.fromkeys(("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"), "")
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        (WRONG, SAID),
+        ({"https_proxy": "http://127.0.0.1:9"}, {"the way to a sidecar": "the proxy http://127.0.0.1:9"}),
+        ({"https_proxy": "{gateway}"}, {"the way to a sidecar": "it is no sidecar"}),
+        (NO_PROXY, {"the way to a sidecar": "HTTPS_PROXY is not set"}),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    shell: Shell, gateway: Gateway, tmp_path: Path, env: dict[str, str], said: dict[str, str]
+) -> None:
+    (tmp_path / "odd.pem").write_text("no certificate\n")
+    other, _ = trust.write(tmp_path, "")
+    (tmp_path / "other.pem").write_text(other.read_text())
+    given = [f"{name}={value.format(folder=tmp_path, gateway=gateway.url)}" for name, value in env.items()]
+    shell.env["PATH"] += ":/usr/bin"
+    done = await shell.run("sidecar", "run", "--", "env", *given, *PENSTOCK, "sidecar", "check", "--here")
+    assert done.code == 1
+    found = rows(done.text)
+    for client, words in said.items():
+        assert found[client].startswith("NOT RIGHT: ")
+        assert words in found[client]
+
+
+async def test_a_host_that_the_gateway_does_not_know(shell: Shell) -> None:
+    done = await shell.run("sidecar", "check", "--intercept", "llm.example.com")
+    assert done.code == 1
+    assert "add an [[upstream]] with that host" in rows(done.text)["llm.example.com"]
+    assert done.text.endswith("1 of 17 are not right.\n")
+
+
+async def test_nothing_runs(shell: Shell) -> None:
+    done = await shell.run("sidecar", "check", "--gateway", "http://127.0.0.1:9")
+    assert done.code == 1
+    assert rows(done.text)["Python requests"] == GOOD
+    assert "the gateway could not be reached" in rows(done.text)["api.openai.com"]
+    done = await shell.run("sidecar", "check", "--here")
+    assert done.code == 1
+    assert done.text.endswith("No connection gets to a sidecar, so nothing is known of the gateway.\n")
+
+
+async def test_a_unix_socket(shell: Shell) -> None:
+    done = await shell.run("sidecar", "check", "--socket")
+    assert rows(done.text)["Claude Code, by its socket"] == "the sidecar listens"
+    shell.env["PATH"] += ":/usr/bin"
+    inner = ("env", "ANTHROPIC_UNIX_SOCKET=/nowhere", *PENSTOCK, "sidecar", "check", "--here")
+    done = await shell.run("sidecar", "run", "--", *inner)
+    assert "/nowhere: No such file or directory" in rows(done.text)["Claude Code, by its socket"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "say one of --print, --apply and --remove"),
+        (("--print", "--remove"), "say one of --print, --apply and --remove"),
+        (("--print", "--port", "0"), "--port 0, --uid 10001: there is no such port or user"),
+    ],
+)
+async def test_rules_that_are_not_understood(shell: Shell, words: tuple[str, ...], said: str) -> None:
+    done = await shell.run("sidecar", "iptables", *words)
+    assert (done.code, done.err) == (2, f"penstock: {said}\n")
+
+
+async def test_a_machine_without_nft(shell: Shell) -> None:
+    done = await shell.run("sidecar", "run", "--mode", "transparent", "--", "true")
+    assert done.code == 1
+    assert done.err.startswith("penstock: --mode transparent: ")
+    assert len(done.err.splitlines()) == 1

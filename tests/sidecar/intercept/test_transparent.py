@@ -1,0 +1,144 @@
+"""Transparent mode: the kernel brings an agent's connections to its sidecar. In networks of the test's own."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import alone, netfilter
+
+pytestmark = [pytest.mark.xdist_group("transparent"), pytest.mark.timeout(300)]
+Found = dict[str, Any]
+
+
+@functools.cache
+def paths(folder: Path) -> dict[str, str]:
+    """A PATH with each tool."""
+    found = netfilter.programs(folder)
+    if found is None:
+        pytest.skip(netfilter.NOWHERE)
+    return found
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return paths(tmp_path_factory.mktemp("netfilter"))
+
+
+@pytest.fixture(scope="module", params=["nft", "iptables"])
+def pod(request: pytest.FixtureRequest, tools: dict[str, str]) -> Found:
+    """What happens in a pod whose rules were made by a tool."""
+    if os.geteuid() != 0 or not alone.possible(alone.ROOT_ALONE):
+        pytest.skip("a pod has several users: only root can make one")
+    return alone.run("fakes.redirected_pod", request.param, alone=alone.ROOT_ALONE, PATH=tools[request.param])
+
+
+@pytest.fixture(scope="module", params=["nft", "iptables"])
+def own(request: pytest.FixtureRequest, tools: dict[str, str]) -> Found:
+    """What happens to agents in networks of their own."""
+    if not alone.possible():
+        pytest.skip("this machine gives a process no namespaces of its own")
+    return alone.run("fakes.redirected_run", PATH=tools[request.param])
+
+
+def egress(found: Found) -> dict[str, Any]:
+    return {event["server.address"]: event for event in found["egress"]}
+
+
+def test_a_pods_model_host_gets_what_it_gets_without_a_sidecar(pod: Found) -> None:
+    assert len(pod["direct"]["asked"]) == 1
+    assert pod["behind"]["asked"] == pod["direct"]["asked"]
+    assert pod["behind"]["out"] == pod["direct"]["out"]
+    assert pod["six"]["asked"] == pod["direct"]["asked"]
+    assert pod["six"]["code"] == 0
+
+
+def test_a_pods_calls_are_on_the_tape(pod: Found) -> None:
+    assert pod["calls"] == ["ok", "ok"]
+
+
+def test_where_a_pods_agent_has_been_is_on_the_tape(pod: Found) -> None:
+    assert pod["other"]["code"] == 0
+    assert pod["address"]["code"] == 0
+    events = egress(pod)
+    assert events["other.test"]["fate"] == "tunnel"
+    assert events["other.test"]["network.peer.address"] == "10.78.0.1"
+    assert events["other.test"]["bytes_received"] > 400
+    assert events["10.78.0.1"]["fate"] == "tunnel"
+
+
+def test_a_pods_sidecar_proves_that_connections_get_to_it(pod: Found) -> None:
+    assert pod["ready"] == {"status": 200, "text": "serving\n"}
+    assert '"rollout": "r1"' in pod["check"]["out"]
+    assert pod["no rules"]["status"] == 503
+    assert pod["no rules"]["text"].startswith("connections of agents do not get here: ")
+    assert "--uid" in pod["wrong user"]["ready"]["text"]
+    assert pod["wrong user"]["ready"]["status"] == 503
+
+
+def test_nothing_gets_past_a_sidecar_that_is_not_there(pod: Found) -> None:
+    for when in ("nobody there", "killed"):
+        assert pod[when]["code"] == 7, "curl: could not connect"
+        assert pod[when]["asked"] == []
+
+
+def test_http_3_is_refused_and_only_to_the_agent(pod: Found) -> None:
+    assert pod["quic"]["packets"] == ["sidecar\n"]
+
+
+def test_what_is_refused_is_refused_in_words_of_tls(pod: Found) -> None:
+    assert "alert access denied" in pod["denied"]["err"]
+    assert pod["denied"]["asked"] == []
+
+
+def test_only_redirected_connections_are_taken(pod: Found) -> None:
+    assert pod["not redirected"]["code"] != 0
+    assert "only redirected connections" in egress(pod)["127.0.0.1"]["problem"]
+
+
+def test_a_sidecar_that_its_rules_do_not_leave_alone_does_not_call_itself_for_ever(pod: Found) -> None:
+    assert pod["wrong user"]["code"] == 35
+    assert pod["wrong user"]["asked"] == []
+
+
+def test_rules_are_made_by_whoever_has_the_right(pod: Found) -> None:
+    assert pod["powerless"]["code"] == 1
+    assert "CAP_NET_ADMIN" in pod["powerless"]["err"]
+    assert pod["applied"] == {"code": 0, "out": "connections go to port 8100, but those of user 0\n", "err": ""}
+    assert [one["code"] for one in pod["removed"]] == [0, 0]
+    assert pod["after"]["asked"] == pod["direct"]["asked"]
+
+
+def test_an_agent_in_a_network_of_its_own_sends_what_it_sends_without(own: Found) -> None:
+    assert len(own["direct"]) == 1
+    assert own["curl"]["asked"] == own["direct"]
+    assert own["openai"]["out"] == "hello\nhello\n"
+    assert [span["kind"] for span in own["spans"]][:3] == ["llm", "llm", "llm"]
+
+
+def test_it_is_who_it_was_and_has_no_rights_over_its_network(own: Found) -> None:
+    assert own["user"]["out"] == "0\n", "who has started it, and it could not take its network down"
+    assert own["user"]["code"] == 128 + 15
+    assert own["absent"]["code"] == 127
+    assert "'no-such-command' could not be started" in own["absent"]["err"]
+
+
+def test_each_name_leads_to_the_sidecar_which_looks_it_up(own: Found) -> None:
+    assert '"rollout": "r1"' in own["check"]["out"]
+    assert "nowhere.test:443 could not be reached" in own["unknown"]["err"]
+    assert "nowhere.test:443 may not be reached from here" in own["deny"]["err"]
+    events = [span["attributes"] for span in own["spans"] if span["kind"] == "event"]
+    assert [(event["server.address"], event["fate"]) for event in events] == [
+        ("nowhere.test", "tunnel"),
+        ("nowhere.test", "deny"),
+    ]
+
+
+def test_nothing_else_leads_out_of_its_network(own: Found) -> None:
+    assert own["quic"]["code"] == 1
+    assert own["killed"]["code"] == -9
+    assert "Connection refused" in own["killed"]["out"]
+    assert own["killed"]["asked"] == []
