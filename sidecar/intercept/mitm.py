@@ -16,12 +16,13 @@ import shutil
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
 from penstock.sidecar.intercept.authority import Authority
-from penstock.sidecar.intercept.policy import CHECK, Policy
+from penstock.sidecar.intercept.policy import Policy
 from penstock.sidecar.intercept.visit import Passed
 
 PROGRAM: Final = "PENSTOCK_MITMDUMP"
@@ -72,7 +73,11 @@ async def standing(
 ) -> AsyncGenerator[Engine]:
     """mitmproxy before a front. `front` is its port and `trusted` the file with its authority; `folder` gets
     its files. Raises `EngineError`."""
-    authority = Authority(policy.names)
+    hosts = {host for host, _ in policy.hosts}
+    if addresses := sorted(host for host in hosts if _is_address(host)):
+        # It writes an address into the name of the certificate as well, and OpenSSL holds that against the constraints.
+        raise EngineError(f"--intercept {addresses[0]}: mitmproxy's certificates hold for names only")
+    authority = Authority(hosts)
     home = folder / "mitmproxy"
     home.mkdir(mode=0o700)
     key = home / "mitmproxy-ca.pem"
@@ -104,8 +109,16 @@ async def standing(
             await process.wait()
 
 
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _options(policy: Policy, home: Path, front: int, trusted: Path) -> list[str]:
-    hosts = "|".join(re.escape(f"{host}:{port}") for host, port in sorted({*policy.hosts, CHECK}))
+    hosts = "|".join(re.escape(f"{host}:{port}") for host, port in sorted(policy.hosts))
     options = {
         "confdir": str(home),
         "listen_host": "127.0.0.1",

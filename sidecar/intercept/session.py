@@ -78,7 +78,8 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
             if wanted.engine == "mitmproxy":
                 standing = mitm.standing(wanted.policy, folder, port, bundle, ledger.add)
                 engine = await stack.enter_async_context(standing)
-                port, (bundle, own) = engine.port, trust.write(engine.folder, engine.pem)
+                # Ours too: what our front itself answers passes through mitmproxy with our certificate.
+                port, (bundle, own) = engine.port, trust.write(engine.folder, engine.pem + authority.pem)
             made = Behind(front, trust.variables(bundle, own, port, names))
         if wanted.surrogates and wanted.whose.token is not None:
             made.variables |= dict.fromkeys(KEYS, wanted.whose.token) | dict.fromkeys(LOGINS, "")

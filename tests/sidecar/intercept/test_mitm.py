@@ -268,10 +268,19 @@ async def test_it_must_be_there(rig: Rig, place: str, said: str) -> None:
     assert said in done.err
 
 
-async def test_it_is_for_agents_with_a_proxy(rig: Rig) -> None:
-    done = await rig.shell.run("sidecar", "--engine", "mitmproxy", "--mode", "transparent", "--", "true")
-    assert done.code == 2
-    assert "--engine mitmproxy stands before agents that use a proxy: leave --mode transparent out" in done.err
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--mode", "transparent"), 2, "stands before agents that use a proxy: leave --mode transparent out"),
+        (("--intercept", "127.0.0.1:8443"), 1, "--intercept 127.0.0.1: mitmproxy's certificates hold for names only"),
+    ],
+)
+async def test_what_it_cannot_do(rig: Rig, words: tuple[str, ...], code: int, said: str) -> None:
+    done = await rig.shell.run(
+        "sidecar", "--engine", "mitmproxy", *words, "--", "true", PENSTOCK_MITMDUMP=str(MITMDUMP)
+    )
+    assert (done.code, done.out) == (code, b"")
+    assert f"--engine mitmproxy{': ' if code == 1 else ' '}{said}" in done.err
 
 
 async def test_the_sidecar_says_that_connections_get_to_it(rig: Rig) -> None:
