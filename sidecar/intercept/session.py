@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
-from penstock.sidecar.agent.environment import KEYS, LOGINS
+from penstock.sidecar.agent.keys import KEYS, LOGINS
 from penstock.sidecar.intercept import mitm, namespace, trust
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.egress import Ledger, Whose, tell
@@ -65,7 +65,8 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
     """A front for one agent, with files for it in a folder. At the end the gateway is told where the agent was."""
     names = wanted.policy.names
     authority, ledger = Authority(names), Ledger()
-    front = Front(wanted.gateway, wanted.policy, authority, ledger.add)
+    ours: set[int] = set()
+    front = Front(wanted.gateway, wanted.policy, authority, ledger.add, ours=ours)
     engine: mitm.Engine | None = None
     stack = AsyncExitStack()
     try:
@@ -78,6 +79,7 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
             if wanted.engine == "mitmproxy":
                 standing = mitm.standing(wanted.policy, folder, port, bundle, ledger.add)
                 engine = await stack.enter_async_context(standing)
+                ours.add(engine.port)
                 # Ours too: what our front itself answers passes through mitmproxy with our certificate.
                 port, (bundle, own) = engine.port, trust.write(engine.folder, engine.pem + authority.pem)
             made = Behind(front, trust.variables(bundle, own, port, names))
