@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
-import sys
 from typing import Final
 
 import aiohttp
@@ -14,8 +12,8 @@ import aiohttp
 from penstock.sidecar.intercept.admin import TOKEN, Admin
 from penstock.sidecar.intercept.egress import Whose
 from penstock.sidecar.intercept.service import Service
+from penstock.sidecar.intercept.trust import close_memory
 
-_PR_SET_DUMPABLE: Final = 4
 _SECONDS: Final = 30.0
 
 
@@ -39,12 +37,6 @@ async def serve(service: Service, ports: list[int], admin: str, token: str, whos
         await listening.stop()
         problems = await service.stop()
     return problems
-
-
-def close_memory() -> None:
-    """Other processes of this user, such as an agent, may no longer read the memory and the variables of this one."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 async def ask(method: str, path: str, admin: str, said: dict[str, str] | None) -> tuple[int, str]:

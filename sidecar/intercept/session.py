@@ -102,6 +102,7 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
 async def run(wanted: Wanted, command: Sequence[str]) -> tuple[int, list[str]]:
     """Runs a command. Returns its exit code (128 and the number of a signal that ended it, 127 where it is not
     there), and what its owner should know. Raises `NoNamespace` where it cannot have a network of its own."""
+    trust.close_memory()
     with TemporaryDirectory(prefix="penstock-sidecar-") as folder:
         async with behind(wanted, Path(folder)) as made:
             given = os.environ | made.variables

@@ -6,7 +6,9 @@ bundle, the system's certificates and ours, but Node's own variable, which adds,
 
 from __future__ import annotations
 
+import ctypes
 import ssl
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
@@ -29,6 +31,7 @@ PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL
 _SYSTEM: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 
+_PR_SET_DUMPABLE: Final = 4
 _HERE: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -66,3 +69,9 @@ def _system() -> str:
         if file.is_file():
             return file.read_text() + "\n"
     return ""
+
+
+def close_memory() -> None:
+    """Other processes of this user, such as an agent, may no longer read the memory and the variables of this one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

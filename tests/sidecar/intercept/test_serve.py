@@ -180,12 +180,28 @@ async def test_other_processes_of_its_user_do_not_read_its_memory(tmp_path: Path
     # A test as root could read it in any case, so the kernel is asked what it would say to others.
     script = """if True:
         import ctypes
-        from penstock.sidecar.intercept.serving import close_memory
+        from penstock.sidecar.intercept.trust import close_memory
         close_memory()
         print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))
     """
     done = await Shell("http://127.0.0.1:1", tmp_path, (sys.executable,)).run("-c", script)
     assert (done.out, done.err) == (b"0\n", "")
+
+
+async def test_an_agent_does_not_read_the_memory_of_its_sidecar(tmp_path: Path) -> None:
+    script = """if True:
+        import os
+        try:
+            open(f"/proc/{os.getppid()}/mem", "rb")
+            print("it is open")
+        except PermissionError:
+            print("it is closed")
+    """
+    # Root may read any memory by a right of its own, which is taken from it here.
+    powerless = ("setpriv", "--inh-caps=-all", "--bounding-set=-all") if os.geteuid() == 0 else ()
+    shell = Shell("http://127.0.0.1:1", tmp_path, (*powerless, *PENSTOCK))
+    done = await shell.run("sidecar", "run", "--", sys.executable, "-c", script)
+    assert (done.text, done.err) == ("it is closed\n", "")
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "127.0.0.2", "OWN"])

@@ -1,0 +1,136 @@
+"""What an agent might try with its front: to hold it up, to fill its memory, or to get where it should not."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.process import Gateway
+from fakes.tape import Tape
+from fakes.tls_host import TlsHost, tls_host
+
+from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.front import Front
+from penstock.sidecar.intercept.policy import Policy
+from penstock.sidecar.intercept.visit import Passed
+from penstock.sidecar.intercept.ways import Binding, Limits
+
+SHORT = Limits(head=0.3, handshake=0.3)
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Rig:
+    """A front and its host."""
+
+    def __init__(self, front: Front, port: int, host: TlsHost, gateway: Gateway) -> None:
+        self.front, self.port, self.host, self.gateway = front, port, host, gateway
+        self.passed: list[Passed] = []
+
+    async def open(self) -> Streams:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def inside(self) -> Streams:
+        """A connection whose TLS ends at the front."""
+        reader, writer = await self.open()
+        writer.write(f"CONNECT {self.host.name} HTTP/1.1\r\n\r\n".encode())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        await writer.start_tls(ssl.create_default_context(cadata=self.front.authority.pem), server_hostname="localhost")
+        return reader, writer
+
+    async def call(self) -> None:
+        """It still serves."""
+        reader, writer = await self.inside()
+        body = b'{"model":"m","messages":[]}'
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+@pytest.fixture
+async def rig(start_gateway: StartGateway, tmp_path: Path) -> AsyncGenerator[Rig]:
+    async with tls_host(tmp_path) as host:
+        text = f'[[upstream]]\nname = "host"\nbase_url = "https://{host.name}/v1"\nca_file = "{host.trust}"\n'
+        gateway = await start_gateway(text)
+        policy = Policy(frozenset({("localhost", host.port)}))
+        passed: list[Passed] = []
+        front = Front(gateway.url, policy, Authority(["localhost"]), passed.append, SHORT)
+        rig = Rig(front, await front.start(), host, gateway)
+        rig.passed = passed
+        front.bind(Binding((("x-rollout-id", "r1"),)))
+        yield rig
+        await front.stop()
+
+
+@pytest.mark.parametrize("start", [b"", b"CONNECT ", b"CONNECT localhost:443 HTTP/1.1\r\nX: y\r\n"])
+async def test_one_that_says_too_little_is_closed(rig: Rig, start: bytes) -> None:
+    reader, writer = await rig.open()
+    writer.write(start)
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    writer.close()
+
+
+async def test_one_that_never_begins_its_tls_is_closed(rig: Rig) -> None:
+    reader, writer = await rig.open()
+    writer.write(f"CONNECT {rig.host.name} HTTP/1.1\r\n\r\n".encode())
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    assert rig.passed[-1].problem is not None
+    writer.close()
+
+
+@pytest.mark.parametrize("head", [b"CONNECT x:1 HTTP/1.1\r\n", b"GET http://localhost/ HTTP/1.1\r\n"])
+async def test_a_head_without_end_is_refused(rig: Rig, head: bytes) -> None:
+    reader, writer = await rig.open()
+    writer.write(head + b"X: " + b"x" * (70 << 10))
+    assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 400 ")
+    writer.close()
+
+
+async def test_five_hundred_that_say_nothing_keep_nobody_out(rig: Rig) -> None:
+    idle = [await rig.open() for _ in range(500)]
+    await rig.call()
+    for reader, writer in idle:
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+    await rig.call()
+
+
+async def test_inside_a_connection_nothing_leads_to_another_host_or_rollout(
+    rig: Rig, http: aiohttp.ClientSession
+) -> None:
+    reader, writer = await rig.inside()
+    body = b'{"model":"m","messages":[]}'
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 169.254.169.254\r\nx-rollout-id: r2\r\n"
+        b"X-Forwarded-Host: internal\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+    assert b"Host: 169.254.169.254\r\n" in rig.host.asked[-1], "its bytes are its own; where they go is not"
+    tape = Tape(rig.gateway.url, http)
+    (span,) = await tape.spans("r1", 1)
+    assert span.rollout == "r1"
+    assert [one["id"] for one in (await tape.get("/api/rollouts"))["rollouts"]] == ["r1"]
+
+
+async def test_the_address_of_checks_says_nothing_secret_and_leads_nowhere(rig: Rig) -> None:
+    front = Front(rig.gateway.url, Policy(frozenset()), Authority(["192.0.2.1"]), rig.passed.append, SHORT)
+    port = await front.start()
+    front.bind(Binding((("x-rollout-id", "r1"), ("Proxy-Authorization", "Bearer pst_secret"))))
+    for target, said in ((b"/", b'"rollout": "r1"'), (b"/hosts", b'"hosts": {}'), (b"/../../api", b'"penstock"')):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"CONNECT 192.0.2.1:443 HTTP/1.1\r\n\r\n")
+        _ = await reader.readuntil(b"\r\n\r\n")
+        context = ssl.create_default_context(cadata=front.authority.pem)
+        await writer.start_tls(context, server_hostname="192.0.2.1")
+        writer.write(b"GET " + target + b" HTTP/1.1\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 20)
+        assert said in answer
+        assert b"secret" not in answer
+        writer.close()
+    await front.stop()
