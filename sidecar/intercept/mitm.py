@@ -82,8 +82,6 @@ async def standing(
     home.mkdir(mode=0o700)
     key = home / "mitmproxy-ca.pem"
     key.touch(0o600)
-    process: asyncio.subprocess.Process | None = None
-    listening: asyncio.Future[None] | None = None
     try:
         key.write_text(authority.private + authority.pem)
         process = await asyncio.create_subprocess_exec(
@@ -95,18 +93,28 @@ async def standing(
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,  # signals of a terminal are not for it
         )
-        engine = Engine(await _port(process), authority.pem, home)
-        key.unlink()  # before there is an agent that could read it
-        listening = asyncio.ensure_future(_listen(process, engine, on_passed))
-        yield engine
+        try:
+            engine = Engine(await _port(process), authority.pem, home)
+            key.unlink()  # before there is an agent that could read it
+            listening = asyncio.ensure_future(_listen(process, engine, on_passed))
+            try:
+                yield engine
+            finally:
+                if process.returncode is not None:
+                    said = f"mitmproxy ended with code {process.returncode}; connections were refused from then on"
+                    engine.problems.append(said)
+                await _end(process)
+                await listening
+        finally:
+            await _end(process)
     finally:
         key.unlink(missing_ok=True)
-        if listening is not None:
-            listening.cancel()
-        if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
 
 
 def _is_address(host: str) -> bool:
@@ -165,7 +173,6 @@ async def _listen(process: asyncio.subprocess.Process, engine: Engine, on_passed
             on_passed(Passed(said["host"], said["port"], "intercept", monotonic(), problem=said["error"]))
         elif len(engine.problems) < _WORDS:
             engine.problems.append(f"mitmproxy: {said}")
-    engine.problems.append(f"mitmproxy ended with code {await process.wait()}; connections were refused from then on")
 
 
 def _said(line: bytes) -> dict[str, Any] | str:

@@ -27,7 +27,6 @@ MITMDUMP = ROOT / ".venv-mitmproxy" / "bin" / "mitmdump"
 pytestmark = pytest.mark.skipif(
     not MITMDUMP.exists(), reason="mitmproxy is not here: `make install-mitmproxy` installs it"
 )
-
 CALLS = """
 import http.client, os, ssl
 proxy = os.environ["HTTPS_PROXY"].rpartition(":")[2]
@@ -48,9 +47,34 @@ for body in BODIES:
 """
 CURL = """
 import subprocess, sys
-line = ["curl", "-sS", *sys.argv[1:], "-w", "HTTP/%{http_version}", "https://HOST/v1/chat/completions"]
+line = ["curl", "-sS", "--http2", "-w", "HTTP/%{http_version}", "https://HOST/v1/chat/completions"]
 line += ["-d", '{"model":"m","messages":[]}', "-H", "X-Odd: 1"]
 sys.stdout.write(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
+"""
+HTTP_2 = """
+import os, socket, ssl
+from h2.connection import H2Connection
+from h2.events import DataReceived, StreamEnded
+proxy = socket.create_connection(("127.0.0.1", int(os.environ["HTTPS_PROXY"].rpartition(":")[2])))
+proxy.sendall(b"CONNECT HOST HTTP/1.1\\r\\n\\r\\n")
+agreed = b""
+while not agreed.endswith(b"\\r\\n\\r\\n"):
+    agreed += proxy.recv(1)
+context = ssl.create_default_context()
+context.set_alpn_protocols(["h2"])
+with context.wrap_socket(proxy, server_hostname="localhost") as tls:
+    assert tls.selected_alpn_protocol() == "h2", "no h2"
+    http, answer, over = H2Connection(), b"", False
+    http.initiate_connection()
+    to = {":method": "POST", ":scheme": "https", ":authority": "HOST", ":path": "/v1/chat/completions", "x-odd": "1"}
+    http.send_headers(1, list(to.items()))
+    http.send_data(1, b'{"model":"m","messages":[]}', end_stream=True)
+    while not over:
+        tls.sendall(http.data_to_send())
+        for event in http.receive_data(tls.recv(65536)):
+            over = over or isinstance(event, StreamEnded)
+            answer += event.data if isinstance(event, DataReceived) else b""
+print(answer.decode())
 """
 KEY = """
 import os, pathlib, stat
@@ -81,16 +105,18 @@ class Rig:
     gateway: Gateway
     folder: Path
 
-    def words(self, script: str, engine: str = "mitmproxy") -> tuple[str, ...]:
-        agent = ("--", sys.executable, "-c", script.replace("HOST", self.host.name))
+    def words(self, script: str, engine: str = "mitmproxy", python: Path = Path(sys.executable)) -> tuple[str, ...]:
+        agent = ("--", str(python), "-c", script.replace("HOST", self.host.name))
         return ("sidecar", "--engine", engine, "--rollout", "r1", "--intercept", self.host.name, *agent)
 
     @property
     def shell(self) -> Shell:
         return Shell(self.gateway.url, self.folder, PENSTOCK)
 
-    async def run(self, script: str, *words: str, engine: str = "mitmproxy") -> Done:
-        return await self.shell.run(*self.words(script, engine), *words, PENSTOCK_MITMDUMP=str(MITMDUMP))
+    async def run(
+        self, script: str, *words: str, engine: str = "mitmproxy", python: Path = Path(sys.executable)
+    ) -> Done:
+        return await self.shell.run(*self.words(script, engine, python), *words, PENSTOCK_MITMDUMP=str(MITMDUMP))
 
 
 @pytest.fixture
@@ -112,14 +138,28 @@ async def test_the_host_gets_what_it_gets_by_our_own_front(rig: Rig, http: aioht
 
 
 @pytest.mark.skipif("HTTP2" not in subprocess.getoutput("curl --version"), reason="this curl has no HTTP/2")
-@pytest.mark.parametrize("words", [("--http2",), ("--http2-prior-knowledge",)], ids=["offered", "only"])
-async def test_an_agent_may_speak_http_2(rig: Rig, http: aiohttp.ClientSession, words: tuple[str, ...]) -> None:
-    done = await rig.run(CURL, *words)
+async def test_an_agent_may_speak_http_2(rig: Rig, http: aiohttp.ClientSession) -> None:
+    done = await rig.run(CURL)
     assert (done.code, done.err) == (0, "")
     assert done.text.endswith("HTTP/2")
     assert "hello" in done.text
+    await only_call(rig, http)
+
+
+async def test_and_nothing_else(rig: Rig, http: aiohttp.ClientSession) -> None:
+    ours = await rig.run(HTTP_2, engine="own", python=MITMDUMP.with_name("python"))
+    assert (ours.code, rig.host.asked) == (1, [])
+    assert "AssertionError: no h2" in ours.err
+    done = await rig.run(HTTP_2, python=MITMDUMP.with_name("python"))
+    assert (done.code, done.err) == (0, "")
+    assert "hello" in done.text
+    await only_call(rig, http)
+
+
+async def only_call(rig: Rig, http: aiohttp.ClientSession) -> None:
     (asked,) = rig.host.asked
     assert asked.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
+    assert b"\r\nx-odd: 1\r\n" in asked
     (span,) = await Tape(rig.gateway.url, http).spans("r1", 1)
     assert (span.dialect, span.status, span.upstream) == ("chat", "ok", "host")
 
@@ -206,6 +246,16 @@ async def test_a_websocket_passes(start_gateway: StartGateway, tmp_path: Path, h
         assert [(span.dialect, span.http_status, span.status) for span in spans] == [("responses", 101, "ok")] * 2
 
 
+async def test_what_may_not_be_reached_is_closed(rig: Rig, http: aiohttp.ClientSession) -> None:
+    script = "import urllib.request as r\ntry:\n    r.urlopen('https://other.invalid/')\nexcept OSError as error:\n"
+    words = rig.words(script + "    print(error)")
+    done = await rig.shell.run(*words[:1], "--on-unknown", "deny", *words[1:], PENSTOCK_MITMDUMP=str(MITMDUMP))
+    assert (done.code, "EOF" in done.text) == (0, True)
+    assert "other.invalid:443: other.invalid:443 may not be reached from here" in done.err
+    (event,) = await Tape(rig.gateway.url, http).spans("r1", 1)
+    assert (event.name, (event.attributes or {})["fate"]) == ("egress", "deny")
+
+
 async def test_other_hosts_keep_their_certificates(rig: Rig, tmp_path: Path) -> None:
     authority = Authority(["localhost"])
     context, other, certificate = authority.context("localhost"), TlsHost(), tmp_path / "other.pem"
@@ -244,7 +294,7 @@ async def test_it_ends_with_the_sidecar(rig: Rig) -> None:
         asyncio.get_running_loop().remove_reader(over)
         os.close(over)
         os.kill(agent, signal.SIGKILL)
-    await process.wait()
+    await process.communicate()
 
 
 async def test_a_client_that_does_not_trust_it_is_told_of(rig: Rig) -> None:
