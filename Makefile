@@ -9,11 +9,14 @@ PROVIDERS := .venv-providers
 MCP := .venv-mcp
 MCP1 := .venv-mcp1
 CLIENTS := .venv-clients
+MITMPROXY := .venv-mitmproxy
+# mitmproxy needs a newer Python than Penstock does.
+NEWER ?= $(shell for P in python3.14 python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[2-9].*/bin/python3; do $$P -c 'import venv' 2>&- && echo $$P && break; done)
 # On a machine with a GPU: make install-train TORCH=torch, and the same for install-verl
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients demo demo-sidecar demo-rl test test-vllm test-train test-verl test-providers test-mcp test-clients test-extras test-deploy test-all check check-train check-verl bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients install-mitmproxy demo demo-sidecar demo-rl test test-vllm test-train test-verl test-providers test-mcp test-clients test-mitmproxy test-extras test-deploy test-all check check-train check-verl bench chaos soak clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +101,14 @@ $(MCP1)/.installed: Makefile
 
 install-mcp: $(MCP)/.installed $(MCP1)/.installed ## Install MCP's suite, inspector and older SDK into .venv-mcp, .venv-mcp1 (400 MB; needs npm)
 
+$(MITMPROXY)/.installed: Makefile
+	@test -n "$(NEWER)" || { echo "mitmproxy needs Python 3.12 or newer, and there is none on the PATH: make $@ NEWER=/path/to/python3.13"; exit 1; }
+	$(NEWER) -m venv $(MITMPROXY)
+	$(MITMPROXY)/bin/pip install --quiet --disable-pip-version-check mitmproxy
+	@touch $@
+
+install-mitmproxy: $(MITMPROXY)/.installed ## Install mitmproxy, the sidecar's other engine, into .venv-mitmproxy (120 MB; Python 3.12 or newer)
+
 demo: $(VENV)/.demo ## See it work: unmodified agents, a local model, the recorded tape (no key; a small install at first)
 	@$(BIN)/python -m penstock.gateway.demo.demo
 
@@ -138,7 +149,10 @@ test-mcp: install install-mcp ## Test with the official conformance suite of MCP
 test-clients: install install-clients ## Compare what agents send behind a sidecar with what they send without it
 	$(BIN)/python -m pytest -n 0 tests/clients
 
-test-all: test test-providers test-mcp test-clients test-vllm test-train test-verl test-extras test-deploy ## Run every suite, each in its environment
+test-mitmproxy: install install-mitmproxy ## Test the sidecar with mitmproxy as its engine
+	$(BIN)/python -m pytest -n 0 tests/sidecar/intercept/test_mitm.py
+
+test-all: test test-providers test-mcp test-clients test-mitmproxy test-vllm test-train test-verl test-extras test-deploy ## Run every suite, each in its environment
 
 check: install ## Lint, types, layering
 	$(BIN)/ruff format --check .
@@ -152,9 +166,10 @@ check-train: install install-train ## Types of what needs torch
 check-verl: install install-verl ## Types of what needs verl
 	$(BIN)/pyright -p pyright-verl.json
 
-bench: install ## Measure side by side with bare aiohttp, LiteLLM and Portkey; for MCP with fastmcp and mcp-proxy
+bench: install ## Measure side by side with bare aiohttp, LiteLLM, Portkey; fastmcp, mcp-proxy for MCP; mitmproxy for the sidecar
 	$(BIN)/python -m bench --install
 	$(BIN)/python -m bench.mcp --install
+	$(BIN)/python -m bench.sidecar --install
 
 chaos: install ## 10,000 rollouts while agents, runners and the gateway are killed
 	PYTHONPATH=tests $(BIN)/python -m e2e.chaos
@@ -163,4 +178,4 @@ soak: install ## A million calls: does memory stay flat?
 	$(BIN)/python -m bench.soak --calls 1000000
 
 clean: ## Remove everything that was made
-	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) bench/out .build bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) $(MITMPROXY) bench/out .build bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis

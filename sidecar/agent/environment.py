@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.trace import span_id, trace_id
+from penstock.sidecar.agent.keys import KEYS, LOGINS
 from penstock.sidecar.agent.templates import fill, to_json
 from penstock.sidecar.settings import Agents
 
@@ -22,14 +23,11 @@ LARGEST_VARIABLE = 100_000
 """Bytes of a task that still go into a variable; Linux allows 128 KiB for one."""
 OPENAI_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "HOSTED_VLLM_API_BASE")
 BARE_URLS = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_URL")
-KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY", "HOSTED_VLLM_API_KEY")
 CA_FILES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CODEX_CA_CERTIFICATE", "NODE_EXTRA_CA_CERTS")
 """Read by clients that do not read SSL_CERT_FILE."""
 NOWHERE = "http://127.0.0.1:9/made-when-the-module-was-imported"
 """Base URL of a client that is made before there is an attempt: the discard port, which answers nobody."""
 LEADING_NOWHERE = dict.fromkeys((*OPENAI_URLS, *BARE_URLS), NOWHERE)
-LOGINS = ("ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
-"""Used by their clients before a key."""
 REMOVED = frozenset(
     {
         "PENSTOCK_ADMIN_KEY",

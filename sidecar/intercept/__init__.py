@@ -13,7 +13,7 @@ its TLS as it is, or refused.
     namespace   a network of its own for an agent, and `names` in it
     ways        where it goes: to the gateway, or to its host, `beyond` the proxy that this machine needs
     splice      two ends that get each other's bytes
-    session     an agent and its front
+    session     an agent and its front, or `mitm` before it: the other engine, which loads `mitm_addon`
     service     fronts that get their rollouts later; `admin` is how, `serving` the process
     checking    does a client get here? `families` of clients, `asking` the front itself
 

@@ -39,6 +39,11 @@ class Authority:
         """What its clients must trust."""
         self._contexts: dict[str, ssl.SSLContext] = {}
 
+    @property
+    def private(self) -> str:
+        """Its key, for an engine that makes certificates itself."""
+        return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
+
     def context(self, host: str) -> ssl.SSLContext:
         """TLS for a server of this name, made at the first call; raises `KeyError` for a host that it may not vouch
         for. Only HTTP/1.1 is offered (ALPN), which carries WebSockets too. A client that asks for another name (SNI)

@@ -62,6 +62,7 @@ def run(
     passing: Passing = PASSING,
     socket: Annotated[bool, Parameter(negative="")] = False,
     keys: Literal["pass", "surrogate"] = "pass",
+    engine: Literal["own", "mitmproxy"] = "own",
 ) -> None:
     """Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.
 
@@ -83,15 +84,20 @@ def run(
         Clients that can use a Unix socket to their model host get one: Claude Code, without a certificate or a proxy.
     keys
         With `surrogate` the agent has its agent token (PENSTOCK_TOKEN) for a key; the gateway replaces it by its own.
+    engine
+        What ends the agent's TLS. `mitmproxy` is for agents that speak HTTP/2 only; PENSTOCK_MITMDUMP, or the PATH,
+        says where its mitmdump is.
     """
     import asyncio
 
-    from penstock.sidecar.intercept import session
+    from penstock.sidecar.intercept import mitm, session
     from penstock.sidecar.intercept.egress import Whose
     from penstock.sidecar.intercept.namespace import NoNamespace
 
     if not command:
         raise Failure("no command was given: put the agent and its arguments after --", 2)
+    if engine == "mitmproxy" and mode == "transparent":
+        raise Failure("--engine mitmproxy stands before agents that use a proxy: leave --mode transparent out", 2)
     given = os.environ.get
     if keys == "surrogate" and not given("PENSTOCK_TOKEN"):
         raise Failure(
@@ -105,11 +111,14 @@ def run(
         socket,
         keys == "surrogate",
         mode == "transparent",
+        engine,
     )
     try:
         code, problems = asyncio.run(session.run(wanted, command))
     except NoNamespace as error:
         raise Failure(f"--mode transparent: {error}") from None
+    except mitm.EngineError as error:
+        raise Failure(f"--engine mitmproxy: {error}") from None
     for problem in problems:
         note(f"penstock: {problem}")
     sys.exit(code)

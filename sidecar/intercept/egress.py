@@ -1,17 +1,20 @@
-"""Tells the gateway where an agent has been besides its model hosts: an event on its rollout for each host."""
+"""Tells the gateway where an agent has been besides its model hosts: an event on its rollout for each host.
+
+What that takes is imported when there is something to tell: it would be half of a sidecar's memory.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import aiohttp
-
-from penstock.gateway.model.queue import Event, EventsRequest, Scalar
 from penstock.sidecar.intercept.visit import Passed
 from penstock.sidecar.intercept.ways import Binding
+
+if TYPE_CHECKING:
+    from penstock.gateway.model.queue import Event, Scalar
 
 NAME: Final = "egress"
 _SECONDS: Final = 10.0
@@ -70,6 +73,10 @@ class Ledger:
 
     def take(self) -> list[Event]:
         """All of it as events; the ledger is empty afterwards."""
+        if not self._rows:
+            return []
+        from penstock.gateway.model.queue import Event
+
         rows, self._rows = self._rows, {}
         now, wall = monotonic(), time.time_ns()
         return [
@@ -98,6 +105,10 @@ async def tell(gateway: str, whose: Whose, made: list[Event]) -> str | None:
     to put them on."""
     if whose.rollout is None or not made:
         return None
+    import aiohttp
+
+    from penstock.gateway.model.queue import EventsRequest
+
     url = f"{gateway}/rollout/{whose.rollout}/attempt/{whose.attempt or 'a1'}/events"
     headers = {} if whose.token is None else {"Authorization": f"Bearer {whose.token}"}
     timeout = aiohttp.ClientTimeout(total=_SECONDS)

@@ -12,14 +12,14 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, Literal
 
-from penstock.sidecar.agent.environment import KEYS, LOGINS
-from penstock.sidecar.intercept import namespace, trust
+from penstock.sidecar.agent.keys import KEYS, LOGINS
+from penstock.sidecar.intercept import mitm, namespace, trust
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.egress import Ledger, Whose, tell
 from penstock.sidecar.intercept.front import Front
@@ -45,6 +45,8 @@ class Wanted:
     """Whether the agent has its token in place of keys."""
     transparent: bool = False
     """Whether the agent gets a network of its own in place of a proxy."""
+    engine: Literal["own", "mitmproxy"] = "own"
+    """What ends the TLS of an agent that has a proxy: our front, or mitmproxy before it."""
 
 
 @dataclass(slots=True)
@@ -63,14 +65,24 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
     """A front for one agent, with files for it in a folder. At the end the gateway is told where the agent was."""
     names = wanted.policy.names
     authority, ledger = Authority(names), Ledger()
-    front = Front(wanted.gateway, wanted.policy, authority, ledger.add)
+    ours: set[int] = set()
+    front = Front(wanted.gateway, wanted.policy, authority, ledger.add, ours=ours)
+    engine: mitm.Engine | None = None
+    stack = AsyncExitStack()
     try:
         front.bind(wanted.whose.binding)
         bundle, own = trust.write(folder, authority.pem)
         if wanted.transparent:
             made = Behind(front, trust.certificates(bundle, own))
         else:
-            made = Behind(front, trust.variables(bundle, own, await front.start(), names))
+            port = await front.start()
+            if wanted.engine == "mitmproxy":
+                standing = mitm.standing(wanted.policy, folder, port, bundle, ledger.add)
+                engine = await stack.enter_async_context(standing)
+                ours.add(engine.port)
+                # Ours too: what our front itself answers passes through mitmproxy with our certificate.
+                port, (bundle, own) = engine.port, trust.write(engine.folder, engine.pem + authority.pem)
+            made = Behind(front, trust.variables(bundle, own, port, names))
         if wanted.surrogates and wanted.whose.token is not None:
             made.variables |= dict.fromkeys(KEYS, wanted.whose.token) | dict.fromkeys(LOGINS, "")
         if wanted.sockets:
@@ -80,8 +92,9 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
                 made.variables |= {name: value.format(path=path) for name, value in variables.items()}
         yield made
     finally:
+        await stack.aclose()
         await front.stop()
-    made.problems += ledger.problems
+    made.problems += ledger.problems + ([] if engine is None else engine.problems)
     if (untold := await tell(wanted.gateway, wanted.whose, ledger.take())) is not None:
         made.problems.append(f"where the agent has been is not on the tape: {untold}")
 
