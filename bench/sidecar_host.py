@@ -66,7 +66,7 @@ class Host:
 
 async def main() -> None:
     """Until it is killed."""
-    authority = Authority(["localhost"])
+    authority = Authority.here(["localhost"])
     (Path(sys.argv[1]) / "host-ca.pem").write_text(authority.pem)
     server = await asyncio.start_server(Host().serve, "127.0.0.1", 0, ssl=authority.context("localhost"))
     print(server.sockets[0].getsockname()[1], flush=True)

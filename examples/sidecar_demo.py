@@ -103,7 +103,7 @@ async def run(*command: str, env: dict[str, str]) -> None:
 
 async def demo() -> None:
     """The whole demo."""
-    authority, asked = Authority([HOST]), Asked()
+    authority, asked = Authority.here([HOST]), Asked()
     say(f"Starting a host that stands in for {HOST}, and a gateway, which takes some seconds.")
     with TemporaryDirectory(prefix="penstock-demo-") as folder:
         home = Path(folder)

@@ -5,7 +5,7 @@ host ends here; its bytes go to the gateway in the clear, through a tunnel that 
 `calls.tunnel`). Nobody looks into them on the way, so they cannot be changed. Every other connection is passed on with
 its TLS as it is, or refused.
 
-    authority   certificates for one day and a few hosts
+    authority   certificates for one day and a few hosts, which `certificates` has made
     policy      what becomes of a connection
     front       the proxy of one agent
     visit       a connection of the agent

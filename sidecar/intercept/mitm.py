@@ -77,7 +77,7 @@ async def standing(
     if addresses := sorted(host for host in hosts if _is_address(host)):
         # It writes an address into the name of the certificate as well, and OpenSSL holds that against the constraints.
         raise EngineError(f"--intercept {addresses[0]}: mitmproxy's certificates hold for names only")
-    authority = Authority(hosts)
+    authority = await Authority.made(hosts, private=True)
     home = folder / "mitmproxy"
     home.mkdir(mode=0o700)
     key = home / "mitmproxy-ca.pem"

@@ -52,7 +52,7 @@ class Service:
 
     async def start(self, ports: list[int]) -> None:
         """Listens for an agent on each port, and writes what agents need into the folder."""
-        authority = Authority(self._policy.names)
+        authority = await Authority.made(self._policy.names)
         self._own = authority.pem
         self._folder.mkdir(parents=True, exist_ok=True)
         bundle, own = trust.write(self._folder, authority.pem)

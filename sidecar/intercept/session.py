@@ -64,7 +64,7 @@ class Behind:
 async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
     """A front for one agent, with files for it in a folder. At the end the gateway is told where the agent was."""
     names = wanted.policy.names
-    authority, ledger = Authority(names), Ledger()
+    authority, ledger = await Authority.made(names), Ledger()
     ours: set[int] = set()
     front = Front(wanted.gateway, wanted.policy, authority, ledger.add, ours=ours)
     engine: mitm.Engine | None = None

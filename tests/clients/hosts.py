@@ -60,7 +60,7 @@ class Asked:
 class Hosts:
     """The server, and what it was asked."""
 
-    authority: Authority = field(default_factory=lambda: Authority([*MODELS, *BESIDE]))
+    authority: Authority = field(default_factory=lambda: Authority.here([*MODELS, *BESIDE]))
     asked: list[Asked] = field(default_factory=list[Asked])
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Hosts:
 
     def context(self) -> ssl.SSLContext:
         """TLS as each of the hosts."""
-        made = Authority(["localhost"]).context("localhost")
+        made = Authority.here(["localhost"]).context("localhost")
 
         def choose(connection: ssl.SSLObject, name: str, _: ssl.SSLContext) -> int | None:
             if name not in self.authority.hosts:

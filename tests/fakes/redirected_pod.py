@@ -46,7 +46,7 @@ FAR_END = ("address add 10.78.0.1/24 dev world", "-6 address add fd78::1/64 dev 
 
 async def world(folder: Path) -> None:
     """The other network. Each line that it is sent is answered with what it was asked since the last one."""
-    authority = Authority(["llm.test", "other.test"])
+    authority = Authority.here(["llm.test", "other.test"])
     (folder / "host-ca.pem").write_text(authority.pem)
     host, packets = TlsHost(), list[str]()
 

@@ -99,7 +99,7 @@ async def killed(world: World) -> dict[str, Any]:
 
 async def main(folder: Path) -> dict[str, Any]:
     """In the namespaces."""
-    authority, host = Authority(["llm.test"]), TlsHost()
+    authority, host = Authority.here(["llm.test"]), TlsHost()
     host.trust = folder / "host-ca.pem"
     host.trust.write_text(authority.pem)
     server = await asyncio.start_server(host.serve, ADDRESS, 443, ssl=authority.context("llm.test"))

@@ -68,7 +68,7 @@ class TlsHost:
 @asynccontextmanager
 async def tls_host(folder: Path) -> AsyncGenerator[TlsHost]:
     """A host on a free port of localhost."""
-    authority, made = Authority(["localhost"]), TlsHost()
+    authority, made = Authority.here(["localhost"]), TlsHost()
     made.trust = folder / "host-ca.pem"
     made.trust.write_text(authority.pem)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0, ssl=authority.context("localhost"))

@@ -92,7 +92,7 @@ async def test_calls_go_through_a_proxy(
     tmp_path: Path,
     secure: bool,
 ) -> None:
-    authority = Authority(["localhost"]) if secure else None
+    authority = Authority.here(["localhost"]) if secure else None
     bundle = tmp_path / "both.pem"
     bundle.write_text(host.trust.read_text() + ("" if authority is None else authority.pem))
     async with proxied(authority) as proxy:

@@ -58,7 +58,7 @@ async def rig(start_gateway: StartGateway, tmp_path: Path) -> AsyncGenerator[Rig
         gateway = await start_gateway(text)
         policy = Policy(frozenset({("localhost", host.port)}))
         passed: list[Passed] = []
-        front = Front(gateway.url, policy, Authority(["localhost"]), passed.append, SHORT)
+        front = Front(gateway.url, policy, Authority.here(["localhost"]), passed.append, SHORT)
         rig = Rig(front, await front.start(), host, gateway)
         rig.passed = passed
         front.bind(Binding((("x-rollout-id", "r1"),)))
@@ -119,7 +119,7 @@ async def test_inside_a_connection_nothing_leads_to_another_host_or_rollout(
 
 
 async def test_the_address_of_checks_says_nothing_secret_and_leads_nowhere(rig: Rig) -> None:
-    front = Front(rig.gateway.url, Policy(frozenset()), Authority(["192.0.2.1"]), rig.passed.append, SHORT)
+    front = Front(rig.gateway.url, Policy(frozenset()), Authority.here(["192.0.2.1"]), rig.passed.append, SHORT)
     port = await front.start()
     front.bind(Binding((("x-rollout-id", "r1"), ("Proxy-Authorization", "Bearer pst_secret"))))
     for target, said in ((b"/", b'"rollout": "r1"'), (b"/hosts", b'"hosts": {}'), (b"/../../api", b'"penstock"')):

@@ -90,7 +90,7 @@ async def gateway(start_gateway: StartGateway, host: TlsHost) -> Gateway:
 
 
 async def made(gateway: str, host: TlsHost, policy: Policy) -> Rig:
-    front = Front(gateway, policy, Authority(["localhost"]), lambda one: rig.note(one))
+    front = Front(gateway, policy, Authority.here(["localhost"]), lambda one: rig.note(one))
     rig = Rig(front, await front.start(), host)
     front.bind(Binding((("x-rollout-id", "r1"),)))
     return rig

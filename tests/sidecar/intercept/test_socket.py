@@ -50,7 +50,7 @@ class Rig:
 @pytest.fixture
 async def rig(start_gateway: StartGateway, tmp_path: Path) -> AsyncGenerator[Rig]:
     """The host is behind a proxy, which leads there whatever its name."""
-    authority, host = Authority([HOST]), TlsHost()
+    authority, host = Authority.here([HOST]), TlsHost()
     trust = tmp_path / "host.pem"
     _ = await asyncio.to_thread(trust.write_text, authority.pem)
 

@@ -53,7 +53,7 @@ def still(headers: Headers) -> list[tuple[str, str]]:
 
 @pytest.fixture
 async def rig(start_gateway: StartGateway, tmp_path: Path) -> AsyncGenerator[Rig]:
-    authority, trust = Authority(["localhost"]), tmp_path / "host.pem"
+    authority, trust = Authority.here(["localhost"]), tmp_path / "host.pem"
     trust.write_text(authority.pem)
     async with websocket_host(authority.context("localhost")) as host:
         text = f'[[upstream]]\nname = "host"\nbase_url = "{host.url}/v1"\nca_file = "{trust}"\n'
