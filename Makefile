@@ -16,7 +16,7 @@ NEWER ?= $(shell for P in python3.14 python3.13 python3.12 $(HOME)/.pyenv/versio
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients install-mitmproxy demo demo-sidecar demo-rl test test-vllm test-train test-verl test-providers test-mcp test-clients test-mitmproxy test-extras test-all check check-train check-verl bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients install-mitmproxy demo demo-sidecar demo-rl test test-vllm test-train test-verl test-providers test-mcp test-clients test-mitmproxy test-extras test-deploy test-all check check-train check-verl bench chaos soak clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -135,6 +135,10 @@ test-verl: install-verl ## Test training on two ranks of verl, on CPUs
 test-extras: install ## Install each extra alone into a clean environment and use it (4 GB of packages, pip keeps them)
 	TORCH='$(TORCH)' $(BIN)/python -m pytest -n 0 tests/extras
 
+# Images are made without a container engine, as root, of Debian's packages; elsewhere those tests are skipped.
+test-deploy: install ## Lint the Dockerfile and the manifests; run its steps in a clean Debian and start what they make
+	$(BIN)/python -m pytest -n 0 tests/deploy
+
 test-providers: install install-providers ## Test translation, with its own SDKs and with the newest ones
 	$(PROVIDERS)/bin/python -m pytest -n 0 tests/providers
 	$(BIN)/python -m pytest -n 0 tests/providers
@@ -148,7 +152,7 @@ test-clients: install install-clients ## Compare what agents send behind a sidec
 test-mitmproxy: install install-mitmproxy ## Test the sidecar with mitmproxy as its engine
 	$(BIN)/python -m pytest -n 0 tests/sidecar/intercept/test_mitm.py
 
-test-all: test test-providers test-mcp test-clients test-mitmproxy test-vllm test-train test-verl test-extras ## Run every suite, each in its environment
+test-all: test test-providers test-mcp test-clients test-mitmproxy test-vllm test-train test-verl test-extras test-deploy ## Run every suite, each in its environment
 
 check: install ## Lint, types, layering
 	$(BIN)/ruff format --check .
@@ -174,4 +178,4 @@ soak: install ## A million calls: does memory stay flat?
 	$(BIN)/python -m bench.soak --calls 1000000
 
 clean: ## Remove everything that was made
-	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) $(MITMPROXY) bench/out bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) $(MITMPROXY) bench/out .build bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis

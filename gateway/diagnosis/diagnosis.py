@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from penstock.gateway.calls.turns import plain_bodies
+from penstock.gateway.diagnosis.degraded import Degraded
 from penstock.gateway.diagnosis.findings import (
     finding,
     of_attempt,
@@ -56,6 +57,8 @@ class Past:
     """Sizes of these."""
     stories: dict[bytes, Span] = field(default_factory=dict[bytes, Span])
     """A conversation with its answer -> the call."""
+    agents: Degraded = field(default_factory=Degraded)
+    """What agents have lost to their base URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ def _main_model(calls: Iterable[Span]) -> str | None:
 def _attempt(case: Case, attempt: Attempt, about: list[Finding], spans: Iterable[Span]) -> AttemptDiagnosis:
     past, blocked = Past(), any(finding.blocks for finding in about)
     calls = [_call(case, attempt, span, past, blocked) for span in spans]
+    lost = [finding(code, reason, case.rollout, attempt.id) for code, reason in past.agents.reasons()]
     good = {call.sequence for call in calls if call.trainable}
     return AttemptDiagnosis(
         attempt=attempt.id,
@@ -127,7 +131,7 @@ def _attempt(case: Case, attempt: Attempt, about: list[Finding], spans: Iterable
         reward=attempt.reward,
         trainable=len(good),
         sequences=sum(call.trainable and call.goes_on not in good for call in calls),
-        findings=about,
+        findings=[*about, *lost],
         calls=calls,
     )
 
@@ -139,6 +143,8 @@ def _call(case: Case, attempt: Attempt, span: Span, past: Past, blocked: bool) -
         exchange = case.exchange(span)
         tokens = _tokens(span, exchange) if exchange else tokens
         found += of_tokens(case.rollout, span, tokens if exchange else None)
+        if exchange:
+            past.agents.add(span, exchange)
         if exchange and tokens.complete:
             found += of_request(case.rollout, span, obj(loads(plain_bodies(exchange)[0])))
             goes_on, before = _place(past, span, exchange, tokens)

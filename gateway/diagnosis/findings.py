@@ -29,6 +29,7 @@ HARMLESS: Final[frozenset[Trouble]] = frozenset(
     {
         *("ambiguous", "cut_off", "retokenised", "forced", "sampling"),
         *("tool_unanswered", "tool_failed", "tool_denied", "tool_ambiguous"),
+        *("base_url", "inlined_tools", "no_websocket"),
     }
 )
 """Findings that do not keep a call out of training."""
@@ -65,6 +66,9 @@ FIXES: Final[dict[Trouble, str]] = {
     "tool_failed": "penstock show {at}#{run}",
     "tool_denied": "penstock show {at}#{run}",
     "tool_ambiguous": "penstock tools {at}",
+    "base_url": "penstock sidecar -- COMMAND, without a base URL",
+    "inlined_tools": "penstock sidecar -- COMMAND, without a base URL; or ENABLE_TOOL_SEARCH=true",
+    "no_websocket": "penstock sidecar -- COMMAND, and no [[route]] in penstock.toml: those need calls by POST",
     "sampling": "start vLLM with --logprobs-mode processed_logprobs, or let the agent sample with temperature 1 alone",
 }
 

@@ -234,6 +234,9 @@ Trouble = Literal[
     "tool_failed",
     "tool_denied",
     "tool_ambiguous",
+    "base_url",
+    "inlined_tools",
+    "no_websocket",
 ]
 """Why something cannot be trained on, or is worth a look; `docs/doctor.md` explains each."""
 

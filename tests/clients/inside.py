@@ -38,7 +38,8 @@ class SessionError(Exception):
 
 
 def measure(profile: Profile) -> dict[str, Any]:
-    """The requests of the sessions `direct`, `proxied` and `behind`, and `calls`: what the tape has of the last."""
+    """The requests of the sessions `direct`, `proxied` and `behind`, and `calls`: what the tape has of the last;
+    `lost`: what the doctor says of Claude Code behind the sidecar, and with a base URL."""
     return alone.run("clients.inside", str(PROFILES.index(profile)))
 
 
@@ -71,7 +72,9 @@ class Session:
             env |= {"SSL_CERT_FILE": str(bundle)}  # as a machine has it that trusts the hosts
         else:
             env |= trust.variables(bundle, own, self.proxy, ())
-        if how == "direct":
+        if how == "based":
+            env |= {"ANTHROPIC_BASE_URL": self.gateway.address("b1")}
+        if how in ("direct", "based"):
             env = {name: value for name, value in env.items() if "proxy" not in name.lower()}
         self.hosts.asked = []
         process = await asyncio.create_subprocess_exec(
@@ -113,9 +116,22 @@ async def sessions(profile: Profile, folder: Path) -> dict[str, Any]:
     async with first_party(authority) as hosts, plain_proxy() as proxy, running(folder, _config(authority)) as gateway:
         session = Session(profile, folder, hosts, gateway, proxy)
         found: dict[str, Any] = {how: _shown(await session.run(how)) for how in ("direct", "proxied", "behind")}
+        lost: dict[str, list[str]] = {}
         async with aiohttp.ClientSession() as http:
-            spans = await Tape(gateway.url, http).when("r1", "a1", lambda spans: len(spans) > 0)
-    return found | {"calls": [str(span.dialect) for span in spans if span.kind == "llm"]}
+            tape = Tape(gateway.url, http)
+            spans = await tape.when("r1", "a1", lambda spans: len(spans) > 0)
+            if profile.client == "Claude Code" and not profile.sidecar:
+                _ = await session.run("based")
+                _ = await tape.when("b1", "a1", lambda spans: len(spans) > 2)
+                lost = {rollout: await _lost(tape, rollout) for rollout in ("r1", "b1")}
+    return found | {"calls": [str(span.dialect) for span in spans if span.kind == "llm"], "lost": lost}
+
+
+async def _lost(tape: Tape, rollout: str) -> list[str]:
+    """What the doctor says that the agent has lost to a base URL."""
+    told = await tape.get(f"/api/rollouts/{rollout}/diagnosis")
+    codes = [one["code"] for attempt in told["attempts"] for one in attempt["findings"]]
+    return [code for code in codes if code in ("base_url", "inlined_tools", "no_websocket")]
 
 
 def _shown(asked: list[Asked]) -> list[dict[str, str]]:

@@ -1,0 +1,117 @@
+"""Agents that their base URL has changed: what it has cost them, told from their calls on the tape and nothing else.
+Pure.
+
+Claude Code and Codex leave things out where the host that they call is not their maker's own. Claude Code then says its
+version without the hash that it has for its own host (`x-anthropic-billing-header: cc_version=...; cch=...`), of which
+both 2.1.197 and 2.1.330 were measured; Codex from 0.169 on sends its calls by POST instead of a WebSocket, and with
+each all that came before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.gateway.calls.turns import plain_bodies
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.loose_json import Json, dumps, loads, obj, objs, text
+from penstock.gateway.model.answers import Trouble
+from penstock.gateway.model.attributes import WEBSOCKET
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.wording import counted
+
+_CLAUDE_CODE: Final = re.compile(r"claude-cli/([0-9.]+)")
+_CODEX: Final = re.compile(r"codex\w*/([0-9]+)\.([0-9]+)")
+_WEBSOCKETS_SINCE: Final = (0, 169)
+_BILLING: Final = "x-anthropic-billing-header:"
+_HASH: Final = "cch="
+_BETAS: Final = ("prompt-caching-scope", "advanced-tool-use")
+"""Beta flags that each measured version sends to its own host."""
+_SEARCH: Final = "ToolSearch"
+"""The tool by which it finds the others, where their schemas are not in its calls."""
+
+
+@dataclass(slots=True)
+class Degraded:
+    """What the calls of an attempt show."""
+
+    claude_code: str | None = None
+    """Its version, if it was given a base URL."""
+    betas: list[str] = field(default_factory=list[str])
+    scoped: bool = False
+    """Whether a part of its system prompt is cached for everybody."""
+    tools: int = 0
+    """Schemas in each of its calls, where it does not search for tools."""
+    tool_bytes: int = 0
+    """Of them, in all its calls."""
+    calls: int = 0
+    codex: str | None = None
+    """Its version, if its calls come by POST."""
+    posts: int = 0
+    sent: int = 0
+    """Bytes of these calls."""
+    repeated: int = 0
+    """Bytes that an earlier one of them had as well."""
+    _before: list[bytes] = field(default_factory=list[bytes])
+
+    def add(self, span: Span, exchange: Exchange) -> None:
+        """A call of a model; they come in their order."""
+        headers = {name.lower(): value for name, value in exchange.request_headers}
+        agent = headers.get("user-agent", "")
+        if found := _CLAUDE_CODE.match(agent):
+            self._of_claude_code(found[1], headers.get("anthropic-beta", ""), obj(loads(plain_bodies(exchange)[0])))
+        elif (found := _CODEX.match(agent)) and WEBSOCKET not in (span.attributes or {}):
+            self._of_codex((int(found[1]), int(found[2])), span, plain_bodies(exchange)[0])
+
+    def _of_claude_code(self, version: str, betas: str, asked: Json) -> None:
+        system, tools = objs(asked.get("system")), objs(asked.get("tools"))
+        billing = (text(system[0].get("text")) if system else None) or ""
+        if not billing.startswith(_BILLING) or _HASH in billing or not tools:
+            return  # its own host, or a call for a title
+        self.claude_code, self.betas = version, betas.split(",")
+        self.scoped |= any("scope" in obj(part.get("cache_control")) for part in system)
+        self.calls += 1
+        if not any(tool.get("name") == _SEARCH for tool in tools):
+            self.tools = len(tools)
+            self.tool_bytes += len(dumps(tools))
+
+    def _of_codex(self, version: tuple[int, int], span: Span, body: bytes) -> None:
+        if version < _WEBSOCKETS_SINCE:
+            return
+        story = [bytes(item) for item in by_name(span.dialect).items(body).raw]
+        same = 0
+        for old, new in zip(self._before, story, strict=False):
+            if old != new:
+                break
+            same += len(new)
+        self.codex, self._before = ".".join(map(str, version)), story
+        self.posts, self.sent, self.repeated = self.posts + 1, self.sent + len(body), self.repeated + same
+
+    def reasons(self) -> Iterator[tuple[Trouble, str]]:
+        """Codes of findings, and what was found."""
+        if self.claude_code is not None:
+            missing = [beta for beta in _BETAS if not any(sent.startswith(beta) for sent in self.betas)]
+            lacks = (
+                [] if self.scoped else ["no part of its system prompt is cached beyond its own account (scope global)"]
+            )
+            lacks += [f"its {len(self.betas)} beta flags lack {' and '.join(missing)}"] if missing else []
+            yield "base_url", f"Claude Code {self.claude_code} runs degraded behind a base URL: {', '.join(lacks)}"
+        if self.tools:
+            yield (
+                "inlined_tools",
+                f"each of {counted(self.calls, 'call')} brings the schemas of all {counted(self.tools, 'tool')}, "
+                f"{_kilobytes(self.tool_bytes)} in all: it does not search for tools behind a base URL",
+            )
+        if self.codex is not None and self.repeated:
+            yield (
+                "no_websocket",
+                f"{_kilobytes(self.repeated)} of the {_kilobytes(self.sent)} in {counted(self.posts, 'call')} were "
+                f"sent before: Codex {self.codex} has lost its WebSocket, on which it sends them once",
+            )
+
+
+def _kilobytes(size: int) -> str:
+    return f"{size / 1000:,.0f} KB"

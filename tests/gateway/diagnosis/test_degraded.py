@@ -1,0 +1,89 @@
+"""What agents lose behind a base URL, told from calls of real ones. `agents.json` has what Claude Code 2.1.330 and
+2.1.197 (with 36 tools of a server) and Codex 0.169.0 sent in sessions of three calls; its long texts are cut.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.memory_tape import call, exchange
+
+from penstock.gateway.diagnosis.degraded import Degraded
+from penstock.gateway.model.attributes import WEBSOCKET
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.span import Span
+
+AGENTS: dict[str, list[dict[str, Any]]] = json.loads(Path(__file__).with_name("agents.json").read_text())
+CODEX = "Codex 0.169.0, POST"
+
+
+def reasons(calls: list[tuple[Span, Exchange]]) -> dict[str, str]:
+    made = Degraded()
+    for span, sent in calls:
+        made.add(span, sent)
+    return dict(made.reasons())
+
+
+def calls(who: str, **about: Any) -> list[tuple[Span, Exchange]]:
+    dialect = "responses" if who == CODEX else "messages"
+    made: list[tuple[Span, Exchange]] = []
+    for number, one in enumerate(AGENTS[who], 1):
+        sent = exchange(json.dumps(one["body"]).encode(), b"{}")
+        headers = [(name, value) for name, value in one["headers"]]
+        made.append((call(number, dialect=dialect, **about), sent.model_copy(update={"request_headers": headers})))
+    return made
+
+
+def said(who: str, **about: Any) -> dict[str, str]:
+    return reasons(calls(who, **about))
+
+
+@pytest.mark.parametrize("who", [who for who in AGENTS if who.endswith("own host")])
+def test_nothing_is_said_of_an_agent_that_calls_its_makers_host(who: str) -> None:
+    assert said(who) == {}
+
+
+def test_the_newest_claude_code_behind_a_base_url() -> None:
+    assert said("Claude Code 2.1.330, base URL") == {
+        "base_url": "Claude Code 2.1.330 runs degraded behind a base URL: no part of its system prompt is cached "
+        "beyond its own account (scope global), its 8 beta flags lack prompt-caching-scope"
+    }
+
+
+def test_an_older_claude_code_behind_a_base_url_brings_all_tools_along() -> None:
+    found = said("Claude Code 2.1.197, base URL")
+    assert list(found) == ["base_url", "inlined_tools"]
+    assert found["base_url"].endswith("its 8 beta flags lack advanced-tool-use")
+    assert found["inlined_tools"].startswith("each of 2 calls brings the schemas of all 61 tools, ")
+
+
+def test_codex_without_its_websocket_sends_everything_again() -> None:
+    found = said(CODEX)
+    assert list(found) == ["no_websocket"]
+    bodies = [json.loads(body.request_body) for _, body in calls(CODEX)]
+    sizes = [[len(json.dumps(item)) for item in body["input"]] for body in bodies]
+    repeated = sum(sizes[0]) + sum(sizes[1])
+    assert f"{repeated / 1000:,.0f} KB of the " in found["no_websocket"]
+    assert "in 3 calls were sent before: Codex 0.169 has lost its WebSocket" in found["no_websocket"]
+
+
+def test_codex_on_its_websocket_has_lost_nothing() -> None:
+    assert said(CODEX, attributes={WEBSOCKET: True}) == {}
+
+
+def test_an_older_codex_never_had_one() -> None:
+    older = [
+        (span, one.model_copy(update={"request_headers": [("user-agent", "codex_cli_rs/0.98.0 (Debian)")]}))
+        for span, one in calls(CODEX)
+    ]
+    assert reasons(older) == {}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"system":[1],"tools":[2]}', b'{"system":"x","tools":{}}', b"\xff"])
+@pytest.mark.parametrize("agent", ["claude-cli/2.1.330", "codex_exec/0.169.0", "codex/x", ""])
+def test_odd_bodies_say_nothing(body: bytes, agent: str) -> None:
+    one = exchange(body, b"").model_copy(update={"request_headers": [("User-Agent", agent)]})
+    assert reasons([(call(1, dialect="responses"), one)]) == {}
