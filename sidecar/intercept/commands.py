@@ -53,16 +53,47 @@ class Passing:
 PASSING: Final = Passing()
 
 
+@FLAT
+@dataclass(frozen=True)
+class Getting:
+    """How an agent's connections get to the sidecar."""
+
+    mode: Annotated[
+        Mode,
+        Parameter(
+            help="How connections get to the sidecar: by a proxy in the agent's environment (env), or in a network of "
+            "the agent's own out of which nothing else leads (transparent), for agents that use no proxy. It needs "
+            "Linux, nft and ip."
+        ),
+    ] = "env"
+    socket: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Clients that can use a Unix socket to their model host get one: Claude Code, without a certificate "
+            "or a proxy.",
+        ),
+    ] = False
+    engine: Annotated[
+        Literal["own", "mitmproxy"],
+        Parameter(
+            help="What ends the agent's TLS. `mitmproxy` is for agents that speak nothing but HTTP/2; "
+            "PENSTOCK_MITMDUMP, or the PATH, says where its mitmdump is."
+        ),
+    ] = "own"
+
+
+GETTING: Final = Getting()
+
+
 def run(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
     gateway: Url = LOCAL,
     rollout: str | None = None,
     attempt: str | None = None,
-    mode: Mode = "env",
     passing: Passing = PASSING,
-    socket: Annotated[bool, Parameter(negative="")] = False,
+    getting: Getting = GETTING,
     keys: Literal["pass", "surrogate"] = "pass",
-    engine: Literal["own", "mitmproxy"] = "own",
 ) -> None:
     """Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.
 
@@ -77,16 +108,8 @@ def run(
         The rollout of its calls. Without it PENSTOCK_ROLLOUT_ID says, or the conversation.
     attempt
         The attempt; else PENSTOCK_ATTEMPT_ID says.
-    mode
-        How connections get to the sidecar: by a proxy in the agent's environment (env), or in a network of the agent's
-        own out of which nothing else leads (transparent), for agents that use no proxy. It needs Linux, nft and ip.
-    socket
-        Clients that can use a Unix socket to their model host get one: Claude Code, without a certificate or a proxy.
     keys
         With `surrogate` the agent has its agent token (PENSTOCK_TOKEN) for a key; the gateway replaces it by its own.
-    engine
-        What ends the agent's TLS. `mitmproxy` is for agents that speak HTTP/2 only; PENSTOCK_MITMDUMP, or the PATH,
-        says where its mitmdump is.
     """
     import asyncio
 
@@ -96,7 +119,8 @@ def run(
 
     if not command:
         raise Failure("no command was given: put the agent and its arguments after --", 2)
-    if engine == "mitmproxy" and mode == "transparent":
+    transparent = getting.mode == "transparent"
+    if getting.engine == "mitmproxy" and transparent:
         raise Failure("--engine mitmproxy stands before agents that use a proxy: leave --mode transparent out", 2)
     given = os.environ.get
     if keys == "surrogate" and not given("PENSTOCK_TOKEN"):
@@ -108,10 +132,10 @@ def run(
         gateway.rstrip("/"),
         _policy(passing),
         Whose(*ids, given("PENSTOCK_TOKEN")),
-        socket,
+        getting.socket,
         keys == "surrogate",
-        mode == "transparent",
-        engine,
+        transparent,
+        getting.engine,
     )
     try:
         code, problems = asyncio.run(session.run(wanted, command))
