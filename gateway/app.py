@@ -9,7 +9,6 @@ is closed.
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import logging
 import resource
@@ -71,6 +70,7 @@ from penstock.gateway.releases.shadow.stage import Shadow
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.server.bridge import ControlPlane
 from penstock.gateway.server.dispatch import Dispatch
+from penstock.gateway.server.listening import Listening, listen
 from penstock.gateway.store import MAP_BYTES, MEMORY_BYTES, Store
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
@@ -85,7 +85,6 @@ if TYPE_CHECKING:
 _TICK_SECONDS = 0.1
 _LOOK_EVERY = 10
 """Ticks between two looks at clients that send nothing."""
-_BACKLOG = 4096
 _CONTROL_SECONDS = 1.0
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _log = logging.getLogger("penstock.app")
@@ -162,7 +161,7 @@ class Gateway:
         self._make_control()
         self._exporter = self._make_exporter()
         self._session: aiohttp.ClientSession | None = None
-        self._server: asyncio.Server
+        self._listening: Listening
         self._ticker: asyncio.TimerHandle
         self._ticks = 0
         self._drained = asyncio.Event()
@@ -236,7 +235,6 @@ class Gateway:
 
     async def start(self) -> tuple[str, int]:
         """Listens; returns host and port."""
-        loop = asyncio.get_running_loop()
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
@@ -264,21 +262,15 @@ class Gateway:
         self.definitions.start()
         if self._exporter is not None:
             await self._exporter.start()
-        try:
-            self._server = await loop.create_server(
-                lambda: ClientConnection(port), self.config.host, self.config.port, backlog=_BACKLOG, reuse_address=True
-            )
-        except OSError as error:
-            raise ConfigError(_cannot_listen(self.config.host, self.config.port, error)) from None
+        self._listening = await listen(self.config, lambda: ClientConnection(port))
         self._tick()
         # Objects that live for good need not be collected; calls leave no cycles behind.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
         self.state.started = True
-        address = self._server.sockets[0].getsockname()
-        host_own(self.mcp.servers, self.bridge, self.config, self.auth, address[:2])
-        return address[0], address[1]
+        host_own(self.mcp.servers, self.bridge, self.config, self.auth, self._listening.address)
+        return self._listening.address
 
     def _tick(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
@@ -302,7 +294,7 @@ class Gateway:
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """Drains and closes everything, in order; `hurry` ends the wait for running calls."""
         self.state.draining = True
-        self._server.close()
+        self._listening.close()
         for client in list(self._port.clients):
             client.drain()
         self.questions.close()
@@ -337,17 +329,6 @@ class Gateway:
         await asyncio.wait(waiting, timeout=self.config.limits.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
         for one in waiting:
             one.cancel()
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> str:
-    """Why not, and the way out."""
-    if error.errno == errno.EADDRINUSE:
-        who = "perhaps another gateway runs"
-        return f"port {port} of {host} is taken ({who}): choose another with --port, or --port 0 for any that is free"
-    if error.errno == errno.EACCES:
-        return f"port {port} of {host} is not for this user (those below 1024 seldom are): choose another with --port"
-    # A name that nobody knows, or the address of another machine.
-    return f"cannot listen on {host}: it is no address of this machine; --host 127.0.0.1 is, and 0.0.0.0 is all of them"
 
 
 async def _run(config: Config) -> None:

@@ -192,6 +192,8 @@ class Config(Section):
     """Address to listen on."""
     port: int = Field(default=4747, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
+    socket: Path | None = Field(default=None, strict=False)
+    """Path of a Unix socket to listen on as well, for this user only (mode 0600)."""
     data: Path = Field(default=Path("penstock-data"), strict=False)
     """Directory of the tape."""
     require_token: bool | None = None

@@ -18,7 +18,7 @@ from penstock.gateway.model.policy import Policy
 from penstock.sidecar.options import RunOptions
 from penstock.trainer.config import Config as Trainer
 
-MOST = 205
+MOST = 206
 
 
 def keys(model: type[BaseModel], path: str = "") -> Iterator[str]:

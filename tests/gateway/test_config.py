@@ -96,6 +96,7 @@ def test_a_key_that_is_like_no_other_is_answered_with_all(tmp_path: Path) -> Non
 
 WRONG = [
     ("", "host = 1"),
+    ("", "socket = 1"),
     ("", "port = 70000"),
     ("", 'port = "80"'),
     ("", "port = true"),

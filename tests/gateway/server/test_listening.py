@@ -1,0 +1,66 @@
+"""The gateway on a Unix socket: the same calls and the same control API, for one user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import aiohttp
+import pytest
+from fakes.process import Gateway, running, upstreams
+from fakes.provider import Provider
+from fakes.tape import Tape
+
+
+def config(path: Path, provider: Provider) -> str:
+    return f'socket = "{path}"\n' + upstreams(openai=provider.openai_url)
+
+
+async def test_calls_on_a_unix_socket(tmp_path: Path, provider: Provider, http: aiohttp.ClientSession) -> None:
+    path = tmp_path / "gateway.sock"
+    async with running(tmp_path, config(path, provider)) as gateway:
+        assert path.stat().st_mode & 0o777 == 0o600
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as client:
+            asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            url = "http://localhost/rollout/r1/v1/chat/completions"
+            async with client.post(url, json=asked) as answer:
+                assert answer.status == 200
+                there = await answer.read()
+            (span,) = await Tape(gateway.url, http).spans("r1", 1)
+            assert span.status == "ok"
+            async with client.get("http://localhost/api/rollouts") as answer:
+                assert [one["id"] for one in (await answer.json())["rollouts"]] == ["r1"]
+        async with http.post(f"{gateway.openai('r2')}/chat/completions", json=asked) as answer:
+            assert len(await answer.read()) == len(there)
+    assert not path.exists()
+
+
+async def test_the_socket_of_one_that_was_killed_is_taken_over(tmp_path: Path, provider: Provider) -> None:
+    path = tmp_path / "gateway.sock"
+    async with running(tmp_path, config(path, provider)) as gateway:
+        await gateway.kill()
+        assert path.exists()
+    async with running(tmp_path, config(path, provider)):
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.close()
+
+
+@pytest.mark.parametrize("what", ["in use", "a file", "too long", "nowhere"])
+async def test_where_it_cannot_listen(tmp_path: Path, provider: Provider, what: str) -> None:
+    path = tmp_path / {"too long": "x" * 120, "nowhere": "no/such/folder"}.get(what, "gateway.sock")
+    with socket.socket(socket.AF_UNIX) as other:
+        if what == "in use":
+            other.bind(str(path))
+            other.listen()
+        elif what == "a file":
+            path.write_text("mine")
+        gateway = Gateway(tmp_path / "penstock.toml", tmp_path / "data", tmp_path / "log")
+        gateway.config.write_text(config(path, provider))
+        with pytest.raises(AssertionError, match=r"penstock: cannot listen on the socket .*/"):
+            await gateway.start()
+        assert gateway.log.count("\n") == 1
+    if what == "a file":
+        assert path.read_text() == "mine"
+    assert os.listdir(tmp_path / "data") is not None
