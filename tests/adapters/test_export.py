@@ -175,7 +175,7 @@ WRONG = {
     ("--margin", "-1"): "--margin is -1.0: it must not be negative",
     ("--weight", "style"): "--weight: 'style' is not NAME=VALUE",
     ("--weight", "style=big"): "--weight: 'big' of style is not a number",
-    ("--allow", "nothing"): "--allow: 'nothing' is no reason; there are ambiguous, cancelled, cut_off,",
+    ("--allow", "nothing"): "--allow: 'nothing' is no reason; there are ambiguous, base_url, cancelled,",
     ("-o", "no/such/place"): "no/such/place: No such file or directory",
 }
 

@@ -29,6 +29,7 @@ VOLATILE: Final = (
     (rb'"create_time":[0-9.]+', b'"create_time":<time>'),
     (rb" \(codex_exec; [0-9.]+\)\r\n", b"\r\n"),
     (rb"\bcch=[0-9a-f]{5}\b", b"cch=<checksum>"),
+    (rb"Wall time [0-9.]+ seconds", b"Wall time"),
     (rb"(\r\nx-claude-code-prev-tool-durations: \w+=)[0-9]+", rb"\1<ms>"),
 )
 """Ids of sessions, requests, installations and of the answers of our own hosts, which are made of such; times; Claude
@@ -57,7 +58,9 @@ def difference(one: list[Shown], other: list[Shown]) -> list[str]:
 def _rests(first: list[Shown], second: list[Shown]) -> tuple[list[Shown], list[Shown]]:
     """What has no equal in the other list. Agents ask for a title beside their conversation, at any time."""
     if any(BESIDE.match(one["head"]) for one in (*first, *second)):
-        first, second = first[:1], second[:1]
+        # Two parts of the program send it, in any order: one that both sessions have is enough.
+        both = {_head(one) for one in first} & {_head(one) for one in second}
+        first, second = ([], []) if both else (first[:1], second[:1])
     mine, its = Counter(_whole(one) for one in first), Counter(_whole(one) for one in second)
     return _without(first, its), _without(second, mine)
 

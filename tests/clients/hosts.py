@@ -40,6 +40,8 @@ BESIDE = (
     "http-intake.logs.us5.datadoghq.com",
 )
 """Others that agents are known to call; they answer 404."""
+ADDRESS = "10.77.0.1"
+"""None of loopback, which nobody redirects."""
 _LARGEST = 64 << 20
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
@@ -161,7 +163,7 @@ async def first_party(trust: Path) -> AsyncGenerator[Hosts]:
     """The hosts, on port 443 of this machine; `trust`: the file that their authority is written to."""
     made = Hosts()
     _ = await asyncio.to_thread(trust.write_text, made.authority.pem)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 443, ssl=made.context(), limit=_LARGEST)
+    server = await asyncio.start_server(made.serve, ADDRESS, 443, ssl=made.context(), limit=_LARGEST)
     try:
         yield made
     finally:
@@ -202,5 +204,5 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def names(hosts: Iterable[str] = (*MODELS, *BESIDE)) -> str:
-    """A hosts file in which all of them are this machine."""
-    return "127.0.0.1 localhost\n" + "".join(f"127.0.0.1 {name}\n" for name in hosts)
+    """Lines of a hosts file in which all of them are this machine."""
+    return "".join(f"{ADDRESS} {name}\n" for name in hosts)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from clients.hosts import Asked, Hosts, first_party, names, plain_proxy
+from clients.hosts import ADDRESS, Asked, Hosts, first_party, names, plain_proxy
 from clients.profiles import PROFILES, Profile
 from fakes import alone
 from fakes.process import PATHS, Gateway, running
@@ -37,10 +37,10 @@ class SessionError(Exception):
     """A session that failed."""
 
 
-def measure(profile: Profile) -> dict[str, Any]:
+def measure(profile: Profile, path: str) -> dict[str, Any]:
     """The requests of the sessions `direct`, `proxied` and `behind`, and `calls`: what the tape has of the last;
-    `lost`: what the doctor says of Claude Code behind the sidecar, and with a base URL."""
-    return alone.run("clients.inside", str(PROFILES.index(profile)))
+    `lost`: what the doctor says of Claude Code behind the sidecar, and with a base URL. `path`: where programs are."""
+    return alone.run("clients.inside", str(PROFILES.index(profile)), PATH=path)
 
 
 @dataclass
@@ -143,6 +143,7 @@ def _shown(asked: list[Asked]) -> list[dict[str, str]]:
 
 def _inside(profile: Profile) -> None:
     alone.loopback_up()
+    alone.take(ADDRESS)
     with tempfile.TemporaryDirectory(prefix="penstock-clients-") as folder:
         alone.know(Path(folder), names())
         found = asyncio.run(sessions(profile, Path(folder)))

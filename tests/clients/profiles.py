@@ -11,7 +11,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -167,7 +167,7 @@ CHATGPT: dict[str, Any] = {
     "tokens": {"id_token": _LOGIN, "access_token": _LOGIN, "refresh_token": "r", "account_id": "account-1"},
     "last_refresh": "2099-01-01T00:00:00Z",
 }
-PROFILES = (
+_ONES = (
     _claude("API key", _ANTHROPIC),
     _claude("OAuth", {"CLAUDE_CODE_OAUTH_TOKEN": "sk-ant-oat01-not-real"}),
     _claude("API key, 36 MCP tools", _ANTHROPIC, "--mcp-config", "mcp.json", files={"mcp.json": _servers()}),
@@ -187,4 +187,17 @@ PROFILES = (
     _node("https"),
     _go(),
     _curl(),
+)
+TRANSPARENT = ("--mode", "transparent")
+_REDIRECTED = (
+    *("Claude Code, API key", "Codex, API key", "opencode, Anthropic", "Gemini CLI, API key", "`openai`, API key"),
+    *("Node.js, `https`, API key", "Go, `net/http`, API key"),
+)
+PROFILES = (
+    *_ONES,
+    *(
+        replace(one, mode=f"{one.mode}, transparent", sidecar=TRANSPARENT)
+        for one in _ONES
+        if f"{one.client}, {one.mode}" in _REDIRECTED
+    ),
 )

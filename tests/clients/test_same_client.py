@@ -14,8 +14,8 @@ from typing import Final
 import pytest
 from clients.compare import difference
 from clients.inside import measure
-from clients.profiles import NOWHERE, PROFILES, ROOT, Profile
-from fakes import alone
+from clients.profiles import NOWHERE, PROFILES, ROOT, TRANSPARENT, Profile
+from fakes import alone, netfilter
 
 DOCS: Final = ROOT / "docs" / "sidecar.md"
 HEAD: Final = "| agent | version | how | model calls | what differs |\n|---|---|---|---|---|\n"
@@ -30,6 +30,12 @@ REACTIONS: Final = re.compile(
 """What Claude Code does otherwise where it is told of any proxy."""
 
 pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("clients"), pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A PATH with nft, which the transparent mode needs."""
+    return netfilter.programs(tmp_path_factory.mktemp("netfilter")) or {}
 
 
 def documented() -> dict[str, str]:
@@ -58,23 +64,27 @@ def write(row: str) -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda it: it.id)
-def test_behind_a_sidecar_an_agent_sends_what_it_sends_without(profile: Profile) -> None:
+def test_behind_a_sidecar_an_agent_sends_what_it_sends_without(profile: Profile, tools: dict[str, str]) -> None:
     if not profile.installed():
         pytest.skip(NOWHERE)
+    if profile.sidecar == TRANSPARENT and "nft" not in tools:
+        pytest.skip(netfilter.NOWHERE)
     if not alone.possible():
         pytest.skip("this machine gives a process no namespaces of its own")
-    found = measure(profile)
+    transparent = profile.sidecar == TRANSPARENT
+    path = tools["nft"] if transparent else os.environ["PATH"]
+    found = measure(profile, path)
     socket = "--socket" in profile.sidecar
-    changed = difference(found["proxied"], found["behind"])
+    changed = [] if transparent else difference(found["proxied"], found["behind"])
     assert [one for one in changed if not (socket and TO_A_SOCKET.fullmatch(one))] == []
     assert bool(changed) == socket
-    own = REACTIONS if profile.client == "Claude Code" else None
+    own = REACTIONS if profile.client == "Claude Code" and not transparent else None
     changed = [one for one in difference(found["direct"], found["behind"]) if one not in changed]
     assert [one for one in changed if own is None or not own.fullmatch(one)] == []
     count = sum(dialect != "opaque" for dialect in found["calls"])
     assert count > 2, "its calls were not understood"
     assert found["lost"] in ({}, {"r1": [], "b1": ["base_url"]})
-    assert bool(found["lost"]) == (profile.client == "Claude Code" and not socket)
+    assert bool(found["lost"]) == (profile.client == "Claude Code" and not profile.sidecar)
     differs = SOCKET if socket else PROXIED if changed else SAME
     row = f"| {profile.client} | {profile.version()} | {profile.mode} | {count} | {differs} |"
     if os.environ.get("UPDATE_GOLDENS"):

@@ -45,6 +45,11 @@ def loopback_up() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _UP | _RUNNING))
 
 
+def take(address: str) -> None:
+    """This machine has another address, which is none of loopback."""
+    _ = subprocess.run(["ip", "address", "add", f"{address}/32", "dev", "lo"], check=True)
+
+
 def know(folder: Path, hosts: str) -> None:
     """Lines of /etc/hosts."""
     file = folder / "hosts"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from fakes.alone import know, loopback_up
+from fakes.alone import know, loopback_up, take
 from fakes.process import Gateway, running
 from fakes.shell import PENSTOCK, Done, Shell
 from fakes.tape import Tape
@@ -112,7 +112,7 @@ async def main(folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     loopback_up()
-    _ = subprocess.run(["ip", "address", "add", f"{ADDRESS}/32", "dev", "lo"], check=True)
+    take(ADDRESS)
     with tempfile.TemporaryDirectory(prefix="penstock-run-") as made:
         know(Path(made), f"{ADDRESS} llm.test\n")
         print(json.dumps(asyncio.run(main(Path(made)))))
