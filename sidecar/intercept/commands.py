@@ -272,7 +272,9 @@ def iptables(
     if not 0 < port < 65536 or not 0 <= uid < 1 << 32:
         raise Failure(f"--port {port}, --uid {uid}: there is no such port or user", 2)
     try:
-        steps = redirecting.steps(redirecting.chosen(tool), None if remove else (port, uid))
+        # Rules may be printed here and be made elsewhere.
+        chosen = (tool or "nft") if print_ else redirecting.chosen(tool)
+        steps = redirecting.steps(chosen, None if remove else (port, uid))
         if print_:
             print("\n".join(f"# {' '.join(step.command)}\n{step.text}" for step in steps), end="")
         else:

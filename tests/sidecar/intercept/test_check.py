@@ -154,6 +154,11 @@ async def test_rules_that_are_not_understood(shell: Shell, words: tuple[str, ...
 
 
 async def test_a_machine_without_nft(shell: Shell) -> None:
+    done = await shell.run("sidecar", "iptables", "--print", "--port", "8200")
+    assert (done.code, done.err) == (0, "")
+    assert "redirect to :8200" in done.text
+    done = await shell.run("sidecar", "iptables", "--apply")
+    assert (done.code, "install nftables" in done.err) == (1, True)
     done = await shell.run("sidecar", "run", "--mode", "transparent", "--", "true")
     assert done.code == 1
     assert done.err.startswith("penstock: --mode transparent: ")
