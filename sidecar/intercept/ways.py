@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import ssl
 from collections.abc import Callable
@@ -153,7 +154,9 @@ class Ways:
                     kind, host, port, ssl=tls, server_hostname=name
                 )
         except (OSError, TimeoutError) as error:
-            why = getattr(error, "strerror", None) or str(error) or f"no connection within {self._limits.connect:g} s"
+            why = str(error) or f"no connection within {self._limits.connect:g} s"
+            if error.errno is not None and error.errno > 0:
+                why = os.strerror(error.errno)  # asyncio writes the address into it once more
             raise Refused(502, f"{host}:{port} could not be reached: {why}") from None
         return end
 
