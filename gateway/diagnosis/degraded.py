@@ -16,6 +16,7 @@ from typing import Final
 
 from penstock.gateway.calls.turns import plain_bodies
 from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.loose_json import Json, dumps, loads, obj, objs, text
 from penstock.gateway.model.answers import Trouble
 from penstock.gateway.model.attributes import WEBSOCKET
@@ -24,7 +25,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.wording import counted
 
 _CLAUDE_CODE: Final = re.compile(r"claude-cli/([0-9.]+)")
-_CODEX: Final = re.compile(r"codex\w*/([0-9]+)\.([0-9]+)")
+_CODEX: Final = re.compile(r"codex[\w -]*/([0-9]+)\.([0-9]+)", re.IGNORECASE)
 _WEBSOCKETS_SINCE: Final = (0, 169)
 _BILLING: Final = "x-anthropic-billing-header:"
 _HASH: Final = "cch="
@@ -48,6 +49,9 @@ class Degraded:
     tool_bytes: int = 0
     """Of them, in all its calls."""
     calls: int = 0
+    """Calls that bring schemas along."""
+    searches: bool = False
+    """Whether it searches for tools: calls with few of them are a sub-agent's then."""
     codex: str | None = None
     """Its version, if its calls come by POST."""
     posts: int = 0
@@ -55,7 +59,8 @@ class Degraded:
     """Bytes of these calls."""
     repeated: int = 0
     """Bytes that an earlier one of them had as well."""
-    _before: list[bytes] = field(default_factory=list[bytes])
+    _before: dict[str, list[bytes]] = field(default_factory=dict[str, list[bytes]])
+    """By thread: the items of the last call."""
 
     def add(self, span: Span, exchange: Exchange) -> None:
         """A call of a model; they come in their order."""
@@ -64,30 +69,32 @@ class Degraded:
         if found := _CLAUDE_CODE.match(agent):
             self._of_claude_code(found[1], headers.get("anthropic-beta", ""), obj(loads(plain_bodies(exchange)[0])))
         elif (found := _CODEX.match(agent)) and WEBSOCKET not in (span.attributes or {}):
-            self._of_codex((int(found[1]), int(found[2])), span, plain_bodies(exchange)[0])
+            thread = headers.get("thread-id", "")
+            self._of_codex((int(found[1]), int(found[2])), thread, by_name(span.dialect), plain_bodies(exchange)[0])
 
     def _of_claude_code(self, version: str, betas: str, asked: Json) -> None:
         system, tools = objs(asked.get("system")), objs(asked.get("tools"))
         billing = (text(system[0].get("text")) if system else None) or ""
         if not billing.startswith(_BILLING) or _HASH in billing or not tools:
             return  # its own host, or a call for a title
-        self.claude_code, self.betas = version, betas.split(",")
+        self.claude_code, self.betas = version, [beta for beta in betas.split(",") if beta]
         self.scoped |= any("scope" in obj(part.get("cache_control")) for part in system)
-        self.calls += 1
-        if not any(tool.get("name") == _SEARCH for tool in tools):
-            self.tools = len(tools)
+        if any(tool.get("name") == _SEARCH for tool in tools):
+            self.searches = True
+        else:
+            self.calls, self.tools = self.calls + 1, max(self.tools, len(tools))
             self.tool_bytes += len(dumps(tools))
 
-    def _of_codex(self, version: tuple[int, int], span: Span, body: bytes) -> None:
+    def _of_codex(self, version: tuple[int, int], thread: str, dialect: Dialect, body: bytes) -> None:
         if version < _WEBSOCKETS_SINCE:
             return
-        story = [bytes(item) for item in by_name(span.dialect).items(body).raw]
+        story = [bytes(item) for item in dialect.items(body).raw]
         same = 0
-        for old, new in zip(self._before, story, strict=False):
+        for old, new in zip(self._before.get(thread, ()), story, strict=False):
             if old != new:
                 break
             same += len(new)
-        self.codex, self._before = ".".join(map(str, version)), story
+        self.codex, self._before[thread] = ".".join(map(str, version)), story
         self.posts, self.sent, self.repeated = self.posts + 1, self.sent + len(body), self.repeated + same
 
     def reasons(self) -> Iterator[tuple[Trouble, str]]:
@@ -98,11 +105,12 @@ class Degraded:
                 [] if self.scoped else ["no part of its system prompt is cached beyond its own account (scope global)"]
             )
             lacks += [f"its {len(self.betas)} beta flags lack {' and '.join(missing)}"] if missing else []
-            yield "base_url", f"Claude Code {self.claude_code} runs degraded behind a base URL: {', '.join(lacks)}"
-        if self.tools:
+            if lacks:
+                yield "base_url", f"Claude Code {self.claude_code} runs degraded behind a base URL: {', '.join(lacks)}"
+        if self.tools and not self.searches:
             yield (
                 "inlined_tools",
-                f"each of {counted(self.calls, 'call')} brings the schemas of all {counted(self.tools, 'tool')}, "
+                f"{counted(self.calls, 'call')} brought the schemas of all its tools along, {self.tools:,} at most, "
                 f"{_kilobytes(self.tool_bytes)} in all: it does not search for tools behind a base URL",
             )
         if self.codex is not None and self.repeated:

@@ -57,7 +57,31 @@ def test_an_older_claude_code_behind_a_base_url_brings_all_tools_along() -> None
     found = said("Claude Code 2.1.197, base URL")
     assert list(found) == ["base_url", "inlined_tools"]
     assert found["base_url"].endswith("its 8 beta flags lack advanced-tool-use")
-    assert found["inlined_tools"].startswith("each of 2 calls brings the schemas of all 61 tools, ")
+    assert found["inlined_tools"].startswith("2 calls brought the schemas of all its tools along, 61 at most, ")
+
+
+def test_a_sub_agent_with_few_tools_brings_none_along_that_are_searched_for() -> None:
+    whole = calls("Claude Code 2.1.330, base URL")
+    span, sent = whole[1]
+    body = json.loads(sent.request_body)
+    body["tools"] = body["tools"][:2]
+    whole[1] = (span, sent.model_copy(update={"request_body": json.dumps(body).encode()}))
+    assert list(reasons(whole)) == ["base_url"]
+
+
+def test_a_claude_code_that_lacks_nothing_that_is_known_is_not_degraded() -> None:
+    whole = calls("Claude Code 2.1.330, base URL")
+    for at, (span, sent) in enumerate(whole):
+        body = json.loads(sent.request_body)
+        body["system"][-1]["cache_control"] = {"type": "ephemeral", "scope": "global"}
+        headers = [("user-agent", "claude-cli/3.0.0"), ("anthropic-beta", "prompt-caching-scope-x,advanced-tool-use-x")]
+        made = {"request_body": json.dumps(body).encode(), "request_headers": headers}
+        whole[at] = (span, sent.model_copy(update=made))
+    assert reasons(whole) == {}
+    bare = [
+        (span, one.model_copy(update={"request_headers": [("user-agent", "claude-cli/3.0.0")]})) for span, one in whole
+    ]
+    assert "its 0 beta flags lack prompt-caching-scope and advanced-tool-use" in reasons(bare)["base_url"]
 
 
 def test_codex_without_its_websocket_sends_everything_again() -> None:
@@ -68,6 +92,17 @@ def test_codex_without_its_websocket_sends_everything_again() -> None:
     repeated = sum(sizes[0]) + sum(sizes[1])
     assert f"{repeated / 1000:,.0f} KB of the " in found["no_websocket"]
     assert "in 3 calls were sent before: Codex 0.169 has lost its WebSocket" in found["no_websocket"]
+
+
+@pytest.mark.parametrize("agent", ["codex-tui/0.170.1 (x)", "Codex Desktop/0.169.0", "codex_cli_rs/1.0.0"])
+def test_threads_of_codex_are_told_apart(agent: str) -> None:
+    threads: list[tuple[Span, Exchange]] = []
+    for span, one in calls(CODEX):
+        for name in ("one", "two"):
+            headers = [("user-agent", agent), ("thread-id", name)]
+            threads.append((span, one.model_copy(update={"request_headers": headers})))
+    once, twice = said(CODEX)["no_websocket"], reasons(threads)["no_websocket"]
+    assert 2 * int(once.split()[0]) - 1 <= int(twice.split()[0]) <= 2 * int(once.split()[0]) + 1
 
 
 def test_codex_on_its_websocket_has_lost_nothing() -> None:
