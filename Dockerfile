@@ -41,6 +41,7 @@ COPY gateway gateway
 COPY sidecar sidecar
 COPY adapters adapters
 COPY trainer trainer
+COPY tui tui
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 # Extras of pyproject.toml in brackets, such as [mcp,providers].
 ARG EXTRAS=

@@ -99,7 +99,7 @@ def test_the_layers_of_the_architecture_are_those_of_the_contract() -> None:
 
 def test_modules_named_in_the_architecture_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    names = set(re.findall(r"`(?:penstock\.)?((?:gateway|sidecar|trainer|adapters)\.[a-z_.]+)`", text))
+    names = set(re.findall(r"`(?:penstock\.)?((?:gateway|sidecar|trainer|adapters|tui)\.[a-z_.]+)`", text))
     assert len(names) > 40
     for name in names:
         path = ROOT / name.replace(".", "/")

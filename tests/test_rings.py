@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FILES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
-    for folder in ("gateway", "sidecar", "adapters", "trainer")
+    for folder in ("gateway", "sidecar", "adapters", "trainer", "tui")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 

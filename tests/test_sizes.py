@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
-FOLDERS = ("penstock", "gateway", "sidecar", "adapters", "trainer", "bench")
+FOLDERS = ("penstock", "gateway", "sidecar", "adapters", "trainer", "tui", "bench")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 TOO_LARGE: frozenset[str] = frozenset()

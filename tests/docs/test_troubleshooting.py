@@ -20,7 +20,7 @@ from penstock.gateway.dialects.ending import Failed
 from penstock.gateway.metrics import METRICS
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-PACKAGES = ("gateway", "sidecar", "adapters", "trainer")
+PACKAGES = ("gateway", "sidecar", "adapters", "trainer", "tui")
 REFUSALS = ("ClientFault", "GatewayFault", "UpstreamFault")
 ENDS = ("on_unreachable", "on_broken", "call_soon", "_break", "_broken", "_give_up_on", "_end", "_cut_off")
 """What ends a call; one of its arguments is the reason."""
