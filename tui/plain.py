@@ -1,0 +1,70 @@
+"""A screen as text, once: for pipes, agents and screen readers. The same rows and panes as in the terminal, no boxes.
+
+Titles are lines of their own that begin with `==`. A row of a table is one line. All panes are shown below each other,
+those of the chosen row with it: the first one unless another is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from penstock.gateway.client.connection import ClientError
+from penstock.gateway.display.table import Listing
+from penstock.tui.view import Pane, Table, View
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+MOST_ROWS = 100
+"""Rows of a table."""
+
+
+async def printed(
+    view: View[Any, Any], client: Client, now_ns: int, width: int, id: str | None = None
+) -> list[RenderableType]:
+    """A screen, with the panes of the row `id` or of its first row. Raises `ClientError`."""
+    data = await view.look(client)
+    found: list[RenderableType] = [title(view), *_some(view.head(data, now_ns))]
+    table = view.table(data, now_ns)
+    if table is not None:
+        await view.fill(client, data, table.ids[:MOST_ROWS])
+        # What it has asked for may be other rows.
+        table = view.table(data, now_ns) or table
+        found += rows(table)
+        if id is not None and id not in table.ids:
+            raise ClientError(f"{view.name} has no row {id!r}", 404)
+        id = id or next(iter(table.ids), None)
+    closer = None if id is None else await view.look_closer(client, data, id)
+    for one in view.panes(data, id, closer, now_ns):
+        found += [Text(), _titled(one, None if table is None else id), one.draw(width)]
+    return found
+
+
+def title(view: View[Any, Any]) -> Text:
+    """The first line: which screen, and the command that prints the same."""
+    return Text(f"== {' '.join(filter(None, (view.title, view.place())))}  ({view.command(None)})", style="bold")
+
+
+def _titled(one: Pane, id: str | None) -> Text:
+    return Text(f"== {one.title}" + (f" of {id}" if id else ""), style="bold")
+
+
+def _some(head: Text) -> list[Text]:
+    return [head] if head.plain else []
+
+
+def rows(table: Table) -> Iterator[RenderableType]:
+    """The rows as `penstock ...` prints them."""
+    made = Listing(*table.columns)
+    for id in table.ids[:MOST_ROWS]:
+        made.add_row(*table.cells(id))
+    if made.rows:
+        yield made
+    elif table.none:
+        yield Text(table.none)
+    if len(table.ids) > MOST_ROWS:
+        yield Text(f"{len(table.ids) - MOST_ROWS:,} more rows are not shown.")

@@ -1,0 +1,80 @@
+"""The screen of workers and the queue: who runs what, how much waits; pause, drain and open the queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.text import Text
+
+from penstock.gateway.display import queue as shown
+from penstock.gateway.model.queue import QueueState, QueueStatus
+from penstock.gateway.model.rollout import Worker
+from penstock.tui.view import Action, Pane, Said, Table, View, pane
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+NONE = "No worker was heard of lately: `penstock run -- COMMAND` starts one."
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The queue and those who empty it."""
+
+    queue: QueueStatus
+    workers: Sequence[Worker]
+
+
+def _set(state: QueueState, id: str, does: str) -> Action[Work]:
+    """A key that opens or closes the queue."""
+
+    def unavailable(data: Work, row: str | None) -> str | None:
+        return f"the queue is {state} already" if data.queue.state == state else None
+
+    def question(data: Work, row: str | None) -> str:
+        return f"The queue is {data.queue.state}. {does}?"
+
+    async def act(client: Client, data: Work, row: str | None, said: Said) -> str:
+        found = await client.set_queue(state)
+        return f"The queue is {found.state}."
+
+    return Action(id, unavailable, question, act)
+
+
+class WorkersView(View[Work, None]):
+    """Workers and the queue."""
+
+    name = "workers"
+    title = "Workers and queue"
+    help = "who runs rollouts, what each is working on, and how much work waits"
+    concerns = frozenset({"rollouts"})
+    every_s = 5.0
+    actions: ClassVar[Sequence[Action[Any]]] = (
+        _set("paused", "queue.pause", "Hand out no work until it is opened; what runs goes on"),
+        _set("draining", "queue.drain", "Hand out no work and send workers home; what runs goes on"),
+        _set("open", "queue.open", "Hand out work again"),
+    )
+
+    async def look(self, client: Client) -> Work:
+        queue, workers = await asyncio.gather(client.queue(), client.workers())
+        return Work(queue, workers)
+
+    def head(self, data: Work, now_ns: int) -> Text:
+        return shown.queue(data.queue, now_ns)
+
+    def table(self, data: Work, now_ns: int) -> Table:
+        made = shown.workers(data.workers, now_ns)
+        by_id = dict(zip((worker.id for worker in data.workers), made.rows, strict=True))
+        return Table(made.columns, list(by_id), by_id.__getitem__, NONE)
+
+    def panes(self, data: Work, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+        worker = next((one for one in data.workers if one.id == id), None)
+        if worker is None:
+            return ()
+        return [pane("at work on", Text("\n".join(worker.attempts) or "nothing; it waits for work."))]
+
+    def command(self, id: str | None) -> str:
+        return "penstock workers"
