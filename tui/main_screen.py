@@ -43,6 +43,7 @@ DEEPEST: Final = 20
 class Main(Screen[None], inherit_bindings=False):
     """Shows the view on top of the stack."""
 
+    AUTO_FOCUS = ""
     DEFAULT_CSS = """
     Main { layout: vertical; background: $background; color: $foreground; }
     Main > Static { height: 1; }

@@ -82,10 +82,19 @@ class Rollouts:
         self.keep(page.rollouts)
 
     def add_new(self, rows: Sequence[RolloutSummary]) -> None:
-        """Rows that come before those that are there, newest first."""
-        self.order[:0] = [row.id for row in rows if row.id not in self.known]
-        self.known.update(row.id for row in rows)
-        self.keep(rows)
+        """Rows that are new to the list, newest first: most come before those that are there, and one that the filter
+        finds only now in its place. One that is older than all of them comes with its page."""
+        for row in reversed(rows):
+            place = self._place(row.created_ns)
+            if row.id not in self.known and (place < len(self.order) or self.complete):
+                self.order.insert(place, row.id)
+                self.known.add(row.id)
+                self.keep([row])
+
+    def _place(self, created_ns: int) -> int:
+        """Before the first row that is held and no newer."""
+        held = ((at, self.rows.get(id)) for at, id in enumerate(self.order))
+        return next((at for at, row in held if row is not None and row.created_ns <= created_ns), len(self.order))
 
     def keep(self, rows: Iterable[RolloutSummary]) -> None:
         """Holds rows; those that were not seen for longest go."""
