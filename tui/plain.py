@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.display.table import Listing
+from penstock.gateway.display.table import Column, Listing
 from penstock.tui.view import Pane, Table, View
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 100
 """Rows of a table."""
+BAR = 30
+"""Characters of what stands right of the columns."""
 
 
 async def printed(
@@ -59,9 +61,10 @@ def _some(head: Text) -> list[Text]:
 
 def rows(table: Table) -> Iterator[RenderableType]:
     """The rows as `penstock ...` prints them."""
-    made = Listing(*table.columns)
+    bar = table.bar
+    made = Listing(*table.columns) if bar is None else Listing(*table.columns, Column(bar("", BAR).plain))
     for id in table.ids[:MOST_ROWS]:
-        made.add_row(*table.cells(id))
+        made.add_row(*table.cells(id), *([] if bar is None else [bar(id, BAR)]))
     if made.rows:
         yield made
     elif table.none:

@@ -67,6 +67,8 @@ class Table:
     """What is said when there are no rows."""
     order: Mapping[str, Callable[[str], Order]] = field(default_factory=dict[str, Callable[[str], Order]])
     """By which columns rows can be sorted: column -> id -> value."""
+    bar: Callable[[str, int], Text] | None = None
+    """Draws what stands right of the columns, for a row and so many characters; of the row `` it is the heading."""
     words: Callable[[str], str] | None = None
     """The text of a row that `/` searches, where the gateway does not filter."""
 
@@ -143,6 +145,9 @@ class View(Generic[D, E]):
     def place(self) -> str:
         """Which of its kind it is, for the line that says where one is, such as the id of a rollout."""
         return ""
+
+    pane: str = ""
+    """The title of the pane in sight; empty: all are. A closer look need not ask for what other panes show."""
 
     # What lists of more rows than are held do besides.
 

@@ -66,6 +66,15 @@ def call_tree(detail: SpanDetail) -> Tree:
     return tree
 
 
+def added(turn: Turn, earlier: Iterable[Turn]) -> Tree:
+    """What a call added to the conversation, with its whole text; `earlier`: calls of the same attempt before it."""
+    told = [[*map(key, one.messages), *(key(choice.message) for choice in one.choices[:1])] for one in earlier]
+    skip = known(turn.messages, told)
+    tree = Tree(joined(plain(turn.model or turn.dialect, "bold"), counted(len(turn.messages) - skip, "new message")))
+    _add_turn(tree, turn, skip, None, None)
+    return tree
+
+
 def _add_calls(branch: Tree, details: Sequence[SpanDetail], attempt: Attempt, asked: Asked) -> None:
     nodes: dict[int, Tree] = {}
     for detail, parent in in_place(details, asked.runs):

@@ -29,6 +29,8 @@ from penstock.tui.widgets import console_of
 CHOSEN, MARKED, BOTH, NEITHER = "▶ ", "● ", "▶●", "  "
 """The gutter says without colour which row is chosen, and which are marked."""
 GUTTER: Final = len(NEITHER)
+LEAST_BAR: Final = 12
+"""Characters below which nothing is drawn right of the columns."""
 AHEAD: Final = 20
 """Rows beyond those in sight that are asked for with them."""
 NOTHING: Final = Table((), (), lambda id: ())
@@ -136,7 +138,7 @@ class Rows(ScrollView, can_focus=False):
         self._widen()
         style = self.rich_style + self.get_component_rich_style("rows--heading", partial=True)
         names = [Text(c.name + ("↓" if c.name == self._sorted else "")) for c in self._columns]
-        return self._strip(NEITHER, names, style)
+        return self._strip(NEITHER, names, style, "")
 
     def _line(self, id: str, chosen: bool) -> Strip:
         style = self.rich_style
@@ -144,7 +146,7 @@ class Rows(ScrollView, can_focus=False):
             style += self.get_component_rich_style("rows--chosen", partial=True)
         marked = id in self._marked
         gutter = (BOTH if marked else CHOSEN) if chosen else MARKED if marked else NEITHER
-        return self._strip(gutter, self._cells_of(id), style)
+        return self._strip(gutter, self._cells_of(id), style, id)
 
     def _cells_of(self, id: str) -> Sequence[Text]:
         found = self._cells.get(id)
@@ -153,14 +155,19 @@ class Rows(ScrollView, can_focus=False):
             self._cells[id] = found
         return found
 
-    def _strip(self, gutter: str, cells: Sequence[Text], style: Style) -> Strip:
-        """A line of cells in the widths of their columns."""
+    def _strip(self, gutter: str, cells: Sequence[Text], style: Style, id: str) -> Strip:
+        """A line of cells in the widths of their columns, and what stands right of them."""
         parts = [Segment(gutter, style)]
         for place, width in (self._fit.widths if self._fit else {}).items():
             if len(parts) > 1:
                 parts.append(Segment(" " * GAP, style))
             parts += self._cell(cells[place], width, self._columns[place].right, style)
-        return Strip(parts)
+        line = Strip(parts)
+        room = self.size.width - line.cell_length - 2 * GAP
+        if self._table.bar is None or room < LEAST_BAR:
+            return line
+        bar = self._cell(self._table.bar(id, room), room, False, style)
+        return Strip([*parts, Segment(" " * GAP, style), *bar])
 
     def _cell(self, cell: Text, width: int, right: bool, style: Style) -> Sequence[Segment]:
         """A cell in its width, on one line."""
@@ -184,7 +191,8 @@ class Rows(ScrollView, can_focus=False):
         if self._fit is None or widest != self._widest:
             self._widest = widest
             stand_in = [Text("x" * wide) for wide in widest]
-            self._fit = fit([*self._columns], [stand_in], max(20, self.size.width - GUTTER))
+            kept = 0 if self._table.bar is None else self.size.width // 3
+            self._fit = fit([*self._columns], [stand_in], max(20, self.size.width - GUTTER - kept))
             self._lines.clear()
 
     @property
