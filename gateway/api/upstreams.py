@@ -17,13 +17,13 @@ from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.api.operations import Ids
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.queue import Empty
 from penstock.gateway.upstreams.gate import LONGEST_S
 from penstock.gateway.upstreams.pool import Pool
 
 
-class PauseRequest(Noun):
+class PauseRequest(Said):
     """How long calls may wait."""
 
     bound_s: float = Field(default=60.0, gt=0, le=LONGEST_S)
@@ -68,16 +68,23 @@ async def pause(control: Control, ids: Ids, asked: PauseRequest) -> UpstreamView
     """Let calls to an upstream wait while its weights are changed. Calls that run there go on; wait until none is left.
     Past the bound calls are refused with 504, until it is opened or paused again."""
     pool = _pool(control, ids)
+    # A trainer renews its hold again and again: that changes nothing.
+    changed = not pool.gate.paused or pool.gate.bound_s != asked.bound_s
     pool.gate.pause(asked.bound_s)
+    if changed:
+        await control.audit_log.keep(asked, "pause_upstream", pool.name)
     return _view(pool)
 
 
-async def open_again(control: Control, ids: Ids, asked: Empty) -> UpstreamView:
+async def open_again(control: Control, ids: Ids, asked: Said) -> UpstreamView:
     """Serve what waits for an upstream, in the order in which it came, and everything from then on."""
     pool = _pool(control, ids)
+    changed = pool.gate.paused
     pool.gate.open()
     # Those that waited go in this turn of the loop.
     await asyncio.sleep(0)
+    if changed:
+        await control.audit_log.keep(asked, "open_upstream", pool.name)
     return _view(pool)
 
 
@@ -109,7 +116,7 @@ ROUTES: tuple[Route, ...] = (
         UpstreamView, pause, body=PauseRequest,
     ),
     Route(
-        "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go", UpstreamView, open_again, body=Empty
+        "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go", UpstreamView, open_again, body=Said
     ),
 )  # fmt: skip
 """This part of the API."""

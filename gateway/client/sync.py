@@ -111,6 +111,8 @@ class SyncClient:
     response_body = _waited(Client.response_body)
     exchanges = _waited(Client.exchanges)
     stats = _waited(Client.stats)
+    whoami = _waited(Client.whoami)
+    audit_log = _waited(Client.audit_log)
     make_token = _waited(Client.make_token)
     changes = _waited(Client.changes)
     change_page = _waited(Client.change_page)
