@@ -8,8 +8,9 @@ tape when the last ones are on their way. Followers end when the application shu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from aiohttp import web
 from pydantic import Field
@@ -24,6 +25,21 @@ from penstock.gateway.model.change import Change
 
 BATCH = 256
 """Changes read from the tape at a time."""
+
+
+class Sent(NamedTuple):
+    """A piece of a feed."""
+
+    event: bytes
+    """What is written; empty when there is nothing."""
+    cursor: int
+    """Where it goes on."""
+    pause_s: float = 0.0
+    """How long until the next piece; s."""
+
+
+Next = Callable[[Control, int], Awaitable[Sent]]
+"""The piece after a cursor."""
 
 
 class ChangesQuery(Noun):
@@ -41,18 +57,19 @@ async def get_changes(request: web.Request) -> web.StreamResponse:
     """The change feed as server-sent events: `id` is the cursor to go on from, `event` the kind of what changed, `data`
     a Change as JSON. Comments keep the connection alive. With `follow=false` it is one page of JSON instead."""
     control, asked = request.app[CONTROL], query_of(request, ChangesQuery)
-    since = _since(request, asked, control.tape.cursor())
+    since = since_of(request, asked.since, control.tape.cursor())
     if not asked.follow:
         changes, cursor = control.tape.changes(since, asked.limit or 1000)
         return answer(ChangePage(changes=changes, next=cursor))
     if asked.limit is not None:
         raise ApiError(400, "limit goes with follow=false only", "limit", str(asked.limit))
-    return await _follow(request, control, since)
+    return await follow(request, control, since, _next)
 
 
-def _since(request: web.Request, asked: ChangesQuery, end: int) -> int:
+def since_of(request: web.Request, asked: int, end: int) -> int:
+    """The cursor that a follower goes on from; `end` is the last one."""
     last = request.headers.get("Last-Event-ID")
-    field, value = ("since", str(asked.since)) if last is None else ("Last-Event-ID", last)
+    field, value = ("since", str(asked)) if last is None else ("Last-Event-ID", last)
     if not value.isascii() or not value.isdigit() or int(value) > end:
         raise ApiError(
             400, f"{field} must be a cursor of this feed, which ends at {end}", field, value, (f"0 to {end}",)
@@ -60,12 +77,13 @@ def _since(request: web.Request, asked: ChangesQuery, end: int) -> int:
     return int(value)
 
 
-async def _follow(request: web.Request, control: Control, since: int) -> web.StreamResponse:
+async def follow(request: web.Request, control: Control, since: int, piece: Next) -> web.StreamResponse:
+    """Sends a feed piece by piece, until the follower goes away."""
     response = web.StreamResponse(headers={"Content-Type": EVENTS, "X-Accel-Buffering": "no"})
     await response.prepare(request)
     async with _following(control):
         try:
-            await _send_changes(response, control, since)
+            await _send(response, control, since, piece)
         except ConnectionError:
             pass  # the follower went away
         except Exception:
@@ -84,14 +102,20 @@ async def _following(control: Control) -> AsyncGenerator[None]:
         control.followers.discard(task)
 
 
-async def _send_changes(response: web.StreamResponse, control: Control, cursor: int) -> None:
+async def _next(control: Control, cursor: int) -> Sent:
+    changes, after = control.tape.changes(cursor, BATCH)
+    return Sent(b"".join(map(_event, changes)), after)
+
+
+async def _send(response: web.StreamResponse, control: Control, cursor: int, piece: Next) -> None:
     await response.write(b": penstock changes\n\n")
     while True:
-        changes, after = control.tape.changes(cursor, BATCH)
-        if changes:
-            await response.write(b"".join(map(_event, changes)))
+        event, after, pause_s = await piece(control, cursor)
+        if event:
+            await response.write(event)
         if after > cursor:
             cursor = after
+            await asyncio.sleep(pause_s)
             continue
         try:
             async with asyncio.timeout(control.keep_alive_s):

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast, get_args
 
 from penstock.gateway.api import filter_matchers
 from penstock.gateway.api.filter_matchers import MakeMatcher, Refused
+from penstock.gateway.model.answers import FilterField
 from penstock.gateway.model.attributes import AMBIGUOUS
 from penstock.gateway.model.base import TOOLS, Kind, Mode, Origin
 from penstock.gateway.model.lifecycle import FINAL, WAITING, claimed
@@ -192,10 +193,10 @@ def _about_attempts(help: str, operators: tuple[str, ...], read: Read, matcher: 
 _BOTH: dict[str, Field] = {
     "rollout": Field("its rollout", TEXT, _rollout_id, filter_matchers.pattern, "both"),
     "mode": _about_rollout(
-        "what the rollout is for", CHOICE, lambda r: r.mode, filter_matchers.choice(*get_args(Mode))
+        "what the rollout is for", CHOICE, lambda r: r.mode, filter_matchers.Choice(*get_args(Mode))
     ),
     "origin": _about_rollout(
-        "how the rollout came to be", CHOICE, lambda r: r.origin, filter_matchers.choice(*get_args(Origin))
+        "how the rollout came to be", CHOICE, lambda r: r.origin, filter_matchers.Choice(*get_args(Origin))
     ),
     "group": _about_rollout("the task that the rollout repeats", TEXT, lambda r: r.group, filter_matchers.pattern),
     "priority": _about_rollout(
@@ -213,13 +214,13 @@ _BOTH: dict[str, Field] = {
         "name of the attempt's worker", TEXT, _of_attempts(lambda a: a.worker), filter_matchers.pattern
     ),
     "attempt_status": _about_attempts(
-        "where the attempt stands", CHOICE, _of_attempts(lambda a: a.status), filter_matchers.choice(*AttemptStatus)
+        "where the attempt stands", CHOICE, _of_attempts(lambda a: a.status), filter_matchers.Choice(*AttemptStatus)
     ),
     "ambiguous": Field(
         "could a call without an address be another rollout's",
         CHOICE,
         _ambiguous,
-        filter_matchers.choice("true", "false"),
+        filter_matchers.Choice("true", "false"),
         "both",
         "attempts",
     ),
@@ -232,9 +233,9 @@ _BOTH: dict[str, Field] = {
     "attempt": _text("its attempt", lambda s: s.attempt),
     "model": Field("model asked for or served", TEXT, _models, filter_matchers.pattern),
     "dialect": _text("wire format", lambda s: s.dialect),
-    "kind": Field("what happened", CHOICE, _of_span(lambda s: s.kind), filter_matchers.choice(*get_args(Kind))),
+    "kind": Field("what happened", CHOICE, _of_span(lambda s: s.kind), filter_matchers.Choice(*get_args(Kind))),
     "name": _text("name of what is no call: reward, stdout ...", lambda s: s.name),
-    "source": Field("who gave the reward", CHOICE, _of_span(_source), filter_matchers.choice(*get_args(RewardSource))),
+    "source": Field("who gave the reward", CHOICE, _of_span(_source), filter_matchers.Choice(*get_args(RewardSource))),
     "agent": _text("name of the agent", lambda s: s.agent),
     "upstream": _text("name of the upstream", lambda s: s.upstream),
     "tool": Field(
@@ -245,7 +246,7 @@ _BOTH: dict[str, Field] = {
     "error": _text("reason of a failure, such as http_429", lambda s: s.error),
     "finish": _text("finish reason", lambda s: s.finish),
     "stream": Field(
-        "was it streamed", CHOICE, _of_span(lambda s: str(s.stream).lower()), filter_matchers.choice("true", "false")
+        "was it streamed", CHOICE, _of_span(lambda s: str(s.stream).lower()), filter_matchers.Choice("true", "false")
     ),
     "latency": Field(
         "length of the call, with a unit: 250ms, 2s", NUMBER, _of_span(lambda s: s.duration_ns), filter_matchers.latency
@@ -265,7 +266,7 @@ FIELDS: dict[Target, dict[str, Field]] = {
             "how it ended; failed is error or interrupted",
             CHOICE,
             _of_span(lambda s: s.status),
-            filter_matchers.choice(*SpanStatus, failed=FAILED),
+            filter_matchers.Choice(*SpanStatus, failed=FAILED),
         ),
         **_BOTH,
     },
@@ -274,9 +275,22 @@ FIELDS: dict[Target, dict[str, Field]] = {
             "where the rollout stands; waiting and ended are several at once, claimed is in a worker's hands",
             CHOICE,
             _statuses,
-            filter_matchers.choice(*RolloutStatus, waiting=[*WAITING], claimed=["claimed"], ended=[*FINAL]),
+            filter_matchers.Choice(*RolloutStatus, waiting=[*WAITING], claimed=["claimed"], ended=[*FINAL]),
             "both",
         ),
         **_BOTH,
     },
 }
+
+
+def described(target: Target) -> list[FilterField]:
+    """The fields, for whoever completes filters."""
+    return [
+        FilterField(
+            name=name,
+            help=one.help,
+            operators=list(one.operators),
+            values=list(one.matcher.words) if isinstance(one.matcher, filter_matchers.Choice) else [],
+        )
+        for name, one in FIELDS[target].items()
+    ]

@@ -107,15 +107,17 @@ def _compare(operator: str, limit: float) -> Matcher:
     return comparisons.get(operator, lambda v: v == limit)
 
 
-def choice(*allowed: str, **groups: Sequence[str]) -> MakeMatcher:
+class Choice:
     """One of a few words; a group is a word that stands for several of them."""
 
-    def matcher(operator: str, value: str, now_ns: int) -> Matcher:
-        words = (*map(str, allowed), *(group for group in groups if group not in allowed))
-        if value not in words:
-            near = get_close_matches(value, words, n=1)
-            raise Refused(f"{value!r} is not one of its values", words, near[0] if near else None)
-        wanted = groups.get(value, (value,))
-        return lambda v: v in wanted
+    def __init__(self, *allowed: str, **groups: Sequence[str]) -> None:
+        self._groups = groups
+        self.words = (*map(str, allowed), *(group for group in groups if group not in allowed))
 
-    return matcher
+    def __call__(self, operator: str, value: str, now_ns: int) -> Matcher:
+        """The matcher of one of the words."""
+        if value not in self.words:
+            near = get_close_matches(value, self.words, n=1)
+            raise Refused(f"{value!r} is not one of its values", self.words, near[0] if near else None)
+        wanted = self._groups.get(value, (value,))
+        return lambda v: v in wanted

@@ -154,6 +154,17 @@ def rollouts_walk(tape: Tape, query: Query) -> Walk[RolloutSummary]:
     return walk
 
 
+def named_rollouts(tape: Tape, query: Query, ids: Iterable[str]) -> list[RolloutSummary]:
+    """Those of these rollouts that are there and match, newest first."""
+    wanted, found = span_filter(tape, query), list[RolloutSummary]()
+    for rollout in filter(None, map(tape.rollout, ids)):
+        row = summary(tape, rollout)
+        matches = query.matches_rollout(row if query.needs_attempts else rollout)
+        if matches and (not query.needs_spans or any(map(wanted, tape.spans(rollout.id)))):
+            found.append(row)
+    return sorted(found, key=lambda row: row.created_ns, reverse=True)
+
+
 def _resume(mark: Mark | None) -> tuple[int | None, tuple[str, int] | None]:
     """Where to go on: below which rollout, and after which of its spans."""
     if mark is None:

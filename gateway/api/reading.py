@@ -4,6 +4,7 @@ queue and who works."""
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Final, Literal
 from aiohttp import web
 from pydantic import Field
 
+from penstock.gateway.api import guard
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.filter import Query, Target, parse
 from penstock.gateway.api.guard import ApiError, answer, id_of, query_of, sequence_of
@@ -25,6 +27,7 @@ from penstock.gateway.api.pages import (
     Walk,
     decode_cursor,
     encode_cursor,
+    named_rollouts,
     page,
     recent_walk,
     rollouts_walk,
@@ -36,7 +39,7 @@ from penstock.gateway.calls.turns import plain_bodies, read_exchange
 from penstock.gateway.client.exchanges import Recorded, pack
 from penstock.gateway.diagnosis.diagnosis import diagnose
 from penstock.gateway.model.answers import AttemptList, Diagnosis, ExchangeView, RolloutPage, SpanDetail, SpanPage
-from penstock.gateway.model.base import Kind, Noun
+from penstock.gateway.model.base import ID_PATTERN, Kind, Noun
 from penstock.gateway.model.exchange import Exchange, Side
 from penstock.gateway.model.queue import WorkerList
 from penstock.gateway.model.rollout import Rollout, Worker
@@ -47,6 +50,14 @@ BLOCK: Final = 1 << 20
 """Bytes of calls that are read before they are sent."""
 SHOWN_NS: Final = 15 * 60 * 10**9
 """How long a worker is still listed after its last sign of life."""
+
+
+MOST_IDS: Final = 200
+"""Rollouts of one question by their ids."""
+_UNSEEN: Final = {
+    "rollouts": {"__all__": {"input": True, "metadata": True, "attempts": {"__all__": {"outcome": {"reason": True}}}}}
+}
+"""What a brief page leaves out."""
 
 
 class PageQuery(Noun):
@@ -60,13 +71,42 @@ class PageQuery(Noun):
     """The `next` of the page before."""
 
 
+class RolloutsQuery(PageQuery):
+    """Parameters of the list of rollouts."""
+
+    ids: str | None = Field(default=None, max_length=MOST_IDS * 129)
+    """Only these rollouts, at most 200, with commas between their ids: those that are there and match the filter."""
+    brief: bool = False
+    """Leave out what a list does not show: tasks, metadata, reasons, and fields that have their usual value."""
+
+
 async def get_rollouts(request: web.Request) -> web.Response:
     """Rollouts with their attempts and sums, newest first. In the filter the terms rollout, status, mode, origin,
     group, priority, tries, input, reward, worker, attempt_status, started and metadata speak of the rollout and its
     attempts; one span of it must satisfy all the others together."""
-    control, asked, query = _asked(request, "rollouts")
-    found = await _page(rollouts_walk(control.tape, query), "rollouts", asked, query)
-    return answer(RolloutPage(rollouts=found.rows, next=encode_cursor("rollouts", found.mark), scanned=found.scanned))
+    asked, tape = query_of(request, RolloutsQuery), request.app[CONTROL].tape
+    query = parse(asked.filter, "rollouts", time.time_ns())
+    if asked.ids is not None:
+        if asked.cursor is not None:
+            raise ApiError(400, "cursor does not go with ids: they are one page", "cursor", asked.cursor)
+        ids = _ids(asked.ids)
+        found = Rows(await asyncio.to_thread(named_rollouts, tape, query, ids), None, len(ids))
+    else:
+        found = await _page(rollouts_walk(tape, query), "rollouts", asked, query)
+    page = RolloutPage(rollouts=found.rows, next=encode_cursor("rollouts", found.mark), scanned=found.scanned)
+    if not asked.brief:
+        return answer(page)
+    return web.Response(body=page.model_dump_json(exclude=_UNSEEN, exclude_defaults=True).encode(), headers=guard.JSON)
+
+
+def _ids(text: str) -> list[str]:
+    """The ids of a list, each once."""
+    ids = list(dict.fromkeys(text.split(",")))
+    if len(ids) > MOST_IDS:
+        raise ApiError(400, f"ids: {len(ids)} are more than {MOST_IDS}", "ids", allowed=[f"1 to {MOST_IDS} ids"])
+    if wrong := next((id for id in ids if not re.fullmatch(ID_PATTERN, id)), None):
+        raise ApiError(400, f"ids: {wrong!r} is not the id of a rollout", "ids", wrong, [ID_PATTERN])
+    return ids
 
 
 async def get_rollout_spans(request: web.Request) -> web.Response:

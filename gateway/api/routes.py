@@ -24,6 +24,8 @@ from penstock.gateway.api import (
     audit,
     changes,
     definitions,
+    digests,
+    filter_fields,
     guard,
     html_docs,
     openapi,
@@ -43,6 +45,7 @@ from penstock.gateway.model.answers import (
     AttemptList,
     ChangePage,
     Diagnosis,
+    FilterFields,
     Health,
     RolloutPage,
     SpanDetail,
@@ -98,6 +101,11 @@ async def make_token(control: Control, ids: Ids, asked: TokenRequest) -> Token:
     token = control.auth.mint(asked.rollout, asked.expires_s, now)
     expires_ns = None if asked.expires_s is None else (now + asked.expires_s) * 10**9
     return Token(token=token, rollout=asked.rollout, expires_ns=expires_ns)
+
+
+async def get_filters(request: web.Request) -> web.Response:
+    """The fields of filters with their operators, and their values where there is a choice: for completion."""
+    return answer(FilterFields(spans=filter_fields.described("spans"), rollouts=filter_fields.described("rollouts")))
 
 
 async def get_openapi(request: web.Request) -> web.Response:
@@ -158,7 +166,7 @@ _SPAN = f"{_ATTEMPT}/spans/{{sequence}}"
 ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/api/rollouts", "rollouts", "List rollouts",
-        RolloutPage, reading.get_rollouts, query=reading.PageQuery,
+        RolloutPage, reading.get_rollouts, query=reading.RolloutsQuery,
     ),
     Route("GET", "/api/rollouts/{rid}", "rollout", "One rollout", RolloutSummary, reading.get_rollout),
     Route(
@@ -199,6 +207,11 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/api/changes", "changes", "Follow what changes",
         EVENTS, changes.get_changes, query=changes.ChangesQuery, also=ChangePage,
     ),
+    Route(
+        "GET", "/api/digest", "digest", "Follow the names of what changes",
+        EVENTS, digests.get_digests, query=digests.DigestQuery,
+    ),
+    Route("GET", "/api/filters", "filters", "The filter language", FilterFields, get_filters),
     Route(
         "POST", "/api/rollouts", "enqueue", "Queue tasks",
         EnqueueAnswer, queue.enqueue, body=EnqueueRequest, errors=(409,),

@@ -66,6 +66,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "check": Command(
         "penstock.gateway.cli.serve:check", "Read every record of a tape and report what is not as it should be."
     ),
+    "tui": Command("penstock.tui.command:tui", "See agents, tools, releases and training live, and act on them."),
     "completion": Command(
         "penstock.gateway.cli.completion:completion", "Print the script that completes commands and options in a shell."
     ),
@@ -282,6 +283,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "audit",
         "mcp",
         "policy",
+        "tui",
         "token",
         "completion",
     ),

@@ -13,13 +13,14 @@ that goes wrong is a `ClientError` in one line: the gateway's own words, or what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from typing import TypeVar
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from penstock.gateway.client.connection import ClientError, brief
+from penstock.gateway.client.connection import ClientError, Params, brief
 from penstock.gateway.client.definitions import DefinitionClient
 from penstock.gateway.client.exchanges import Recorded, Unpacker
 from penstock.gateway.client.parallel import each
@@ -31,6 +32,7 @@ from penstock.gateway.model.answers import (
     AuditPage,
     ChangePage,
     Diagnosis,
+    FilterFields,
     RolloutPage,
     SpanDetail,
     SpanPage,
@@ -39,7 +41,7 @@ from penstock.gateway.model.answers import (
     TokenRequest,
 )
 from penstock.gateway.model.audit import UNSAID, AuditEntry, Caller, Said
-from penstock.gateway.model.change import Change
+from penstock.gateway.model.change import Change, Digest
 from penstock.gateway.model.queue import (
     ClaimAnswer,
     ClaimRequest,
@@ -70,6 +72,7 @@ from penstock.gateway.model.transcript import Call, Transcript
 __all__ = ["Client", "ClientError"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+F = TypeVar("F", Change, Digest)
 
 
 class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient):
@@ -82,6 +85,20 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient):
         params = {"filter": filter or None}
         async for rollout in self.rows("/api/rollouts", RolloutPage, params, limit, lambda page: page.rollouts):
             yield rollout
+
+    async def rollout_page(self, filter: str, limit: int, cursor: str | None) -> RolloutPage:
+        """A page of rollouts, newest first, as a list shows them: without tasks, metadata and reasons."""
+        params = {"filter": filter or None, "limit": limit, "cursor": cursor, "brief": "true"}
+        return await self.get("/api/rollouts", RolloutPage, params)
+
+    async def rollouts_by_id(self, ids: Sequence[str], filter: str = "") -> list[RolloutSummary]:
+        """Those of these rollouts, at most 200, that are there and match, newest first, as `rollout_page` has them."""
+        params = {"ids": ",".join(ids), "filter": filter or None, "brief": "true"}
+        return (await self.get("/api/rollouts", RolloutPage, params)).rollouts
+
+    async def filter_fields(self) -> FilterFields:
+        """The filter language, for completion."""
+        return await self.get("/api/filters", FilterFields)
 
     async def spans(
         self, rollout: str, attempt: str | None = None, filter: str = "", limit: int | None = None
@@ -175,16 +192,37 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient):
 
     async def changes(self, since: int = 0) -> AsyncGenerator[Change]:
         """Every change after the cursor `since`, for ever. Raises only when the gateway refuses."""
+        async with aclosing(self._followed("/api/changes", Change, {}, since, None)) as feed:
+            async for change in feed:
+                yield change
+
+    async def digests(
+        self, since: int | None = None, every_s: float = 1.0, lost: Callable[[ClientError], None] | None = None
+    ) -> AsyncGenerator[Digest]:
+        """What has changed after the cursor `since`, or from now on, in one piece every `every_s` seconds, for ever.
+        `lost` is told whenever the gateway cannot be reached. Raises only when it refuses."""
+        if since is None:
+            since = (await self.stats(spans=0)).cursor
+        async with aclosing(self._followed("/api/digest", Digest, {"every_s": str(every_s)}, since, lost)) as feed:
+            async for digest in feed:
+                yield digest
+
+    async def _followed(
+        self, path: str, model: type[F], params: Params, since: int, lost: Callable[[ClientError], None] | None
+    ) -> AsyncGenerator[F]:
+        """The events of a feed. After a lost connection it comes back, with growing pauses, to where it was."""
         pause = FIRST_PAUSE_S
         while True:
             try:
-                async with aclosing(self._stream(since)) as stream:
-                    async for change in stream:
-                        since, pause = change.cursor, FIRST_PAUSE_S
-                        yield change
+                async with aclosing(self._stream(path, model, {**params, "since": since})) as stream:
+                    async for event in stream:
+                        since, pause = event.cursor, FIRST_PAUSE_S
+                        yield event
             except ClientError as e:
                 if not e.temporary:
                     raise
+                if lost is not None:
+                    lost(e)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
@@ -192,16 +230,16 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient):
         """What changed after `since`, without waiting for more."""
         return await self.get("/api/changes", ChangePage, {"since": since, "limit": limit, "follow": "false"})
 
-    async def _stream(self, since: int) -> AsyncGenerator[Change]:
-        """Changes until the connection ends. An event that was cut off is not given."""
-        async with self.request("GET", "/api/changes", {"since": since}) as response:
+    async def _stream(self, path: str, model: type[F], params: Params) -> AsyncGenerator[F]:
+        """Events until the connection ends. One that was cut off is not given."""
+        async with self.request("GET", path, params) as response:
             waiting = bytearray()
             async for piece in response.content.iter_any():
                 waiting += piece
                 *events, rest = waiting.split(b"\n\n")
                 waiting = bytearray(rest)
                 for data in filter(None, map(_data, events)):
-                    yield Change.model_validate_json(data)
+                    yield model.model_validate_json(data)
 
     # Work -------------------------------------------------------------------------------------------------------------
 

@@ -46,10 +46,15 @@ class ClientError(Exception):
 class Connection:
     """Asks a gateway. Use it as an asynchronous context manager."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, compressed: bool = False) -> None:
+        """`compressed`: answers come with gzip, which is worth it from far away only."""
         self.url = url.rstrip("/")
         _check(self.url)
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers = {"Accept-Encoding": "gzip" if compressed else "identity"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self.received = 0
+        """Bytes of answers that have come so far, as they were sent."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -104,7 +109,10 @@ class Connection:
             async with self._session.request(method, url, data=data, headers=headers) as response:
                 if response.status >= 400:
                     raise await self._refusal(response)
-                yield response
+                try:
+                    yield response
+                finally:
+                    self.received += response.content.total_raw_bytes
         except (aiohttp.ClientError, TimeoutError) as e:
             raise ClientError(f"cannot reach the gateway at {self.url}: {_reason(e)}") from e
 

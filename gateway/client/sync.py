@@ -99,6 +99,9 @@ class SyncClient:
 
     # Reading
     rollouts = _waited(Client.rollouts)
+    rollout_page = _waited(Client.rollout_page)
+    rollouts_by_id = _waited(Client.rollouts_by_id)
+    filter_fields = _waited(Client.filter_fields)
     spans = _waited(Client.spans)
     recent_spans = _waited(Client.recent_spans)
     rollout = _waited(Client.rollout)
@@ -115,6 +118,7 @@ class SyncClient:
     audit_log = _waited(Client.audit_log)
     make_token = _waited(Client.make_token)
     changes = _waited(Client.changes)
+    digests = _waited(Client.digests)
     change_page = _waited(Client.change_page)
 
     # Work

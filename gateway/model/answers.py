@@ -323,6 +323,28 @@ class Diagnosis(Noun):
     """Calls that were not looked at, because there are too many."""
 
 
+class FilterField(Noun):
+    """A field of the filter language."""
+
+    name: str
+    """What stands before the operator."""
+    help: str
+    """What it is."""
+    operators: list[str]
+    """What may stand behind it, the usual one first."""
+    values: list[str] = Field(default_factory=list[str])
+    """Its values where there is a choice; else it takes any of its kind."""
+
+
+class FilterFields(Noun):
+    """The filter language, for whoever completes filters; `metadata.KEY` is a field of both besides."""
+
+    spans: list[FilterField]
+    """Fields of filters of spans."""
+    rollouts: list[FilterField]
+    """Fields of filters of rollouts."""
+
+
 class TokenRequest(Noun):
     """Asks for an agent token."""
 

@@ -1,0 +1,292 @@
+"""The program in the terminal: connects to a gateway, follows it, and carries out what keys ask for.
+
+    session     one connection: the feed, the looks (`looking`), who we are; a new one when the context changes
+    Main        draws and takes keys (`main_screen`)
+    change      asks the person, then does what an `Action` says, if this key and this person may
+
+Everything that waits runs in the session's tasks. No key waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from textual.app import App
+from textual.driver import Driver
+
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.answers import FilterField
+from penstock.gateway.model.change import Digest
+from penstock.tui.keys import Key, KeyMap
+from penstock.tui.link import Link, is_far
+from penstock.tui.looking import Looking, What
+from penstock.tui.main_screen import Main
+from penstock.tui.screens import registry
+from penstock.tui.settings import Context
+from penstock.tui.view import Action, Said, View
+from penstock.tui.widgets.dialogs import Confirm
+
+FEED_S: Final = {False: 0.5, True: 2.0}
+"""How often the feed tells of changes, by whether the gateway is far away; s."""
+FIRST_THEME: Final = "textual-dark"
+
+
+def connected(context: Context) -> Client:
+    """A connection to a gateway; answers come compressed from far away."""
+    return Client(context.gateway, context.secret(), compressed=is_far(context.gateway))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How it is started."""
+
+    contexts: Mapping[str, Context]
+    context: str
+    """The one to begin with."""
+    view: Sequence[str] = ("overview",)
+    """The first screen: its name and what it wants."""
+    read_only: bool = False
+    theme: str | None = None
+    keys: KeyMap = field(default_factory=lambda: KeyMap({}))
+    connect: Callable[[Context], Client] = lambda context: Client(
+        context.gateway, context.secret(), is_far(context.gateway)
+    )
+    now_ns: Callable[[], int] = time.time_ns
+    note: str = ""
+    """What the line on top says besides, such as that a recording is played."""
+
+
+class PenstockApp(App[None], inherit_bindings=False):
+    """`penstock tui`."""
+
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "Penstock"
+
+    def __init__(self, options: Options, driver_class: type[Driver] | None = None) -> None:
+        super().__init__(driver_class=driver_class)
+        self.options, self.keys, self.now_ns = options, options.keys, options.now_ns
+        self.context = options.context
+        self.link = Link(since_ns=options.now_ns())
+        self.fields: Sequence[FilterField] = ()
+        self.role: str | None = None
+        self.client: Client | None = None
+        self.looking: Looking
+        self._changing = asyncio.Lock()
+        self.theme = options.theme or FIRST_THEME
+        self.main = Main(self)
+
+    # Connecting -------------------------------------------------------------------------------------------------------
+
+    async def on_mount(self) -> None:
+        """Shows the first screen while it connects."""
+        await self.push_screen(self.main)
+        self.connect_to(self.context)
+
+    def connect_to(self, name: str) -> None:
+        """Begins a new session."""
+        self.context, self.role, self.fields = name, None, ()
+        self.link = Link(since_ns=self.now_ns())
+        self.run_worker(self._session(self.options.contexts[name]), group="session", exclusive=True)
+
+    async def _session(self, context: Context) -> None:
+        far = is_far(context.gateway)
+        async with self.options.connect(context) as client:
+            self.client = client
+            self.looking = Looking(client, self.link, far, self._told)
+            stack = self.main.stack
+            view = stack[-1].view if stack else registry.made(self.options.view)
+            self.main.open(view, over=False)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.looking.run())
+                group.create_task(self._follow(client, far))
+
+    async def _follow(self, client: Client, far: bool) -> None:
+        """Tells the view of changes, for as long as the gateway tells us."""
+        while True:
+            try:
+                await self._learn(client)
+                async for digest in client.digests(every_s=FEED_S[far], lost=self._lost):
+                    self._changed(digest)
+            except ClientError as e:
+                self._lost(e)
+                if not e.temporary:
+                    self.main.say(str(e))
+                    return
+            await asyncio.sleep(1.0)
+
+    async def _learn(self, client: Client) -> None:
+        """What a session needs to know once."""
+        self.fields = (await client.filter_fields()).rollouts
+        self._told("link")
+
+    def _lost(self, error: ClientError) -> None:
+        self.link.failed(str(error), time.time_ns())
+        self.looking.nudge()
+
+    def _changed(self, digest: Digest) -> None:
+        self.link.answered(time.time_ns())
+        # Every view on the way back hears of it, so that none is out of date when one comes back to it.
+        due = [shown.view.tell(digest) for shown in self.main.stack]
+        if due and due[-1]:
+            self.looking.nudge()
+        self.looking.see(self.main.rows.in_sight())
+
+    def _told(self, what: What) -> None:
+        self.main.told(what)
+
+    # Going ------------------------------------------------------------------------------------------------------------
+
+    def go(self, words: Sequence[str]) -> None:
+        """To a screen, a context or a theme; or out."""
+        name, *rest = words
+        try:
+            match name, rest:
+                case (("quit" | "q" | "exit"), []):
+                    self.quit()
+                case "ctx", [context]:
+                    self._switch(context)
+                case "theme", [theme]:
+                    self._set_theme(theme)
+                case _:
+                    self.main.open(registry.made(words), over=len(words) > 1)
+        except ValueError as e:
+            self.main.say(str(e))
+
+    def commands(self) -> dict[str, Sequence[str]]:
+        """What may be typed after `:`, and behind it."""
+        shown = self.main.shown
+        ids = [] if shown.data is None or shown.view.name != "rollouts" else list(shown.data.order[:500])
+        found: dict[str, Sequence[str]] = {
+            name: ids if name in ("rollout", "compare") else () for name in registry.SCREENS
+        }
+        return {**found, "ctx": list(self.options.contexts), "theme": sorted(self.available_themes), "quit": ()}
+
+    def _switch(self, context: str) -> None:
+        if context not in self.options.contexts:
+            raise ValueError(f"there is no context {context!r}; there are {', '.join(self.options.contexts)}")
+        self.connect_to(context)
+
+    def _set_theme(self, theme: str) -> None:
+        if theme not in self.available_themes:
+            raise ValueError(f"there is no theme {theme!r}; : theme and Tab complete them")
+        self.theme = theme
+        self.main.say(f"Theme {theme}.")
+
+    def next_theme(self) -> None:
+        """The next one by name."""
+        names = sorted(self.available_themes)
+        self._set_theme(names[(names.index(self.theme) + 1) % len(names)])
+
+    def try_filter(self, view: View[Any, Any]) -> None:
+        """Shows a filtered view if the gateway takes its filter; else says what is wrong, and the last one stays."""
+
+        async def ask() -> None:
+            try:
+                if self.client is not None:
+                    await view.look(self.client)
+            except ClientError as e:
+                self.main.say(str(e))
+                return
+            self.main.prompt.close()
+            self.main.open(view, over=False)
+
+        self.run_worker(ask(), group="filter", exclusive=True)
+
+    def compare(self) -> None:
+        """What is marked, side by side."""
+        shown = self.main.shown
+        marked = self.main.marked.get(shown.view.name, [])
+        try:
+            words = registry.compared(shown.view.name, shown.data, marked, shown.chosen)
+        except ValueError as e:
+            self.main.say(str(e))
+            return
+        self.main.open(registry.made(words))
+
+    def quit(self) -> None:
+        """Ends it."""
+        self.exit()
+
+    # Changing ---------------------------------------------------------------------------------------------------------
+
+    def limits(self) -> list[str]:
+        """What the line on top says of what may be done."""
+        reason = self.may_not_change()
+        return [*([self.options.note] if self.options.note else []), *(["read-only"] if reason else [])]
+
+    def may_not_change(self) -> str | None:
+        """Why nothing can be changed; None when it can."""
+        if self.options.read_only:
+            return "it was started with --read-only"
+        if self.options.contexts[self.context].read_only:
+            return f"read_only is set for the context {self.context}"
+        if self.role == "read":
+            return "your key may only read"
+        return None
+
+    def change(self, key: Key) -> None:
+        """Asks the person, and does it."""
+        shown = self.main.shown
+        action = next((one for one in shown.view.actions if one.id == key.id), None)
+        refused = self.may_not_change()
+        if action is None or shown.data is None:
+            self.main.say("There is nothing here yet that could be changed." if action else "This cannot be done here.")
+        elif refused is not None:
+            self.main.say(f"Nothing is changed: {refused}.")
+        elif (why_not := action.unavailable(shown.data, shown.chosen)) is not None:
+            self.main.say(f"Nothing is changed: {why_not}.")
+        else:
+            self.run_worker(self._change(action, shown.data, shown.chosen), group="change")
+
+    async def _change(self, action: Action[Any], data: Any, id: str | None) -> None:
+        said = await self.push_screen_wait(Confirm(action.question(data, id), action.reason))
+        if said is None or self.client is None:
+            self.main.say("Nothing was changed.")
+            return
+        async with self._changing:
+            await self._do(action, data, id, said)
+
+    async def _do(self, action: Action[Any], data: Any, id: str | None, said: Said) -> None:
+        assert self.client is not None
+        try:
+            done = await action.act(self.client, data, id, said)
+        except ClientError as e:
+            self.main.say(f"It was not done: {e}")
+        else:
+            self.main.say(done)
+        self.looking.nudge()
+
+    # Taking along -----------------------------------------------------------------------------------------------------
+
+    def copy(self, text: str) -> None:
+        """To the clipboard of the terminal, by OSC 52; it is shown too, for terminals that have none."""
+        self.copy_to_clipboard(text)
+        self.main.say(f"Copied: {text}")
+
+    def open_outside(self, variable: str) -> None:
+        """Shows the pane in the program that a variable names."""
+        pane = self.main.pane
+        command = os.environ.get(variable) or ("less" if variable == "PAGER" else "")
+        if pane is None or not command:
+            self.main.say(f"The variable {variable} is not set." if pane else "There is no pane to open.")
+            return
+        with tempfile.NamedTemporaryFile(prefix="penstock-", suffix=".txt") as file:
+            file.write(pane.whole() if pane.whole is not None else self._as_text(pane.draw))
+            file.flush()
+            with self.suspend():
+                ended = subprocess.run([*shlex.split(command), file.name], check=False)
+        if ended.returncode:
+            self.main.say(f"{command} ended with {ended.returncode}.")
+
+    def _as_text(self, draw: Callable[[int], Any]) -> bytes:
+        with self.console.capture() as captured:
+            self.console.print(draw(self.size.width), width=self.size.width)
+        return captured.get().encode()

@@ -1,0 +1,67 @@
+"""Which rows are shown, in which order, and which of them is chosen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from penstock.tui.view import Table
+
+FAILED = ("failed", "error", "timeout", "unresponsive", "interrupted", "rolled back", "silent")
+"""What a row says that went wrong."""
+
+
+def arranged(table: Table, sort: str, reverse: bool, search: str) -> Sequence[str]:
+    """The ids of the rows that are searched for, sorted."""
+    ids = table.ids
+    if search:
+        wanted = [word.casefold() for word in search.split()]
+        ids = [id for id in ids if matches(row_text(table, id).casefold(), wanted)]
+    value = table.order.get(sort)
+    if value is None:
+        return list(reversed(ids)) if reverse else ids
+    known = [id for id in ids if value(id) is not None]
+    rest = [id for id in ids if value(id) is None]
+    return [*sorted(known, key=value, reverse=reverse), *rest]
+
+
+def matches(text: str, wanted: Sequence[str]) -> bool:
+    """Whether a text has all words, and none of those that begin with `!`."""
+    return all((word[1:] not in text) if word.startswith("!") and word != "!" else word in text for word in wanted)
+
+
+def row_text(table: Table, id: str) -> str:
+    """What a row says."""
+    if table.words is not None:
+        return table.words(id)
+    return " ".join([id, *(cell.plain if isinstance(cell, Text) else cell for cell in table.cells(id))])
+
+
+def next_sort(table: Table, sort: str) -> str:
+    """The column after this one by which rows can be sorted; empty is the order in which they came."""
+    names = ["", *table.order]
+    return names[(names.index(sort) + 1) % len(names)] if sort in names else ""
+
+
+def place_of(ids: Sequence[str], chosen: str | None, before: int | None, following: bool) -> int | None:
+    """Where the selection stands: on its row; on the first one while it follows; where its row was if that has gone."""
+    if not ids:
+        return None
+    if following or chosen is None:
+        return 0
+    try:
+        return ids.index(chosen)
+    except ValueError:
+        return min(before or 0, len(ids) - 1)
+
+
+def failed_row(table: Table, ids: Sequence[str], at: int, step: int) -> int | None:
+    """The next row, from a place on, that says it went wrong."""
+    place = at + step
+    while 0 <= place < len(ids):
+        text = row_text(table, ids[place]).casefold()
+        if any(word in text for word in FAILED):
+            return place
+        place += step
+    return None

@@ -1,0 +1,134 @@
+"""The key map: every key, what it does, and where. The help, the line below and the tests are made of this table.
+
+A key that stands here and does nothing at the moment says why. `[keys]` of the settings gives an id other keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+Group = Literal["move", "see", "find", "take", "go", "change"]
+TITLES: Final[dict[Group, str]] = {
+    "move": "Move", "see": "See", "find": "Find", "take": "Take along", "go": "Go to", "change": "Change (asks first)",
+}  # fmt: skip
+
+
+class Key(NamedTuple):
+    """A row of the key map."""
+
+    id: str
+    keys: tuple[str, ...]
+    does: str
+    group: Group
+    views: frozenset[str] | None = None
+    """The screens that have it; None: all."""
+
+    def on(self, view: str) -> bool:
+        """Whether a screen has it."""
+        return self.views is None or view in self.views
+
+
+def _on(*views: str) -> frozenset[str]:
+    return frozenset(views)
+
+
+VIEW_KEYS: Final = {
+    "overview": "0", "rollouts": "1", "tools": "2", "releases": "3", "resources": "4", "workers": "5", "runs": "6",
+    "upstreams": "7", "log": "8", "groups": "9",
+}  # fmt: skip
+"""The screens that have a key of their own."""
+
+KEYS: Final = (
+    Key("up", ("up", "k"), "one row up", "move"),
+    Key("down", ("down", "j"), "one row down", "move"),
+    Key("page_up", ("pageup", "ctrl+u"), "a page up", "move"),
+    Key("page_down", ("pagedown", "ctrl+d"), "a page down", "move"),
+    Key("first", ("home", "g"), "the first row", "move"),
+    Key("last", ("end", "G"), "the last row that is loaded", "move"),
+    Key("next_error", ("e",), "the next row that failed", "move"),
+    Key("previous_error", ("E",), "the row before that failed", "move"),
+    Key("open", ("enter",), "open the row, or give it the whole screen", "see"),
+    Key("back", ("escape", "backspace"), "back; close what is open", "see"),
+    Key("other", ("minus",), "the screen before this one", "see"),
+    Key("focus", ("tab", "shift+tab"), "from rows to panes, and back", "see"),
+    Key("next_pane", ("right_square_bracket", "right", "l"), "the next pane", "see"),
+    Key("previous_pane", ("left_square_bracket", "left", "h"), "the pane before", "see"),
+    Key("follow", ("f",), "follow what is new; moving stops it", "see"),
+    Key("pause", ("p",), "stop the screen where it is, and go on", "see"),
+    Key("refresh", ("r",), "ask again now", "see"),
+    Key("sort", ("s",), "sort by the next column", "see"),
+    Key("reverse", ("S",), "sort the other way round", "see"),
+    Key("theme", ("t",), "the next theme", "see"),
+    Key("filter", ("slash",), "filter; an empty one shows all", "find"),
+    Key("command", ("colon",), "go anywhere by name", "find"),
+    Key("help", ("question_mark",), "these keys", "find"),
+    Key("mark", ("space", "m"), "mark the row", "find"),
+    Key(
+        "compare",
+        ("c",),
+        "compare what is marked; of one rollout its group",
+        "find",
+        _on("rollouts", "groups", "resources", "runs"),
+    ),
+    Key("copy_command", ("y",), "copy the command that prints this", "take"),
+    Key("copy_id", ("Y",), "copy the id of the row", "take"),
+    Key("pager", ("o",), "open the pane in $PAGER", "take"),
+    Key("editor", ("O",), "open the pane in $EDITOR", "take"),
+    *(Key(f"go.{name}", (key,), name, "go") for name, key in VIEW_KEYS.items()),
+    Key("suspend", ("ctrl+z",), "to the shell; fg comes back", "go"),
+    Key("quit", ("q", "ctrl+c"), "quit", "go"),
+    Key("rollout.cancel", ("C",), "stop the rollout", "change", _on("rollouts", "rollout")),
+    Key("rollout.requeue", ("K",), "queue the rollout again", "change", _on("rollouts", "rollout")),
+    Key("queue.pause", ("P",), "hand out no work", "change", _on("workers")),
+    Key("queue.drain", ("D",), "hand out no work, send workers home", "change", _on("workers")),
+    Key("queue.open", ("U",), "hand out work again", "change", _on("workers")),
+    Key("release.promote", ("P",), "make the candidate stable", "change", _on("releases")),
+    Key("release.rollback", ("R",), "send every new call to the stable version", "change", _on("releases")),
+    Key("release.freeze", ("F",), "stop it where it is", "change", _on("releases")),
+    Key("release.resume", ("U",), "go on with one that is held", "change", _on("releases")),
+    Key("release.approve", ("A",), "let it leave the stage that waits for a person", "change", _on("releases")),
+    Key("release.abort", ("X",), "end it; those that have the candidate keep it", "change", _on("releases")),
+    Key("upstream.pause", ("P",), "let calls to it wait", "change", _on("upstreams")),
+    Key("upstream.open", ("U",), "serve what waits for it", "change", _on("upstreams")),
+    Key("definitions.approve", ("A",), "approve what its server lists", "change", _on("tools")),
+    Key("question.allow", ("L",), "let the call that waits run", "change", _on("tools")),
+    Key("question.deny", ("D",), "do not let it run", "change", _on("tools")),
+)
+BY_ID: Final = {key.id: key for key in KEYS}
+SHOWN: Final = {
+    "slash": "/", "colon": ":", "question_mark": "?", "right_square_bracket": "]", "left_square_bracket": "[",
+    "minus": "-", "escape": "Esc", "enter": "Enter", "pageup": "PgUp", "pagedown": "PgDn", "home": "Home", "end": "End",
+    "up": "↑", "down": "↓", "left": "←", "right": "→", "tab": "Tab", "shift+tab": "⇧Tab", "backspace": "⌫",
+    "space": "Space",
+}  # fmt: skip
+HINTS: Final = ("open", "back", "filter", "command", "sort", "mark", "compare", "copy_command", "help", "quit")
+"""What the line below names, where there is room, after the keys that change something."""
+
+
+class KeyMap:
+    """Which key does what, on each screen."""
+
+    def __init__(self, other: Mapping[str, Sequence[str]]) -> None:
+        """`other`: keys in place of those of the table, by id. Raises `ValueError` for an id that is not there."""
+        if unknown := sorted(set(other) - set(BY_ID)):
+            raise ValueError(f"{unknown[0]!r} is the id of no key; `?` in the TUI lists them")
+        self._rows = [row._replace(keys=tuple(other.get(row.id, row.keys))) for row in KEYS]
+
+    def find(self, key: str, view: str) -> Key | None:
+        """What a key does on a screen; what a screen has of its own goes before what all have."""
+        found = [row for row in self._rows if key in row.keys and row.on(view)]
+        return next((row for row in found if row.views is not None), found[0] if found else None)
+
+    def of(self, view: str) -> Sequence[Key]:
+        """All keys of a screen."""
+        return [row for row in self._rows if row.on(view)]
+
+    def elsewhere(self, key: str) -> Key | None:
+        """What a key does on another screen."""
+        return next((row for row in self._rows if key in row.keys), None)
+
+
+def name(key: str) -> str:
+    """A key as people call it."""
+    return SHOWN.get(key, key.replace("ctrl+", "^"))

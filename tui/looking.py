@@ -1,0 +1,191 @@
+"""Keeps what a screen shows up to date: asks when something has changed, never more often than the link allows.
+
+Three tasks ask, so that none waits for another: the look itself, the closer look at the chosen row, and the rows that a
+long list lacks. A closer look begins a moment after the selection has stopped, and one that is not wanted any more is
+given up. Errors are the screen's to show: what was known stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from penstock.gateway.client.client import Client, ClientError
+from penstock.tui.link import AWAY_S, Link, pause
+from penstock.tui.view import View
+
+STILL_S: Final = 0.12
+"""How long a selection has to stand before it is looked at closer; s."""
+What = Literal["data", "closer", "rows", "link"]
+
+
+@dataclass(slots=True)
+class Shown:
+    """A view on the screen, with what is known of it and where the person is in it."""
+
+    view: View[Any, Any]
+    data: Any = None
+    """What its last look found; None before the first."""
+    error: str | None = None
+    """Why its last look failed; None when it did not."""
+    chosen: str | None = None
+    """The row that is chosen."""
+    closer: Any = None
+    closer_of: str | None = None
+    """The row that `closer` is about."""
+    closer_error: str | None = None
+    deeper: dict[str, Any] = field(default_factory=dict[str, Any])
+    tab: int = 0
+    """The pane that is shown."""
+    sort: str = ""
+    reverse: bool = False
+    search: str = ""
+    """What `/` searches for in the rows at hand."""
+    following: bool = True
+    """True while the selection stays on the first row, whatever it is."""
+    focus: Literal["rows", "panes"] = "rows"
+    zoomed: bool = False
+    """True while the pane has the whole screen."""
+
+
+class Looking:
+    """Asks for one screen at a time."""
+
+    def __init__(self, client: Client, link: Link, far: bool, tell: Callable[[What], None]) -> None:
+        self._client, self._link, self._far, self._tell = client, link, far, tell
+        self._shown: Shown | None = None
+        self._look_due, self._closer_due, self._fill_due = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._visible: Sequence[str] = ()
+        self.paused = False
+
+    # What the app says ------------------------------------------------------------------------------------------------
+
+    def show(self, shown: Shown) -> None:
+        """Another screen: it is looked at now."""
+        self._shown, self._visible = shown, ()
+        self.nudge()
+        self.choose()
+
+    def nudge(self) -> None:
+        """Something has changed."""
+        self._look_due.set()
+
+    def choose(self) -> None:
+        """Another row is chosen, or what is known of it has changed."""
+        self._closer_due.set()
+
+    def see(self, visible: Sequence[str]) -> None:
+        """These rows are in sight."""
+        self._visible = visible
+        self._fill_due.set()
+
+    # Asking -----------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Asks until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._looks())
+            group.create_task(self._closer_looks())
+            group.create_task(self._fills())
+
+    async def _looks(self) -> None:
+        while True:
+            wait = await self._look()
+            # What changes meanwhile is seen by the next look.
+            await asyncio.sleep(wait)
+            shown = self._shown
+            await _until(self._look_due, None if shown is None or self.paused else shown.view.every_s)
+
+    async def _look(self) -> float:
+        """One look; how long to wait before the next."""
+        self._look_due.clear()
+        shown = self._shown
+        if shown is None or (self.paused and shown.data is not None):
+            return 0.0
+        began, received = time.monotonic(), self._client.received
+        data, shown.error = await self._asked(shown.view.look(self._client))
+        if data is not None:
+            shown.data = data
+            self._closer_due.set()
+            self._fill_due.set()
+        self._tell("data")
+        if self._link.state == "lost":
+            self._look_due.set()
+            return AWAY_S
+        return pause(self._far, self._client.received - received, time.monotonic() - began)
+
+    async def _closer_looks(self) -> None:
+        while True:
+            await self._closer_due.wait()
+            while self._closer_due.is_set():
+                self._closer_due.clear()
+                await _until(self._closer_due, STILL_S)
+            shown = self._shown
+            if shown is not None and shown.data is not None and shown.chosen is not None:
+                await self._closer_look(shown, shown.chosen)
+
+    async def _closer_look(self, shown: Shown, id: str) -> None:
+        """Looks at a row, unless another one is chosen meanwhile."""
+        looking = asyncio.ensure_future(self._asked(shown.view.look_closer(self._client, shown.data, id)))
+        again = False
+        while not looking.done():
+            due = asyncio.ensure_future(self._closer_due.wait())
+            try:
+                await asyncio.wait([looking, due], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                due.cancel()
+            if self._closer_due.is_set() and (shown is not self._shown or shown.chosen != id):
+                looking.cancel()
+                return
+            # The same row once more: what is under way need not stop for it.
+            again = again or self._closer_due.is_set()
+            self._closer_due.clear()
+        found, shown.closer_error = looking.result()
+        if found is not None:
+            shown.closer = found
+        shown.closer_of = id
+        self._tell("closer")
+        if again:
+            self._closer_due.set()
+
+    async def _fills(self) -> None:
+        while True:
+            await self._fill_due.wait()
+            self._fill_due.clear()
+            shown = self._shown
+            if shown is None or shown.data is None or not shown.view.wants(shown.data, self._visible):
+                continue
+            began, received = time.monotonic(), self._client.received
+            _, shown.error = await self._asked(shown.view.fill(self._client, shown.data, self._visible))
+            self._tell("rows")
+            if shown.view.wants(shown.data, self._visible):
+                self._fill_due.set()
+            lost = self._link.state == "lost"
+            await asyncio.sleep(
+                AWAY_S if lost else pause(self._far, self._client.received - received, time.monotonic() - began)
+            )
+
+    async def _asked(self, question: Coroutine[Any, Any, Any]) -> tuple[Any, str | None]:
+        """(answer, None), or (None, what went wrong)."""
+        try:
+            found = await question
+        except ClientError as e:
+            if e.temporary:
+                self._link.failed(str(e), time.time_ns())
+                self._tell("link")
+            return None, str(e)
+        if self._link.answered(time.time_ns()):
+            self._tell("link")
+        return found, None
+
+
+async def _until(event: asyncio.Event, seconds: float | None) -> None:
+    """Waits for an event, at most so long."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,290 @@
+"""The one screen that shows every view: a line on top, rows, panes, a line to type in, a line of keys.
+
+Keys are looked up in the key map and become calls of the methods in `_does`, or actions of the view; none asks the
+gateway itself. What is asked is `looking`'s business, which tells this screen when to draw again. It draws at most ten
+times a second then, and at once after a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.screen import Screen
+from textual.widgets import Static
+
+from penstock.gateway.display.text import clean
+from penstock.tui import arrange, completion
+from penstock.tui.handling import Handler
+from penstock.tui.keys import HINTS, name
+from penstock.tui.looking import Shown, What
+from penstock.tui.view import Pane, Table, View
+from penstock.tui.widgets.prompt import Prompt
+from penstock.tui.widgets.rows import Rows
+from penstock.tui.widgets.sheet import Sheet
+
+if TYPE_CHECKING:
+    from penstock.tui.app import PenstockApp
+
+DRAW_S: Final = 0.1
+"""Least time between two drawings that no key asked for; s."""
+MESSAGE_S: Final = 8.0
+"""How long a message stays; s."""
+TALL: Final = 32
+"""Lines from which on rows and panes are shown below each other."""
+DEEPEST: Final = 20
+"""Screens that Escape leads back through."""
+
+
+class Main(Screen[None], inherit_bindings=False):
+    """Shows the view on top of the stack."""
+
+    AUTO_FOCUS = ""
+    DEFAULT_CSS = """
+    Main { layout: vertical; background: $background; color: $foreground; }
+    Main > Static { height: 1; }
+    #top { background: $panel; }
+    #keys { background: $panel; color: $text-muted; }
+    #tabs { color: $text-muted; }
+    Main.split Rows { height: 3fr; }
+    Main.split Sheet { height: 2fr; }
+    """
+
+    def __init__(self, penstock: PenstockApp) -> None:
+        super().__init__()
+        self.penstock = penstock
+        self.stack: list[Shown] = []
+        self.marked: dict[str, list[str]] = {}
+        self.before: Shown | None = None
+        self.table: Table | None = None
+        self.ids: Sequence[str] = ()
+        self.at: int | None = None
+        self.panes: Sequence[Pane] = ()
+        self._message = ""
+        self._due = False
+        self.rows, self.sheet, self.prompt = Rows(), Sheet(), Prompt()
+        self._top, self._head, self._tabs, self._keys = (Static(id=id) for id in ("top", "head", "tabs", "keys"))
+        self.handler = Handler(self)
+
+    def compose(self) -> ComposeResult:
+        """From top to bottom."""
+        yield from (self._top, self._head, self.rows, self._tabs, self.sheet, self.prompt, self._keys)
+
+    def on_mount(self) -> None:
+        """Ages go on by themselves."""
+        self.set_interval(1.0, self.draw_soon)
+
+    # What is shown ----------------------------------------------------------------------------------------------------
+
+    @property
+    def shown(self) -> Shown:
+        """The view on top."""
+        return self.stack[-1]
+
+    def open(self, view: View[Any, Any], over: bool = True) -> None:
+        """Shows another view; over this one, or in place of all."""
+        if self.stack:
+            self.before = self.shown
+        kept = self.stack[-DEEPEST:] if over else []
+        self.go([*kept, Shown(view)])
+
+    def go(self, stack: list[Shown]) -> None:
+        self.stack, self.at, self.panes = stack, None, ()
+        self.penstock.looking.show(self.shown)
+        self.draw()
+
+    def told(self, what: What) -> None:
+        """Something is known that was not."""
+        self.draw_soon()
+
+    def draw_soon(self) -> None:
+        """Draws within `DRAW_S`, once for all that happens until then."""
+        if not self._due and self.stack and self.is_mounted:
+            self._due = True
+            self.set_timer(DRAW_S, self._draw_now)
+
+    def _draw_now(self) -> None:
+        self._due = False
+        self.draw()
+
+    def draw(self) -> None:
+        """Draws all of it."""
+        if not self.stack:
+            return
+        shown, now = self.shown, self.penstock.now_ns()
+        self.table = None if shown.data is None else shown.view.table(shown.data, now)
+        self.ids = () if self.table is None else arrange.arranged(self.table, shown.sort, shown.reverse, shown.search)
+        self._arrange(has_table=self.table is not None)
+        self._draw_rows(shown)
+        self._draw_top(shown, now)
+        self._draw_head(shown, now)
+        self.draw_panes()
+        self.draw_keys()
+
+    def _arrange(self, has_table: bool) -> None:
+        """Rows, panes or both: what there is room for."""
+        focus = self.shown.focus if has_table else "panes"
+        split = has_table and self.size.height >= TALL and not self.shown.zoomed
+        self.set_class(split, "split")
+        self.rows.display = has_table and (split or focus == "rows")
+        self.sheet.display = self._tabs.display = split or focus == "panes"
+
+    def _draw_rows(self, shown: Shown) -> None:
+        at = arrange.place_of(self.ids, shown.chosen, self.at, shown.following)
+        chosen = None if at is None else self.ids[at]
+        if chosen != shown.chosen:
+            shown.chosen = chosen
+            self.penstock.looking.choose()
+        marked = self.marked.get(shown.view.name, ())
+        self.rows.show(self.table, self.ids, marked, shown.sort)
+        self.rows.choose(at, keep=not shown.following and self.at is not None)
+        self.at = at
+        self.penstock.looking.see(self.rows.in_sight())
+
+    def _draw_top(self, shown: Shown, now: int) -> None:
+        trail = " › ".join(" ".join(filter(None, (one.view.title, one.view.place()))) for one in self.stack[-3:])
+        left = Text.assemble(
+            (" Penstock ", "bold reverse"), " ", clean(self.penstock.context), "  ", (clean(trail), "bold")
+        )
+        states = [self.penstock.link.words(now), *self.penstock.limits()]
+        if self.penstock.looking.paused:
+            states.append("paused: p goes on")
+        if self.table is not None and not shown.following:
+            states.append("not following: f")
+        right = Text("  ".join(states), style="" if self.penstock.link.state == "live" else "bold yellow")
+        room = self.size.width - right.cell_len - 2
+        left.truncate(max(20, room), overflow="ellipsis", pad=True)
+        self._top.update(left.append(" ").append_text(right))
+
+    def _draw_head(self, shown: Shown, now: int) -> None:
+        if shown.error is not None:
+            head = Text(clean(shown.error), style="bold red")
+        elif shown.data is None:
+            head = Text("asking ...", style="dim")
+        else:
+            head = shown.view.head(shown.data, now)
+        if shown.search:
+            head = Text.assemble(head, f"  searched for {clean(shown.search)}: {len(self.ids):,} rows")
+        if shown.sort or shown.reverse:
+            head = Text.assemble(head, f"  sorted by {shown.sort or 'time'}{', reversed' if shown.reverse else ''}")
+        self._head.update(head)
+
+    def draw_panes(self) -> None:
+        """Draws what is beside the rows."""
+        shown = self.shown
+        empty = self._nothing(shown)
+        closer = shown.closer if shown.closer_of == shown.chosen else None
+        self.panes = () if shown.data is None else shown.view.panes(
+            shown.data, shown.chosen, closer, self.penstock.now_ns()
+        )  # fmt: skip
+        if not self.panes:
+            self._tabs.update("")
+            self.sheet.show(None, lambda width: empty)
+        elif shown.view.stacked:
+            self._tabs.display = False
+            panes = self.panes
+            self.sheet.show(shown.view.name, lambda width: stacked(panes, width))
+        else:
+            shown.tab = min(shown.tab, len(self.panes) - 1)
+            one = self.panes[shown.tab]
+            self._tabs.update(tabs([pane.title for pane in self.panes], shown.tab))
+            self.sheet.show((shown.view.name, shown.chosen, one.title), one.draw)
+
+    def _nothing(self, shown: Shown) -> Text:
+        """What stands where a pane would."""
+        if shown.closer_error is not None and shown.chosen is not None:
+            return Text(clean(shown.closer_error), style="red")
+        if shown.data is None or (shown.chosen is not None and shown.closer_of != shown.chosen):
+            return Text("asking ..." if shown.error is None else "", style="dim")
+        return Text("" if self.table is None or self.ids else self.table.none)
+
+    def draw_keys(self) -> None:
+        if self._message:
+            self._keys.update(Text(self._message, style="bold"))
+            return
+        keys = {key.id: key for key in self.penstock.keys.of(self.shown.view.name)}
+        own = [key for key in keys.values() if key.group == "change"]
+        line = Text(" ")
+        for key in [*own, *(keys[id] for id in HINTS if id in keys)]:
+            said = key.id.partition(".")[2] or HINT_WORDS.get(key.id, key.id)
+            if line.cell_len + len(said) + 4 < self.size.width:
+                line.append(name(key.keys[0]), "bold").append(f" {said}  ")
+        self._keys.update(line)
+
+    def say(self, text: str) -> None:
+        """A message on the line of keys, for a moment."""
+        self._message = clean(" ".join(text.split()))
+        said = self._message
+        self.draw_keys()
+
+        def forget() -> None:
+            if self._message == said:
+                self._message = ""
+                self.draw_keys()
+
+        self.set_timer(MESSAGE_S, forget)
+
+    def on_key(self, event: events.Key) -> None:
+        """Carries out a key, unless a line is typed."""
+        if not self.prompt.is_open and self.stack:
+            event.stop()
+            self.handler.press(event.key)
+
+    def on_prompt_typed(self, event: Prompt.Typed) -> None:
+        """Names what the line may go on to."""
+        self._keys.update(Text(completion.briefly(event.likely)))
+
+    def on_prompt_left(self, event: Prompt.Left) -> None:
+        """Shows the keys again."""
+        self.prompt.close()
+        self.draw_keys()
+
+    def on_prompt_given(self, event: Prompt.Given) -> None:
+        """Filters, or goes."""
+        self.handler.given(event)
+
+    # The mouse --------------------------------------------------------------------------------------------------------
+
+    def on_rows_clicked(self, event: Rows.Clicked) -> None:
+        """Chooses a row; a second click opens it."""
+        self.shown.following = False
+        self.handler.choose(self.ids.index(event.id))
+        if event.twice:
+            self.handler.open_row()
+
+    def on_rows_scrolled(self, event: Rows.Scrolled) -> None:
+        """Other rows are in sight."""
+        if self.stack:
+            self.penstock.looking.see(self.rows.in_sight())
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Draws for the new size."""
+        self.call_after_refresh(self.draw)
+
+    @property
+    def pane(self) -> Pane | None:
+        """The pane that is shown."""
+        return self.panes[self.shown.tab] if self.panes else None
+
+
+HINT_WORDS: Final = {"copy_command": "copy", "filter": "filter", "command": "go to", "help": "keys"}
+
+
+def tabs(titles: Sequence[str], at: int) -> Text:
+    """The panes there are; the one that is shown is in brackets."""
+    line = Text(" ")
+    for place, title in enumerate(titles):
+        line.append(f"[{title}]" if place == at else f" {title} ", "bold" if place == at else "").append(" ")
+    return line
+
+
+def stacked(panes: Sequence[Pane], width: int) -> RenderableType:
+    """Panes below each other, each with its title."""
+    pieces: list[RenderableType] = []
+    for one in panes:
+        pieces += [Text(one.title, style="bold underline"), one.draw(width), Text()]
+    return Group(*pieces)

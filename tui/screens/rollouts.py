@@ -1,0 +1,256 @@
+"""The screen of rollouts: a live list of any length, of which only a part is held.
+
+The gateway gives rollouts newest first, page by page. The list knows the ids of those it was given and holds the newest
+`HELD` rows that were in sight; others are asked for by their ids when they come into sight. A digest of changes names
+rollouts: those in sight are asked for again, those that are new are asked for with the filter and, where they match it,
+go on top. What no longer matches the filter leaves. So the memory and the questions of a list depend on the screen, not
+on the tape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rich.text import Text
+
+from penstock.gateway.display import rollouts as shown
+from penstock.gateway.display.text import compact, joined, plain
+from penstock.gateway.model.rollout import RolloutSummary
+from penstock.gateway.model.span import Span
+from penstock.tui.view import Pane, Table, View, pane
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.model.answers import RolloutPage
+    from penstock.gateway.model.change import Digest
+
+FIRST_PAGE, NEXT_PAGE, LONGEST_PAGE = 60, 250, 1000
+"""Rows of the first page, which is awaited, of the second, and of those after it."""
+HELD: Final = 5_000
+"""Rows that are held, and can be sorted."""
+MOST_IDS: Final = 200
+"""Ids of one question."""
+SPANS: Final = 50
+"""Spans that are shown of the chosen rollout."""
+NONE = (
+    "The tape has no rollouts yet: `penstock enqueue` makes them of tasks, and any agent does whose base URL is the "
+    "gateway's, with /v1 behind it where its SDK wants that."
+)
+
+
+class Closer(NamedTuple):
+    """The chosen rollout."""
+
+    rollout: RolloutSummary
+    spans: list[Span]
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """What is known of the list."""
+
+    order: list[str] = field(default_factory=list[str])
+    """Ids, newest first."""
+    rows: OrderedDict[str, RolloutSummary] = field(default_factory=OrderedDict[str, RolloutSummary])
+    """The rows that are held; the one that was seen last is the last."""
+    stale: set[str] = field(default_factory=set[str])
+    """Held rows that have changed since."""
+    fresh: dict[str, None] = field(default_factory=dict[str, None])
+    """Rollouts that have changed and are not in the list."""
+    missed: bool = False
+    """True when there were changes that the feed did not name."""
+    cursor: str | None = None
+    """Where the next page begins."""
+    complete: bool = False
+    """True when there is no next page."""
+    pages: int = 0
+    total: int = 0
+    """Rollouts on the tape, whatever the filter."""
+    known: set[str] = field(default_factory=set[str])
+    """The ids of `order`."""
+
+    def add_page(self, page: RolloutPage) -> None:
+        """Rows that come after those that are there."""
+        self.pages += 1
+        self.cursor, self.complete = page.next, page.next is None
+        self.order += [row.id for row in page.rollouts if row.id not in self.known]
+        self.known.update(row.id for row in page.rollouts)
+        self.keep(page.rollouts)
+
+    def add_new(self, rows: Sequence[RolloutSummary]) -> None:
+        """Rows that are new to the list, newest first: most come before those that are there, and one that the filter
+        finds only now in its place. One that is older than all of them comes with its page."""
+        for row in reversed(rows):
+            place = self._place(row.created_ns)
+            if row.id not in self.known and (place < len(self.order) or self.complete):
+                self.order.insert(place, row.id)
+                self.known.add(row.id)
+                self.keep([row])
+
+    def _place(self, created_ns: int) -> int:
+        """Before the first row that is held and no newer."""
+        held = ((at, self.rows.get(id)) for at, id in enumerate(self.order))
+        return next((at for at, row in held if row is not None and row.created_ns <= created_ns), len(self.order))
+
+    def keep(self, rows: Iterable[RolloutSummary]) -> None:
+        """Holds rows; those that were not seen for longest go."""
+        for row in rows:
+            self.rows[row.id] = row
+            self.rows.move_to_end(row.id)
+            self.stale.discard(row.id)
+        while len(self.rows) > HELD:
+            self.stale.discard(self.rows.popitem(last=False)[0])
+
+    def drop(self, ids: Iterable[str]) -> None:
+        """Rollouts that are gone, or that the filter no longer finds."""
+        gone = {id for id in ids if id in self.known}
+        if gone:
+            self.order = [id for id in self.order if id not in gone]
+            self.known -= gone
+        for id in gone:
+            self.rows.pop(id, None)
+            self.stale.discard(id)
+
+    def lacking(self, visible: Sequence[str]) -> list[str]:
+        """Rows in sight that are not held, or have changed."""
+        return [id for id in visible if id in self.known and (id not in self.rows or id in self.stale)][:MOST_IDS]
+
+    def near_end(self, visible: Sequence[str]) -> bool:
+        """Whether the next page will soon be in sight."""
+        return not self.complete and (not self.order or self.order[-1] in visible)
+
+
+class RolloutsView(View[Rollouts, Closer]):
+    """All rollouts that a filter finds."""
+
+    name = "rollouts"
+    title = "Rollouts"
+    help = "what agents did, newest first; Enter opens one"
+    concerns = frozenset({"rollouts"})
+    every_s = 60.0
+
+    def __init__(self, terms: str = "") -> None:
+        self._terms = " ".join(terms.split())
+        self._list = Rollouts()
+
+    # Asking -----------------------------------------------------------------------------------------------------------
+
+    async def look(self, client: Client) -> Rollouts:
+        """The first page; later what is new."""
+        known = self._list
+        if not known.pages or known.missed:
+            found = Rollouts()
+            page, figures = await asyncio.gather(
+                client.rollout_page(self._terms, FIRST_PAGE, None), client.stats(spans=0)
+            )
+            found.add_page(page)
+            found.total = figures.tape.get("rollouts", 0)
+            self._list = found
+        elif known.fresh:
+            asked = list(known.fresh)[-MOST_IDS:]
+            rows = await client.rollouts_by_id(asked, self._terms)
+            for id in asked:
+                known.fresh.pop(id, None)
+            known.add_new(rows)
+            known.total = max(known.total, len(known.order))
+        return self._list
+
+    def tell(self, digest: Digest) -> bool:
+        """Notes what has changed; True when there may be new rows."""
+        known = self._list
+        for id in digest.rollouts:
+            if id in known.rows:
+                known.stale.add(id)
+            elif id not in known.known:
+                known.fresh[id] = None
+        known.missed = known.missed or digest.more > 0
+        return bool(known.fresh) or known.missed
+
+    def wants(self, data: Rollouts, visible: Sequence[str]) -> bool:
+        return bool(data.lacking(visible)) or data.near_end(visible)
+
+    async def fill(self, client: Client, data: Rollouts, visible: Sequence[str]) -> None:
+        """Rows that are lacking; and the next page, when the end is near."""
+        if ids := data.lacking(visible):
+            rows = await client.rollouts_by_id(ids, self._terms)
+            data.keep(rows)
+            data.drop(set(ids) - {row.id for row in rows})
+        if data.near_end(visible):
+            size = min(NEXT_PAGE * data.pages, LONGEST_PAGE)
+            data.add_page(await client.rollout_page(self._terms, size, data.cursor))
+
+    async def look_closer(self, client: Client, data: Rollouts, id: str) -> Closer:
+        """The rollout, whole, and its first spans."""
+
+        async def spans() -> list[Span]:
+            return [span async for span in client.spans(id, limit=SPANS)]
+
+        return Closer(*await asyncio.gather(client.rollout(id), spans()))
+
+    # Showing ----------------------------------------------------------------------------------------------------------
+
+    def head(self, data: Rollouts, now_ns: int) -> Text:
+        more = "" if data.complete else "+"
+        found = (
+            f"{len(data.order):,}{more} found" if self._terms else f"{max(data.total, len(data.order)):,} on the tape"
+        )
+        return joined(found, plain(self._terms, "bold"), f"the newest {len(data.order):,}" if more else "")
+
+    def table(self, data: Rollouts, now_ns: int) -> Table:
+        def cells(id: str) -> Sequence[Text | str]:
+            row = data.rows.get(id)
+            return [id, *[""] * (len(shown.ROLLOUTS) - 1)] if row is None else shown.rollouts([row], now_ns).rows[0]
+
+        none = f"No rollout matches {self._terms}." if self._terms else NONE
+        return Table(shown.ROLLOUTS, data.order, cells, none, orders(data.rows.get))
+
+    def panes(self, data: Rollouts, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
+        if closer is None:
+            return ()
+        task = compact(closer.rollout.input) or "It has no task: it was not queued."
+        about = [plain(task)]
+        if closer.rollout.metadata:
+            about.append(joined(Text("metadata", style="dim"), plain(compact(closer.rollout.metadata))))
+        spans = shown.spans(closer.spans) if closer.spans else Text("It has no spans yet.")
+        return [pane("Spans", spans), pane("Task", Text("\n").join(about))]
+
+    def command(self, id: str | None) -> str:
+        return " ".join(["penstock", "rollouts", *(f"'{term}'" for term in self._terms.split())])
+
+    def filtered(self, terms: str) -> RolloutsView:
+        return RolloutsView(terms)
+
+    @property
+    def terms(self) -> str:
+        return self._terms
+
+
+def orders(row: Callable[[str], RolloutSummary | None]) -> dict[str, Callable[[str], Any]]:
+    """How rollouts are sorted: by a column, rows that are not held last."""
+
+    def by(value: Callable[[RolloutSummary], Any]) -> Callable[[str], Any]:
+        def key(id: str) -> Any:
+            found = row(id)
+            return None if found is None else value(found)
+
+        return key
+
+    def tokens(r: RolloutSummary) -> int:
+        return (r.totals.input_tokens or 0) + (r.totals.output_tokens or 0)
+
+    return {
+        "rollout": by(lambda r: r.id),
+        "group": by(lambda r: r.group),
+        "status": by(lambda r: str(r.status)),
+        "reward": by(lambda r: r.reward),
+        "calls": by(lambda r: r.totals.calls),
+        "errors": by(lambda r: r.totals.errors),
+        "tokens": by(tokens),
+        "tools": by(lambda r: r.totals.tool_calls),
+        "age": by(lambda r: r.created_ns),
+        "last call": by(lambda r: r.last_seen_ns),
+    }

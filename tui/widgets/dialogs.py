@@ -1,0 +1,103 @@
+"""What stands before the screen for a moment: a question before something is changed, and the keys."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Sequence
+
+from rich.table import Table as Grid
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+from penstock.tui.keys import TITLES, Key, name
+from penstock.tui.view import Said
+
+
+def person() -> str:
+    """Who is at the keyboard, as `penstock release` has it."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return ""
+
+
+class Confirm(ModalScreen[Said | None]):
+    """Names what will change and asks for a reason. Enter does it, Escape does not."""
+
+    DEFAULT_CSS = """
+    Confirm { align: center middle; }
+    Confirm > Vertical { width: 72; max-width: 100%; height: auto; border: round $warning; padding: 0 1; }
+    Confirm Input { border: none; padding: 0; height: 1; margin: 1 0; background: $boost; }
+    Confirm #wrong { color: $error; height: auto; }
+    """
+
+    def __init__(self, question: str, reason: bool) -> None:
+        super().__init__()
+        self._question, self._reason = question, reason
+
+    def compose(self) -> ComposeResult:
+        """The question, the reason, and what the keys do."""
+        need = "Why? (it is kept; needed)" if self._reason else "Why? (it is kept; may be empty)"
+        with Vertical():
+            yield Static(Text(self._question))
+            yield Input(placeholder=need, compact=True)
+            yield Static(Text("Enter does it, Esc does not.", style="dim"))
+            yield Static("", id="wrong")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Does it."""
+        event.stop()
+        why = event.value.strip()
+        if self._reason and not why:
+            self.query_one("#wrong", Static).update("Say why, in a few words: it stands in the audit.")
+            return
+        self.dismiss(Said(person(), why))
+
+    def on_key(self, event: events.Key) -> None:
+        """Leaves it."""
+        if event.key == "escape":
+            event.stop()
+            self.dismiss(None)
+
+
+class Help(ModalScreen[None]):
+    """The keys of a screen."""
+
+    DEFAULT_CSS = """
+    Help { align: center middle; }
+    Help > VerticalScroll { width: 76; max-width: 100%; height: 90%; border: round $primary; padding: 0 1; }
+    Help Static { height: auto; }
+    """
+
+    def __init__(self, about: str, keys: Sequence[Key]) -> None:
+        super().__init__()
+        self._about, self._keys = about, keys
+
+    def compose(self) -> ComposeResult:
+        """A table of keys by group."""
+        with VerticalScroll():
+            yield Static(listed(self._about, self._keys))
+
+    def on_key(self, event: events.Key) -> None:
+        """Any key that does not scroll closes it."""
+        if event.key not in ("up", "down", "pageup", "pagedown", "home", "end"):
+            event.stop()
+            self.dismiss(None)
+
+
+def listed(about: str, keys: Sequence[Key]) -> Grid:
+    """Keys and what they do, by group."""
+    made = Grid.grid(padding=(0, 2))
+    made.add_row("", Text(about, style="bold"))
+    for group, title in TITLES.items():
+        rows = [key for key in keys if key.group == group]
+        if rows:
+            made.add_row("", "")
+            made.add_row("", Text(title, style="bold"))
+        for row in rows:
+            made.add_row(Text(" ".join(map(name, row.keys))), Text(row.does))
+    return made

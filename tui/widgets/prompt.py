@@ -1,0 +1,113 @@
+"""The line at the bottom in which a person types: a filter, or where to go. It completes as one types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.message import Message
+from textual.suggester import Suggester
+from textual.widgets import Input, Static
+
+Purpose = Literal["filter", "command"]
+SIGNS: dict[Purpose, str] = {"filter": "/", "command": ":"}
+Complete = Callable[[str], Sequence[str]]
+"""What a text may go on to: whole texts, the likeliest first."""
+
+
+class _Suggest(Suggester):
+    def __init__(self, complete: Complete) -> None:
+        super().__init__(use_cache=False, case_sensitive=True)
+        self._complete = complete
+
+    async def get_suggestion(self, value: str) -> str | None:
+        return next((text for text in self._complete(value) if text.startswith(value) and text != value), None)
+
+
+class Line(Input):
+    """A line of text: Tab takes what is suggested."""
+
+    def on_key(self, event: events.Key) -> None:
+        """Tab completes; Escape leaves."""
+        if event.key == "tab":
+            event.prevent_default().stop()
+            self.action_cursor_right() if self.cursor_position == len(self.value) else self.action_end()
+
+
+class Prompt(Horizontal):
+    """Asks for a line."""
+
+    DEFAULT_CSS = """
+    Prompt { height: 1; display: none; background: $surface; }
+    Prompt.open { display: block; }
+    Prompt Static { width: 2; color: $accent; }
+    Prompt Input { width: 1fr; border: none; padding: 0; height: 1; background: $surface; }
+    """
+
+    class Given(Message):
+        """A line was given."""
+
+        def __init__(self, purpose: Purpose, text: str) -> None:
+            super().__init__()
+            self.purpose, self.text = purpose, text
+
+    class Left(Message):
+        """It was left without one."""
+
+    class Typed(Message):
+        """The line is not finished; `likely` is how it may go on."""
+
+        def __init__(self, likely: Sequence[str]) -> None:
+            super().__init__()
+            self.likely = likely
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._purpose: Purpose = "filter"
+        self._complete: Complete = lambda text: ()
+        self._sign, self._line = Static("/"), Line(compact=True, select_on_focus=False)
+
+    def compose(self) -> ComposeResult:
+        """A sign and the line."""
+        yield self._sign
+        yield self._line
+
+    def open(self, purpose: Purpose, text: str, complete: Complete) -> None:
+        """Asks for a line, which begins with a text."""
+        self._purpose, self._complete = purpose, complete
+        self._line.suggester = _Suggest(complete)
+        self._sign.update(SIGNS[purpose])
+        self._line.value = text
+        self._line.cursor_position = len(text)
+        self.add_class("open")
+        self._line.focus()
+
+    def close(self) -> None:
+        """Asks no more."""
+        self.remove_class("open")
+        self._line.blur()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it asks."""
+        return self.has_class("open")
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Tells how it may go on."""
+        event.stop()
+        if self.is_open:
+            self.post_message(self.Typed(self._complete(event.value)))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Gives the line."""
+        event.stop()
+        self.post_message(self.Given(self._purpose, event.value.strip()))
+
+    def on_key(self, event: events.Key) -> None:
+        """Escape leaves."""
+        if event.key == "escape":
+            event.stop()
+            self.post_message(self.Left())
