@@ -11,51 +11,14 @@ import asyncio
 from time import monotonic
 
 from aiohttp import web
-from pydantic import Field
 
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.model.audit import Said
-from penstock.gateway.model.base import Noun
-from penstock.gateway.upstreams.gate import LONGEST_S
+from penstock.gateway.model.upstream import PauseRequest, UpstreamList, UpstreamView
 from penstock.gateway.upstreams.pool import Pool
-
-
-class PauseRequest(Said):
-    """How long calls may wait."""
-
-    bound_s: float = Field(default=60.0, gt=0, le=LONGEST_S)
-    """Seconds from now after which calls are refused unless it was opened or paused again."""
-
-
-class UpstreamView(Noun):
-    """An upstream, as calls meet it."""
-
-    name: str
-    """Its name in the configuration."""
-    paused: bool
-    """Whether calls to it wait."""
-    paused_s: float | None
-    """Seconds since it was first paused; None while it is open."""
-    bound_s: float | None
-    """Seconds that the last hold allows; None while it is open."""
-    waiting: int
-    """Calls that wait."""
-    running: int
-    """Connections with a call on them: none is left when the weights may be changed."""
-    waited: int
-    """Calls that have waited since the gateway started."""
-    refused: int
-    """Those of them that were refused."""
-
-
-class UpstreamList(Noun):
-    """All upstreams."""
-
-    upstreams: list[UpstreamView]
-    """One each, by name."""
 
 
 async def get_upstreams(request: web.Request) -> web.Response:

@@ -27,6 +27,7 @@ from penstock.gateway.client.parallel import each
 from penstock.gateway.client.policy import PolicyClient
 from penstock.gateway.client.releases import ReleaseClient
 from penstock.gateway.client.runs import RunClient
+from penstock.gateway.client.upstreams import UpstreamClient
 from penstock.gateway.model.answers import (
     AttemptList,
     AuditPage,
@@ -75,7 +76,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 F = TypeVar("F", Change, Digest)
 
 
-class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient):
+class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamClient):
     """A connection to a gateway's control API."""
 
     # Reading ----------------------------------------------------------------------------------------------------------

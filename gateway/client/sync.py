@@ -149,6 +149,11 @@ class SyncClient:
     assignments = _waited(Client.assignments)
     pins = _waited(Client.pins)
 
+    # Upstreams
+    upstreams = _waited(Client.upstreams)
+    pause_upstream = _waited(Client.pause_upstream)
+    open_upstream = _waited(Client.open_upstream)
+
     # Policies
     waiting = _waited(Client.waiting)
     answer_waiting = _waited(Client.answer_waiting)
