@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import signal
 import subprocess
 import tempfile
 import time
@@ -87,8 +88,15 @@ class PenstockApp(App[None], inherit_bindings=False):
 
     async def on_mount(self) -> None:
         """Shows the first screen while it connects."""
+        if not self.is_headless:
+            # Ends as `q` does: the terminal is as it was, and a recording is whole.
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
         await self.push_screen(self.main)
         self.connect_to(self.context)
+
+    def _end_by(self, number: signal.Signals) -> None:
+        self.exit(return_code=128 + number)
 
     def connect_to(self, name: str) -> None:
         """Begins a new session."""

@@ -153,7 +153,10 @@ def _show(source: _Source, screen: tuple[str, ...], read_only: bool, plain: bool
         now_ns=source.now_ns,
         note=source.note,
     )
-    PenstockApp(options).run()
+    app = PenstockApp(options)
+    app.run()
+    if app.return_code:
+        sys.exit(app.return_code)
 
 
 def _print(source: _Source, screen: tuple[str, ...]) -> None:

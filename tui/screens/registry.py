@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from penstock.tui.screens.groups import GroupsView
 from penstock.tui.screens.rollouts import RolloutsView
 from penstock.tui.screens.workers import WorkersView
 from penstock.tui.view import View
@@ -15,6 +16,7 @@ class Named(NamedTuple):
 
     make: Callable[[Sequence[str]], View[Any, Any]]
     """Makes it of the words behind its name. Raises `ValueError` with a sentence for wrong ones."""
+    view: type[View[Any, Any]]
     wants: str
     """What these words are; empty when there are none."""
     help: str
@@ -28,7 +30,7 @@ def _plain(view: type[View[Any, Any]]) -> Named:
             raise ValueError(f"{view.name} takes nothing behind it, not {words[0]!r}")
         return view()
 
-    return Named(make, "", view.help)
+    return Named(make, view, "", view.help)
 
 
 def _rollouts(words: Sequence[str]) -> View[Any, Any]:
@@ -36,8 +38,9 @@ def _rollouts(words: Sequence[str]) -> View[Any, Any]:
 
 
 SCREENS: Final[dict[str, Named]] = {
-    "rollouts": Named(_rollouts, "[FILTER]", RolloutsView.help),
+    "rollouts": Named(_rollouts, RolloutsView, "[FILTER]", RolloutsView.help),
     "workers": _plain(WorkersView),
+    "groups": _plain(GroupsView),
 }
 
 

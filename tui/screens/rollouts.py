@@ -10,6 +10,7 @@ on the tape.
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +135,7 @@ class RolloutsView(View[Rollouts, Closer]):
     every_s = 60.0
 
     def __init__(self, terms: str = "") -> None:
-        self._terms = " ".join(terms.split())
+        self._terms = terms.strip()
         self._list = Rollouts()
 
     # Asking -----------------------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ class RolloutsView(View[Rollouts, Closer]):
         return [pane("Spans", spans), pane("Task", Text("\n").join(about))]
 
     def command(self, id: str | None) -> str:
-        return " ".join(["penstock", "rollouts", *(f"'{term}'" for term in self._terms.split())])
+        return f"penstock rollouts {shlex.quote(self._terms)}" if self._terms else "penstock rollouts"
 
     def filtered(self, terms: str) -> RolloutsView:
         return RolloutsView(terms)

@@ -1,0 +1,55 @@
+"""How a line that is typed goes on."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.tui_world import World
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.answers import FilterField
+from penstock.tui.completion import briefly, commands, filters
+
+FIELDS = [
+    FilterField(name="status", help="", operators=[":", "="], values=["succeeded", "failed"]),
+    FilterField(name="started", help="", operators=[">"], values=[]),
+    FilterField(name="model", help="", operators=[":"], values=[]),
+]
+
+
+@pytest.mark.parametrize(
+    ("typed", "likely"),
+    [
+        ("", ["status:", "started>", "model:"]),
+        ("st", ["status:", "started>"]),
+        ("status:", ["status:succeeded", "status:failed"]),
+        ("status:f", ["status:failed"]),
+        ("status:failed", []),
+        ("status:failed mo", ["status:failed model:"]),
+        ("-sta", ["-status:", "-started>"]),
+        ("model:qw", []),
+        ("nothing:x", []),
+    ],
+)
+def test_a_filter_goes_on(typed: str, likely: list[str]) -> None:
+    assert filters(typed, FIELDS) == likely
+
+
+def test_a_command_goes_on() -> None:
+    wanted = {"rollouts": (), "rollout": ("r1", "r2"), "theme": ("nord",)}
+    assert commands("ro", wanted) == ["rollouts", "rollout"]
+    assert commands("rollout r", wanted) == ["rollout r1", "rollout r2"]
+    assert commands("rollout r1", wanted) == []
+    assert commands("unknown x", wanted) == []
+
+
+def test_what_is_likely_is_named_by_its_last_word() -> None:
+    assert briefly(["a b status:", "a b model:"]) == "status:  model:"
+
+
+async def test_every_completion_of_the_gateways_fields_is_a_filter_that_it_takes(world: World) -> None:
+    async with Client(world.url) as client:
+        fields = (await client.filter_fields()).rollouts
+        whole = [text for one in fields for text in filters(f"{one.name}{one.operators[0]}", [one])]
+        assert len(whole) > 20
+        for text in whole:
+            _ = await client.rollout_page(text, 1, None)

@@ -1,0 +1,74 @@
+"""The key map: whole, without doubles, and every key of it pressed on every screen."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from fakes.screens import SMALL, options, running, screen_text, until
+from fakes.tui_world import World
+
+from penstock.tui.app import PenstockApp
+from penstock.tui.keys import BY_ID, KEYS, VIEW_KEYS, KeyMap
+from penstock.tui.screens.registry import SCREENS, STANDING
+
+ENDS = ("quit", "suspend", "pager", "editor")
+"""Keys that leave the screen to something else; tests of a terminal press them."""
+
+
+@pytest.mark.parametrize("view", [*SCREENS])
+def test_no_key_of_a_screen_means_two_things(view: str) -> None:
+    general = Counter(key for row in KEYS if row.views is None for key in row.keys)
+    own = Counter(key for row in KEYS if row.views is not None and row.on(view) for key in row.keys)
+    assert not [key for key, count in (general | own).items() if count > 1]
+
+
+def test_every_screen_with_a_key_is_there_and_has_no_other() -> None:
+    assert set(VIEW_KEYS) <= set(SCREENS)
+    assert len(set(VIEW_KEYS.values())) == len(VIEW_KEYS)
+    named = {view for row in KEYS for view in row.views or ()}
+    assert named <= set(SCREENS)
+
+
+def test_every_action_of_a_screen_has_a_key_and_every_such_key_an_action() -> None:
+    actions = {(action.id, name) for name, named in SCREENS.items() for action in named.view.actions}
+    keys = {(row.id, view) for row in KEYS if row.group == "change" for view in row.views or ()}
+    assert actions == keys
+
+
+def test_other_keys_take_the_place_of_those_of_the_table() -> None:
+    keys = KeyMap({"quit": ["ctrl+q"]})
+    assert keys.find("q", "rollouts") is None
+    found = keys.find("ctrl+q", "rollouts")
+    assert found is not None
+    assert found.id == "quit"
+    with pytest.raises(ValueError, match="'qiut' is the id of no key"):
+        KeyMap({"qiut": ["x"]})
+
+
+@pytest.mark.parametrize("words", STANDING, ids=lambda words: words[0])
+async def test_every_key_does_something_or_says_why_not(world: World, words: tuple[str, ...]) -> None:
+    view = words[0]
+    for row in (row for row in KEYS if row.on(view) and row.id not in ENDS):
+        for key in row.keys:
+            async with running(options(world.url, *words, read_only=True), SMALL) as pilot:
+                app = pilot.app
+                assert isinstance(app, PenstockApp)
+                before = await until(pilot, lambda text: "live" in text and "asking" not in text)
+                await pilot.press(key)
+                await pilot.pause()
+                after = screen_text(app)
+                assert after != before or app.theme != "textual-dark", f"{row.id}: {key} did nothing and said nothing"
+
+
+async def test_a_key_that_means_nothing_says_so(world: World) -> None:
+    async with running(options(world.url, "workers")) as pilot:
+        await until(pilot, lambda text: "live" in text)
+        await pilot.press("Z")
+        await until(pilot, lambda text: "Z does nothing here. ? lists the keys." in text)
+        await pilot.press("K")
+        await until(pilot, lambda text: "K does nothing here; on rollout and rollouts it is: queue the rollout" in text)
+
+
+def test_ids_are_names_that_a_settings_file_can_hold() -> None:
+    assert len(BY_ID) == len(KEYS)

@@ -1,0 +1,143 @@
+"""What is recorded is played: the same panes, from a file, without a gateway."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+
+import pytest
+from fakes.goldens import text_of
+from fakes.rig import Base
+from fakes.tui_world import World
+
+from penstock.gateway.client.client import ClientError
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.tui.plain import printed
+from penstock.tui.recording import (
+    Clock,
+    PlayedClient,
+    Recorder,
+    RecordingClient,
+    RecordingError,
+    load,
+)
+from penstock.tui.screens.registry import STANDING, made
+
+
+async def texts(client: PlayedClient | RecordingClient, now_ns: int) -> dict[str, str]:
+    """Every screen that needs no words."""
+    return {
+        words[0]: "".join([text_of(piece, 80) for piece in await printed(made(words), client, now_ns, 80)])
+        for words in STANDING
+    }
+
+
+async def recorded(base: Base, path: Path) -> dict[str, str]:
+    """All screens, seen once and recorded."""
+    began = time.time_ns()
+    recorder = Recorder(path, began)
+    async with RecordingClient(recorder, base.url, None, compressed=False) as client:
+        found = await texts(client, began)
+    recorder.close()
+    return found
+
+
+async def test_every_screen_is_played_as_it_was_seen(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "seen.jsonl.gz"
+    seen = await recorded(world.base, path)
+    recording = load(path)
+    async with PlayedClient(recording, Clock(recording, at_end=True)) as client:
+        assert await texts(client, recording.began_ns) == seen
+
+
+async def test_a_question_gets_the_last_answer_until_then(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "twice.jsonl.gz"
+    recorder = Recorder(path, time.time_ns())
+    async with RecordingClient(recorder, world.url, None, compressed=False) as client:
+        before = (await client.queue()).waiting
+        between = time.time_ns()
+        await client.enqueue([RolloutSpec(id="in-between", input=1)])
+        after = (await client.queue()).waiting
+        await client.cancel("in-between")
+    recorder.close()
+    assert before != after
+    recording = load(path)
+    clock = Clock(recording, at_end=True)
+    async with PlayedClient(recording, clock) as client:
+        assert (await client.queue()).waiting == after
+        recording.ended_ns = between - recording.began_ns
+        assert (await client.queue()).waiting == before
+        recording.ended_ns = 0
+        assert (await client.queue()).waiting == before, "the first answer stands for the time before it"
+
+
+async def test_digests_and_refusals_are_played_too(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "feed.jsonl.gz"
+    recorder = Recorder(path, time.time_ns())
+    async with RecordingClient(recorder, world.url, None, compressed=False) as client:
+        with pytest.raises(ClientError, match="nobody"):
+            await client.rollout("nobody")
+        cursor = (await client.stats(spans=0)).cursor
+        await client.enqueue([RolloutSpec(id="told", input=1)])
+        seen = await anext(client.digests(cursor, every_s=0.1))
+        await client.cancel("told")
+    recorder.close()
+    assert seen.rollouts == ["told"]
+    recording = load(path)
+    async with PlayedClient(recording, Clock(recording)) as client:
+        with pytest.raises(ClientError, match="nobody") as caught:
+            await client.rollout("nobody")
+        assert caught.value.status == 404
+        assert await anext(client.digests()) == seen
+
+
+async def test_nothing_is_changed_in_a_recording_and_what_it_lacks_is_said(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "small.jsonl.gz"
+    await recorded(world.base, path)
+    recording = load(path)
+    async with PlayedClient(recording, Clock(recording)) as client:
+        with pytest.raises(ClientError, match="nothing can be changed in it"):
+            await client.set_queue("paused")
+        with pytest.raises(ClientError, match="does not hold /api/runs/none: nobody looked at it then"):
+            await client.run("none")
+
+
+async def test_a_recording_that_was_cut_off_is_played_as_far_as_it_goes(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "cut.jsonl.gz"
+    await recorded(world.base, path)
+    whole = load(path)
+    path.write_bytes(path.read_bytes()[:-200])
+    cut = load(path)
+    assert cut.answers
+    assert set(cut.answers) <= set(whole.answers)
+
+
+def test_no_key_stands_in_a_recording(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "key.jsonl.gz"
+    recorder = Recorder(path, 0)
+    _ = RecordingClient(recorder, world.url, "the-secret-key", compressed=True)
+    recorder.add("GET /api/queue", b"{}", 1)
+    recorder.close()
+    assert b"the-secret-key" not in gzip.decompress(path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not gzip", gzip.compress(b"not json"), gzip.compress(json.dumps({"format": "x"}).encode())]
+)
+def test_what_is_no_recording_is_said_to_be_none(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(RecordingError, match=r"is not a recording of `penstock tui --record`"):
+        load(path)
+
+
+def test_a_file_that_cannot_be_read_or_is_there_already_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match=r"--play: .*missing cannot be read: No such file"):
+        load(tmp_path / "missing")
+    (tmp_path / "there").touch()
+    with pytest.raises(RecordingError, match=r"--record: .*there is there already; name a new file"):
+        Recorder(tmp_path / "there", 0)
+    with pytest.raises(RecordingError, match="cannot be written: No such file"):
+        Recorder(tmp_path / "no" / "folder", 0)
