@@ -31,8 +31,9 @@ from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.client.client import Client
 from penstock.gateway.dialects import by_name
 from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import Decision, NewRelease, Release
+from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.resource import NewVersion, Resource, Stable
 from penstock.gateway.model.template import Template
 from penstock.gateway.releases.catalog import Pins
@@ -142,7 +143,7 @@ async def rolled_back(client: Client, provider: Provider) -> list[float]:
     release = await client.start_release("travel", NewRelease(candidate="v2", policy=policy))
     while len(provider.candidate) < PACE // 4:  # noqa: ASYNC110 - as many as the pace brings
         await asyncio.sleep(0.01)
-    await client.decide(release.id, "rollback", Decision(who="bench"))
+    await client.decide(release.id, "rollback", Said(who="bench"))
     answered = time.monotonic()
     await asyncio.sleep(AFTER_S)
     return [at - answered for at in provider.candidate if at > answered]

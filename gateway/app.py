@@ -30,7 +30,7 @@ from penstock.gateway.api.operations import Operations
 from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.calls.conversations import Conversations
-from penstock.gateway.config import Config, ConfigError, admin_key, load
+from penstock.gateway.config import Config, ConfigError, admin_key, load, read_key
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
@@ -72,6 +72,7 @@ from penstock.gateway.server.bridge import ControlPlane
 from penstock.gateway.server.dispatch import Dispatch
 from penstock.gateway.server.listening import Listening, listen
 from penstock.gateway.store import MAP_BYTES, MEMORY_BYTES, Store
+from penstock.gateway.store.audit_log import AuditLog
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.recorder import Recorder
@@ -129,6 +130,14 @@ def open_store(
     )
 
 
+def _make_auth(store: Store) -> Auth:
+    try:
+        return Auth(admin_key(), store.secret(), read_key())
+    except ValueError as error:
+        store.close()
+        raise ConfigError(str(error)) from None
+
+
 class Gateway:
     """A running gateway. `start`, then `stop`."""
 
@@ -138,13 +147,13 @@ class Gateway:
         self.config = config
         self._translator = make_translator(config)
         self.metrics = Metrics()
-        key = admin_key()
-        self.pools = {upstream.name: Pool(upstream, key) for upstream in config.upstreams()}
+        own = tuple(key for key in (admin_key(), read_key()) if key is not None)
+        self.pools = {upstream.name: Pool(upstream, own) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
         self.questions = Questions()
         self.store = open_store(config.data, secrets=self._redactor.own)
         self.feed = Feed(self.store.cursor())
-        self.auth = Auth(key, self.store.secret())
+        self.auth = _make_auth(self.store)
         self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed)
         self.state = State(self.metrics, self.recorder)
         # Times are counted from here, so that they never run backwards while the process lives.
@@ -154,8 +163,8 @@ class Gateway:
         )
         ends = Ends(self.dispatcher, self.store, self._now_ns)
         self.bridge = Bridge(config.mcp.servers.items(), self._redactor.own, ends)
-        self.mcp = Mcp(Servers(config, key, self.bridge), Sessions())
-        self._wanted = WantedHosts([*config.upstreams(), *self.mcp.servers.hosts], key)
+        self.mcp = Mcp(Servers(config, own, self.bridge), Sessions())
+        self._wanted = WantedHosts([*config.upstreams(), *self.mcp.servers.hosts], own)
         self._make_releases()
         self.audit = Audit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
         self._make_control()
@@ -194,9 +203,10 @@ class Gateway:
         runs = RunService(self.store, self.recorder, self._now_ns)
         servers = self.config.mcp.servers
         self.definitions = Definitions(self.store, self.recorder, self.metrics, self._now_ns, servers)
+        self.audit_log = AuditLog(self.store, self.recorder, self._now_ns)
         context = Control(
             self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
-            self.state, self.definitions, self.questions, Policy(self.config.policy),
+            self.state, self.definitions, self.audit_log, self.questions, Policy(self.config.policy),
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.gateway.dialects import FAMILIES
 from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.model.base import LONGEST_S, Mode
-from penstock.gateway.model.server_settings import ADMIN_KEY, Mcp, environment_key, http_url
+from penstock.gateway.model.server_settings import ADMIN_KEY, READ_KEY, Mcp, environment_key, http_url
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
 from penstock.gateway.policy.rules import PolicyRule, check_names
 
@@ -26,6 +26,11 @@ from penstock.gateway.policy.rules import PolicyRule, check_names
 def admin_key() -> str | None:
     """The admin key, None when there is none."""
     return os.environ.get(ADMIN_KEY) or None
+
+
+def read_key() -> str | None:
+    """The key that only reads, None when there is none."""
+    return os.environ.get(READ_KEY) or None
 
 
 class Upstream(Section):
@@ -261,6 +266,7 @@ class Config(Section):
         servers = self.mcp.servers.items()
         return [
             admin_key(),
+            read_key(),
             *(one.key() for one in self.upstream),
             *(one.proxy_auth() for one in self.upstream),
             *(one.key(name) for name, one in servers),

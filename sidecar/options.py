@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import admin_key
+from penstock.gateway.client.console import control_key
 
 if TYPE_CHECKING:
     from penstock.gateway.model.base import Mode
@@ -108,7 +108,7 @@ class RunOptions:
         return Settings(
             gateway=gateway.rstrip("/"),
             name=_worker_name(self.name),
-            key=admin_key(),
+            key=control_key(),
             agents=agents,
             judging=Judging(self.reward, self.reward_command, seconds("--reward-timeout", self.reward_timeout)),
             workers=self.workers,

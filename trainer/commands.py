@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import LOCAL, Failure, Url, admin_key
+from penstock.gateway.client.console import LOCAL, Failure, Url, control_key
 
 if TYPE_CHECKING:
     from penstock.trainer.config import Config
@@ -38,7 +38,7 @@ def grpo(config: Path, /, *, online: bool = False, release: Release = None, gate
     from penstock.trainer.runs import session
 
     try:
-        session.grpo(loaded, gateway, admin_key(), online)
+        session.grpo(loaded, gateway, control_key(), online)
     except session.RunError as error:
         raise Failure(str(error)) from None
 
@@ -74,7 +74,7 @@ def _tune(kind: Literal["sft", "dpo"], config: Path, release: Release, gateway: 
     from penstock.trainer.runs import tuning
 
     try:
-        tuning.tune(kind, loaded, gateway, admin_key())
+        tuning.tune(kind, loaded, gateway, control_key())
     except tuning.RunError as error:
         raise Failure(str(error)) from None
 

@@ -23,7 +23,7 @@ from typing import Final
 from platformdirs import user_config_path
 from pydantic import Field
 
-from penstock.gateway.client.console import Failure, admin_key
+from penstock.gateway.client.console import Failure, control_key
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
 
 FILE: Final = "tui.toml"
@@ -42,7 +42,7 @@ class Context(Section):
     def secret(self, environment: Mapping[str, str] = os.environ) -> str | None:
         """The key. Raises `Failure` when its variable is not set."""
         if self.key is None:
-            return admin_key()
+            return control_key()
         if not environment.get(self.key):
             raise Failure(f"the variable {self.key}, which has the key of {self.gateway}, is not set", 2)
         return environment[self.key]

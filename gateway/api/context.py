@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,6 +19,7 @@ from penstock.gateway.policy.questions import Questions
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.runs.service import RunService
+from penstock.gateway.store.audit_log import AuditLog
 from penstock.gateway.upstreams.pool import Pool
 
 
@@ -52,12 +54,15 @@ class Control:
     metrics: Metrics
     state: State
     definitions: Definitions
+    audit_log: AuditLog
     questions: Questions = field(default_factory=Questions)
     """Tool calls that wait for a person."""
     policy: Policy = field(default_factory=lambda: Policy([]))
     """Rules on tool calls, as configured."""
     keep_alive_s: float = 15.0
     """How often a follower that hears nothing is told that the gateway lives."""
+    started_ns: int = field(default_factory=time.time_ns)
+    """When the gateway started."""
     followers: set[asyncio.Task[object]] = field(default_factory=set[asyncio.Task[object]])
 
 

@@ -1,9 +1,10 @@
 """What every request to the control API passes before and after its handler.
 
 Before: without an admin key the gateway trusts whoever reaches its loopback port, so the Host header must name the
-loopback. That refuses a web page that rebinds its own name to 127.0.0.1. Then the key is checked; agent tokens never
-pass. After: every error becomes one shape of JSON, and every answer carries the headers that keep browsers from
-guessing, framing or caching it. Also here: reading parameters and bodies through pydantic, for the same errors.
+loopback. That refuses a web page that rebinds its own name to 127.0.0.1. Then the key is checked: the read key passes
+where nothing is changed, agent tokens never. After: every error becomes one shape of JSON, and every answer carries the
+headers that keep browsers from guessing, framing or caching it. Also here: reading parameters and bodies through
+pydantic, for the same errors.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ HEADERS = {
 JSON = CIMultiDict(HEADERS | {"Content-Type": "application/json; charset=utf-8"})
 _ID = re.compile(ID_PATTERN)
 _KEY_COMES_FROM = (
-    "`penstock` commands take it from the variable PENSTOCK_ADMIN_KEY, "
+    "`penstock` commands take it from the variable PENSTOCK_ADMIN_KEY (or PENSTOCK_READ_KEY, to read only), "
     "requests carry it as `Authorization: Bearer KEY` or `x-api-key`"
 )
 log = logging.getLogger("penstock.control")
@@ -79,8 +80,8 @@ class ApiError(Exception):
         )
 
 
-def middleware(auth: Auth, public: frozenset[str]) -> Any:
-    """The guard of an application; `public` are the paths that need no key.
+def middleware(auth: Auth, public: frozenset[str], reading: frozenset[str]) -> Any:
+    """The guard of an application; `public` are the paths that need no key, `reading` those whose POST changes nothing.
 
     What is below `/agent` cannot be reached from outside: the data plane has checked it and sends it there.
     """
@@ -89,7 +90,8 @@ def middleware(auth: Auth, public: frozenset[str]) -> Any:
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             if not request.path.startswith(AGENT):
-                check(request.headers, request.path, auth, public)
+                what = None if _reads(request, reading) else f"{request.method} {request.path}"
+                check(request.headers, request.path, auth, public, what)
             return await handler(request)
         except Exception as error:
             status, reason, headers, body = refusal(classify(error, request.method, request.path))
@@ -100,10 +102,22 @@ def middleware(auth: Auth, public: frozenset[str]) -> Any:
     return guard
 
 
-def check(headers: Mapping[str, str], path: str, auth: Auth, public: frozenset[str] = frozenset()) -> None:
-    """Raises `ApiError` when a request may not pass."""
+def _reads(request: web.Request, reading: frozenset[str]) -> bool:
+    """Whether a request changes nothing. A path may be written with escapes, so the route is asked."""
+    resource = request.match_info.route.resource
+    return request.method in ("GET", "HEAD") or (resource is not None and resource.canonical in reading)
+
+
+def check(
+    headers: Mapping[str, str],
+    path: str,
+    auth: Auth,
+    public: frozenset[str] = frozenset(),
+    what: str | None = None,
+) -> None:
+    """Raises `ApiError` when a request may not pass. `what`: what the read key does not open; None for what it does."""
     _check_host(headers.get("Host", ""), auth)
-    _check_key(list(credentials(headers)), path, auth, path in public)
+    _check_key(list(credentials(headers)), path, auth, path in public, what)
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -164,11 +178,15 @@ def _check_host(host: str, auth: Auth) -> None:
         raise ApiError(403, "without an admin key the control API answers to local names only", "Host", host, allowed)
 
 
-def _check_key(presented: Sequence[str], path: str, auth: Auth, public: bool) -> None:
+def _check_key(presented: Sequence[str], path: str, auth: Auth, public: bool, what: str | None) -> None:
     if any(map(is_token, presented)) and path.startswith(("/api", "/metrics")):
         raise ApiError(403, "an agent token opens the data plane for its own rollout only, never the control API")
-    if public or auth.opens_control(presented):
+    role = auth.role(presented)
+    if public or role == "admin" or (role == "read" and what is None):
         return
+    if role == "read":
+        message = f"this key may only read, and does not open {what}; PENSTOCK_ADMIN_KEY is the key that changes things"
+        raise ApiError(403, message, "Authorization")
     if presented:
         raise ApiError(401, f"this is not the gateway's admin key; {_KEY_COMES_FROM}", "Authorization")
     raise ApiError(401, f"the admin key is missing; {_KEY_COMES_FROM}", "Authorization")

@@ -62,6 +62,8 @@ class Route:
     """Statuses of its errors, besides those that every endpoint has."""
     public: bool = False
     """True when no key is needed."""
+    reads: bool = False
+    """True for a POST that changes nothing: the read key opens it, as it opens every GET."""
 
     @property
     def description(self) -> str:
@@ -79,7 +81,7 @@ def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
-    key = {"description": "The admin key, when one is configured."}
+    key = {"description": "The admin key, when one is configured; the read key opens what changes nothing."}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock control API", "version": version, "description": _introduction()},

@@ -1,4 +1,4 @@
-"""Requests that change something: answered where they were parsed.
+"""Requests with a body, which change something: answered where they were parsed.
 
 An operation is a plain function from the checked ids of its path and its checked body to the model of its answer.
 Workers claim, finish and beat all the time, and a second server between them and the dispatcher would cost more than
@@ -20,7 +20,7 @@ from penstock.gateway.api.context import Control
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.request import Request
-from penstock.gateway.model.queue import Empty
+from penstock.gateway.model.audit import Said
 
 Ids = Mapping[str, str]
 """Ids of a path by their names there, checked."""
@@ -79,9 +79,10 @@ class Operations:
         headers = CIMultiDict[str]((name.decode(), value.decode("latin-1")) for name, _, value in request.headers)
         try:
             if not trusted:
-                guard.check(headers, route.path, self._control.auth)
+                what = None if route.reads else f"{route.method} {route.path}"
+                guard.check(headers, route.path, self._control.auth, what=what)
             content_type, body = headers.get("Content-Type", ""), request.body()
-            if route.body is Empty and not body and content_type in _UNTYPED and "Origin" not in headers:
+            if route.body is Said and not body and content_type in _UNTYPED and "Origin" not in headers:
                 # Nothing to say, and no web page says it: a page's request names its origin.
                 content_type, body = "application/json", b"{}"
             found = await operate(self._control, route, ids, content_type, body)

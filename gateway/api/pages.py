@@ -42,6 +42,7 @@ MARKS: dict[str, tuple[tuple[type, ...], ...]] = {
     "recent": ((int,),),
     "runs": ((int,),),
     "run_events": ((int, int),),
+    "audit_log": ((int,),),
 }
 """The shapes of mark that each list has."""
 

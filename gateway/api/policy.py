@@ -41,6 +41,8 @@ async def say(control: Control, ids: Ids, asked: PolicyAnswer) -> Question:
         known = [one.id for one in control.questions.waiting]
         message = "no call waits under this id, or not any more: `penstock policy waiting` lists those that do"
         raise ApiError(404, message, "question", ids["question"], known)
+    target = f"{found.rollout}/{found.attempt} {found.server}.{found.tool}"
+    await control.audit_log.keep(asked, f"{asked.verdict}_call", target)
     return found
 
 
@@ -89,7 +91,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", "/api/policy/test", "test_policy", "Try rules on recorded calls",
-        TestedPage, try_policy, body=PolicyTest,
+        TestedPage, try_policy, body=PolicyTest, reads=True,
     ),
 )  # fmt: skip
 """This part of the API."""

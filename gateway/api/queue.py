@@ -17,11 +17,11 @@ from penstock.gateway.api.guard import ApiError
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.calls.address import Address, path_of
 from penstock.gateway.canary.outcomes import is_hard
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import (
     Claim,
     ClaimAnswer,
     ClaimRequest,
-    Empty,
     EnqueueAnswer,
     EnqueueRequest,
     Event,
@@ -51,15 +51,15 @@ async def enqueue(control: Control, ids: Ids, asked: EnqueueRequest) -> EnqueueA
     return EnqueueAnswer(rollouts=await control.dispatcher.enqueue(asked.rollouts))
 
 
-async def cancel(control: Control, ids: Ids, asked: Empty) -> Rollout:
+async def cancel(control: Control, ids: Ids, asked: Said) -> Rollout:
     """Cancel a rollout that waits or runs. A worker that holds it hears of it with its next heartbeat and kills the
     agent."""
-    return await control.dispatcher.cancel(ids["rid"])
+    return await control.dispatcher.cancel(ids["rid"], asked)
 
 
-async def requeue(control: Control, ids: Ids, asked: Empty) -> Rollout:
+async def requeue(control: Control, ids: Ids, asked: Said) -> Rollout:
     """Queue a rollout again that has ended, whatever its number of attempts."""
-    return await control.dispatcher.requeue(ids["rid"])
+    return await control.dispatcher.requeue(ids["rid"], asked)
 
 
 async def claim(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnswer:
@@ -120,7 +120,7 @@ async def feedback(control: Control, ids: Ids, asked: FeedbackRequest) -> Feedba
 
 async def set_queue(control: Control, ids: Ids, asked: QueueRequest) -> QueueStatus:
     """Open, pause or drain the queue. It stays so over a restart."""
-    await control.dispatcher.set_state(asked.state)
+    await control.dispatcher.set_state(asked.state, asked)
     return await asyncio.to_thread(control.dispatcher.reader.queue)
 
 

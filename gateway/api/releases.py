@@ -14,12 +14,12 @@ from penstock.gateway.api.openapi import Route
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.queue import handed
 from penstock.gateway.config import ConfigError
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Id, Noun
 from penstock.gateway.model.queue import ClaimAnswer, ClaimRequest
 from penstock.gateway.model.release import (
     AssignmentPage,
     AuditTrail,
-    Decision,
     NewRelease,
     PinList,
     Release,
@@ -72,10 +72,10 @@ async def rehearse(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnsw
     return ClaimAnswer(claims=claims, queue="open" if more else "draining", waiting=waiting)
 
 
-def decision(action: str) -> Callable[[Control, Ids, Decision], Awaitable[Release]]:
+def decision(action: str) -> Callable[[Control, Ids, Said], Awaitable[Release]]:
     """The operation by which a person does something to a release."""
 
-    async def decide(control: Control, ids: Ids, asked: Decision) -> Release:
+    async def decide(control: Control, ids: Ids, asked: Said) -> Release:
         return await control.releases.decide(ids["release"], action, asked)
 
     decide.__doc__ = DECISIONS[action]
@@ -205,7 +205,7 @@ ROUTES: tuple[Route, ...] = (
     *(
         Route(
             "POST", f"{_RELEASE}/{action}", action, f"{action.capitalize()} a release",
-            Release, decision(action), body=Decision, errors=(409,),
+            Release, decision(action), body=Said, errors=(409,),
         )
         for action in DECISIONS
     ),

@@ -21,6 +21,7 @@ from pydantic import Field
 
 from penstock.gateway import metrics
 from penstock.gateway.api import (
+    audit,
     changes,
     definitions,
     digests,
@@ -53,11 +54,11 @@ from penstock.gateway.model.answers import (
     Token,
     TokenRequest,
 )
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Mode, Noun
 from penstock.gateway.model.queue import (
     ClaimAnswer,
     ClaimRequest,
-    Empty,
     EnqueueAnswer,
     EnqueueRequest,
     EventsAnswer,
@@ -217,11 +218,11 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", "/api/rollouts/{rid}/cancel", "cancel", "Cancel a rollout",
-        Rollout, queue.cancel, body=Empty, errors=(409,),
+        Rollout, queue.cancel, body=Said, errors=(409,),
     ),
     Route(
         "POST", "/api/rollouts/{rid}/requeue", "requeue", "Queue a rollout again",
-        Rollout, queue.requeue, body=Empty, errors=(409,),
+        Rollout, queue.requeue, body=Said, errors=(409,),
     ),
     Route("POST", "/api/claims", "claim", "Take work", ClaimAnswer, queue.claim, body=ClaimRequest),
     Route(
@@ -254,6 +255,7 @@ ROUTES: tuple[Route, ...] = (
     *runs.ROUTES,
     *policy.ROUTES,
     *definitions.ROUTES,
+    *audit.ROUTES,
     Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
     Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest),
     Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),
@@ -275,7 +277,7 @@ AGENT_ROUTES: tuple[Route, ...] = (
 
 
 OPERATIONS = [*(route for route in ROUTES if route.body is not None), *AGENT_ROUTES]
-"""The routes that change something."""
+"""The routes with a body: those that change something, and one that tries rules."""
 
 
 def make_control(control: Control) -> web.Application:
@@ -283,8 +285,9 @@ def make_control(control: Control) -> web.Application:
     Its `shutdown` must be called when the gateway stops: it ends the followers.
     """
     public = frozenset(route.path for route in ROUTES if route.public)
+    reading = frozenset(route.path for route in ROUTES if route.reads)
     # How large a body may be is decided where it comes in.
-    app = web.Application(middlewares=[guard.middleware(control.auth, public)], client_max_size=0)
+    app = web.Application(middlewares=[guard.middleware(control.auth, public, reading)], client_max_size=0)
     app[CONTROL] = control
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler if route.body is None else _operated(route))

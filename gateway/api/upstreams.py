@@ -11,51 +11,14 @@ import asyncio
 from time import monotonic
 
 from aiohttp import web
-from pydantic import Field
 
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.model.base import Noun
-from penstock.gateway.model.queue import Empty
-from penstock.gateway.upstreams.gate import LONGEST_S
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.upstream import PauseRequest, UpstreamList, UpstreamView
 from penstock.gateway.upstreams.pool import Pool
-
-
-class PauseRequest(Noun):
-    """How long calls may wait."""
-
-    bound_s: float = Field(default=60.0, gt=0, le=LONGEST_S)
-    """Seconds from now after which calls are refused unless it was opened or paused again."""
-
-
-class UpstreamView(Noun):
-    """An upstream, as calls meet it."""
-
-    name: str
-    """Its name in the configuration."""
-    paused: bool
-    """Whether calls to it wait."""
-    paused_s: float | None
-    """Seconds since it was first paused; None while it is open."""
-    bound_s: float | None
-    """Seconds that the last hold allows; None while it is open."""
-    waiting: int
-    """Calls that wait."""
-    running: int
-    """Connections with a call on them: none is left when the weights may be changed."""
-    waited: int
-    """Calls that have waited since the gateway started."""
-    refused: int
-    """Those of them that were refused."""
-
-
-class UpstreamList(Noun):
-    """All upstreams."""
-
-    upstreams: list[UpstreamView]
-    """One each, by name."""
 
 
 async def get_upstreams(request: web.Request) -> web.Response:
@@ -68,16 +31,23 @@ async def pause(control: Control, ids: Ids, asked: PauseRequest) -> UpstreamView
     """Let calls to an upstream wait while its weights are changed. Calls that run there go on; wait until none is left.
     Past the bound calls are refused with 504, until it is opened or paused again."""
     pool = _pool(control, ids)
+    # A trainer renews its hold again and again: that changes nothing.
+    changed = not pool.gate.paused or pool.gate.bound_s != asked.bound_s
     pool.gate.pause(asked.bound_s)
+    if changed:
+        await control.audit_log.keep(asked, "pause_upstream", pool.name)
     return _view(pool)
 
 
-async def open_again(control: Control, ids: Ids, asked: Empty) -> UpstreamView:
+async def open_again(control: Control, ids: Ids, asked: Said) -> UpstreamView:
     """Serve what waits for an upstream, in the order in which it came, and everything from then on."""
     pool = _pool(control, ids)
+    changed = pool.gate.paused
     pool.gate.open()
     # Those that waited go in this turn of the loop.
     await asyncio.sleep(0)
+    if changed:
+        await control.audit_log.keep(asked, "open_upstream", pool.name)
     return _view(pool)
 
 
@@ -109,7 +79,7 @@ ROUTES: tuple[Route, ...] = (
         UpstreamView, pause, body=PauseRequest,
     ),
     Route(
-        "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go", UpstreamView, open_again, body=Empty
+        "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go", UpstreamView, open_again, body=Said
     ),
 )  # fmt: skip
 """This part of the API."""

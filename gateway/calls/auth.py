@@ -1,9 +1,11 @@
-"""Who may do what: one admin key for the control API, and agent tokens that open the data plane for one rollout.
+"""Who may do what: an admin key and a read key for the control API, and agent tokens that open the data plane for one
+rollout.
 
 A token is stateless: `pst_` and the base64 of expiry, rollout and their HMAC-SHA256 under the gateway's secret. It
 needs no storage and cannot be revoked alone; a new secret ends them all. Without an admin key everybody who reaches the
 port is admin (the gateway then listens on loopback only), except a request with an agent token: that opens only its
-rollout, whatever else the gateway allows. Pure: the caller brings headers and the clock.
+rollout, whatever else the gateway allows. The read key opens what changes nothing, and no calls. Pure: the caller
+brings headers and the clock.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from penstock.gateway.model.audit import Role
 from penstock.gateway.model.base import ID_PATTERN
+from penstock.gateway.model.server_settings import ADMIN_KEY, READ_KEY
 
 PREFIX = "pst_"
 PURPOSE = b"penstock agent token 1\0"
@@ -34,14 +38,28 @@ class AuthError(Exception):
 class Auth:
     """The gateway's keys."""
 
-    def __init__(self, admin_key: str | None, secret: bytes) -> None:
-        if admin_key is not None and (not admin_key or admin_key.startswith(PREFIX)):
-            raise ValueError(f"the admin key must not be empty nor start with {PREFIX!r}, which marks agent tokens")
+    def __init__(self, admin_key: str | None, secret: bytes, read_key: str | None = None) -> None:
+        for name, key in ((f"admin key ({ADMIN_KEY})", admin_key), (f"read key ({READ_KEY})", read_key)):
+            if key is not None and (not key or key.startswith(PREFIX)):
+                raise ValueError(f"the {name} must not be empty nor start with {PREFIX!r}, which marks agent tokens")
+        if read_key is not None and admin_key is None:
+            raise ValueError(
+                f"{READ_KEY} is set and {ADMIN_KEY} is not: without an admin key everybody may change everything, so a "
+                f"read key protects nothing; set {ADMIN_KEY} too, or unset {READ_KEY}"
+            )
+        if read_key is not None and read_key == admin_key:
+            raise ValueError(f"{READ_KEY} is the same as {ADMIN_KEY}, which changes things: choose another read key")
         if len(secret) < 16:
             raise ValueError("the token secret must have at least 16 bytes")
         self.admin_key = admin_key
+        self.read_key = read_key
         # Prepared once: keying it costs more than signing a name.
         self._mac = hmac.new(secret, PURPOSE, hashlib.sha256)
+
+    @property
+    def own_keys(self) -> tuple[str, ...]:
+        """The keys of the control API."""
+        return tuple(key for key in (self.admin_key, self.read_key) if key is not None)
 
     def mint(self, rollout: str, expires_s: int | None = None, now: float | None = None) -> str:
         """A token for one rollout, valid for `expires_s` seconds or for ever."""
@@ -65,17 +83,16 @@ class Auth:
         return payload[EXPIRY.size :].decode()
 
     def is_admin(self, headers: Mapping[str, str]) -> bool:
-        """True when the request may use the control API."""
-        return self.opens_control(list(credentials(headers)))
+        """True when the request may change things at the control API."""
+        return self.role(list(credentials(headers))) == "admin"
 
-    def opens_control(self, presented: Sequence[str]) -> bool:
-        """True when these keys, all that a request presents, open the control API."""
+    def role(self, presented: Sequence[str]) -> Role | None:
+        """What these keys, all that a request presents, may do at the control API; None: nothing."""
         if any(map(is_token, presented)):
-            return False
-        if self.admin_key is None:
-            return True
-        wanted = self.admin_key.encode()
-        return any([hmac.compare_digest(key.encode(errors="replace"), wanted) for key in presented])
+            return None
+        if self.admin_key is None or _presents(presented, self.admin_key):
+            return "admin"
+        return "read" if self.read_key is not None and _presents(presented, self.read_key) else None
 
     def _sign(self, payload: bytes) -> bytes:
         mac = self._mac.copy()
@@ -93,6 +110,12 @@ def credentials(headers: Mapping[str, str]) -> Iterator[str]:
                 yield value.strip()
             elif scheme.lower() == "bearer":
                 yield rest.strip()
+
+
+def _presents(presented: Sequence[str], key: str) -> bool:
+    """True when the key is among them. Every one is compared, in constant time."""
+    wanted = key.encode()
+    return any([hmac.compare_digest(one.encode(errors="replace"), wanted) for one in presented])
 
 
 def is_token(credential: str) -> bool:

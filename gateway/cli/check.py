@@ -27,6 +27,7 @@ from penstock.gateway.runs.blocks import Block
 from penstock.gateway.runs.operations import Book, event_key
 from penstock.gateway.runs.reader import RunReader, event_of
 from penstock.gateway.store import Store, codec, keys, records
+from penstock.gateway.store.audit_log import entry_of
 from penstock.gateway.store.environment import TapeError
 from penstock.gateway.store.reader import Reader
 from penstock.gateway.store.view import View
@@ -238,6 +239,14 @@ def _link(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
         yield "it does not follow the entry before it"
 
 
+def _change(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    number = keys.to_number(key)
+    with tape.view() as view:
+        if number > 1 and view.get("audit_log", keys.number(number - 1)) is None:
+            yield f"change {number - 1} is missing before it"
+        entry_of(view, key, value)
+
+
 def _assigned(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     assignment = Assignment.model_validate_json(value)
     pins = [pin for pin in ReleaseReader(tape).pins(assignment.rollout) if pin.release == key[:-5].decode("ascii")]
@@ -368,6 +377,7 @@ _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...]
     ("resources", _resource),
     ("releases", _release),
     ("audit", _link),
+    ("audit_log", _change),
     ("assigned", _assigned),
     ("seen", _seen),
     ("pins", _pins),

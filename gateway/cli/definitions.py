@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from penstock.gateway.cli.audit import SAID, SaidOptions
 from penstock.gateway.cli.resources import new_version, person
 from penstock.gateway.cli.terminal import show
-from penstock.gateway.client.console import LOCAL, Failure, Json, Url, made, note, with_client
+from penstock.gateway.client.console import FLAT, LOCAL, Failure, Json, Url, made, note, with_client
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -68,8 +69,7 @@ def approve(
     /,
     *,
     version: int | None = None,
-    author: str | None = None,
-    because: str = "",
+    said: Annotated[SaidOptions, FLAT] = SAID,
     json: Json = False,
     gateway: Url = LOCAL,
 ) -> None:
@@ -81,15 +81,11 @@ def approve(
         Name of the server.
     version
         The version to serve, which may be an older one; the newest of every list if not given.
-    author
-        Who approves it; the name you are logged in with if not given.
-    because
-        Why, in a sentence.
     """
     from penstock.gateway.display import definitions as display
     from penstock.gateway.model.definitions import ApproveRequest
 
-    asked = made(ApproveRequest, version=version, person=person(author), note=because)
+    asked = made(ApproveRequest, version=version, who=person(said.who), why=said.why)
 
     async def ask(client: Client) -> None:
         found = await client.approve_definitions(server, asked)

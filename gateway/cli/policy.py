@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.gateway.policy.rules import PolicyRule
 
 Who = Annotated[str | None, Parameter(help="Who decides; the name you are logged in with if not given.")]
-Reason = Annotated[str | None, Parameter(help="Why, in a sentence; the agent's model is told if the call is refused.")]
+Why = Annotated[str, Parameter(help="Why, in a sentence; the agent's model is told if the call is refused.")]
 Id = Annotated[str, Parameter(help="Id of the call, as `penstock policy waiting` shows it.")]
 NONE_FOUND = "No recorded tool call matches: tools are recorded where an agent reaches its MCP servers at /mcp/NAME."
 NONE_WAITS = "No tool call waits for a person."
@@ -85,23 +85,21 @@ def waiting(*, json: Json = False, gateway: Url = LOCAL) -> None:
     with_client(gateway, ask)
 
 
-def approve(call: Id, /, *, reason: Reason = None, who: Who = None, json: Json = False, gateway: Url = LOCAL) -> None:
+def approve(call: Id, /, *, who: Who = None, why: Why = "", json: Json = False, gateway: Url = LOCAL) -> None:
     """Let a tool call run that waits for a person."""
-    _say(call, "approve", reason, who, json, gateway)
+    _say(call, "approve", who, why, json, gateway)
 
 
-def refuse(call: Id, /, *, reason: Reason = None, who: Who = None, json: Json = False, gateway: Url = LOCAL) -> None:
+def refuse(call: Id, /, *, who: Who = None, why: Why = "", json: Json = False, gateway: Url = LOCAL) -> None:
     """Do not let a tool call run that waits for a person."""
-    _say(call, "refuse", reason, who, json, gateway)
+    _say(call, "refuse", who, why, json, gateway)
 
 
-def _say(
-    call: str, verdict: Literal["approve", "refuse"], reason: str | None, who: str | None, json: bool, url: str
-) -> None:
+def _say(call: str, verdict: Literal["approve", "refuse"], who: str | None, why: str, json: bool, url: str) -> None:
     from penstock.gateway.display import policy
     from penstock.gateway.policy.questions import PolicyAnswer
 
-    said = made(PolicyAnswer, verdict=verdict, reason=reason, who=person(who) or "cli")
+    said = made(PolicyAnswer, verdict=verdict, who=person(who), why=why)
 
     async def ask(client: Client) -> None:
         found = await client.answer_waiting(call, said)

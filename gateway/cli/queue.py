@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from penstock.gateway.cli.audit import SAID, SaidOptions
 from penstock.gateway.cli.terminal import show
-from penstock.gateway.client.console import LOCAL, Json, Url, note, with_client
+from penstock.gateway.client.console import FLAT, LOCAL, Json, Url, note, with_client
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
+    from penstock.gateway.model.audit import Said
     from penstock.gateway.model.queue import QueueState, QueueStatus
 
 
@@ -34,23 +36,25 @@ def workers(*, json: Json = False, gateway: Url = LOCAL) -> None:
     with_client(gateway, ask)
 
 
-def pause(*, json: Json = False, gateway: Url = LOCAL) -> None:
+def pause(*, said: Annotated[SaidOptions, FLAT] = SAID, json: Json = False, gateway: Url = LOCAL) -> None:
     """Hand out no work until `penstock resume`; what runs goes on."""
-    _set("paused", json, gateway)
+    _set("paused", said.said(), json, gateway)
 
 
-def resume(*, json: Json = False, gateway: Url = LOCAL) -> None:
+def resume(*, said: Annotated[SaidOptions, FLAT] = SAID, json: Json = False, gateway: Url = LOCAL) -> None:
     """Hand out work again."""
-    _set("open", json, gateway)
+    _set("open", said.said(), json, gateway)
 
 
-def drain(*, json: Json = False, gateway: Url = LOCAL) -> None:
+def drain(*, said: Annotated[SaidOptions, FLAT] = SAID, json: Json = False, gateway: Url = LOCAL) -> None:
     """Hand out no work, send workers home, and wait until nothing runs."""
     from penstock.gateway.model.wording import counted
 
+    reason = said.said()
+
     async def ask(client: Client) -> None:
         cursor = (await client.stats(spans=0)).cursor
-        before = await client.set_queue("draining")
+        before = await client.set_queue("draining", reason)
         if before.claimed and not json:
             note(f"Waiting for {counted(before.claimed, 'attempt')} to end; `penstock workers` lists them.")
         _show(await _until_idle(client, cursor), json)
@@ -73,9 +77,9 @@ async def _until_idle(client: Client, cursor: int) -> QueueStatus:
     return status
 
 
-def _set(state: QueueState, json: bool, url: str) -> None:
+def _set(state: QueueState, said: Said, json: bool, url: str) -> None:
     async def ask(client: Client) -> None:
-        _show(await client.set_queue(state), json)
+        _show(await client.set_queue(state, said), json)
 
     with_client(url, ask)
 

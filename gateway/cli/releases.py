@@ -212,9 +212,9 @@ def verify(release: Name, /, *, json: Json = False, gateway: Url = LOCAL) -> Non
 
 def _decide(name: str, action: str, who: str | None, why: str, json: bool, url: str) -> None:
     from penstock.gateway.display import releases
-    from penstock.gateway.model.release import Decision
+    from penstock.gateway.model.audit import Said
 
-    said = made(Decision, who=person(who), why=why)
+    said = made(Said, who=person(who), why=why)
 
     async def ask(client: Client) -> None:
         release = await client.decide(await _named(client, name), action, said)

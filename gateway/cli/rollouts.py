@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from penstock.gateway.cli.audit import SAID, SaidOptions
 from penstock.gateway.cli.terminal import show
 from penstock.gateway.client.console import (
+    FLAT,
     LOCAL,
     NO_MATCH,
     Failure,
@@ -35,7 +37,9 @@ NONE_ENDED = "No rollout matches that came from the queue and has ended."
 Source = Literal["runner", "judge", "user"]
 
 
-def cancel(*rollouts: Which, json: Json = False, gateway: Url = LOCAL) -> None:
+def cancel(
+    *rollouts: Which, said: Annotated[SaidOptions, FLAT] = SAID, json: Json = False, gateway: Url = LOCAL
+) -> None:
     """Stop rollouts, whether they wait or run.
 
     Of those that a filter finds, those are taken that have not ended.
@@ -44,13 +48,18 @@ def cancel(*rollouts: Which, json: Json = False, gateway: Url = LOCAL) -> None:
 
     async def ask(client: Client) -> None:
         rids = found or [r.id async for r in client.rollouts(filter) if r.status not in FINAL]
-        await _move(rids, client.cancel, "cancelled", json, "No rollout matches that has not ended.")
+        await _move(
+            rids, lambda rid: client.cancel(rid, reason), "cancelled", json, "No rollout matches that has not ended."
+        )
 
     found, filter = ids_or_filter(rollouts)
+    reason = said.said()
     with_client(gateway, ask)
 
 
-def requeue(*rollouts: Which, json: Json = False, gateway: Url = LOCAL) -> None:
+def requeue(
+    *rollouts: Which, said: Annotated[SaidOptions, FLAT] = SAID, json: Json = False, gateway: Url = LOCAL
+) -> None:
     """Queue rollouts again that have ended.
 
     Of those that a filter finds, those are taken that came from the queue and have ended.
@@ -59,9 +68,11 @@ def requeue(*rollouts: Which, json: Json = False, gateway: Url = LOCAL) -> None:
 
     async def ask(client: Client) -> None:
         ended = (r async for r in client.rollouts(filter) if r.status in FINAL and r.origin == "queued")
-        await _move(found or [r.id async for r in ended], client.requeue, "queued again", json, NONE_ENDED)
+        rids = found or [r.id async for r in ended]
+        await _move(rids, lambda rid: client.requeue(rid, reason), "queued again", json, NONE_ENDED)
 
     found, filter = ids_or_filter(rollouts)
+    reason = said.said()
     with_client(gateway, ask)
 
 
@@ -101,8 +112,8 @@ def reward(
     scores = pairs(dimension or [], "--dimension")
     if value is None and not scores:
         raise Failure(f"say what it is worth: penstock reward {target} 1, or --dimension NAME=VALUE", 2)
-    said = {"value": value, "dimensions": scores, "source": source, "reason": reason, "span": sequence, "key": key}
-    judgement = made(Judgement, **{name: given for name, given in said.items() if given is not None})
+    given = {"value": value, "dimensions": scores, "source": source, "reason": reason, "span": sequence, "key": key}
+    judgement = made(Judgement, **{name: one for name, one in given.items() if one is not None})
 
     async def ask(client: Client) -> None:
         aid = attempt or await only_attempt(client, rid, "" if sequence is None else f"#{sequence}")

@@ -27,8 +27,10 @@ from penstock.gateway.client.parallel import each
 from penstock.gateway.client.policy import PolicyClient
 from penstock.gateway.client.releases import ReleaseClient
 from penstock.gateway.client.runs import RunClient
+from penstock.gateway.client.upstreams import UpstreamClient
 from penstock.gateway.model.answers import (
     AttemptList,
+    AuditPage,
     ChangePage,
     Diagnosis,
     FilterFields,
@@ -39,11 +41,11 @@ from penstock.gateway.model.answers import (
     Token,
     TokenRequest,
 )
+from penstock.gateway.model.audit import UNSAID, AuditEntry, Caller, Said
 from penstock.gateway.model.change import Change, Digest
 from penstock.gateway.model.queue import (
     ClaimAnswer,
     ClaimRequest,
-    Empty,
     EnqueueAnswer,
     Enqueued,
     EnqueueRequest,
@@ -74,7 +76,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 F = TypeVar("F", Change, Digest)
 
 
-class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient):
+class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamClient):
     """A connection to a gateway's control API."""
 
     # Reading ----------------------------------------------------------------------------------------------------------
@@ -172,6 +174,15 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient):
         """Figures, with sums over the newest `spans`."""
         return await self.get("/api/stats", Stats, {"spans": spans})
 
+    async def whoami(self) -> Caller:
+        """What the gateway takes this client for."""
+        return await self.get("/api/whoami", Caller)
+
+    async def audit_log(self, limit: int | None = None) -> AsyncIterator[AuditEntry]:
+        """Who changed what, newest first; `audit` is the chain of one release."""
+        async for entry in self.rows("/api/audit", AuditPage, {}, limit, lambda page: page.entries):
+            yield entry
+
     async def make_token(self, rollout: str, expires_s: int | None = None) -> Token:
         """An agent token for one rollout."""
         try:
@@ -250,13 +261,13 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient):
         """End an attempt; when this returns every earlier call of it is durable."""
         return await self.post(f"{_path(rollout, attempt)}/finish", FinishAnswer, request)
 
-    async def cancel(self, rollout: str) -> Rollout:
-        """Stop a rollout, whether it waits or runs."""
-        return await self.post(f"{_path(rollout)}/cancel", Rollout, Empty())
+    async def cancel(self, rollout: str, said: Said = UNSAID) -> Rollout:
+        """Stop a rollout, whether it waits or runs; `said`: who wants it, and why."""
+        return await self.post(f"{_path(rollout)}/cancel", Rollout, said)
 
-    async def requeue(self, rollout: str) -> Rollout:
+    async def requeue(self, rollout: str, said: Said = UNSAID) -> Rollout:
         """Queue a rollout again that has ended."""
-        return await self.post(f"{_path(rollout)}/requeue", Rollout, Empty())
+        return await self.post(f"{_path(rollout)}/requeue", Rollout, said)
 
     async def reward(self, rollout: str, attempt: str, judgement: Judgement) -> RewardAnswer:
         """Say how well an attempt went."""
@@ -275,9 +286,11 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient):
         """How much work there is."""
         return await self.get("/api/queue", QueueStatus)
 
-    async def set_queue(self, state: QueueState) -> QueueStatus:
+    async def set_queue(self, state: QueueState, said: Said = UNSAID) -> QueueStatus:
         """Open, pause or drain the queue."""
-        return await self.post("/api/queue", QueueStatus, QueueRequest(state=state))
+        return await self.post(
+            "/api/queue", QueueStatus, QueueRequest(state=state, **said.model_dump(exclude_unset=True))
+        )
 
     async def workers(self) -> list[Worker]:
         """Those who were heard of lately, by name."""

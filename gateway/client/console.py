@@ -62,7 +62,8 @@ Url = Annotated[
     Parameter(
         name="--gateway",
         env_var="PENSTOCK_GATEWAY",
-        help="URL of the gateway. Its admin key, if it has one, comes from the variable PENSTOCK_ADMIN_KEY.",
+        help="URL of the gateway. Its key, if it has one, comes from the variable PENSTOCK_ADMIN_KEY, or from "
+        "PENSTOCK_READ_KEY, which opens what changes nothing.",
     ),
 ]
 Limit = Annotated[int, Parameter(validator=Number(gte=1), help="How many at most.")]
@@ -79,9 +80,10 @@ class Failure(Exception):
         self.code = code
 
 
-def admin_key() -> str | None:
-    """The gateway's admin key, from the variable that the gateway itself reads."""
-    return os.environ.get("PENSTOCK_ADMIN_KEY")
+def control_key() -> str | None:
+    """The key of the control API, from the variables that the gateway itself reads: the admin key, else the one that
+    only reads."""
+    return os.environ.get("PENSTOCK_ADMIN_KEY") or os.environ.get("PENSTOCK_READ_KEY")
 
 
 def joined_terms(words: Iterable[str]) -> str:
@@ -187,7 +189,7 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
     from penstock.gateway.client.client import Client, ClientError
 
     async def talk() -> None:
-        async with Client(url, admin_key()) as client:
+        async with Client(url, control_key()) as client:
             await ask(client)
 
     try:

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from urllib.parse import quote
 
 from penstock.gateway.client.connection import Connection
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import ClaimAnswer, ClaimRequest
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentPage,
     AuditTrail,
-    Decision,
     Entry,
     NewRelease,
     Pin,
@@ -58,7 +58,7 @@ class ReleaseClient(Connection):
         """One release with its evidence."""
         return await self.get(f"/api/releases/{quote(name, safe='')}", ReleaseView)
 
-    async def decide(self, name: str, action: str, decision: Decision) -> Release:
+    async def decide(self, name: str, action: str, decision: Said) -> Release:
         """Promotes, rolls back (`rollback`), aborts, holds, resumes or approves a release."""
         return await self.post(f"/api/releases/{quote(name, safe='')}/{action}", Release, decision)
 

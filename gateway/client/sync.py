@@ -114,6 +114,8 @@ class SyncClient:
     response_body = _waited(Client.response_body)
     exchanges = _waited(Client.exchanges)
     stats = _waited(Client.stats)
+    whoami = _waited(Client.whoami)
+    audit_log = _waited(Client.audit_log)
     make_token = _waited(Client.make_token)
     changes = _waited(Client.changes)
     digests = _waited(Client.digests)
@@ -146,6 +148,11 @@ class SyncClient:
     audit = _waited(Client.audit)
     assignments = _waited(Client.assignments)
     pins = _waited(Client.pins)
+
+    # Upstreams
+    upstreams = _waited(Client.upstreams)
+    pause_upstream = _waited(Client.pause_upstream)
+    open_upstream = _waited(Client.open_upstream)
 
     # Policies
     waiting = _waited(Client.waiting)

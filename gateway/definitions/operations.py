@@ -20,7 +20,7 @@ from penstock.gateway.model.definitions import (
     ServerDefinitions,
 )
 from penstock.gateway.model.invisible import visible_name
-from penstock.gateway.store import keys
+from penstock.gateway.store import audit_log, keys
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
@@ -144,6 +144,8 @@ class DefinitionOperations:
         if not known.versions:
             message = f"server {server!r} has not listed anything yet: there is nothing to approve"
             raise Refused("not_found", message, "server", server)
+        who, why = map(self._tape.secrets.text, (asked.who, asked.why))
+        changed: list[str] = []
         numbers = [asked.version] if asked.version is not None else list(known.newest.values())
         for number in numbers:
             version = known.version(number)
@@ -154,18 +156,21 @@ class DefinitionOperations:
             if before == number:
                 continue
             known.pinned[version.kind] = version.version
+            changed.append(f"{version.kind} {version.version}")
             known.approvals.append(
                 Approval(
                     at_ns=now,
-                    person=asked.person,
+                    person=who,
                     kind=version.kind,
                     version=version.version,
                     before=before,
-                    note=asked.note,
+                    note=why,
                 )
             )
         known.approvals = known.approvals[-MOST_APPROVALS:]
         self._write(known)
+        if changed:
+            audit_log.write(self._tape, asked, "approve_definitions", f"{server} {', '.join(changed)}", now)
         return known
 
     def _known(self, server: str) -> ServerDefinitions:

@@ -185,7 +185,7 @@ class Definitions:
         if server in self._servers:
             self._recall(self._servers[server], known)
         numbers = ", ".join(map(str, known.pinned.values()))
-        _log.info("server %s: %r has approved; version %s is served", server, asked.person, numbers)
+        _log.info("server %s: %r has approved; version %s is served", server, asked.who, numbers)
         return known
 
     # -- what passes --------------------------------------------------------------------------------------------------

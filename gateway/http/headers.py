@@ -9,6 +9,7 @@ normalised; an answer's lines pass byte for byte. Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.gateway.dialects.family import Family
@@ -61,11 +62,11 @@ _REASONS: Final = {
 class RequestHeads:
     """Composes the heads of requests to one upstream."""
 
-    def __init__(self, host: bytes, credential: tuple[bytes, bytes] | None, admin_key: str | None = None) -> None:
-        """`credential`: header that replaces the agent's keys; `admin_key`: the gateway's own, never passed on."""
+    def __init__(self, host: bytes, credential: tuple[bytes, bytes] | None, own_keys: Sequence[str] = ()) -> None:
+        """`credential`: header that replaces the agent's keys; `own_keys`: the gateway's own, never passed on."""
         self._start = [b"Host", b": ", host, b"\r\n"]
         self._credential = credential
-        self._admin_key = None if admin_key is None else admin_key.encode()
+        self._own_keys = tuple(key.encode() for key in own_keys)
         self._actions: dict[bytes, int] = {}
         self.verbatim = False
         """Whether the agent has named the host itself: its headers go on as they came, those of the connection too."""
@@ -118,7 +119,7 @@ class RequestHeads:
         return action
 
     def _is_ours(self, value: bytes) -> bool:
-        return b"pst_" in value or (self._admin_key is not None and self._admin_key in value)
+        return b"pst_" in value or any(key in value for key in self._own_keys)
 
 
 def framed(request: Request, body: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """`/mcp/penstock`: Penstock's own server of tools, `penstock mcp serve` against this gateway, hosted like any other.
 
-It is for those who may use the control API. It gets the admin key by its environment, never from a call.
+It is for those who may change things at the control API: the read key does not open it. It gets the admin key by its
+environment, never from a call.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class OwnPool(HostedPool):
     """The connections to it."""
 
     def __init__(self, config: McpServer, bridge: Bridge, auth: Auth) -> None:
-        super().__init__(NAME, config, bridge, auth.admin_key)
+        super().__init__(NAME, config, bridge, auth.own_keys)
         self._auth = auth
 
     def check(self, headers: Mapping[bytes, bytes], token: bool) -> None:
@@ -36,7 +37,7 @@ class OwnPool(HostedPool):
             raise ClientFault(403, "control", "an agent token opens its own rollout only, never Penstock's own tools")
         named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
         try:
-            guard.check({**named, "Host": named.get("host", "")}, "/api", self._auth)
+            guard.check({**named, "Host": named.get("host", "")}, "/api", self._auth, what="Penstock's own tools")
         except guard.ApiError as error:
             raise ClientFault(error.status, "control", str(error), error.problem.field) from None
 

@@ -20,6 +20,7 @@ from penstock.gateway.http.request import Request
 from penstock.gateway.mcp.features import Asking
 from penstock.gateway.mcp.kernels import KernelCall, ask, load
 from penstock.gateway.model.attributes import POLICY_HARD, POLICY_RULE, TOOL
+from penstock.gateway.model.audit import NOBODY
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.span import POLICY_VIOLATION
 from penstock.gateway.policy.conditions import text_of
@@ -283,7 +284,7 @@ class Policing:
     def _answered(self, asking: Asking, question: Question, end: End | str) -> None:
         """What was said is on the span, and an event of its own says who said it."""
         verdict, who, reason = (
-            (end.verdict, end.who, end.reason) if isinstance(end, PolicyAnswer) else (end, None, None)
+            (end.verdict, end.who or NOBODY, end.why or None) if isinstance(end, PolicyAnswer) else (end, None, None)
         )
         said = {POLICY_RULE: question.rule, _VERDICT: verdict, _WHO: who, _REASON: reason}
         given = {name: value for name, value in said.items() if value is not None}
@@ -299,7 +300,7 @@ class Policing:
 def _why(end: End) -> str:
     """Why a call that has waited is not run, for the agent's model."""
     if isinstance(end, PolicyAnswer):
-        return "a person refused it" + (f": {end.reason}" if end.reason else "")
+        return "a person refused it" + (f": {end.why}" if end.why else "")
     return "nobody approved it in time" if end == "timeout" else "the gateway stops"
 
 

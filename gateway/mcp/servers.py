@@ -12,7 +12,7 @@ A path that the server has not named is refused: an agent reaches the server's t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from string import punctuation
 from typing import Any, Final
 from urllib.parse import quote, urljoin, urlsplit
@@ -47,7 +47,7 @@ class ServerPool(Pool):
     attributes: Mapping[str, Any] = {}
     """Of the spans of its calls."""
 
-    def __init__(self, name: str, config: McpServer, admin_key: str | None) -> None:
+    def __init__(self, name: str, config: McpServer, own_keys: Sequence[str]) -> None:
         upstream = Upstream.model_construct(
             name=name,
             base_url=config.url or f"pipe://{name}",
@@ -55,7 +55,7 @@ class ServerPool(Pool):
             key_env=config.key_env,
             connect_timeout=config.connect_timeout,
         )
-        super().__init__(upstream, admin_key)
+        super().__init__(upstream, own_keys)
         self.server = config
         self.limits = Limits(name, config)
         self._paths: OrderedDict[str, None] = OrderedDict()
@@ -108,9 +108,9 @@ class ServerPool(Pool):
 class WantedServer(ServerPool):
     """A server as agents behind a sidecar call it: by its own URL, so what it says of itself passes as it is."""
 
-    def __init__(self, pool: ServerPool, admin_key: str | None) -> None:
+    def __init__(self, pool: ServerPool, own_keys: Sequence[str]) -> None:
         """`pool`: the same server below its address here, with which it shares its limits."""
-        super().__init__(pool.name, pool.server, admin_key)
+        super().__init__(pool.name, pool.server, own_keys)
         self.heads.verbatim = True
         self.limits = pool.limits
 
@@ -137,8 +137,8 @@ class HostedPool(ServerPool):
 
     attributes: Mapping[str, Any] = {"network.transport": "pipe"}
 
-    def __init__(self, name: str, config: McpServer, bridge: Bridge, admin_key: str | None) -> None:
-        super().__init__(name, config, admin_key)
+    def __init__(self, name: str, config: McpServer, bridge: Bridge, own_keys: Sequence[str]) -> None:
+        super().__init__(name, config, own_keys)
         self._bridge = bridge
 
     async def open(self, connection: UpstreamConnection) -> None:
@@ -157,15 +157,15 @@ class HostedPool(ServerPool):
 class Servers:
     """All that are configured."""
 
-    def __init__(self, config: Config, admin_key: str | None, bridge: Bridge) -> None:
+    def __init__(self, config: Config, own_keys: Sequence[str], bridge: Bridge) -> None:
         configured = config.mcp.servers.items()
         self.local_only = config.loopback
         """Whether only this machine can connect, so that no key is needed."""
         self.pools = {
-            name: ServerPool(name, one, admin_key) if one.command is None else HostedPool(name, one, bridge, admin_key)
+            name: ServerPool(name, one, own_keys) if one.command is None else HostedPool(name, one, bridge, own_keys)
             for name, one in configured
         }
-        self._wanted = [WantedServer(pool, admin_key) for pool in self.pools.values() if pool.server.url is not None]
+        self._wanted = [WantedServer(pool, own_keys) for pool in self.pools.values() if pool.server.url is not None]
         self._bridge = bridge
 
     def expire(self, now: float) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from penstock.gateway.model.audit import AuditEntry
 from penstock.gateway.model.base import Id, Kind, Noun
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Chunk, Exchange, Side
@@ -35,6 +36,13 @@ class RolloutPage(Page):
 
     rollouts: list[RolloutSummary]
     """Those that match, each with its attempts and sums."""
+
+
+class AuditPage(Page):
+    """What was changed, newest first."""
+
+    entries: list[AuditEntry]
+    """Those of the page."""
 
 
 class SpanPage(Page):

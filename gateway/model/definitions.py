@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.resource import Person
 
 Kind = Literal["tools", "prompts", "resources", "templates", "instructions"]
 """What is listed. Instructions are a list of one text, which has no name."""
@@ -98,12 +98,8 @@ class ServerList(Noun):
     """By name."""
 
 
-class ApproveRequest(Noun):
+class ApproveRequest(Said):
     """Approves what a server says."""
 
     version: int | None = Field(default=None, ge=1)
     """Which version; the newest of every list unless given."""
-    person: Person = ""
-    """Who approves it."""
-    note: str = Field(default="", max_length=4000)
-    """Why, in a sentence."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Id, Mode, Noun
 from penstock.gateway.model.rollout import (
     Attempt,
@@ -33,10 +34,6 @@ End = Literal["succeeded", "failed", "timeout", "cancelled", "environment"]
 """How a worker may say that an attempt ended. With `environment` it hands the attempt back: the agent could not work
 where it was run, so it was no try at the task. Also one that the worker has finished as `failed` can be handed back."""
 Scalar = str | bool | float | Annotated[int, Field(ge=-(2**63), lt=2**63)] | None
-
-
-class Empty(Noun):
-    """A request that has nothing to say."""
 
 
 class RolloutSpec(Noun):
@@ -248,7 +245,7 @@ class FeedbackAnswer(RewardAnswer):
     """The attempt that it belongs to."""
 
 
-class QueueRequest(Noun):
+class QueueRequest(Said):
     """Opens or closes the queue."""
 
     state: QueueState

@@ -223,15 +223,6 @@ class NewRelease(Noun):
     """Why, in a sentence."""
 
 
-class Decision(Noun):
-    """What a person does to a release."""
-
-    who: Person = ""
-    """Who; `gateway` is what decides by the rules."""
-    why: str = Field(default="", max_length=4000)
-    """Why, in a sentence."""
-
-
 class ReleaseView(Noun):
     """A release with what its evidence says now."""
 

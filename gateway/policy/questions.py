@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Id, Noun
 
 
@@ -47,15 +48,13 @@ class QuestionList(Noun):
     """The longest wait first."""
 
 
-class PolicyAnswer(Noun):
+class PolicyAnswer(Said):
     """What a person says to a question."""
 
     verdict: Literal["approve", "refuse"]
     """Whether the call may run."""
-    who: str = Field(default="api", min_length=1, max_length=128)
-    """Who says so."""
-    reason: str | None = Field(default=None, max_length=1000)
-    """Why. If the call is refused the agent's model is told."""
+    why: str = Field(default="", max_length=1000)
+    """Why, in a sentence. If the call is refused the agent's model is told."""
 
 
 End = PolicyAnswer | Literal["timeout", "stopped"]

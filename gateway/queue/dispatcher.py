@@ -29,6 +29,7 @@ from heapq import heappop, heappush
 from typing import TypeVar
 
 from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.audit import UNSAID, Said
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.lifecycle import deadline
 from penstock.gateway.model.queue import (
@@ -127,24 +128,25 @@ class Dispatcher:
         self._wake_for(Counter(spec.mode for (_, spec), one in zip(named, made, strict=True) if one.created))
         return made
 
-    async def cancel(self, rollout: str) -> Rollout:
+    async def cancel(self, rollout: str, said: Said = UNSAID) -> Rollout:
         """Ends a rollout; raises `Refused`."""
         now = self.now_ns()
-        return await self._do(lambda transaction: QueueOperations(transaction).cancel(rollout, now))
+        return await self._do(lambda transaction: QueueOperations(transaction).cancel(rollout, said, now))
 
-    async def requeue(self, rollout: str) -> Rollout:
+    async def requeue(self, rollout: str, said: Said = UNSAID) -> Rollout:
         """Queues a rollout that has ended; raises `Refused`."""
         now = self.now_ns()
-        found = await self._do(lambda transaction: QueueOperations(transaction).requeue(rollout, now))
+        found = await self._do(lambda transaction: QueueOperations(transaction).requeue(rollout, said, now))
         if found.attempt is not None:
             # Its last worker may still have to kill the agent.
             self._watch(found.id, found.attempt, now)
         self._wake_for({found.mode: 1})
         return found
 
-    async def set_state(self, state: QueueState) -> None:
+    async def set_state(self, state: QueueState, said: Said = UNSAID) -> None:
         """Opens or closes the queue."""
-        await self._do(lambda transaction: QueueOperations(transaction).set_state(state))
+        now = self.now_ns()
+        await self._do(lambda transaction: QueueOperations(transaction).set_state(state, said, now))
         # Those who wait must hear of it: of work, or that there will be none.
         self._wake()
 

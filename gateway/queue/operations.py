@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.lifecycle import FINAL, LIVE, WAITING
 from penstock.gateway.model.queue import (
@@ -42,7 +43,7 @@ from penstock.gateway.model.rollout import (
 from penstock.gateway.queue.attempts import Attempts, attempt_of, ended_quietly, get, put, status_of
 from penstock.gateway.queue.results import MODES, Claimed, Finished
 from penstock.gateway.queue.span_operations import SpanOperations, check_span
-from penstock.gateway.store import keys, records
+from penstock.gateway.store import audit_log, keys, records
 from penstock.gateway.store.cache import CachedAttempt, CachedRollout
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
@@ -50,6 +51,8 @@ from penstock.gateway.store.transaction import Transaction
 
 FORGOTTEN_NS = 24 * 3600 * 10**9
 """After how long a worker that is not heard of is forgotten."""
+_STATES: dict[QueueState, str] = {"open": "open_queue", "paused": "pause_queue", "draining": "drain_queue"}
+"""Actions of the audit log."""
 
 
 class QueueOperations(Attempts):
@@ -101,8 +104,9 @@ class QueueOperations(Attempts):
         self._join_queue(rollout)
         return rollout
 
-    def cancel(self, name: str, now: int) -> Rollout:
-        """Ends a rollout that waits or runs; one that was cancelled already stays so."""
+    def cancel(self, name: str, said: Said | None, now: int) -> Rollout:
+        """Ends a rollout that waits or runs; one that was cancelled already stays so. `said`: None where nobody has
+        asked for it but the gateway."""
         rollout = self._rollout(name)
         if rollout.status == RolloutStatus.CANCELLED:
             return rollout.model_copy()
@@ -114,10 +118,12 @@ class QueueOperations(Attempts):
                 self._end_attempt(live, AttemptStatus.CANCELLED, now, Outcome(reason="its rollout was cancelled"))
         self._leave_queue(rollout)
         self._move(rollout, RolloutStatus.CANCELLED, now)
+        if said is not None:
+            audit_log.write(self._tape, said, "cancel_rollout", name, now)
         return rollout.model_copy()
 
-    def requeue(self, name: str, now: int) -> Rollout:
-        """Queues a rollout again that has ended."""
+    def requeue(self, name: str, said: Said | None, now: int) -> Rollout:
+        """Queues a rollout again that has ended. `said`: see `cancel`."""
         rollout = self._rollout(name)
         if rollout.origin != "queued":
             raise Refused("conflict", f"rollout {name!r} did not come from the queue: it has no task", "rid", name)
@@ -130,10 +136,14 @@ class QueueOperations(Attempts):
             self._join_queue(rollout)
         else:
             self._queue_again(rollout, self._attempt((name, rollout.attempt)), now)
+        if said is not None:
+            audit_log.write(self._tape, said, "requeue_rollout", name, now)
         return rollout.model_copy()
 
-    def set_state(self, state: QueueState) -> None:
+    def set_state(self, state: QueueState, said: Said, now: int) -> None:
         """Opens or closes the queue."""
+        if state != self._waiting.state:
+            audit_log.write(self._tape, said, _STATES[state], "", now)
         self._tape.put("meta", b"queue", state.encode())
         self._waiting.state = state
 
@@ -168,7 +178,7 @@ class QueueOperations(Attempts):
         if self._known(name) is None:
             self._enqueue(name, spec, now)
         else:
-            self.requeue(name, now)
+            self.requeue(name, None, now)
         return self._claim(name, worker, now + lease_ns, now)
 
     def _claim(

@@ -21,7 +21,8 @@ from penstock.gateway.canary.interval import interval
 from penstock.gateway.canary.outcomes import baseline, is_hard
 from penstock.gateway.canary.stages import NEXT
 from penstock.gateway.canary.verify import OUT_OF_TURN, circumstances, weigh
-from penstock.gateway.model.release import Assignment, Decision, NewRelease, Release, ReleaseView, Stage
+from penstock.gateway.model.audit import NOBODY, Said
+from penstock.gateway.model.release import Assignment, NewRelease, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import GATEWAY, Need, NewVersion, Resource
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.releases.canary_counter import Counting
@@ -160,7 +161,7 @@ class Driver:
         self._drive(made.id)
         return made
 
-    async def decide(self, name: str, action: str, said: Decision) -> Release:
+    async def decide(self, name: str, action: str, said: Said) -> Release:
         """Does what a person wants; raises `Refused`."""
         now, known = self._now_ns(), self.reader.release(name)
         evidence = None if known is None else await asyncio.to_thread(self._counting.evidence, known)
@@ -168,7 +169,7 @@ class Driver:
         def operation(transaction: Transaction) -> Release:
             # As it is in this very transaction: a person has decided whatever the rules did meanwhile.
             release = ReleaseOperations(transaction).stored(name)
-            link = entry(action, said.who or "api", said.why or f"a person said {action}", release.counted)
+            link = entry(action, said.who or NOBODY, said.why or f"a person said {action}", release.counted)
             if evidence is not None and release.assigned:
                 weigh(evidence, ReleaseOperations(transaction).outcomes(release, evidence.number))
                 link.evidence = circumstances(evidence, release.split)

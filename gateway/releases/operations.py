@@ -16,10 +16,10 @@ from pydantic import BaseModel
 from penstock.gateway.canary.assignment import Asker, apart, share, speaks_to, stable_version
 from penstock.gateway.canary.stages import MoveError, check_move
 from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen, digest
-from penstock.gateway.model.resource import Audience, NewVersion, Resource, Rule, Stable
+from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, Rule, Stable
 from penstock.gateway.model.template import TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
-from penstock.gateway.store import keys
+from penstock.gateway.store import audit_log, keys
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.transaction import Transaction
 from penstock.gateway.store.view import View
@@ -206,6 +206,8 @@ class ReleaseOperations:
         ).sealed(release.head)
         release.head, release.changed_ns, release.reason = link.hash, now, link.why
         self._tape.put("audit", _numbered(release.id, link.number), link.model_dump_json().encode())
+        if link.who != GATEWAY:
+            audit_log.point(self._tape, release.id, link.number)
         self._put_release(release)
         self._tape.append(b"e" + keys.rollout_key(release.id))
         return release.model_copy()

@@ -44,6 +44,10 @@ class Transaction:
         """Records whose keys begin so, by key. Nothing may be written to the database meanwhile."""
         return self._batch.view.scan(database, prefix)
 
+    def last(self, database: str) -> int:
+        """The highest number of a database that is keyed by number; 0 when it is empty."""
+        return self._batch.view.last(database)
+
     def put(self, database: str, key: bytes, value: bytes, append: bool = False) -> None:
         """Writes a record. `append`: its key is the highest of the database."""
         self._batch.txn.put(key, value, db=self._tables.dbs[database], append=append)

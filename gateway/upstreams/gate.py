@@ -23,9 +23,8 @@ from time import monotonic
 from typing import Protocol
 
 from penstock.gateway.http.errors import Refusal, UpstreamFault
+from penstock.gateway.model.upstream import LONGEST_HOLD_S
 
-LONGEST_S = 3600.0
-"""The largest bound, in seconds: no client waits for longer."""
 _AT_ONCE = 32
 """Calls that go in one turn of the loop."""
 _log = logging.getLogger("penstock.gate")
@@ -83,8 +82,8 @@ class Gate:
 
     def pause(self, bound_s: float) -> None:
         """Lets calls wait from now on, for at most `bound_s` seconds; raises `ValueError` for a useless bound."""
-        if not 0 < bound_s <= LONGEST_S:
-            raise ValueError(f"bound_s must be above 0 and at most {LONGEST_S:g} seconds (found {bound_s!r})")
+        if not 0 < bound_s <= LONGEST_HOLD_S:
+            raise ValueError(f"bound_s must be above 0 and at most {LONGEST_HOLD_S:g} seconds (found {bound_s!r})")
         self.must_wait, self._overdue, self.bound_s = True, False, bound_s
         self.paused_since = self.paused_since or monotonic()
         self._stop_clock()

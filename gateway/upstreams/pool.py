@@ -11,7 +11,7 @@ import logging
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -78,8 +78,9 @@ class Connector(ABC):
 class Pool(Connector):
     """The connections to one upstream."""
 
-    def __init__(self, config: Upstream, admin_key: str | None = None) -> None:
-        """`config.key` is read here, so that a missing one stops the start and not the first call."""
+    def __init__(self, config: Upstream, own_keys: Sequence[str] = ()) -> None:
+        """`own_keys`: the gateway's own, never passed on. `config.key` is read here, so that a missing one stops the
+        start and not the first call."""
         super().__init__(config.name)
         self.config = config
         parts = urlsplit(config.base_url)
@@ -87,7 +88,7 @@ class Pool(Connector):
         self.address = (parts.hostname or "", parts.port or (443 if self.tls else 80))
         self.path = parts.path
         self.origin = f"{parts.scheme}://{parts.netloc}"
-        self.heads = RequestHeads(parts.netloc.encode("ascii"), _credential(config), admin_key)
+        self.heads = RequestHeads(parts.netloc.encode("ascii"), _credential(config), own_keys)
         self.gate = Gate(config.name)
         self._idle: deque[UpstreamConnection] = deque()
         self.reach = reach(config)

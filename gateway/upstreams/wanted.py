@@ -6,7 +6,7 @@ Known are the public endpoints of the APIs and every `[[upstream]]`. A key that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from penstock.gateway.config import Upstream
 from penstock.gateway.upstreams.pool import Pool
@@ -15,8 +15,8 @@ from penstock.gateway.upstreams.pool import Pool
 class WantedPool(Pool):
     """The connections to a host, for calls that have named it themselves."""
 
-    def __init__(self, config: Upstream, admin_key: str | None) -> None:
-        super().__init__(config, admin_key)
+    def __init__(self, config: Upstream, own_keys: Sequence[str]) -> None:
+        super().__init__(config, own_keys)
         self.heads.verbatim = True
 
     def target(self, path: str) -> str:
@@ -27,11 +27,11 @@ class WantedPool(Pool):
 class WantedHosts:
     """All that may be wanted."""
 
-    def __init__(self, upstreams: Iterable[Upstream], admin_key: str | None) -> None:
+    def __init__(self, upstreams: Iterable[Upstream], own_keys: Sequence[str]) -> None:
         """`upstreams`: configured and public; of several on one host the first counts."""
         self.pools: dict[tuple[str, int], Pool] = {}
         for upstream in upstreams:
-            pool = WantedPool(upstream, admin_key)
+            pool = WantedPool(upstream, own_keys)
             self.pools.setdefault(pool.address, pool)
 
     @property

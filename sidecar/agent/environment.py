@@ -31,6 +31,7 @@ LEADING_NOWHERE = dict.fromkeys((*OPENAI_URLS, *BARE_URLS), NOWHERE)
 REMOVED = frozenset(
     {
         "PENSTOCK_ADMIN_KEY",
+        "PENSTOCK_READ_KEY",
         "PENSTOCK_INPUT",
         "PENSTOCK_INPUT_FILE",
         *LOGINS,

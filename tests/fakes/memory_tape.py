@@ -25,6 +25,7 @@ from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.runs.service import RunService
+from penstock.gateway.store.audit_log import AuditLog
 
 T0 = 1_790_000_000_000_000_000
 """When the tests' calls begin: 2026-09-21 14:13:20 UTC."""
@@ -35,6 +36,7 @@ NO_RELEASES = cast(Driver, SimpleNamespace(reader=SimpleNamespace(releases=list)
 """No more, and there are none."""
 NO_RUNS = cast(RunService, None)
 NO_DEFINITIONS = cast(Definitions, None)
+NO_AUDIT_LOG = cast(AuditLog, None)
 SECRET = b"a secret of 16 bytes or more"
 
 
@@ -187,6 +189,7 @@ async def serving(
                 metrics,
                 state,
                 NO_DEFINITIONS,
+                NO_AUDIT_LOG,
                 keep_alive_s=keep_alive_s,
             )
         ),

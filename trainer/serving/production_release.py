@@ -10,8 +10,9 @@ person has started, the run says so once and tries again when some release chang
 from __future__ import annotations
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Policy
-from penstock.gateway.model.release import Decision, Release
+from penstock.gateway.model.release import Release
 from penstock.gateway.model.run import Level
 from penstock.trainer.runs.ending import Halted
 from penstock.trainer.runs.grpo import Place
@@ -48,7 +49,7 @@ class Showing:
         for release in await self._mine():
             if release.live and release.stage != "held":
                 try:
-                    await self._client.decide(release.id, "hold", Decision(who=self._run, why=why))
+                    await self._client.decide(release.id, "hold", Said(who=self._run, why=why))
                 except ClientError as error:
                     # It has ended meanwhile, or waits already.
                     if error.status != CONFLICT:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import Decision, NewRelease, Release
+from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.resource import Audience, NewVersion, ResourceView
 from penstock.gateway.model.run import Level
 from penstock.gateway.model.toml import ConfigError
@@ -134,7 +135,7 @@ class Publisher:
         for release in await self._live(TRAINING):
             if release.candidate == version:
                 return release
-            await self._client.decide(release.id, "abort", Decision(who=self._run, why="the run goes on elsewhere"))
+            await self._client.decide(release.id, "abort", Said(who=self._run, why="the run goes on elsewhere"))
         return None
 
     async def _live(self, only: Audience) -> list[Release]:
@@ -144,7 +145,7 @@ class Publisher:
 
     async def _promote(self, release: Release) -> None:
         try:
-            await self._client.decide(release.id, "promote", Decision(who=self._run, why="it was loaded and answers"))
+            await self._client.decide(release.id, "promote", Said(who=self._run, why="it was loaded and answers"))
         except ClientError:
             if (await self._client.release(release.id)).release.stage != "promoted":
                 raise

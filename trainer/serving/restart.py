@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.serving.publish import NOT_FOUND
 from penstock.trainer.serving.vllm import InferenceError, Server
@@ -24,6 +25,8 @@ MOST_DEATHS: Final = 3
 PAUSE_S: Final = 60.0
 """How long calls wait after the trainer has died; s."""
 OPEN_S: Final = 10.0
+TRAINER: Final = "trainer"
+"""Who pauses and opens an upstream, in the gateway's audit log."""
 
 
 class Upkeep:
@@ -32,7 +35,7 @@ class Upkeep:
     def __init__(self, client: Client, server: Server, upstream: str, say: Callable[[str], Awaitable[None]]) -> None:
         """`upstream`: the gateway's name of the server; `say`: told of what has happened."""
         self._client, self._server, self._say = client, server, say
-        self._path = f"/api/upstreams/{upstream}"
+        self._upstream = upstream
         self._turn = asyncio.Lock()
         self._deaths = 0
 
@@ -73,7 +76,7 @@ class Upkeep:
             # A gateway that is away has forgotten that it paused anything.
             with suppress(ClientError, TimeoutError):
                 async with asyncio.timeout(OPEN_S):
-                    await self._client.read("POST", f"{self._path}/open", body="{}")
+                    await self._client.open_upstream(self._upstream, Said(who=TRAINER, why="vLLM serves again"))
 
     async def _renew(self) -> None:
         while True:
@@ -82,7 +85,7 @@ class Upkeep:
 
     async def _pause(self) -> None:
         try:
-            await self._client.read("POST", f"{self._path}/pause", body=f'{{"bound_s": {PAUSE_S}}}')
+            await self._client.pause_upstream(self._upstream, PAUSE_S, Said(who=TRAINER, why="vLLM is started"))
         except ClientError as error:
             if error.status != NOT_FOUND:
                 raise

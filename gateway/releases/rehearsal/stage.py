@@ -165,7 +165,7 @@ class Rehearsal(Comparison):
         now = self._context.now_ns()
         with suppress(Refused):
             await self._context.recorder.submit(
-                lambda transaction: QueueOperations(transaction).cancel(leg.rollout, now)
+                lambda transaction: QueueOperations(transaction).cancel(leg.rollout, None, now)
             )
 
     async def _look(self, leg: Leg) -> None:

@@ -26,7 +26,8 @@ from penstock.gateway.api.openapi import document, field_docs
 from penstock.gateway.api.routes import ROUTES
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.answers import SpanPage
-from penstock.gateway.model.release import Decision, NewRelease
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.release import NewRelease
 
 DOC = document(ROUTES, "1.2.3")
 OPERATIONS = [(path, method, op) for path, ops in DOC["paths"].items() for method, op in ops.items()]
@@ -119,7 +120,7 @@ async def ready(client: Client, action: str) -> str:
     while (await client.release(release)).release.stage != "canary":  # noqa: ASYNC110 - a few requests
         await asyncio.sleep(0)
     if action == "resume":
-        await client.decide(release, "hold", Decision())
+        await client.decide(release, "hold", Said())
     return release
 
 

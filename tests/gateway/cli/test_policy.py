@@ -110,7 +110,7 @@ async def test_a_person_answers(start_gateway: StartGateway, tmp_path: Path, htt
             shown = await shell.run("policy", "waiting")
             assert shown.text.splitlines()[0] == f"{id}  echo on tools"
             assert f'{{"n":"{command}"}}' in shown.text
-            done = await shell.run("policy", command, id, "--reason", "because", "--who", "ann")
+            done = await shell.run("policy", command, id, "--why", "because", "--who", "ann")
             assert (done.code, done.text.startswith(said)) == (0, True), done
             assert (b"a person refused it: because" in (await waiting)[1]) == (command == "refuse")
         gone = await shell.run("policy", "approve", id)

@@ -36,8 +36,9 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.display import releases, resources
 from penstock.gateway.display.releases import bar
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import Assignment, Decision, NewRelease, ReleaseView, Seen
+from penstock.gateway.model.release import Assignment, NewRelease, ReleaseView, Seen
 from penstock.gateway.model.resource import Audience, Resource, ResourceView, Rule, Stable
 from penstock.gateway.model.template import Template
 from penstock.gateway.prompts.induce import Proposal
@@ -225,7 +226,7 @@ async def test_what_a_release_has_written_is_not_discovered(
             break
         await traffic.call(f"s{number}")
     await traffic.when(release.id, lambda view: view.release.stage == "canary")
-    await client.decide(release.id, "promote", Decision(who="ann"))
+    await client.decide(release.id, "promote", Said(who="ann"))
     for number in range(25):
         await traffic.call(f"n{number}", STABLE.replace("{date}", f"day {number} of next month"))
     found = objects(await shell.run("prompts", "discover", "--json"))
@@ -330,7 +331,7 @@ async def test_watching_goes_on_when_the_gateway_is_restarted(shell: Shell, traf
         pass
     await gateway.kill()
     await gateway.start(gateway.port)
-    await traffic.client.decide(release.id, "abort", Decision(who="ann", why="enough"))
+    await traffic.client.decide(release.id, "abort", Said(who="ann", why="enough"))
     rest, err = await asyncio.wait_for(watching.communicate(), 30)
     assert (watching.returncode, err) == (0, b"")
     assert "abort → aborted  by ann  enough\n" in rest.decode()
@@ -365,7 +366,7 @@ async def test_a_look_that_fails_is_taken_again_unless_it_is_the_first(
             client.lost = 3
             assert (await anext(looks)).view.doing == "shadow"
             assert client.lost == 0
-            await traffic.client.decide(release.id, "abort", Decision())
+            await traffic.client.decide(release.id, "abort", Said())
             ends = [look.view.release.stage async for look in looks]
     assert ends[-1] == "aborted"
 

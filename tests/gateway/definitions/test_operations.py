@@ -56,7 +56,7 @@ def sees(
 
 
 def approves(store: Store, version: int | None = None) -> ServerDefinitions:
-    asked = ApproveRequest(version=version, person="ada")
+    asked = ApproveRequest(version=version, who="ada")
     return do(store, lambda tape: DefinitionOperations(tape).approve("web", asked, 9))
 
 

@@ -95,7 +95,7 @@ class Place:
 
     async def approve(self, version: int | None = None, name: str = "tools") -> None:
         async with Api(self.rig.base.url) as api:
-            await api.approve_definitions(name, ApproveRequest(version=version, person="ada", note="seen"))
+            await api.approve_definitions(name, ApproveRequest(version=version, who="ada", why="seen"))
 
 
 @pytest.fixture
@@ -428,7 +428,7 @@ async def test_a_person_looks_and_approves(place: Place, tmp_path: Path) -> None
     assert "not as approved; 11 characters in it cannot be seen" in one.text
     assert f"Finds pages.{{+<tags: read {MARK}>+}}" in diff.text
     assert older.text == "Nothing has changed.\n"
-    done = await shell.run("mcp", "approve", "tools", "--author", "ada", "--because", "harmless")
+    done = await shell.run("mcp", "approve", "tools", "--who", "ada", "--why", "harmless")
     assert (done.code, done.text) == (0, "Approved: agents are given tools version 2 of tools.\n")
     shown = (await shell.run("mcp", "definitions", "tools")).text
     assert re.search(r"version 2 in place of 1 approved by ada  .*  harmless\n", shown)
@@ -438,7 +438,7 @@ async def test_a_person_looks_and_approves(place: Place, tmp_path: Path) -> None
         (("definitions", "tools", "--diff", "--version", "7"), 1, "has no version 7; it has 1, 2"),
         (("definitions", "none"), 1, "there is no MCP server 'none'"),
         (("approve", "tools", "--version", "0"), 2, "--version: 0 is not 1 or more"),
-        (("approve", "tools", "--author", "gateway"), 2, "is what decides by the rules"),
+        (("approve", "tools", "--who", "gateway"), 2, "is what decides by the rules"),
         (("adopt", "tools", "none"), 1, "has described no tool 'none'; tools that it lists: search, write"),
     ):
         wrong = await shell.run("mcp", *words)

@@ -28,7 +28,7 @@ def own(path: str = "/rollout/r1/mcp/s", url: str = "https://tools.example/mcp",
         request.headers.append((b"x-forwarded-proto", b"X-Forwarded-Proto", proto.encode()))
     below = path[path.index("/mcp/") :]
     return Own(
-        request, (WELL_KNOWN if path.startswith(WELL_KNOWN) else "") + below, ServerPool("s", Configured(url=url), None)
+        request, (WELL_KNOWN if path.startswith(WELL_KNOWN) else "") + below, ServerPool("s", Configured(url=url), ())
     )
 
 

@@ -281,7 +281,7 @@ async def asked(gateway: Gateway) -> Question:
 
 async def say(gateway: Gateway, question: str, verdict: Any, reason: str | None = None) -> Question:
     async with Control(gateway.url) as control:
-        return await control.answer_waiting(question, PolicyAnswer(verdict=verdict, who="ann", reason=reason))
+        return await control.answer_waiting(question, PolicyAnswer(verdict=verdict, who="ann", why=reason or ""))
 
 
 async def events(tape: Tape, rollout: str = "r1") -> list[Span]:

@@ -15,7 +15,8 @@ from fakes.odd import request, send
 from fakes.rig import Inside, inside
 
 from penstock.gateway.client.client import Client as Api
-from penstock.gateway.model.release import Decision, NewRelease
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.resource import NewVersion
 
 Json = dict[str, Any]
@@ -90,7 +91,7 @@ async def test_the_pinned_text_stands_in_the_list_and_nothing_else_changes(
     assert arms.keys() == {"stable", "candidate"}
     # Whoever began before the release takes no part.
     assert await listed(rig, http, "r1") == before
-    _ = await api.decide(release.id, "rollback", Decision(who="ada"))
+    _ = await api.decide(release.id, "rollback", Said(who="ada"))
     assert await listed(rig, http, arms["candidate"]) == before
     (pin,) = await api.pins(arms["candidate"])
     assert (pin.version, pin.mixed) == ("v1", True)

@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import problems
+from penstock.gateway.model.audit import UNSAID
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.queue import End, HeartbeatRequest, Held, QueueState, RolloutSpec
@@ -200,7 +201,7 @@ class QueueMachine(RuleBasedStateMachine):
     def cancel(self, pick: int) -> None:
         rollout, now = self.rollout(pick), self.now
         self.do(
-            lambda transaction: QueueOperations(transaction).cancel(rollout, now),
+            lambda transaction: QueueOperations(transaction).cancel(rollout, UNSAID, now),
             lambda: self.model.cancel(rollout, now),
             lambda made: None,
         )
@@ -210,7 +211,7 @@ class QueueMachine(RuleBasedStateMachine):
         rollout, now = self.rollout(pick), self.now
         self.requeued.add(rollout)
         self.do(
-            lambda transaction: QueueOperations(transaction).requeue(rollout, now),
+            lambda transaction: QueueOperations(transaction).requeue(rollout, UNSAID, now),
             lambda: self.model.requeue(rollout, now),
             lambda made: None,
         )
@@ -218,7 +219,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(state=st.sampled_from(["open", "open", "open", "open", "paused", "draining"]))
     def set_state(self, state: QueueState) -> None:
         self.do(
-            lambda transaction: QueueOperations(transaction).set_state(state),
+            lambda transaction: QueueOperations(transaction).set_state(state, UNSAID, 0),
             lambda: setattr(self.model, "state", state),
         )
 

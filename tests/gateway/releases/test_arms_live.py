@@ -15,12 +15,13 @@ from fakes.provider import Provider
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Stage
-from penstock.gateway.model.release import Decision, Entry, NewRelease
+from penstock.gateway.model.release import Entry, NewRelease
 from penstock.gateway.model.resource import Audience
 
 AGENTS = ("planner", "critic")
-ANN = Decision(who="ann")
+ANN = Said(who="ann")
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from penstock.gateway.app import open_store
 from penstock.gateway.canary.assignment import Asker
 from penstock.gateway.canary.verify import verify
 from penstock.gateway.config import Upstream
-from penstock.gateway.model.release import Decision, Release, Seen
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.release import Release, Seen
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.queue.span_operations import SpanOperations
 from penstock.gateway.releases.adapter_keeper import AdapterKeeper
@@ -37,7 +38,7 @@ from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
 
 T = TypeVar("T")
-ANN = Decision(who="ann")
+ANN = Said(who="ann")
 MINUTE = 60 * 10**9
 FIRST = {"stage": "canary", "split": 0.05}
 

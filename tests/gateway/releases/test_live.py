@@ -20,9 +20,10 @@ from penstock.gateway.canary.verify import verify
 from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Stage
 from penstock.gateway.model.queue import Event
-from penstock.gateway.model.release import Assignment, Decision, NewRelease, Pin, Seen
+from penstock.gateway.model.release import Assignment, NewRelease, Pin, Seen
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 
@@ -175,7 +176,7 @@ async def test_a_release_for_one_agent_leaves_the_others_alone(
         assert (found["critic"].version, found["critic"].release) == ("v1", None)
     with pytest.raises(ClientError, match="is live for the same calls"):
         await traffic.start("travel", "v2", policy(0.5))
-    await client.decide(release.id, "promote", Decision(who="ann", why="planners like it"))
+    await client.decide(release.id, "promote", Said(who="ann", why="planners like it"))
     await traffic.call("later/agent/planner")
     await traffic.call("later/agent/critic")
     assert [(await tape.spans("later", 2))[at].versions for at in (0, 1)] == [{"travel": "v2"}, {"travel": "v1"}]
@@ -184,13 +185,13 @@ async def test_a_release_for_one_agent_leaves_the_others_alone(
 async def test_people_hold_resume_approve_and_their_names_are_kept(traffic: Traffic, client: Client) -> None:
     steps = policy(0.5).model_copy(update={"stages": [Stage(split=0.5, rollouts=1, approval=True)]})
     release = await traffic.start("travel", "v2", steps)
-    await client.decide(release.id, "hold", Decision(who="ann", why="a holiday"))
+    await client.decide(release.id, "hold", Said(who="ann", why="a holiday"))
     await traffic.rollout("r-held", lambda arm: 1.0)
     assert (await client.pins("r-held"))[0].release is None
-    await client.decide(release.id, "resume", Decision(who="ann"))
+    await client.decide(release.id, "resume", Said(who="ann"))
     _ = await traffic.run(names("r", 120), lambda arm: 0.95 if arm == "candidate" else 0.05)
     _ = await traffic.when(release.id, lambda view: view.release.waits == "approval")
-    await client.decide(release.id, "approve", Decision(who="bob", why="looks good"))
+    await client.decide(release.id, "approve", Said(who="bob", why="looks good"))
     view = await traffic.when(release.id, lambda view: not view.release.live)
     assert view.release.stage == "promoted"
     said = [(entry.who, entry.action) for entry in await client.audit(release.id)]
@@ -258,7 +259,7 @@ async def test_wrong_input_is_refused_by_name(traffic: Traffic, client: Client) 
     with pytest.raises(ClientError, match="no reward of it has been recorded"):
         await client.start_release("travel", NewRelease(candidate="v2"))
     with pytest.raises(ClientError, match="there is no release"):
-        await client.decide("travel-9", "hold", Decision())
+        await client.decide("travel-9", "hold", Said())
     assert (await client.add_version("travel", prompt(CANDIDATE))).version == "v2"
 
 
@@ -283,7 +284,7 @@ async def test_a_kill_in_the_middle_of_transitions_leaves_no_rollout_between_two
                 release = await traffic.start("travel", "v2", policy(0.3, 0.6))
                 for action in ("hold", "resume", "rollback"):
                     steps += 1
-                    await client.decide(release.id, action, Decision(who="ann"))
+                    await client.decide(release.id, action, Said(who="ann"))
 
     for life in range(4):
         running = asyncio.ensure_future(change())
@@ -296,7 +297,7 @@ async def test_a_kill_in_the_middle_of_transitions_leaves_no_rollout_between_two
         _ = await asyncio.gather(running, *calls)
         await gateway.start(gateway.port)
         for release in await client.releases(live=True):
-            await client.decide(release.id, "rollback", Decision(who="ann"))
+            await client.decide(release.id, "rollback", Said(who="ann"))
     for name, pin in seen.items():
         (now,) = await client.pins(name)
         assert (now.release, now.arm, now.number) == (pin.release, pin.arm, pin.number)
@@ -326,11 +327,11 @@ async def test_weights_are_sent_by_the_name_of_their_version(
             for span in (await tape.spans(name, 3))[:2]:
                 assert span.model == "policy"
                 assert span.versions == {"policy": "v2" if arm == "candidate" else "v1"}
-        await client.decide(release.id, "promote", Decision(who="ann", why="it is better"))
+        await client.decide(release.id, "promote", Said(who="ann", why="it is better"))
         await traffic.call("later")
         assert provider.log[-1].model == "two"
         with pytest.raises(ClientError, match="has ended"):
-            await client.decide(release.id, "hold", Decision(who="ann"))
+            await client.decide(release.id, "hold", Said(who="ann"))
 
 
 async def test_a_candidate_that_agents_send_too_must_keep_the_slots(traffic: Traffic, client: Client) -> None:

@@ -14,13 +14,14 @@ from fakes.experiment import PATIENCE, Traffic, policy
 from fakes.process import Gateway
 from fakes.tape import Tape
 
-from penstock.gateway.api.upstreams import PauseRequest, UpstreamView
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.model.queue import ClaimRequest, Empty, FinishRequest, RolloutSpec
-from penstock.gateway.model.release import Decision, NewRelease
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
+from penstock.gateway.model.upstream import PauseRequest, UpstreamView
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ async def test_adapters_are_loaded_before_traffic_and_unloaded_when_nobody_needs
     await client.add_version("policy", adapter(2))
     release = await traffic.start("policy", "v2", policy(0.5, checked="required"))
     assert vllm.adapters.keys() == {"policy@v1", "policy@v2"}
-    await client.decide(release.id, "promote", Decision(who="ann"))
+    await client.decide(release.id, "promote", Said(who="ann"))
     await traffic.call("new")
     asked = [
         body["model"] for path, body in vllm.asked if path.endswith("/chat/completions") and "max_tokens" not in body
@@ -116,7 +117,7 @@ async def test_a_version_that_a_running_rollout_is_pinned_to_is_loaded_again_for
     await client.add_version("policy", adapter(2))
     await traffic.call("long")
     release = await traffic.start("policy", "v2", policy(0.5))
-    await client.decide(release.id, "promote", Decision(who="ann"))
+    await client.decide(release.id, "promote", Said(who="ann"))
     await until(lambda: "policy@v2" in vllm.adapters)
     del vllm.adapters["policy@v1"]
     await traffic.call("long")
@@ -151,7 +152,7 @@ async def test_calls_wait_while_an_upstream_is_paused(
 ) -> None:
     traffic.model = "base"
     path = "/api/upstreams/fake-openai"
-    paused = await client.post(f"{path}/pause", UpstreamView, PauseRequest(bound_s=30))
+    paused = await client.pause_upstream("fake-openai", 30)
     assert (paused.paused, paused.waiting) == (True, 0)
     waiting = [asyncio.ensure_future(traffic.call(f"r{number}")) for number in range(5)]
     tape = Tape(served.url, http)
@@ -165,12 +166,12 @@ async def test_calls_wait_while_an_upstream_is_paused(
             await asyncio.sleep(0.01)
     assert not any(one.done() for one in waiting)
     assert not [path for path, _ in vllm.asked if path.endswith("/chat/completions")]
-    opened = await client.post(f"{path}/open", UpstreamView, Empty())
+    opened = await client.open_upstream("fake-openai")
     assert (opened.paused, opened.waited) == (False, 5)
     await asyncio.gather(*waiting)
     assert traffic.failures == []
     with pytest.raises(ClientError, match="there is no upstream 'nobody'"):
-        await client.post("/api/upstreams/nobody/pause", UpstreamView, PauseRequest())
+        await client.pause_upstream("nobody", 60)
     with pytest.raises(ClientError, match="bound_s"):
         await client.post(f"{path}/pause", UpstreamView, PauseRequest.model_construct(bound_s=0))
 
@@ -222,7 +223,7 @@ async def test_a_restarted_server_gets_what_running_rollouts_are_pinned_to(
     await until(lambda: "policy@v2" in vllm.adapters)
     if end == "abort":
         await traffic.call("long")
-    await client.decide(release.id, end, Decision(who="ann"))
+    await client.decide(release.id, end, Said(who="ann"))
     vllm.restart()
     await client.add_version("policy", adapter(3))
     await until(lambda: vllm.adapters.keys() == {"policy@v1", "policy@v2"})
@@ -237,7 +238,7 @@ async def test_an_adapter_of_a_pinned_rollout_that_was_refused_once_is_tried_aga
     await traffic.call("long")
     release = await traffic.start("policy", "v2", policy(0.5))
     await until(lambda: "policy@v2" in vllm.adapters)
-    await client.decide(release.id, "promote", Decision(who="ann"))
+    await client.decide(release.id, "promote", Said(who="ann"))
     vllm.restart()
     vllm.files = {"/adapters/2"}
     await client.add_version("policy", adapter(3))
@@ -258,9 +259,9 @@ async def test_what_was_held_before_its_checks_cannot_be_promoted(
     new = NewRelease(candidate="v2", policy=policy(0.5, checked="required"))
     release = await client.start_release("policy", new)
     await vllm.until(CHAT)
-    await client.decide(release.id, "hold", Decision(who="ann"))
+    await client.decide(release.id, "hold", Said(who="ann"))
     with pytest.raises(ClientError, match="was held in draft"):
-        await client.decide(release.id, "promote", Decision(who="ann"))
+        await client.decide(release.id, "promote", Said(who="ann"))
     answering.set()
 
 
@@ -275,7 +276,7 @@ async def test_a_call_that_waits_for_an_engine_is_not_sent_to_what_was_taken_bac
     await traffic.call("r1")
     await traffic.call("r2")
     path = "/api/upstreams/fake-openai"
-    await client.post(f"{path}/pause", UpstreamView, PauseRequest(bound_s=60))
+    await client.pause_upstream("fake-openai", 60)
     waiting = [asyncio.ensure_future(traffic.call(name)) for name in ("r1", "r1", "r2", "new")]
     tape = Tape(served.url, http)
 
@@ -286,7 +287,7 @@ async def test_a_call_that_waits_for_an_engine_is_not_sent_to_what_was_taken_bac
     async with asyncio.timeout(PATIENCE):
         while await count() < 4:  # noqa: ASYNC110 - as a person would ask
             await asyncio.sleep(0.01)
-    await client.decide(release.id, "rollback", Decision(who="ann"))
+    await client.decide(release.id, "rollback", Said(who="ann"))
     del vllm.adapters["policy@v2"]
     async with http.post(served.url + f"{path}/open") as answer:
         assert (answer.status, (await answer.json())["paused"]) == (200, False), "it needs no body"

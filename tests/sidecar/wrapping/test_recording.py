@@ -328,7 +328,7 @@ async def test_what_a_wrapped_server_lists_has_versions(wrapping: Wrapping, tmp_
     for described in ("Finds pages.", "Finds pages.", "Finds pages and passwords."):
         await listed(wrapping, described)
     await known(shell, "tools", "{+pages and passwords.+}", "--diff")
-    approved = await shell.run("mcp", "approve", "tools", "--author", "ada", "--because", "harmless")
+    approved = await shell.run("mcp", "approve", "tools", "--who", "ada", "--why", "harmless")
     assert (approved.code, approved.err) == (0, "")
 
 

@@ -24,8 +24,9 @@ from fakes.tiny_model import config
 from fakes.workers import beside, finish
 
 from penstock.gateway.client.client import Client
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import Claim, ClaimRequest, RolloutSpec
-from penstock.gateway.model.release import Decision, NewRelease
+from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.data.collect import Collected
@@ -153,7 +154,7 @@ async def production_gets(shop: Shop, version: str) -> None:
         return (await shop.client.release(release)).release.stage == "canary"
 
     await shop.when(checked, "release")
-    await shop.client.decide(release, "promote", Decision(who="ann"))
+    await shop.client.decide(release, "promote", Said(who="ann"))
 
 
 async def test_only_production_by_weights_of_this_run_that_are_not_too_old(shop: Shop, tmp_path: Path) -> None:

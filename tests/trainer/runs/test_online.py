@@ -28,8 +28,9 @@ from fakes.workers import finish
 from openai import AsyncOpenAI
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import ClaimRequest, Event
-from penstock.gateway.model.release import Decision, Release
+from penstock.gateway.model.release import Release
 from penstock.gateway.model.run import Run
 from penstock.trainer.config import load
 from penstock.trainer.data.taken_log import Taken
@@ -196,7 +197,7 @@ async def test_it_learns_from_production_and_shows_it_one_release_after_the_othe
         await story.done(step)
     assert [one.candidate for one in await story.releases()] == ["run.1"]
     assert not [text for text in await story.told() if "does not see" in text]
-    await decide(first.id, "promote", Decision(who="ann"))
+    await decide(first.id, "promote", Said(who="ann"))
     # The newest has its turn.
     second = await story.release(2)
     assert (second.candidate, second.stable) == ("run.3", "run.1")
@@ -304,7 +305,7 @@ async def test_it_stops_itself_when_evaluation_falls(begin: Begin) -> None:
     await story.evaluate(0.4)
     await story.done(3)
     # One bad evaluation is borne, but is nothing to show anybody.
-    await shop.client.decide(live.id, "promote", Decision(who="ann"))
+    await shop.client.decide(live.id, "promote", Said(who="ann"))
     await shop.busy(*names("d"))
     await story.evaluate(0.3)
     assert await story.ended() == 1, story.log
@@ -347,7 +348,7 @@ async def test_when_production_is_too_far_behind_it_waits_for_a_release(begin: B
     await story.shop.busy(*names("a"))
     live = await story.release(1)
     await story.shop.reward(await _on(story, live, "stable"), 1.0)
-    await story.shop.client.decide(live.id, "promote", Decision(who="ann"))
+    await story.shop.client.decide(live.id, "promote", Said(who="ann"))
 
     async def behind() -> bool:
         return any("versions (rollouts.staleness) behind run.1" in text for text in await story.told())

@@ -27,8 +27,9 @@ from fakes.staging import address
 from fakes.vllm_process import install
 from fakes.workers import beside, finish
 
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import Claim, ClaimRequest, RolloutSpec
-from penstock.gateway.model.release import Decision, NewRelease, ReleaseView
+from penstock.gateway.model.release import NewRelease, ReleaseView
 from penstock.gateway.model.resource import Audience, Need
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config, check_full
@@ -38,7 +39,7 @@ from penstock.trainer.serving.publish import Publisher, PublishError
 from penstock.trainer.serving.replicas import Replicas, replicas_of
 
 ONLINE = Audience(modes=["online"])
-ANN = Decision(who="ann")
+ANN = Said(who="ann")
 
 
 class Asking(Patient):

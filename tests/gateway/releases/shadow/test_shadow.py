@@ -31,7 +31,8 @@ from penstock.gateway.dialects import by_name
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.attributes import LEG, SHADOW_OF
-from penstock.gateway.model.release import Decision, Entry, NewRelease, Pin, Release, ReleaseView
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.release import Entry, NewRelease, Pin, Release, ReleaseView
 from penstock.gateway.model.resource import Audience
 from penstock.gateway.model.span import Span
 from penstock.gateway.prompts.rewrite import find
@@ -234,7 +235,7 @@ async def test_a_release_that_is_taken_back_leaves_no_mirror_running(rig: Rig) -
     release = await rig.start()
     await rig.traffic.call("r1")
     await rig.provider.until(lambda: rig.provider.running == 1)
-    await rig.client.decide(release.id, "abort", Decision(who="ann"))
+    await rig.client.decide(release.id, "abort", Said(who="ann"))
     await rig.provider.until(lambda: rig.provider.running == 0)
     (span,) = await rig.tape.spans(f"{release.id}-shadow", 1, f"a{release.revision + 2}")
     assert span.status == "cancelled"

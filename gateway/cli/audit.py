@@ -1,0 +1,45 @@
+"""`penstock audit`: who changed what; and the options by which a command says who wants a change, and why."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.gateway.cli.resources import person
+from penstock.gateway.cli.terminal import show
+from penstock.gateway.client.console import LOCAL, Json, Limit, Url, made, up_to, with_client
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.model.audit import Said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaidOptions:
+    """Who wants a change, and why."""
+
+    who: str | None = None
+    """Who wants it; the name you are logged in with if not given."""
+    why: str = ""
+    """Why, in a sentence; `penstock audit` shows it."""
+
+    def said(self) -> Said:
+        """The same for the gateway."""
+        from penstock.gateway.model.audit import Said
+
+        return made(Said, who=person(self.who), why=self.why)
+
+
+SAID = SaidOptions()
+
+
+def audit(*, limit: Limit = 50, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List who changed what, and why, newest first."""
+    from penstock.gateway.display import audit
+
+    async def ask(client: Client) -> None:
+        rows = await up_to(limit, client.audit_log)
+        show(rows, json, lambda: audit.entries(rows, time.time_ns()), "Nobody has changed anything yet.")
+
+    with_client(gateway, ask)

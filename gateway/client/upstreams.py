@@ -1,0 +1,30 @@
+"""The part of the typed client that speaks of upstreams."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from penstock.gateway.client.connection import Connection
+from penstock.gateway.model.audit import UNSAID, Said
+from penstock.gateway.model.upstream import PauseRequest, UpstreamList, UpstreamView
+
+
+class UpstreamClient(Connection):
+    """What can be asked about upstreams and done to them."""
+
+    async def upstreams(self) -> list[UpstreamView]:
+        """All upstreams, by name."""
+        return (await self.get("/api/upstreams", UpstreamList)).upstreams
+
+    async def pause_upstream(self, name: str, bound_s: float, said: Said = UNSAID) -> UpstreamView:
+        """Lets calls to an upstream wait; past `bound_s` seconds they are refused until it is opened or paused anew."""
+        asked = PauseRequest(bound_s=bound_s, **said.model_dump(exclude_unset=True))
+        return await self.post(f"{_path(name)}/pause", UpstreamView, asked)
+
+    async def open_upstream(self, name: str, said: Said = UNSAID) -> UpstreamView:
+        """Serves what waits for an upstream, and everything from then on."""
+        return await self.post(f"{_path(name)}/open", UpstreamView, said)
+
+
+def _path(name: str) -> str:
+    return f"/api/upstreams/{quote(name, safe='')}"

@@ -1,0 +1,48 @@
+"""Upstreams as people and trainers see them, and holding one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import Field
+
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.base import Noun
+
+LONGEST_HOLD_S: Final = 3600.0
+"""The largest bound of a hold, in seconds: no client waits for longer."""
+
+
+class PauseRequest(Said):
+    """How long calls may wait."""
+
+    bound_s: float = Field(default=60.0, gt=0, le=LONGEST_HOLD_S)
+    """Seconds from now after which calls are refused unless it was opened or paused again."""
+
+
+class UpstreamView(Noun):
+    """An upstream, as calls meet it."""
+
+    name: str
+    """Its name in the configuration."""
+    paused: bool
+    """Whether calls to it wait."""
+    paused_s: float | None
+    """Seconds since it was first paused; None while it is open."""
+    bound_s: float | None
+    """Seconds that the last hold allows; None while it is open."""
+    waiting: int
+    """Calls that wait."""
+    running: int
+    """Connections with a call on them: none is left when the weights may be changed."""
+    waited: int
+    """Calls that have waited since the gateway started."""
+    refused: int
+    """Those of them that were refused."""
+
+
+class UpstreamList(Noun):
+    """All upstreams."""
+
+    upstreams: list[UpstreamView]
+    """One each, by name."""

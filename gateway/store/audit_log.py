@@ -1,0 +1,113 @@
+"""The audit log: who changed what by the control API, in the order of the changes.
+
+An entry is written by the operation that makes the change, in its transaction (`write`), or right after a change that
+is not on the tape (`AuditLog.keep`). A release has a chain of its own, so an entry of a release only names its link
+(`point`), and what the link says is read from there. Entries are numbered on and are never changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from pydantic import BaseModel
+
+from penstock.gateway.model.audit import NOBODY, AuditEntry, Said
+from penstock.gateway.model.release import Entry
+from penstock.gateway.store import keys
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.reader import Reader, downwards
+from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.store.view import View
+
+DATABASE: Final = "audit_log"
+_SLICE: Final = 256
+_log = logging.getLogger("penstock.control")
+
+
+class Link(BaseModel):
+    """Names a link of a release's chain."""
+
+    release: str
+    """The release."""
+    number: int
+    """The link."""
+
+    @property
+    def key(self) -> bytes:
+        """Where the link is."""
+        return keys.rollout_key(self.release) + keys.u32(self.number)
+
+
+class Change(BaseModel):
+    """What is stored of a change; its number is the key."""
+
+    at_ns: int = 0
+    who: str = ""
+    action: str = ""
+    target: str = ""
+    why: str = ""
+    link: Link | None = None
+    """Set for a change of a release; nothing else is then."""
+
+
+def write(tape: Transaction, said: Said, action: str, target: str, now: int) -> None:
+    """Writes down a change. Known secrets are taken out of what its author says."""
+    who, why = map(tape.secrets.text, (said.who, said.why))
+    _append(tape, Change(at_ns=now, who=who or NOBODY, action=action, target=target, why=why))
+
+
+def point(tape: Transaction, release: str, number: int) -> None:
+    """Writes down a change of a release that its chain has."""
+    _append(tape, Change(link=Link(release=release, number=number)))
+
+
+def _append(tape: Transaction, change: Change) -> None:
+    number = tape.last(DATABASE) + 1
+    tape.put(DATABASE, keys.number(number), change.model_dump_json(exclude_defaults=True).encode(), append=True)
+
+
+def entry_of(view: View, key: bytes, record: bytes) -> AuditEntry:
+    """A stored change as the noun; raises `TapeError` when the link that it names is missing."""
+    change, number = Change.model_validate_json(record), keys.to_number(key)
+    if change.link is None:
+        return AuditEntry(number=number, **change.model_dump(exclude={"link"}))
+    stored = view.get("audit", change.link.key)
+    if stored is None:
+        raise TapeError(f"link {change.link.number} of release {change.link.release} is missing")
+    link = Entry.model_validate_json(stored)
+    action = f"{link.action}_release"
+    return AuditEntry(
+        number=number, at_ns=link.at_ns, who=link.who, action=action, target=change.link.release, why=link.why
+    )
+
+
+class AuditLog:
+    """The audit log of a gateway."""
+
+    def __init__(self, tape: Reader, recorder: Recorder, now_ns: Callable[[], int]) -> None:
+        self._tape, self._recorder, self._now_ns = tape, recorder, now_ns
+
+    async def keep(self, said: Said, action: str, target: str) -> None:
+        """Writes down what was done and is not on the tape. A tape that takes nothing must not hinder it: a server that
+        was paused must be opened also when the disk is full."""
+        now = self._now_ns()
+        try:
+            await self._recorder.submit(lambda tape: write(tape, said, action, target, now))
+        except TapeError as error:
+            _log.error("the audit log lacks %s of %s by %r: %s", action, target, said.who or NOBODY, error)
+
+    def entries(self, before: int | None = None) -> Iterator[AuditEntry]:
+        """All changes, newest first; those before this number."""
+        start = None if before is None else keys.number(before)
+        while True:
+            with self._tape.view() as view:
+                with view.cursor(DATABASE) as cursor:
+                    found = downwards(cursor, start, _SLICE)
+                entries = [entry_of(view, key, record) for key, record in found]
+            yield from entries
+            if len(found) < _SLICE:
+                return
+            start = found[-1][0]
