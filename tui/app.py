@@ -25,6 +25,7 @@ from textual.driver import Driver
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.answers import FilterField
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.change import Digest
 from penstock.tui.keys import Key, KeyMap
 from penstock.tui.link import Link, is_far
@@ -32,7 +33,7 @@ from penstock.tui.looking import Looking, What
 from penstock.tui.main_screen import Main
 from penstock.tui.screens import registry
 from penstock.tui.settings import Context
-from penstock.tui.view import Action, Said, View
+from penstock.tui.view import Action, View
 from penstock.tui.widgets.dialogs import Confirm
 
 FEED_S: Final = {False: 0.5, True: 2.0}
@@ -132,7 +133,8 @@ class PenstockApp(App[None], inherit_bindings=False):
 
     async def _learn(self, client: Client) -> None:
         """What a session needs to know once."""
-        self.fields = (await client.filter_fields()).rollouts
+        caller, fields = await asyncio.gather(client.whoami(), client.filter_fields())
+        self.role, self.fields = caller.role, fields.rollouts
         self._told("link")
 
     def _lost(self, error: ClientError) -> None:

@@ -151,7 +151,6 @@ class Handler:
             self.main.draw()
         else:
             self.main.draw_panes()
-        self.main.penstock.looking.choose()
 
     def _follow(self) -> None:
         self.main.shown.following = not self.main.shown.following

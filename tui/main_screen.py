@@ -94,6 +94,7 @@ class Main(Screen[None], inherit_bindings=False):
 
     def go(self, stack: list[Shown]) -> None:
         self.stack, self.at, self.panes = stack, None, ()
+        self.shown.view.pane = ""
         self.penstock.looking.show(self.shown)
         self.draw()
 
@@ -134,6 +135,8 @@ class Main(Screen[None], inherit_bindings=False):
         self.sheet.display = self._tabs.display = split or focus == "panes"
 
     def _draw_rows(self, shown: Shown) -> None:
+        if shown.chosen is None and self.table is not None and self.table.start in self.ids:
+            shown.chosen, shown.following = self.table.start, False
         at = arrange.place_of(self.ids, shown.chosen, self.at, shown.following)
         chosen = None if at is None else self.ids[at]
         if chosen != shown.chosen:
@@ -191,8 +194,15 @@ class Main(Screen[None], inherit_bindings=False):
         else:
             shown.tab = min(shown.tab, len(self.panes) - 1)
             one = self.panes[shown.tab]
+            self._in_sight(one.title)
             self._tabs.update(tabs([pane.title for pane in self.panes], shown.tab))
             self.sheet.show((shown.view.name, shown.chosen, one.title), one.draw)
+
+    def _in_sight(self, title: str) -> None:
+        """Lets the view ask for what this pane shows."""
+        if self.shown.view.pane != title:
+            self.shown.view.pane = title
+            self.penstock.looking.choose()
 
     def _nothing(self, shown: Shown) -> Text:
         """What stands where a pane would."""

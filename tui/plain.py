@@ -39,7 +39,7 @@ async def printed(
         found += rows(table)
         if id is not None and id not in table.ids:
             raise ClientError(f"{view.name} has no row {id!r}", 404)
-        id = id or next(iter(table.ids), None)
+        id = id or table.start or next(iter(table.ids), None)
     closer = None if id is None else await view.look_closer(client, data, id)
     for one in view.panes(data, id, closer, now_ns):
         found += [Text(), _titled(one, None if table is None else id), one.draw(width)]

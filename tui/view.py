@@ -22,6 +22,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from penstock.gateway.display.table import Column
+from penstock.gateway.model.audit import Said
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -67,18 +68,12 @@ class Table:
     """What is said when there are no rows."""
     order: Mapping[str, Callable[[str], Order]] = field(default_factory=dict[str, Callable[[str], Order]])
     """By which columns rows can be sorted: column -> id -> value."""
+    start: str | None = None
+    """The row that is chosen first; None: the first one."""
     bar: Callable[[str, int], Text] | None = None
     """Draws what stands right of the columns, for a row and so many characters; of the row `` it is the heading."""
     words: Callable[[str], str] | None = None
     """The text of a row that `/` searches, where the gateway does not filter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a person says when something is changed."""
-
-    who: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +141,9 @@ class View(Generic[D, E]):
         """Which of its kind it is, for the line that says where one is, such as the id of a rollout."""
         return ""
 
-    pane: str = ""
-    """The title of the pane in sight; empty: all are. A closer look need not ask for what other panes show."""
+    pane: str | None = None
+    """The title of the pane in sight, empty before it is known; None: all are. A closer look need not ask for what
+    other panes show."""
 
     # What lists of more rows than are held do besides.
 

@@ -38,7 +38,15 @@ from penstock.gateway.api.tool_reading import read_tools
 from penstock.gateway.calls.turns import plain_bodies, read_exchange
 from penstock.gateway.client.exchanges import Recorded, pack
 from penstock.gateway.diagnosis.diagnosis import diagnose
-from penstock.gateway.model.answers import AttemptList, Diagnosis, ExchangeView, RolloutPage, SpanDetail, SpanPage
+from penstock.gateway.model.answers import (
+    AttemptList,
+    Bytes,
+    Diagnosis,
+    ExchangeView,
+    RolloutPage,
+    SpanDetail,
+    SpanPage,
+)
 from penstock.gateway.model.base import ID_PATTERN, Kind, Noun
 from penstock.gateway.model.exchange import Exchange, Side
 from penstock.gateway.model.queue import WorkerList
@@ -179,11 +187,18 @@ async def get_attempts(request: web.Request) -> web.Response:
     return answer(AttemptList(attempts=request.app[CONTROL].tape.attempts(_rollout(request).id)))
 
 
+class SpanQuery(Noun):
+    """Parameters of a span."""
+
+    exchange: Bytes = "exact"
+    """The recorded bytes: `exact`, `plain` without their content encodings, or `none`."""
+
+
 async def get_span(request: web.Request) -> web.Response:
     """A whole span: its head, the exchange read as messages, tool calls and usage, and the recorded headers, bodies
     and arrival times. Bodies are text where they are UTF-8, else base64."""
-    detail = await asyncio.to_thread(detail_of, request.app[CONTROL].tape, _span(request))
-    return answer(detail)
+    wanted, span = query_of(request, SpanQuery).exchange, _span(request)
+    return answer(await asyncio.to_thread(detail_of, request.app[CONTROL].tape, span, wanted))
 
 
 class BodyQuery(Noun):
@@ -304,12 +319,18 @@ def _said(request: web.Request) -> Exchange | Side:
     return found
 
 
-def detail_of(tape: Tape, span: Span) -> SpanDetail:
+def detail_of(tape: Tape, span: Span, wanted: Bytes = "exact") -> SpanDetail:
     """A span with its exchange, read."""
     exchange = tape.exchange(span)
     if exchange is None:
         return SpanDetail(span=span)
-    return SpanDetail(span=span, turn=read_exchange(span.dialect, exchange, span), exchange=ExchangeView.of(exchange))
+    detail = SpanDetail(span=span, turn=read_exchange(span.dialect, exchange, span))
+    if wanted == "plain":
+        request, response = plain_bodies(exchange)
+        exchange = exchange.model_copy(update={"request_body": request, "response_body": response})
+    if wanted != "none":
+        detail.exchange = ExchangeView.of(exchange)
+    return detail
 
 
 def _bytes(request: web.Request, side: str, body: bytes) -> web.Response:

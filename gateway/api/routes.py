@@ -186,7 +186,7 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/api/rollouts/{rid}/attempts/{aid}/spans", "attempt_spans", "Spans of an attempt",
         SpanPage, reading.get_rollout_spans, query=reading.PageQuery,
     ),
-    Route("GET", _SPAN, "span", "One span, whole", SpanDetail, reading.get_span),
+    Route("GET", _SPAN, "span", "One span, whole", SpanDetail, reading.get_span, query=reading.SpanQuery),
     Route(
         "GET", f"{_SPAN}/request", "request_body", "Request body, exact bytes",
         OCTETS, reading.get_request_body, query=reading.BodyQuery,

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from penstock.gateway.canary.verify import verify
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.client.parallel import each
+from penstock.gateway.client.release_history import read_history
 from penstock.gateway.display.release_series import History
 from penstock.gateway.model.release import Release, Seen
 from penstock.gateway.model.resource import GATEWAY
@@ -46,10 +47,7 @@ class Checked(BaseModel):
 
 async def history(client: Client, release: Release, after: int = 0) -> History:
     """The chain of a release as it was in this state, and who took part behind this assignment."""
-    audit = await client.audit(release.id)
-    rows = [row async for row in client.assignments(release.id, after)]
-    assigned, seen = [one for one, _ in rows], [one for _, one in rows if one is not None]
-    return History.of(release, audit, assigned, seen, after)
+    return History.of(release, *await read_history(client, release.id, after), after)
 
 
 async def checked(client: Client, name: str) -> Checked:

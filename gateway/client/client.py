@@ -31,6 +31,7 @@ from penstock.gateway.client.upstreams import UpstreamClient
 from penstock.gateway.model.answers import (
     AttemptList,
     AuditPage,
+    Bytes,
     ChangePage,
     Diagnosis,
     FilterFields,
@@ -131,9 +132,9 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         """The attempts of a rollout, oldest first."""
         return (await self.get(f"{_path(rollout)}/attempts", AttemptList)).attempts
 
-    async def span(self, rollout: str, attempt: str, sequence: int) -> SpanDetail:
-        """A whole span."""
-        return await self.get(_path(rollout, attempt, sequence), SpanDetail)
+    async def span(self, rollout: str, attempt: str, sequence: int, exchange: Bytes = "exact") -> SpanDetail:
+        """A whole span; `exchange`: its bytes as recorded, without their content encodings, or left out."""
+        return await self.get(_path(rollout, attempt, sequence), SpanDetail, {"exchange": exchange})
 
     async def transcript(self, rollout: str, attempt: str | None = None, outcome: Outcome | None = None) -> Transcript:
         """What reward functions get: the task, and every call of an attempt, read; of the newest one when none is
@@ -144,7 +145,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
             raise ClientError(f"rollout {rollout!r} has no attempt{'' if attempt is None else f' {attempt!r}'}", 404)
         spans = [span async for span in self.spans(rollout, found.id)]
         calls = [span for span in spans if span.kind == "llm"]
-        details = await each(lambda head: self.span(rollout, found.id, head.sequence), calls)
+        details = await each(lambda head: self.span(rollout, found.id, head.sequence, "none"), calls)
         return Transcript(
             rollout=Rollout(**{name: getattr(summary, name) for name in Rollout.model_fields}),
             attempt=found,

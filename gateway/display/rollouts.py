@@ -117,7 +117,7 @@ def spans(rows: Iterable[Span]) -> Listing:
     made = Listing(*SPANS)
     for s in rows:
         end = plain(s.error, "red") if s.error else plain(s.finish if s.kind in CALLS else content(s))
-        times = (_length(s), duration(s.first_byte_ns), _tokens(s), s.tool_calls or "")
+        times = (length(s), duration(s.first_byte_ns), tokens(s), s.tool_calls or "")
         head = (plain(s.attempt), plain(s.sequence), moment(s.start_ns)[5:], _what(s), plain(s.model or s.name))
         made.add_row(*head, status(s.status), plain(s.http_status), *map(plain, times), end)
     return made
@@ -208,14 +208,20 @@ def change(entry: Change) -> Text:
 def span_line(span: Span) -> Text:
     """A span on one line; a call without a model is known by its path, what is no call by its name."""
     if span.kind not in CALLS:
-        first = (f"#{span.sequence}", _what(span), span.name if span.name != _what(span) else "")
         failed = status(span.status) if span.status == SpanStatus.ERROR else ""
-        return joined(*(clean(piece) for piece in first if piece), failed, clean(content(span)), _length(span))
+        return joined(*label(span), failed, clean(content(span)), length(span))
     first = f"first byte {duration(span.first_byte_ns)}" if span.first_byte_ns is not None else ""
-    facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := _tokens(span)) else "")
+    facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := tokens(span)) else "")
     asked = counted(span.tool_calls, "tool call") if span.tool_calls else ""
-    name = (f"#{span.sequence}", _what(span), span.agent or "", span.model or span.name or f"{span.method} {span.path}")
-    return joined(*map(clean, name), status(span.status), span.error or "", *facts, asked)
+    return joined(*label(span), status(span.status), span.error or "", *facts, asked)
+
+
+def label(span: Span) -> tuple[str, ...]:
+    """What a span is: number, kind, agent, and model or name."""
+    if span.kind not in CALLS:
+        return f"#{span.sequence}", _what(span), clean(span.name) if span.name not in (None, _what(span)) else ""
+    name = span.model or span.name or f"{span.method} {span.path}"
+    return f"#{span.sequence}", _what(span), clean(span.agent or ""), clean(name)
 
 
 def content(span: Span) -> str:
@@ -240,7 +246,7 @@ def _reward(given: Reward) -> Iterator[str]:
     yield abbreviate(given.reason or "", BRIEF)
 
 
-def _length(span: Span) -> str:
+def length(span: Span) -> str:
     """Empty for a span that took no time, such as a reward or an event."""
     return duration(span.duration_ns) if span.kind in CALLS or span.duration_ns else ""
 
@@ -249,7 +255,7 @@ def _what(span: Span) -> str:
     return span.dialect if span.kind == "llm" else span.kind
 
 
-def _tokens(span: Span) -> str:
+def tokens(span: Span) -> str:
     """As counted; ~80 is an estimate, ? is unknown. Empty for a span that uses no tokens."""
     if span.estimate is None:
         known = span.usage or (Usage() if uncounted(span, by_name(span.dialect)) else None)

@@ -136,6 +136,10 @@ class ExchangeView(Noun):
         )
 
 
+Bytes = Literal["exact", "plain", "none"]
+"""Which bytes of an exchange are wanted: as recorded, without their content encodings, or none."""
+
+
 class SpanDetail(Noun):
     """A whole span: its summary, what it says, and the bytes that say it."""
 

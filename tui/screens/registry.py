@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from penstock.gateway.model.base import ID_PATTERN
+from penstock.tui.screens.compare import MOST, CompareRollouts, CompareRuns, CompareVersions, CompareView
 from penstock.tui.screens.groups import GroupsView
+from penstock.tui.screens.releases import ReleasesView
+from penstock.tui.screens.resources import ResourcesView
+from penstock.tui.screens.rollout import RolloutView
 from penstock.tui.screens.rollouts import RolloutsView
+from penstock.tui.screens.runs import RunsView
 from penstock.tui.screens.workers import WorkersView
 from penstock.tui.view import View
 
@@ -33,18 +40,44 @@ def _plain(view: type[View[Any, Any]]) -> Named:
     return Named(make, view, "", view.help)
 
 
+def _rollout(words: Sequence[str]) -> View[Any, Any]:
+    if len(words) != 1 or not re.fullmatch(ID_PATTERN, words[0]):
+        raise ValueError(f"rollout wants the id of one rollout behind it, not {' '.join(words)!r}")
+    return RolloutView(words[0])
+
+
+def _compare(words: Sequence[str]) -> View[Any, Any]:
+    match words:
+        case "group", group:
+            return CompareRollouts(group=group)
+        case "versions", name, old, new:
+            return CompareVersions(name, (old, new))
+        case "runs", old, new:
+            return CompareRuns((old, new))
+        case "rollouts", *ids if 2 <= len(ids) <= MOST:
+            return CompareRollouts(ids)
+        case _:
+            raise ValueError(f"compare wants {COMPARES}, not {' '.join(words)!r}")
+
+
 def _rollouts(words: Sequence[str]) -> View[Any, Any]:
     return RolloutsView(" ".join(words))
 
 
+COMPARES: Final = f"rollouts ID ID [ID ...] (up to {MOST}), group NAME, versions RESOURCE OLD NEW, or runs ID ID"
 SCREENS: Final[dict[str, Named]] = {
     "rollouts": Named(_rollouts, RolloutsView, "[FILTER]", RolloutsView.help),
+    "rollout": Named(_rollout, RolloutView, "ID", RolloutView.help),
+    "compare": Named(_compare, CompareView, COMPARES, CompareView.help),
+    "releases": _plain(ReleasesView),
+    "resources": _plain(ResourcesView),
+    "runs": _plain(RunsView),
     "workers": _plain(WorkersView),
     "groups": _plain(GroupsView),
 }
 
 
-STANDING: Final = [(name,) for name in SCREENS]
+STANDING: Final = [(name,) for name, named in SCREENS.items() if named.wants in ("", "[FILTER]")]
 """The screens that need no words, in their order."""
 
 
@@ -59,4 +92,23 @@ def made(words: Sequence[str]) -> View[Any, Any]:
 
 def compared(view: str, data: Any, marked: Sequence[str], chosen: str | None) -> list[str]:
     """The words of the screen that compares what is marked on a screen. Raises `ValueError` with a sentence."""
-    raise ValueError("mark two rows with Space first")
+    if view == "rollouts" and not marked and chosen is not None:
+        row = data.rows.get(chosen)
+        if row is None or row.group is None:
+            raise ValueError("mark two rollouts with Space first; this one has no group to be compared with")
+        return ["compare", "group", row.group]
+    if view == "groups" and chosen is not None:
+        return ["compare", "group", chosen]
+    if view == "resources" and chosen is not None:
+        versions = data.resources[chosen].versions
+        if len(versions) < 2:
+            raise ValueError(f"{chosen} has one version; there is nothing to compare it with")
+        stable = data.resources[chosen].stable.version
+        newest = versions[-1].version
+        return ["compare", "versions", chosen, stable if stable != newest else versions[-2].version, newest]
+    if view == "runs" and len(marked) == 2:
+        return ["compare", "runs", *marked]
+    if view == "rollouts" and 2 <= len(marked) <= MOST:
+        return ["compare", "rollouts", *marked]
+    most = f"two to {MOST} rows" if view == "rollouts" else "two rows"
+    raise ValueError(f"mark {most} with Space first; {len(marked)} are marked")

@@ -14,7 +14,7 @@ import shlex
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from rich.text import Text
 
@@ -22,7 +22,9 @@ from penstock.gateway.display import rollouts as shown
 from penstock.gateway.display.text import compact, joined, plain
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import Span
-from penstock.tui.view import Pane, Table, View, pane
+from penstock.tui.screens.rollout import RolloutView
+from penstock.tui.screens.rollout_actions import rollout_actions
+from penstock.tui.view import Action, Pane, Table, View, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -125,6 +127,10 @@ class Rollouts:
         return not self.complete and (not self.order or self.order[-1] in visible)
 
 
+def _row(data: Rollouts, id: str | None) -> RolloutSummary | None:
+    return None if id is None else data.rows.get(id)
+
+
 class RolloutsView(View[Rollouts, Closer]):
     """All rollouts that a filter finds."""
 
@@ -133,6 +139,7 @@ class RolloutsView(View[Rollouts, Closer]):
     help = "what agents did, newest first; Enter opens one"
     concerns = frozenset({"rollouts"})
     every_s = 60.0
+    actions: ClassVar[Sequence[Action[Any]]] = rollout_actions(_row)
 
     def __init__(self, terms: str = "") -> None:
         self._terms = terms.strip()
@@ -221,6 +228,9 @@ class RolloutsView(View[Rollouts, Closer]):
 
     def command(self, id: str | None) -> str:
         return f"penstock rollouts {shlex.quote(self._terms)}" if self._terms else "penstock rollouts"
+
+    def opens(self, data: Rollouts, id: str) -> View[Any, Any]:
+        return RolloutView(id)
 
     def filtered(self, terms: str) -> RolloutsView:
         return RolloutsView(terms)

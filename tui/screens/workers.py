@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.text import Text
 
 from penstock.gateway.display import queue as shown
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import QueueState, QueueStatus
 from penstock.gateway.model.rollout import Worker
-from penstock.tui.view import Action, Pane, Said, Table, View, pane
+from penstock.tui.view import Action, Pane, Table, View, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -38,7 +39,7 @@ def _set(state: QueueState, id: str, does: str) -> Action[Work]:
         return f"The queue is {data.queue.state}. {does}?"
 
     async def act(client: Client, data: Work, row: str | None, said: Said) -> str:
-        found = await client.set_queue(state)
+        found = await client.set_queue(state, said)
         return f"The queue is {found.state}."
 
     return Action(id, unavailable, question, act)

@@ -13,8 +13,8 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from penstock.gateway.model.audit import Said
 from penstock.tui.keys import TITLES, Key, name
-from penstock.tui.view import Said
 
 
 def person() -> str:
@@ -55,7 +55,7 @@ class Confirm(ModalScreen[Said | None]):
         if self._reason and not why:
             self.query_one("#wrong", Static).update("Say why, in a few words: it stands in the audit.")
             return
-        self.dismiss(Said(person(), why))
+        self.dismiss(Said(who=person(), why=why))
 
     def on_key(self, event: events.Key) -> None:
         """Leaves it."""

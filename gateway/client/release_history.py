@@ -1,0 +1,23 @@
+"""All that the tape has of a release, read from a gateway."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.gateway.client.releases import ReleaseClient
+from penstock.gateway.model.release import Assignment, Entry, Seen
+
+
+class Recorded(NamedTuple):
+    """The chain of a release, and who took part."""
+
+    audit: list[Entry]
+    assigned: list[Assignment]
+    seen: list[Seen]
+
+
+async def read_history(client: ReleaseClient, release: str, after: int = 0) -> Recorded:
+    """The chain, and the assignments behind `after`."""
+    audit = await client.audit(release)
+    rows = [row async for row in client.assignments(release, after)]
+    return Recorded(audit, [one for one, _ in rows], [one for _, one in rows if one is not None])

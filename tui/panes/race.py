@@ -1,0 +1,141 @@
+"""The evidence of a release as a race: one lane for each e-value, to the bound at which the gateway acts. Pure.
+
+An e-value begins at 1 and grows while the data speak for its claim; crossing its bound is the decision (notes of
+`gateway.canary`). A lane is logarithmic, because evidence multiplies. How many rollouts are likely left is how far the
+logarithm still has to go, by how much it grew with each counted rollout lately: the least and the most of what the last
+half and all of the rollouts say. It is a guess, and says what it is made of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.gateway.display.release_series import Point
+from penstock.gateway.display.release_summary import Measure, measures
+from penstock.gateway.display.table import Column, Listing, figure
+from penstock.gateway.display.text import plain
+from penstock.gateway.model.release import ReleaseView
+from penstock.tui.panes.chart import Line, chart, key
+
+FEWEST: Final = 8
+"""Counted rollouts from which on a pace is told."""
+LEAST_LANE: Final = 12
+CHART_HEIGHT: Final = 8
+LANES = (
+    Column("evidence"), Column("from 1 to the bound"), figure("e-value"), figure("bound"), Column("then"),
+    Column("likely left", narrows="words", least=16),
+)  # fmt: skip
+
+
+class Left(NamedTuple):
+    """How many more counted rollouts a bound is likely away."""
+
+    least: int
+    most: int | None
+    """None: at one of the two paces it is never reached."""
+
+
+def name_of(measure: Measure) -> str:
+    """The figure of a measure, as points have it."""
+    kind, _, rest = measure.name.partition(" ")
+    match kind:
+        case "guard":
+            return f"guard.{rest}"
+        case "split":
+            return f"srm.{rest.removeprefix('in ')}"
+        case "harm":
+            return "harm"
+        case _:
+            return "non_inferiority"
+
+
+def left(measure: Measure, points: Sequence[Point]) -> Left | None:
+    """How many rollouts are likely left; None when it is not known, or when it does not move towards its bound."""
+    grown = [(point.counted, _log(point.figures.get(name_of(measure), 1.0))) for point in points]
+    if not grown or grown[-1][0] < FEWEST or measure.crossed:
+        return None
+    last, now = grown[-1]
+    middle = next(((at, log) for at, log in grown if at >= last / 2), (0, 0.0))
+    paces = [now / last, (now - middle[1]) / (last - middle[0]) if last > middle[0] else 0.0]
+    forward = [pace for pace in paces if pace > 0]
+    if not forward:
+        return None
+    rest = math.log(measure.limit) - now
+    return Left(math.ceil(rest / max(forward)), math.ceil(rest / min(forward)) if len(forward) == 2 else None)
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else 0.0
+
+
+def race(view: ReleaseView, points: Sequence[Point], width: int) -> RenderableType:
+    """The lanes, who leads, and how the evidence has grown."""
+    release = view.release
+    if not release.assigned:
+        return Text("No rollout has been assigned yet: the race begins with the canary.")
+    found = measures(release, view.figures)
+    leads = max(found, key=_share)
+    made = Listing(*LANES)
+    lane = max(LEAST_LANE, min(40, width - 66))
+    for one in found:
+        then = f"{one.follows} (reached)" if one.crossed else one.follows
+        name = f"{one.name} ◀ leads" if one is leads and _share(one) > 0 and release.live else one.name
+        words = _words(one, left(one, points), release.live)
+        made.add_row(plain(name), _lane(one, lane), f"{one.value:.3g}", f"{one.limit:g}", then, words)
+    return Group(made, *_pace(release.live, points), *_curves(found, points, width))
+
+
+def _share(one: Measure) -> float:
+    """How far it is on its way, from 0 to 1."""
+    return min(1.0, max(0.0, _log(one.value) / math.log(one.limit)))
+
+
+def _lane(one: Measure, size: int) -> Text:
+    full = min(size, int(_share(one) * size + 1e-9))
+    style = "green" if one.follows == "promotes" else "red"
+    head = "▶" if full < size else ""
+    return Text.assemble(("━" * full + head, style), ("┄" * (size - full - 1), "dim"), "▌")
+
+
+def _words(one: Measure, found: Left | None, live: bool) -> str:
+    if one.crossed or not live:
+        return ""
+    if found is None:
+        return "not moving"
+    if found.most is None:
+        return f"{found.least:,} or more"
+    return f"about {found.least:,}" if found.least == found.most else f"{found.least:,} to {found.most:,}"
+
+
+def _pace(live: bool, points: Sequence[Point]) -> Iterator[Text]:
+    if not live:
+        return
+    counted = points[-1].counted if points else 0
+    if counted < FEWEST:
+        yield Text(f"How many are left is told from {FEWEST} counted rollouts on; there are {counted}.", style="dim")
+    else:
+        said = (
+            f"Likely left: counted rollouts, at the pace of the last {counted - counted // 2:,} and of all {counted:,}."
+        )
+        yield Text(said, style="dim")
+
+
+def _curves(found: Sequence[Measure], points: Sequence[Point], width: int) -> Iterator[RenderableType]:
+    """How the evidence grew: the two leading lanes, each as the share of its way."""
+    if len(points) < 3:
+        return
+    leading = sorted(found, key=_share, reverse=True)[:2]
+    lines = [Line(one.name, [(0.0, 0.0)], _way(one, points)) for one in leading]
+    yield from (Text(), Text("The way to the bound over the counted rollouts (1 is the bound)", style="dim"))
+    yield chart([*lines], min(width - 8, 120), CHART_HEIGHT, ("bound", 1.0))
+    yield key(lines)
+
+
+def _way(one: Measure, points: Sequence[Point]) -> list[tuple[float, float]]:
+    bound = math.log(one.limit)
+    return [(float(point.counted), _log(point.figures.get(name_of(one), 1.0)) / bound) for point in points]

@@ -1,0 +1,83 @@
+"""The tokens of an answer, with how likely the model found each: where it was unsure stands out. Pure.
+
+    The ca|pital of| Peru| is|?Lima|.
+
+A token that was less likely than one in two has a `?` before it, one below one in ten `‼`. Colours only repeat that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.gateway.dialects.token_logprobs import Token
+from penstock.gateway.display.table import Column, Listing, figure
+from penstock.gateway.display.text import clean
+
+UNSURE, UNLIKELY = math.log(0.5), math.log(0.1)
+MOST: Final = 2_000
+"""Tokens that are drawn."""
+WORST: Final = 12
+"""Least likely tokens that are listed."""
+NONE = (
+    "The engine gave no tokens with this answer. vLLM and SGLang give them for `return_token_ids` and `logprobs`: "
+    "capture_tokens of the upstream asks for both, see docs/training-data.md."
+)
+UNLIKELY_ONES = (figure("at"), Column("token"), figure("id"), figure("probability"), figure("log-probability"))
+
+
+def tokens(found: Sequence[Token]) -> RenderableType:
+    """The answer token by token, and the least likely ones in a table."""
+    if not found:
+        return Text(NONE)
+    known = [token.logprob for token in found if token.logprob is not None]
+    pieces: list[RenderableType] = [Text(_sums(found, known), style="bold"), Text()]
+    if any(token.text is not None for token in found):
+        pieces.append(_marked(found[:MOST]))
+    else:
+        pieces.append(Text(" ".join(str(token.id) for token in found[:MOST])))
+    if len(found) > MOST:
+        pieces.append(Text(f"{len(found) - MOST:,} more tokens are not drawn.", style="dim"))
+    return Group(*pieces, *_worst(found))
+
+
+def _sums(found: Sequence[Token], known: Sequence[float]) -> str:
+    ids = "with their ids" if any(token.id is not None for token in found) else "without ids"
+    count = f"{len(found):,} token{'s' if len(found) != 1 else ''}, {ids}"
+    if not known:
+        return f"{count}; no log-probabilities"
+    mean = sum(known) / len(known)
+    return f"{count}; mean log-probability {mean:.3f}, perplexity {math.exp(min(-mean, 700)):.4g}"
+
+
+def _marked(found: Sequence[Token]) -> Text:
+    made = Text()
+    for at, token in enumerate(found):
+        sign, style = _doubt(token.logprob)
+        text = clean(token.text if token.text is not None else f"<{token.id}>")
+        made.append(("|" if at else "") + sign, "dim").append(text, style)
+    return made
+
+
+def _doubt(logprob: float | None) -> tuple[str, str]:
+    if logprob is None or logprob >= UNSURE:
+        return "", ""
+    return ("?", "yellow") if logprob >= UNLIKELY else ("‼", "bold red")
+
+
+def _worst(found: Sequence[Token]) -> Iterator[RenderableType]:
+    doubted = [(token.logprob, at) for at, token in enumerate(found) if (token.logprob or 0.0) < UNSURE]
+    if not doubted:
+        return
+    made = Listing(*UNLIKELY_ONES)
+    for logprob, at in sorted((logprob or 0.0, at) for logprob, at in doubted)[:WORST]:
+        token = found[at]
+        name = "" if token.text is None else repr(clean(token.text))
+        made.add_row(
+            str(at), name, "" if token.id is None else str(token.id), f"{math.exp(logprob):.2%}", f"{logprob:.3f}"
+        )
+    yield from (Text(), Text("The least likely tokens"), made)

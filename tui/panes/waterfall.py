@@ -1,0 +1,77 @@
+"""Spans as bars over the time of their attempt.
+
+    ░░░░███████        a streamed call: waiting for the first byte, then reading
+    ▒▒▒▒▒              waiting for an answer that came at once, or something that was run
+    ███▶               still going on
+    ██✗                ended badly
+    ◆  ·               a reward; an event
+
+Signs say all; colours only repeat them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from rich.text import Text
+
+from penstock.gateway.display.text import duration
+from penstock.gateway.model.base import CALLS
+from penstock.gateway.model.span import Span, SpanStatus
+
+WAITING, STREAMING, WHOLE, OPEN, FAILED, REWARD, EVENT = "░", "█", "▒", "▶", "✗", "◆", "·"
+COLOURS: Final = {SpanStatus.OK: "green", SpanStatus.OPEN: "cyan", SpanStatus.CANCELLED: "yellow"}
+KEY: Final = f"{WAITING} waits  {STREAMING} streams  {WHOLE} runs  {OPEN} goes on  {FAILED} failed  {REWARD} reward"
+
+
+class Axis(NamedTuple):
+    """The time that a row of characters stands for; ns since the epoch."""
+
+    begin_ns: int
+    end_ns: int
+
+    @classmethod
+    def of(cls, spans: Iterable[Span], now_ns: int) -> Axis:
+        """From the first begin to the last end; what is open goes on until now."""
+        found = list(spans)
+        begin = min((span.start_ns for span in found), default=now_ns)
+        end = max((_end(span, now_ns) for span in found), default=now_ns)
+        return cls(begin, max(end, begin + 1))
+
+    def place(self, at_ns: int, width: int) -> int:
+        """Which character a moment is in, from 0."""
+        share = (at_ns - self.begin_ns) / (self.end_ns - self.begin_ns)
+        return min(width - 1, max(0, int(share * width)))
+
+
+def _end(span: Span, now_ns: int) -> int:
+    return max(span.start_ns, span.end_ns if span.end_ns is not None else now_ns)
+
+
+def heading(axis: Axis, width: int) -> Text:
+    """The axis: its length at its end."""
+    length = duration(axis.end_ns - axis.begin_ns)
+    return Text(f"0{length:>{max(1, width - 1)}}"[:width], style="dim", no_wrap=True)
+
+
+def bar(span: Span, axis: Axis, width: int, now_ns: int) -> Text:
+    """A span as a bar of at least one character."""
+    first = axis.place(span.start_ns, width)
+    made = Text(" " * first, no_wrap=True)
+    if span.kind == "reward":
+        return made.append(REWARD, "bold magenta")
+    if span.kind not in CALLS and span.end_ns in (None, span.start_ns):
+        return made.append(EVENT, "dim")
+    last = max(first, axis.place(_end(span, now_ns) - 1, width))
+    style = COLOURS.get(span.status, "red")
+    if span.first_byte_ns is None or not span.stream:
+        signs = WHOLE * (last - first + 1)
+    else:
+        begun = max(first, axis.place(span.start_ns + span.first_byte_ns, width))
+        signs = WAITING * (begun - first) + STREAMING * (last - begun + 1)
+    if span.status == SpanStatus.OPEN:
+        signs = signs[:-1] + OPEN
+    elif span.status not in (SpanStatus.OK, SpanStatus.CANCELLED):
+        signs = signs[:-1] + FAILED
+    return made.append(signs, style)

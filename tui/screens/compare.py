@@ -1,0 +1,371 @@
+"""Side by side: rollouts, tries at one task, versions, runs.
+
+Two rollouts are aligned by what was said: the first row where they differ is marked and chosen. Of more than two, such
+as the tries at one task, each is a column, and each failed one is told with the step at which it left those that
+succeeded. Versions and runs are compared by what they say, what came of them, and how they were configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from penstock.gateway.client.parallel import each
+from penstock.gateway.display import resources, rollouts
+from penstock.gateway.display.runs import sparkline
+from penstock.gateway.display.table import Column, Listing, figure
+from penstock.gateway.display.text import abbreviate, clean, joined, number, plain
+from penstock.gateway.model.resource import Resource, ResourceView
+from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
+from penstock.gateway.model.run import Curve, Run
+from penstock.gateway.model.transcript import Transcript
+from penstock.tui.panes.chart import chart, key
+from penstock.tui.panes.steps import Pair, Step, aligned, leaves, steps
+from penstock.tui.panes.words import marked
+from penstock.tui.screens.runs import json_lines, line
+from penstock.tui.view import Pane, Table, View, pane
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+MOST: Final = 8
+"""Rollouts that are compared."""
+NEWEST: Final = 200
+"""Rollouts of a version that its mean is taken of."""
+WIDE: Final = 100
+"""Columns from which on two texts stand beside each other."""
+SIGNS: Final = {"=": "same", "≠": "differs", "<": "only left", ">": "only right"}
+
+
+class CompareView(View[Any, Any]):
+    """Things side by side."""
+
+    name = "compare"
+    title = "Compare"
+    help = "two or more rollouts, versions or runs side by side"
+    every_s = 30.0
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """Rollouts with what their newest attempts said."""
+
+    rollouts: Sequence[RolloutSummary]
+    steps: Sequence[Sequence[Step]]
+    pairs: Sequence[Pair]
+    """Of the first two."""
+    left_out: int = 0
+    """Members of the group that are not compared."""
+
+    @property
+    def first(self) -> int | None:
+        """The first row with a difference; None when there is none."""
+        if len(self.rollouts) == 2:
+            return next((at for at, pair in enumerate(self.pairs) if pair.sign != "="), None)
+        return next((at for at in range(self.rows) if len(set(_said(self, at))) > 1), None)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.pairs) if len(self.rollouts) == 2 else max(map(len, self.steps), default=0)
+
+
+def _said(data: Tries, at: int) -> list[str]:
+    """What each said at a step."""
+    return [f"{one[at].who} {one[at].text}" if at < len(one) else "" for one in data.steps]
+
+
+class CompareRollouts(CompareView):
+    """Rollouts, by their ids or by their group."""
+
+    concerns = frozenset({"rollouts"})
+
+    def __init__(self, ids: Sequence[str] = (), group: str | None = None) -> None:
+        self._ids, self._group = ids, group
+
+    async def look(self, client: Client) -> Tries:
+        """Their newest attempts, whole."""
+        ids, left_out = list(self._ids), 0
+        if self._group is not None:
+            quoted = self._group.replace("\\", "\\\\").replace('"', '\\"')
+            members = (await client.rollout_page(f'group="{quoted}"', 200, None)).rollouts
+            # Failed ones first: they are what one asks about.
+            ended = sorted(members, key=lambda row: (row.ended_ns is None, row.status != RolloutStatus.FAILED))
+            ids, left_out = [row.id for row in ended[:MOST]], max(0, len(members) - MOST)
+
+        async def transcript(id: str) -> tuple[RolloutSummary, list[Step]]:
+            summary = await client.rollout(id)
+            told: Transcript | None = await client.transcript(id) if summary.attempts else None
+            return summary, [] if told is None else steps(told)
+
+        found = await each(transcript, ids)
+        said = [one for _, one in found]
+        pairs = aligned(said[0], said[1]) if len(said) == 2 else []
+        return Tries([row for row, _ in found], said, pairs, left_out)
+
+    def head(self, data: Tries, now_ns: int) -> Text:
+        if len(data.rollouts) == 2:
+            left, right = data.rollouts
+            return joined(_short(left), Text("against", style="dim"), _short(right), *_deltas(left, right))
+        good = sum(row.status == RolloutStatus.SUCCEEDED for row in data.rollouts)
+        more = f"{data.left_out:,} more tries are not compared" if data.left_out else ""
+        return joined(f"{good} of {len(data.rollouts)} succeeded", more)
+
+    def table(self, data: Tries, now_ns: int) -> Table:
+        ids = [str(at + 1) for at in range(data.rows)]
+        none = "None of them has said anything yet." if data.rollouts else "There is no such rollout."
+        start = None if data.first is None else ids[data.first]
+        names = [Column(clean(row.id), narrows="cut", least=14) for row in data.rollouts]
+        if len(names) == 2:
+            columns = [figure("step"), names[0], Column(" "), names[1], Column("", optional=True)]
+            return Table(columns, ids, lambda id: _pair_cells(data, int(id) - 1), none, start=start)
+        return Table(
+            [figure("step"), Column(" "), *names], ids, lambda id: _row_cells(data, int(id) - 1), none, start=start
+        )
+
+    def panes(self, data: Tries, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+        facts = pane("Rollouts", rollouts.rollouts(data.rollouts, now_ns))
+        if id is None:
+            return [facts]
+        if len(data.rollouts) == 2:
+            pair = data.pairs[int(id) - 1]
+            return [Pane("Step", lambda width: _both(pair, width)), facts]
+        shown = [pane("Why", Group(*_reasons(data))), pane("Step", Group(*_all_said(data, int(id) - 1))), facts]
+        return shown if any(row.status != RolloutStatus.SUCCEEDED for row in data.rollouts) else shown[1:]
+
+    def command(self, id: str | None) -> str:
+        if self._group is not None:
+            return f"penstock rollouts {shlex.quote(f'group={self._group}')}"
+        return "; ".join(f"penstock show {one}" for one in self._ids)
+
+    def place(self) -> str:
+        return f"group {self._group}" if self._group is not None else " ".join(self._ids)
+
+
+def _short(row: RolloutSummary) -> Text:
+    reward = "no reward" if row.reward is None else f"reward {number(row.reward)}"
+    return joined(plain(row.id, "bold"), rollouts.status(row.status), reward)
+
+
+def _deltas(left: RolloutSummary, right: RolloutSummary) -> Iterator[str]:
+    """What the right one has more of; tokens are its cost."""
+    if left.reward is not None and right.reward is not None:
+        yield f"reward {right.reward - left.reward:+.4g}"
+    a, b = left.totals, right.totals
+    tokens = [(t.input_tokens or 0) + (t.output_tokens or 0) for t in (a, b)]
+    yield f"{tokens[1] - tokens[0]:+,} tokens"
+    yield f"{b.calls - a.calls:+,} calls"
+
+
+def _pair_cells(data: Tries, at: int) -> list[Text | str]:
+    pair = data.pairs[at]
+    mark = Text("◀ first difference", style="bold yellow") if at == data.first else ""
+    return [
+        str(at + 1),
+        _step(pair.left),
+        Text(pair.sign, style="" if pair.sign == "=" else "yellow"),
+        _step(pair.right),
+        mark,
+    ]
+
+
+def _step(step: Step | None) -> Text:
+    return (
+        Text()
+        if step is None
+        else joined(Text(step.who, style=rollouts.style(step.who)), clean(abbreviate(step.text, 120)))
+    )
+
+
+def _row_cells(data: Tries, at: int) -> list[Text | str]:
+    said = _said(data, at)
+    sign = Text("=") if len(set(said)) == 1 else Text("≠◀" if at == data.first else "≠", style="yellow")
+    return [str(at + 1), sign, *(_step(one[at]) if at < len(one) else "" for one in data.steps)]
+
+
+def _both(pair: Pair, width: int) -> RenderableType:
+    """Two steps beside each other, or below each other where there is little room."""
+    left, right = marked(pair.left.text if pair.left else "", pair.right.text if pair.right else "")
+    sides = [(pair.left, left, "left"), (pair.right, right, "right")]
+    told = [Group(_said_by(step, side), text) for step, text, side in sides]
+    head = Text(SIGNS[pair.sign], style="bold")
+    if width < WIDE:
+        return Group(head, told[0], Text(), told[1])
+    grid = Grid.grid(expand=True, padding=(0, 2))
+    grid.add_column(ratio=1)
+    grid.add_column(ratio=1)
+    grid.add_row(*told)
+    return Group(head, grid)
+
+
+def _said_by(step: Step | None, side: str) -> Text:
+    return Text(f"{side}: {step.who}, call #{step.call}" if step else f"{side}: nothing", style="dim")
+
+
+def _reasons(data: Tries) -> Iterator[Text]:
+    """Of each that did not succeed, where it left those that did."""
+    good = [said for row, said in zip(data.rollouts, data.steps, strict=True) if row.status == RolloutStatus.SUCCEEDED]
+    if not good:
+        yield Text("None has succeeded, so there is nothing to compare the failed ones with.")
+        return
+    for row, said in zip(data.rollouts, data.steps, strict=True):
+        if row.status == RolloutStatus.SUCCEEDED:
+            continue
+        at, other = leaves(said, good)
+        own = _at(said, at)
+        theirs = _at(other or (), at)
+        where = f"leaves the others at step {at + 1}"
+        yield joined(plain(row.id, "bold"), rollouts.status(row.status), where)
+        yield Text.assemble(("  it:   ", "dim"), own)
+        yield Text.assemble(("  they: ", "dim"), theirs)
+
+
+def _at(said: Sequence[Step], at: int) -> Text:
+    return _step(said[at]) if at < len(said) else Text("said nothing more")
+
+
+def _all_said(data: Tries, at: int) -> Iterator[Text]:
+    for row, said in zip(data.rollouts, data.steps, strict=True):
+        yield joined(plain(row.id, "bold"), rollouts.status(row.status))
+        yield Text(clean(f"{said[at].who}: {said[at].text}") if at < len(said) else "nothing")
+        yield Text()
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TwoVersions:
+    """Two versions of a resource, and rollouts that had them."""
+
+    resource: ResourceView
+    versions: Sequence[Resource]
+    rollouts: Sequence[Sequence[RolloutSummary]]
+
+
+class CompareVersions(CompareView):
+    """Two versions of a resource."""
+
+    stacked = True
+    concerns = frozenset({"resources"})
+
+    def __init__(self, resource: str, versions: Sequence[str]) -> None:
+        self._resource, self._versions = resource, versions
+
+    async def look(self, client: Client) -> TwoVersions:
+        async def having(version: str) -> list[RolloutSummary]:
+            return (await client.rollout_page(f'version="{self._resource}@{version}"', NEWEST, None)).rollouts
+
+        found, had = await asyncio.gather(client.resource(self._resource), each(having, self._versions))
+        by_name = {version.version: version for version in found.versions}
+        return TwoVersions(found, [by_name[name] for name in self._versions if name in by_name], had)
+
+    def panes(self, data: TwoVersions, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+        if len(data.versions) < 2:
+            there = ", ".join(clean(one.version) for one in data.resource.versions)
+            return [pane("Versions", Text(f"{clean(self._resource)} has no such version; it has {there}."))]
+        old, new = data.versions
+        return [pane("Outcomes", _outcomes(data)), pane("Difference", resources.difference(old, new))]
+
+    def command(self, id: str | None) -> str:
+        return f"penstock resource diff {self._resource}@{self._versions[0]} {self._resource}@{self._versions[1]}"
+
+    def place(self) -> str:
+        return f"{self._resource} {' '.join(self._versions)}"
+
+
+def _outcomes(data: TwoVersions) -> RenderableType:
+    """What came of the newest rollouts that had each."""
+    made = Listing(Column("version"), figure("rollouts"), figure("succeeded"), figure("failed"), figure("mean reward"),
+                   figure("with reward"), figure("mean tokens"))  # fmt: skip
+    for version, rows in zip(data.versions, data.rollouts, strict=True):
+        rewards = [row.reward for row in rows if row.reward is not None]
+        tokens = [(row.totals.input_tokens or 0) + (row.totals.output_tokens or 0) for row in rows]
+        ends = [sum(row.status == one for row in rows) for one in (RolloutStatus.SUCCEEDED, RolloutStatus.FAILED)]
+        made.add_row(
+            plain(version.place), f"{len(rows):,}", *(f"{count:,}" for count in ends),
+            number(round(sum(rewards) / len(rewards), 4)) if rewards else "none", f"{len(rewards):,}",
+            f"{sum(tokens) / len(tokens):,.0f}" if tokens else "",
+        )  # fmt: skip
+    note = "Rollouts were not assigned by chance here; a release compares versions fairly."
+    return Group(made, Text(note, style="dim"))
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TwoRuns:
+    """Two training runs with their curves by metric."""
+
+    runs: Sequence[Run]
+    curves: Sequence[dict[str, Curve]]
+
+
+class CompareRuns(CompareView):
+    """Two training runs."""
+
+    concerns = frozenset({"runs"})
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self._ids = ids
+
+    async def look(self, client: Client) -> TwoRuns:
+        runs = await each(client.run, self._ids)
+        curves = await each(lambda id: client.curves(id, max_points=200), self._ids)
+        return TwoRuns(runs, [{curve.metric: curve for curve in found} for found in curves])
+
+    def head(self, data: TwoRuns, now_ns: int) -> Text:
+        said = (
+            joined(plain(run.id, "bold"), rollouts.status(run.status), f"step {run.step or 0:,}") for run in data.runs
+        )
+        return Text(" against ", style="dim").join(said)
+
+    def table(self, data: TwoRuns, now_ns: int) -> Table:
+        names = list(dict.fromkeys(name for found in data.curves for name in found))
+        heads = [column for run in data.runs for column in (figure(clean(run.id)), Column("trend", 2))]
+        columns = [Column("metric"), *heads, figure("difference")]
+        return Table(columns, names, lambda id: _metric(data, id), "Neither has reported a point yet.")
+
+    def panes(self, data: TwoRuns, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+        config = pane("Config", Group(*_configs(data)))
+        if id is None:
+            return [config]
+        lines = [line(found[id], run.id) for run, found in zip(data.runs, data.curves, strict=True) if id in found]
+        return [Pane("Curves", lambda width: Group(chart(lines, width, 10), key(lines))), config]
+
+    def command(self, id: str | None) -> str:
+        return f"penstock runs plot {self._ids[0]} --compare {self._ids[1]}"
+
+    def place(self) -> str:
+        return " ".join(self._ids)
+
+
+def _metric(data: TwoRuns, name: str) -> list[Text | str]:
+    found = [curves.get(name) for curves in data.curves]
+    cells: list[Text | str] = [plain(name)]
+    for curve in found:
+        cells += ["", ""] if curve is None else [number(curve.last), sparkline(curve.mean[-24:])]
+    last = [curve.last for curve in found if curve is not None and curve.last is not None]
+    return [*cells, f"{last[1] - last[0]:+.4g}" if len(last) == 2 else ""]
+
+
+def _configs(data: TwoRuns) -> Iterator[Text]:
+    """What is configured otherwise."""
+    old, new = data.runs
+    colours = {"+": "green", "-": "red", "@": "cyan"}
+    lines = list(difflib.unified_diff(json_lines(old.config), json_lines(new.config), old.id, new.id, lineterm="", n=0))
+    yield from (plain(one, colours.get(one[:1], "")) for one in lines)
+    if not lines:
+        yield Text("Both are configured alike.")

@@ -1,0 +1,197 @@
+"""The screen of releases: arms side by side, the evidence as a race to its bounds, and what a person can decide."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.gateway.client.release_history import read_history
+from penstock.gateway.display import releases as shown
+from penstock.gateway.display.release_series import History, Point, series
+from penstock.gateway.display.release_summary import audience, share, stage_name, waits
+from penstock.gateway.display.table import Column, Listing
+from penstock.gateway.display.text import ago, clean, compact, joined, plain
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.release import Release, ReleaseView
+from penstock.tui.panes.race import race
+from penstock.tui.view import Action, Pane, Table, View, pane
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+MOST: Final = 5_000
+"""Assignments up to which the growth of the evidence is computed."""
+NONE = "There are no releases yet: `penstock release start RESOURCE@VERSION` starts one."
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All releases by name, live ones first."""
+
+    releases: dict[str, Release]
+
+
+@dataclass(frozen=True, slots=True)
+class Closer:
+    """One release with its evidence and its chain."""
+
+    view: ReleaseView
+    history: History
+    points: Sequence[Point]
+    """How the evidence grew; empty when there is none, or too much."""
+    awaited: tuple[int, int] | None
+    """Assigned rollouts of each arm that are not counted yet; None when they were not read."""
+
+
+def _act(
+    id: str, verb: str, does: Callable[[Release], str], possible: Callable[[Release], str | None], reason: bool = False
+) -> Action[Found]:
+    """A decision; `verb`: as the API names it."""
+
+    def unavailable(data: Found, row: str | None) -> str | None:
+        found = data.releases.get(row or "")
+        return "no release is chosen" if found is None else possible(found)
+
+    def question(data: Found, row: str | None) -> str:
+        one = data.releases[row or ""]
+        only = audience(one.only)
+        whom = f"calls of {only}" if only else "all calls"
+        now = share(one.stage, one.split)
+        return (
+            f"{one.id}: {one.resource} {one.stable} → {one.candidate}, for {whom}. It is {stage_name(one.stage)}; "
+            f"{now:.0%} of new rollouts get {one.candidate}, {one.assigned:,} were assigned so far. {does(one)}"
+        )
+
+    async def act(client: Client, data: Found, row: str | None, said: Said) -> str:
+        moved = await client.decide(row or "", verb, said)
+        return f"{moved.id} is {stage_name(moved.stage)}."
+
+    return Action(id, unavailable, question, act, reason)
+
+
+def _ended(one: Release) -> str | None:
+    return None if one.live else f"{one.id} has ended: it is {stage_name(one.stage)}"
+
+
+def _not_held(one: Release) -> str | None:
+    return _ended(one) or (f"{one.id} is held already; resume goes on" if one.stage == "held" else None)
+
+
+def _held(one: Release) -> str | None:
+    return _ended(one) or (None if one.stage == "held" else f"{one.id} is not held: it is {stage_name(one.stage)}")
+
+
+def _awaits(one: Release) -> str | None:
+    return _ended(one) or (None if one.waits == "approval" else f"{one.id} does not wait for approval")
+
+
+class ReleasesView(View[Found, Closer]):
+    """Releases."""
+
+    name = "releases"
+    title = "Releases"
+    help = "canaries and what decides them; freeze, promote, roll back"
+    concerns = frozenset({"releases", "rollouts"})
+    every_s = 5.0
+    actions: ClassVar[Sequence[Action[Any]]] = (
+        _act("release.promote", "promote",
+             lambda one: f"Make {one.candidate} stable now, whatever the evidence says?", _ended, True),
+        _act("release.rollback", "rollback",
+             lambda one: f"Send every new call to {one.stable}, also of rollouts that have {one.candidate}? "
+             "The release ends with it.", _ended, True),
+        _act("release.freeze", "hold",
+             lambda one: "Hold it where it is: no new rollout is assigned to the candidate until it is resumed?",
+             _not_held, True),
+        _act("release.resume", "resume", lambda one: f"Go on with it in {stage_name(one.held_in)}?", _held),
+        _act("release.approve", "approve", lambda one: "Let it leave the stage that waits for a person?", _awaits),
+        _act("release.abort", "abort",
+             lambda one: f"End it? New rollouts get {one.stable}; who has {one.candidate} keeps it.", _ended, True),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._grown: tuple[tuple[str, int, int], Sequence[Point]] | None = None
+
+    async def look(self, client: Client) -> Found:
+        """All releases; the live ones go on top."""
+        found = await client.releases()
+        return Found({one.id: one for one in sorted(found, key=lambda one: not one.live)})
+
+    async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
+        """Its evidence, its chain, and, where they are few enough, its assignments."""
+        view = await client.release(id)
+        release = view.release
+        few = release.assigned <= MOST
+        found = await read_history(client, id, 0 if few else release.assigned)
+        history = History.of(release, *found, after=0 if few else release.assigned)
+        if not few:
+            return Closer(view, history, (), None)
+        rest = [one.arm for one in history.assigned[len(history.seen) :]]
+        points = await self._points(release, history)
+        return Closer(view, history, points, (rest.count("stable"), rest.count("candidate")))
+
+    async def _points(self, release: Release, history: History) -> Sequence[Point]:
+        """How the evidence grew; computed again only when there is more of it."""
+        state = release.id, release.revision, len(history.seen)
+        if self._grown is None or self._grown[0] != state:
+            self._grown = state, await asyncio.to_thread(series, release, history, 100)
+        return self._grown[1]
+
+    def head(self, data: Found, now_ns: int) -> Text:
+        live = sum(one.live for one in data.releases.values())
+        waiting = sum(one.waits == "approval" or one.stage == "held" for one in data.releases.values() if one.live)
+        asks = f"{waiting:,} wait for a person" if waiting else ""
+        return joined(f"{live:,} live of {len(data.releases):,}", Text(asks, style="bold yellow"))
+
+    def table(self, data: Found, now_ns: int) -> Table:
+        def cells(id: str) -> Sequence[Text | str]:
+            return shown.releases([data.releases[id]], now_ns).rows[0]
+
+        return Table(shown.RELEASES, list(data.releases), cells, NONE)
+
+    def panes(self, data: Found, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
+        if closer is None:
+            return ()
+        view, chain = closer.view, closer.history.audit
+        return [
+            Pane("Race", lambda width: race(view, closer.points, width)),
+            pane("Arms", shown.status(view, chain, closer.awaited, now_ns)),
+            pane("Coverage", _coverage(closer, now_ns)),
+            pane("Policy", _policy(view.release)),
+            pane("Audit", shown.history(view.release, list(reversed(chain)))),
+        ]
+
+    def command(self, id: str | None) -> str:
+        return "penstock release list" if id is None else f"penstock release status {id}"
+
+
+def _coverage(closer: Closer, now_ns: int) -> RenderableType:
+    """Whom it reaches, and whose outcome is counted."""
+    view, release = closer.view, closer.view.release
+    only = audience(release.only)
+    figures = view.figures
+    counted = int(figures.get("seen", 0))
+    missing = sum(int(figures.get(f"{arm}.missing", 0)) for arm in ("stable", "candidate"))
+    lines = {
+        "reaches": f"calls of {only}; all others keep their stable version" if only else "every call",
+        "assigned": f"{release.assigned:,} rollouts",
+        "counted": f"{counted:,}, of which {missing:,} had no outcome by the deadline" if counted else "none yet",
+        "left out": f"{release.counted - counted:,}: cancelled, or on both versions",
+        "awaited": f"{view.waiting:,}",
+        "oldest": f"{view.oldest}, assigned {ago(view.oldest_ns, now_ns)}" if view.oldest and view.oldest_ns else "",
+    }
+    told = [joined(Text(f"{name:9}", style="dim"), plain(value)) for name, value in lines.items() if value]
+    return Group(*told, *(joined(Text("waits for", style="dim"), clean(one)) for one in waits(view)))
+
+
+def _policy(release: Release) -> RenderableType:
+    """Every setting, as it was fixed when the release began."""
+    settings = release.policy.model_dump(mode="json", exclude_none=True)
+    made = Listing(Column("setting"), Column("value", narrows="fold", least=30))
+    for name, value in settings.items():
+        made.add_row(name, plain(value if isinstance(value, str) else compact(value)))
+    return Group(Text("Its policy, as it was when it began", style="dim"), made)

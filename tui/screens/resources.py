@@ -1,0 +1,108 @@
+"""The screen of resources: versions, what each changed, and who uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.gateway.display import resources as shown
+from penstock.gateway.display.release_summary import audience
+from penstock.gateway.display.table import Column, Listing
+from penstock.gateway.display.text import clean, joined, plain
+from penstock.gateway.model.resource import Need, Resource, ResourceView
+from penstock.tui.view import Pane, Table, View, pane
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+DIFFERENCES: Final = 20
+"""Versions of which is shown what they changed, the newest."""
+NONE = (
+    "There are no resources yet: `penstock resource add NAME FILE` registers a prompt, `penstock discover` finds those "
+    "that agents send."
+)
+USED = (
+    Column("version"), Column("stable for", narrows="words", least=16), Column("live releases", 1, narrows="words"),
+    Column("pinned rollouts", 2, narrows="fold", least=16),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All resources by name."""
+
+    resources: dict[str, ResourceView]
+
+
+class ResourcesView(View[Found, list[Need]]):
+    """Resources and their versions."""
+
+    name = "resources"
+    title = "Resources"
+    help = "prompts, tool texts and models: versions, differences, and where each is used; c compares two versions"
+    concerns = frozenset({"resources", "releases"})
+    every_s = 15.0
+
+    async def look(self, client: Client) -> Found:
+        return Found({one.name: one for one in await client.resources()})
+
+    def head(self, data: Found, now_ns: int) -> Text:
+        versions = sum(len(one.versions) for one in data.resources.values())
+        return Text(f"{len(data.resources):,} resources, {versions:,} versions")
+
+    def table(self, data: Found, now_ns: int) -> Table:
+        made = shown.resources(data.resources.values(), now_ns)
+        by_name = dict(zip(data.resources, made.rows, strict=True))
+        return Table(made.columns, list(by_name), by_name.__getitem__, NONE)
+
+    async def look_closer(self, client: Client, data: Found, id: str) -> list[Need]:
+        return await client.needed_versions(id)
+
+    def panes(self, data: Found, id: str | None, closer: list[Need] | None, now_ns: int) -> Sequence[Pane]:
+        one = data.resources.get(id or "")
+        if one is None:
+            return ()
+        stable = next((version for version in one.versions if version.version == one.stable.version), one.versions[-1])
+        return [
+            pane("Versions", shown.resource(one, now_ns)),
+            pane("Stable", shown.version(stable)),
+            pane("Differences", Group(*_differences(one))),
+            pane("Where used", Text("asking ...", style="dim") if closer is None else _used(closer)),
+        ]
+
+    def command(self, id: str | None) -> str:
+        return "penstock resource list" if id is None else f"penstock resource show {id}"
+
+
+def _differences(one: ResourceView) -> Iterator[RenderableType]:
+    """What each version changed, the newest first."""
+    by_name = {version.version: version for version in one.versions}
+    if len(one.versions) == 1:
+        yield Text(f"{clean(one.name)} has one version; there is nothing to compare it with.")
+    for version in reversed(one.versions[-DIFFERENCES:]):
+        before = _before(one, version, by_name)
+        if before is not None:
+            note = joined(
+                plain(version.note), Text(f"by {clean(version.author)}" if version.author else "", style="dim")
+            )
+            yield from (note, shown.difference(before, version), Text())
+
+
+def _before(one: ResourceView, version: Resource, by_name: dict[str, Resource]) -> Resource | None:
+    """The version that it was made from; else the one before it."""
+    if version.parent in by_name:
+        return by_name[version.parent]
+    place = one.versions.index(version)
+    return one.versions[place - 1] if place else None
+
+
+def _used(needs: Sequence[Need]) -> RenderableType:
+    made = Listing(*USED)
+    for need in needs:
+        whom = "; ".join(audience(only) or "everybody" for only in need.audiences)
+        made.add_row(plain(need.version), plain(whom), plain(" ".join(need.releases)), plain(" ".join(need.rollouts)))
+    return made if made.rows else Text("Nobody needs any of its versions at the moment.")

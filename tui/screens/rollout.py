@@ -1,0 +1,353 @@
+"""The screen of one rollout: its spans as a tree beside their bars, and all that is known of the chosen one.
+
+Spans are asked for up to `MOST`, their heads only. A call's content is asked for when it is chosen, its bytes when a
+pane that shows them is in sight. What has ended never changes, so it is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.gateway.client.parallel import each
+from penstock.gateway.dialects.token_logprobs import read_logprobs
+from penstock.gateway.display import queue, rollout_tree
+from penstock.gateway.display import rollouts as shown
+from penstock.gateway.display.table import Column, figure
+from penstock.gateway.display.text import clean, compact, duration, joined, number, plain, size
+from penstock.gateway.model.answers import Bytes, Diagnosis, SpanDetail
+from penstock.gateway.model.base import CALLS
+from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
+from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.tools import ToolUse
+from penstock.gateway.model.turn import Turn
+from penstock.tui.panes import raw, waterfall
+from penstock.tui.panes.timing import timing
+from penstock.tui.panes.tokens import tokens
+from penstock.tui.screens.rollout_actions import rollout_actions
+from penstock.tui.view import Action, Pane, Table, View, pane
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.model.change import Digest
+
+MOST: Final = 2_000
+"""Spans that are shown."""
+EARLIER: Final = 3
+"""Calls before the chosen one whose messages are compared with its own."""
+KEPT: Final = 64
+"""Ended calls that are kept."""
+LARGEST: Final = 4 << 20
+"""Bytes of a call that are asked for."""
+SPANS = (Column("span", narrows="cut", least=24), Column("status"), figure("latency"), figure("tokens", 1))
+WITH_BYTES = frozenset({"Tokens", "Request", "Response", "Timing"})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the tree: an attempt, or a span of it."""
+
+    attempt: Attempt
+    span: Span | None = None
+    depth: int = 0
+
+
+@dataclass(slots=True)
+class Looked:
+    """A rollout and its spans."""
+
+    rollout: RolloutSummary
+    rows: dict[str, Row]
+    """By `ATTEMPT` or `ATTEMPT#SEQUENCE`, from top to bottom."""
+    axes: dict[str, waterfall.Axis]
+    """The time of each attempt."""
+    used: dict[str, list[ToolUse]]
+    """Tools by attempt."""
+    left_out: int
+    """Spans that are not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closer:
+    """What is known of a row."""
+
+    detail: SpanDetail | None = None
+    earlier: Sequence[Turn] = ()
+    """Calls of the attempt before it."""
+    diagnosis: Diagnosis | None = None
+    printed: Sequence[Span] = field(default_factory=list[Span])
+    """What the agent of an attempt printed last."""
+
+
+def _shown(data: Looked, id: str | None) -> RolloutSummary:
+    return data.rollout
+
+
+class RolloutView(View[Looked, Closer]):
+    """One rollout."""
+
+    name = "rollout"
+    title = "Rollout"
+    help = "what one rollout did, call by call"
+    concerns = frozenset({"rollouts"})
+    every_s = 30.0
+    actions: ClassVar[Sequence[Action[Any]]] = rollout_actions(_shown)
+
+    def __init__(self, rollout: str) -> None:
+        self._rollout = rollout
+        self._kept: OrderedDict[tuple[str, Bytes], SpanDetail] = OrderedDict()
+
+    # Asking -----------------------------------------------------------------------------------------------------------
+
+    async def look(self, client: Client) -> Looked:
+        """The rollout and the heads of its spans."""
+
+        async def heads() -> list[Span]:
+            return [span async for span in client.spans(self._rollout, limit=MOST)]
+
+        rollout, spans = await asyncio.gather(client.rollout(self._rollout), heads())
+        names = sorted({span.attempt for span in spans if span.kind == "tool" or span.tool_calls})
+        used = dict(zip(names, await each(lambda name: client.tools(self._rollout, name), names), strict=True))
+        return looked(rollout, spans, used)
+
+    def tell(self, digest: Digest) -> bool:
+        return self._rollout in digest.rollouts or digest.more > 0
+
+    async def look_closer(self, client: Client, data: Looked, id: str) -> Closer | None:
+        """The chosen call with those before it, or the chosen attempt."""
+        row = data.rows.get(id)
+        if row is None:
+            return None
+        diagnosing = self.pane is None or self.pane == "Doctor"
+        asked = client.diagnosis(self._rollout) if diagnosing else _nothing()
+        if row.span is None:
+            return Closer(diagnosis=await asked, printed=_printed(data, row.attempt))
+        before = _before(data, row.span) if row.span.kind == "llm" else []
+        detail, diagnosis, earlier = await asyncio.gather(
+            self._detail(client, row.span, self._bytes(row.span)),
+            asked,
+            asyncio.gather(*(self._detail(client, span, "none") for span in before)),
+        )
+        return Closer(detail, [one.turn for one in earlier if one.turn is not None], diagnosis)
+
+    def _bytes(self, span: Span) -> Bytes:
+        """Which bytes of a call the panes in sight show."""
+        wanted = self.pane is None or self.pane in WITH_BYTES
+        return "plain" if wanted and span.request_bytes + span.response_bytes <= LARGEST else "none"
+
+    async def _detail(self, client: Client, span: Span, wanted: Bytes) -> SpanDetail:
+        """A span; what has ended is asked for once."""
+        for form in ("plain", wanted):
+            if (known := self._kept.get((_id(span), form))) is not None:
+                return known
+        found = await client.span(span.rollout, span.attempt, span.sequence, wanted)
+        if found.span.status != SpanStatus.OPEN:
+            self._kept[_id(span), wanted] = found
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    # Showing ----------------------------------------------------------------------------------------------------------
+
+    def head(self, data: Looked, now_ns: int) -> Text:
+        r, t = data.rollout, data.rollout.totals
+        end = r.ended_ns or r.last_seen_ns
+        errors = Text(shown.counted(t.errors, "error"), style="red") if t.errors else ""
+        versions = dict.fromkeys(
+            f"{name}@{version}"
+            for row in data.rows.values()
+            if row.span
+            for name, version in (row.span.versions or {}).items()
+        )
+        arms = dict.fromkeys(row.span.arm for row in data.rows.values() if row.span and row.span.arm)
+        return joined(
+            shown.status(r.status), r.mode, f"group {clean(r.group)}" if r.group else "",
+            "no reward" if r.reward is None else f"reward {number(r.reward)}",
+            shown.counted(t.calls, "call"), errors, shown.total_tokens(t), shown.gaps(t),
+            duration(end - r.created_ns) if end > r.created_ns else "",
+            *(clean(name) for name in versions), *(clean(arm) for arm in arms),
+            f"{data.left_out:,} more spans are not shown" if data.left_out else "",
+        )  # fmt: skip
+
+    def table(self, data: Looked, now_ns: int) -> Table:
+        def bar(id: str, width: int) -> Text:
+            if not id:
+                return waterfall.heading(next(iter(data.axes.values()), waterfall.Axis(0, 1)), width)
+            row = data.rows[id]
+            axis = data.axes[row.attempt.id]
+            return waterfall.bar(row.span, axis, width, now_ns) if row.span else waterfall.heading(axis, width)
+
+        none = f"{self._rollout} has no attempts yet: it waits for a worker, or for its first call."
+        return Table(
+            SPANS, list(data.rows), lambda id: cells(data.rows[id]), none, bar=bar, words=lambda id: _words(data, id)
+        )
+
+    def panes(self, data: Looked, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
+        row = data.rows.get(id or "")
+        if row is None or closer is None:
+            return ()
+        doctor = pane("Doctor", _doctor(closer.diagnosis))
+        if closer.detail is None:
+            return [*_of_attempt(data, row.attempt, closer), doctor]
+        detail = closer.detail
+        if detail.turn is None and detail.exchange is None:
+            return [
+                pane("Content", shown.span_line(detail.span) if row.span is None else _content(detail.span)),
+                doctor,
+            ]
+        said = _messages(detail, closer.earlier)
+        if detail.exchange is None:
+            why = (
+                _too_large(detail.span)
+                if self._bytes(detail.span) == "none" and self.pane in WITH_BYTES
+                else "asking ..."
+            )
+            rest = [pane(title, Text(why)) for title in ("Tokens", "Request", "Response", "Timing")]
+            return [said, *rest, doctor]
+        return [
+            said,
+            pane("Tokens", _tokens(detail)),
+            *raw.panes(detail),
+            Pane("Timing", lambda width: timing(detail, width)),
+            doctor,
+        ]
+
+    def command(self, id: str | None) -> str:
+        if id is None:
+            return f"penstock show {self._rollout}"
+        return f"penstock show {self._rollout}/{id}"
+
+    def place(self) -> str:
+        return self._rollout
+
+
+async def _nothing() -> None:
+    return None
+
+
+def _id(span: Span) -> str:
+    return f"{span.attempt}#{span.sequence}"
+
+
+def looked(rollout: RolloutSummary, spans: Sequence[Span], used: dict[str, list[ToolUse]]) -> Looked:
+    """The tree: spans inside those they were made in, tools below the call that asked for them."""
+    rows: dict[str, Row] = {}
+    axes: dict[str, waterfall.Axis] = {}
+    by_attempt: dict[str, list[Span]] = {}
+    for span in spans:
+        by_attempt.setdefault(span.attempt, []).append(span)
+    for attempt in rollout.attempts:
+        own = by_attempt.get(attempt.id, [])
+        rows[attempt.id] = Row(attempt)
+        axes[attempt.id] = waterfall.Axis.of(own, attempt.last_seen_ns)
+        asked = {
+            use.span: use.asked_by for use in used.get(attempt.id, ()) if use.span and use.asked_by and not use.run_in
+        }
+        depths: dict[int | None, int] = {None: 0}
+        for detail, parent in rollout_tree.in_place([SpanDetail(span=span) for span in own], asked):
+            depths[detail.span.sequence] = depths[parent] + 1
+            rows[_id(detail.span)] = Row(attempt, detail.span, depths[parent] + 1)
+    return Looked(rollout, rows, axes, used, max(0, sum(one.spans for one in rollout.attempts) - len(spans)))
+
+
+def cells(row: Row) -> list[Text | str]:
+    """A line of the tree."""
+    span = row.span
+    if span is None:
+        it = row.attempt
+        took = duration(it.ended_ns - it.created_ns) if it.ended_ns else ""
+        return [
+            Text(clean(it.id), style="bold"),
+            shown.status(it.status),
+            took,
+            shown.sums(it.totals) if it.totals.calls else "",
+        ]
+    number, *what = shown.label(span)
+    line = Text("  " * row.depth).append(f"{number} ", "dim").append(" ".join(filter(None, what)))
+    if span.kind not in CALLS and (said := shown.content(span)):
+        line.append(f"  {clean(said)}", "dim")
+    standing = joined(shown.status(span.status), plain(span.error, "red")) if span.kind in CALLS or span.error else ""
+    return [line, standing, shown.length(span), shown.tokens(span)]
+
+
+def _words(data: Looked, id: str) -> str:
+    return " ".join(str(cell) for cell in cells(data.rows[id]))
+
+
+def _before(data: Looked, span: Span) -> list[Span]:
+    """The model calls of its attempt before it, the nearest ones."""
+    calls = [r.span for r in data.rows.values() if r.span and r.span.kind == "llm" and r.span.attempt == span.attempt]
+    return sorted((one for one in calls if one.sequence < span.sequence), key=lambda one: one.sequence)[-EARLIER:]
+
+
+def _messages(detail: SpanDetail, earlier: Sequence[Turn]) -> Pane:
+    turn = detail.turn
+    if turn is None:
+        return pane("Messages", Text("Nothing could be read of it."))
+    return pane("Messages", rollout_tree.added(turn, earlier))
+
+
+def _tokens(detail: SpanDetail) -> RenderableType:
+    if detail.span.kind != "llm":
+        return Text("It is no call of a model.")
+    seen = detail.exchange
+    answers = [] if seen is None else [seen.response_body, *(side.response_body for side in seen.sides)]
+    found = (read_logprobs(raw.body(one), detail.span.stream) for one in answers)
+    return tokens(next((one for one in found if one), ()))
+
+
+def _too_large(span: Span) -> str:
+    total = size(span.request_bytes + span.response_bytes)
+    place = f"{span.rollout}/{span.attempt}#{span.sequence}"
+    return f"Its {total} are not asked for here: penstock show {place} --raw response"
+
+
+def _content(span: Span) -> RenderableType:
+    """All that a span says that is no call."""
+    facts = [joined(Text(name, style="dim"), plain(value if isinstance(value, str) else compact(value)))
+             for name, value in (span.attributes or {}).items()]  # fmt: skip
+    return Group(shown.span_line(span), *facts)
+
+
+def _doctor(found: Diagnosis | None) -> RenderableType:
+    return Text("asking ...", style="dim") if found is None else queue.diagnosis(found)
+
+
+def _printed(data: Looked, attempt: Attempt) -> list[Span]:
+    own = (row.span for row in data.rows.values() if row.span is not None and row.attempt.id == attempt.id)
+    return [span for span in own if span.name in shown.PRINTED]
+
+
+def _of_attempt(data: Looked, attempt: Attempt, closer: Closer) -> Iterator[Pane]:
+    yield pane("Attempt", Group(*_facts(data.rollout, attempt)))
+    used = data.used.get(attempt.id, [])
+    yield pane("Tools", shown.tools(used) if used else Text("It has used no tools."))
+    text = "".join(str((span.attributes or {}).get("text", "")) for span in closer.printed)
+    yield pane(
+        "Output", plain(text) if text else Text("Its agent printed nothing that was kept; `penstock run` keeps it.")
+    )
+
+
+def _facts(rollout: RolloutSummary, attempt: Attempt) -> Iterable[Text]:
+    outcome = attempt.outcome or Outcome()
+    given = {
+        "status": attempt.status,
+        "reward": number(attempt.reward) or "none yet: `penstock reward` gives one",
+        "worker": attempt.worker,
+        "ran for": duration(outcome.duration_ns),
+        "exit code": outcome.exit_code,
+        "signal": outcome.signal,
+        "reason": outcome.reason,
+        "returned": compact(outcome.output) or None,
+        "task": compact(rollout.input) or None,
+        "metadata": compact(rollout.metadata) or None,
+    }
+    for name, value in given.items():
+        if value not in (None, ""):
+            yield joined(Text(name, style="dim"), plain(value))

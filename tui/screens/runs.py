@@ -1,0 +1,235 @@
+"""The screen of training runs: curves, what was left out and why, events, and the configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.gateway.display import runs as shown
+from penstock.gateway.display.table import Column, Listing, figure
+from penstock.gateway.display.text import clean, joined, number, plain
+from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
+from penstock.tui.panes.chart import Line, chart, smoothed
+from penstock.tui.view import Pane, Table, View, pane
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+NEWEST: Final = 200
+"""Runs that are listed."""
+POINTS: Final = 200
+"""Buckets of a curve."""
+EVENTS: Final = 50
+CHARTED: Final = 8
+"""Metrics that are drawn; the table has all."""
+HEIGHT: Final = 7
+NONE = "There are no training runs yet; `penstock train` starts one."
+FIRST: Final = ("reward", "held_out", "accuracy", "loss", "kl", "entropy", "length", "tokens")
+"""Words in the names of the metrics that are drawn first."""
+SAMPLES: Final = ("dropped/", "samples", "rollouts", "groups", "updates", "lag", "stale")
+"""Beginnings of the metrics that say what was learnt from."""
+LEFT_OUT = (Column("metric"), figure("last"), figure("in all"), Column("trend", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Runs by name, newest first."""
+
+    runs: dict[str, RunHead]
+
+
+@dataclass(frozen=True, slots=True)
+class Closer:
+    """One run."""
+
+    run: Run
+    curves: Sequence[Curve]
+    events: Sequence[RunEvent]
+    """Newest first."""
+    before: Run | None
+    """The run of its kind before it."""
+
+
+class RunsView(View[Found, Closer]):
+    """Training runs."""
+
+    name = "runs"
+    title = "Runs"
+    help = "training: curves, what was left out, events, configuration; c compares two"
+    concerns = frozenset({"runs"})
+    every_s = 10.0
+
+    async def look(self, client: Client) -> Found:
+        return Found({run.id: run async for run in client.runs(limit=NEWEST)})
+
+    async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
+        """The run with its curves; its configuration's neighbour only where that is in sight."""
+
+        async def events() -> list[RunEvent]:
+            return [event async for event in client.run_events(id, EVENTS)]
+
+        async def before() -> Run | None:
+            other = _before(data, id) if self.pane in (None, "Config") else None
+            return None if other is None else await client.run(other)
+
+        run, curves, said, earlier = await asyncio.gather(
+            client.run(id), client.curves(id, max_points=POINTS), events(), before()
+        )
+        return Closer(run, curves, said, earlier)
+
+    def head(self, data: Found, now_ns: int) -> Text:
+        running = sum(run.status == "running" for run in data.runs.values())
+        more = f"the newest {NEWEST:,}" if len(data.runs) == NEWEST else ""
+        return joined(f"{running:,} running of {len(data.runs):,}", more)
+
+    def table(self, data: Found, now_ns: int) -> Table:
+        made = shown.runs(data.runs.values(), now_ns)
+        by_id = dict(zip(data.runs, made.rows, strict=True))
+        return Table(made.columns, list(by_id), by_id.__getitem__, NONE)
+
+    def panes(self, data: Found, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
+        if closer is None:
+            return ()
+        return [
+            Pane("Curves", lambda width: curves(closer.curves, width)),
+            pane("Metrics", shown.watched(closer.run, closer.curves, [], now_ns)),
+            pane("Samples", samples(closer.run, closer.curves)),
+            pane("Events", _events(closer.events)),
+            pane("Config", _config(closer)),
+        ]
+
+    def command(self, id: str | None) -> str:
+        return "penstock runs list" if id is None else f"penstock runs show {id}"
+
+
+def _before(data: Found, id: str) -> str | None:
+    """The run of the same kind before it."""
+    names = list(data.runs)
+    older = names[names.index(id) + 1 :] if id in data.runs else []
+    return next((one for one in older if data.runs[one].kind == data.runs[id].kind), None)
+
+
+# -- curves ------------------------------------------------------------------------------------------------------------
+
+
+def line(curve: Curve, name: str = "") -> Line:
+    """A metric to be drawn, with its smoothed course where it has many points."""
+    points = [(float(step), value) for step, value in zip(curve.first_step, curve.mean, strict=True)]
+    return Line(name or curve.metric, points, smoothed(points) if len(points) > 20 else ())
+
+
+def drawn_first(found: Sequence[Curve]) -> list[Curve]:
+    """The metrics that tell the most, without those that only count what was left out."""
+    left = [curve for curve in found if curve.count and not curve.metric.startswith("dropped/")]
+
+    def rank(curve: Curve) -> int:
+        return next((at for at, word in enumerate(FIRST) if word in curve.metric), len(FIRST))
+
+    return sorted(left, key=rank)
+
+
+def curves(found: Sequence[Curve], width: int) -> RenderableType:
+    """The main metrics as charts, two beside each other where there is room; the others are in the table."""
+    chosen = drawn_first(found)
+    if not chosen:
+        return Text("It has not reported a point yet.")
+    pieces: list[RenderableType] = []
+    wide = width >= 120
+    each = width // 2 - 2 if wide else width
+    blocks = [_block(curve, each) for curve in chosen[:CHARTED]]
+    if wide:
+        pieces += [_beside(blocks[at : at + 2], each) for at in range(0, len(blocks), 2)]
+    else:
+        pieces += blocks
+    if len(chosen) > CHARTED:
+        names = ", ".join(clean(curve.metric) for curve in chosen[CHARTED:])
+        pieces.append(Text(f"Not drawn: {names}. The pane Metrics has them.", style="dim"))
+    return Group(*pieces)
+
+
+def _block(curve: Curve, width: int) -> Text:
+    missing = f"{curve.nulls:,} not finite" if curve.nulls else ""
+    last = f"last {number(curve.last)}" if curve.last is not None else "last: not finite"
+    title = joined(Text(clean(curve.metric), style="bold"), last, Text(missing, style="red"))
+    return Text("\n").join([title, chart([line(curve)], width, HEIGHT), Text()])
+
+
+def _beside(blocks: Sequence[Text], width: int) -> Text:
+    """Blocks of lines beside each other."""
+    columns = [block.split("\n", allow_blank=True) for block in blocks]
+    made: list[Text] = []
+    for at in range(max(map(len, columns))):
+        row = Text(no_wrap=True)
+        for lines in columns:
+            cell = lines[at].copy() if at < len(lines) else Text()
+            cell.truncate(width, pad=True)
+            row.append_text(cell).append("  ")
+        row.rstrip()
+        made.append(row)
+    return Text("\n").join(made)
+
+
+# -- what was learnt from ----------------------------------------------------------------------------------------------
+
+
+def samples(run: RunHead, found: Sequence[Curve]) -> RenderableType:
+    """What the run learnt from, and what it left out by reason."""
+    told = [curve for curve in found if curve.metric.startswith(SAMPLES) and curve.count]
+    if not told:
+        return Text("It reports neither its samples nor what it left out.")
+    made = Listing(*LEFT_OUT)
+    for curve in told:
+        made.add_row(
+            plain(curve.metric), number(curve.last) or "none", number(_sum(curve)), shown.sparkline(curve.mean)
+        )
+    return Group(*_nothing(run, told), made)
+
+
+def _sum(curve: Curve) -> float:
+    """Of all points, where buckets are means."""
+    return sum(mean * count for mean, count in zip(curve.mean, curve.finite, strict=True) if mean is not None)
+
+
+def _nothing(run: RunHead, told: Sequence[Curve]) -> Iterator[Text]:
+    """Says when it has learnt nothing."""
+    updates = next((curve for curve in told if curve.metric == "updates"), None)
+    if updates is not None and not _sum(updates):
+        most = max((curve for curve in told if curve.metric.startswith("dropped/")), key=_sum, default=None)
+        why = f": most were left out as {clean(most.metric)}" if most is not None and _sum(most) else ""
+        yield Text(f"{clean(run.id)} has not updated the weights once{why}.", style="bold red")
+
+
+# -- events and configuration ------------------------------------------------------------------------------------------
+
+
+def _events(found: Sequence[RunEvent]) -> RenderableType:
+    if not found:
+        return Text("Nothing has happened that it told of.")
+    return Group(*map(shown.event, found))
+
+
+def _config(closer: Closer) -> RenderableType:
+    own, before = closer.run, closer.before
+    pieces: list[RenderableType] = []
+    if before is not None:
+        lines = list(
+            difflib.unified_diff(json_lines(before.config), json_lines(own.config), before.id, own.id, lineterm="", n=0)
+        )
+        pieces.append(Text(f"Since {clean(before.id)}, the run of its kind before it:", style="bold"))
+        colours = {"+": "green", "-": "red", "@": "cyan"}
+        pieces += [plain(one, colours.get(one[:1], "")) for one in lines] or [Text("Nothing is configured otherwise.")]
+        pieces.append(Text())
+    pieces += map(plain, json_lines(own.config)) if own.config is not None else [Text("It told no configuration.")]
+    return Group(*pieces)
+
+
+def json_lines(value: Any) -> list[str]:
+    """A configuration as lines that can be compared."""
+    return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True).splitlines()
