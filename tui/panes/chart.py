@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from rich.text import Text
@@ -45,7 +46,7 @@ def smoothed(points: Sequence[tuple[float, float | None]], over: float = 0.1) ->
 
 def chart(lines: Sequence[Line], width: int, height: int, limit: tuple[str, float] | None = None) -> Text:
     """Curves on common axes; `limit`: a level that is drawn across, with its name."""
-    values = [y for line in lines for _, y in line.points if y is not None]
+    values = [y for line in lines for _, y in (*line.points, *line.smooth) if y is not None]
     if not values:
         return Text("no finite value yet", style="dim")
     low, high = min(values), max(values)
@@ -53,7 +54,7 @@ def chart(lines: Sequence[Line], width: int, height: int, limit: tuple[str, floa
         low, high = min(low, limit[1]), max(high, limit[1])
     if low == high:
         low, high = low - abs(low) * 0.1 - 1e-9, high + abs(high) * 0.1 + 1e-9
-    xs = [x for line in lines for x, _ in line.points]
+    xs = [x for line in lines for x, _ in (*line.points, *line.smooth)]
     labels = [number(float(f"{value:.4g}")) for value in (high, (low + high) / 2, low)]
     margin = max(map(len, labels)) + 1
     canvas = _Canvas(max(LEAST, width - margin), max(3, height), (min(xs), max(xs)), (low, high))
@@ -119,10 +120,17 @@ class _Canvas:
                 across, down = self._place(x, y)
                 self._dots[down // 4][across // 2] |= DOTS[down % 4][across % 2]
                 self._owner[down // 4][across // 2] = place
-        for x, y in line.smooth:
-            across, down = self._place(x, min(max(y, self.y[0]), self.y[1]))
-            self._marks[down // 4][across // 2] = MARKS[place % len(MARKS)]
-            self._owner[down // 4][across // 2] = place
+        cells = [self._place(x, y) for x, y in line.smooth]
+        for (left, up), (right, down) in pairwise(cells):
+            for column in range(left // 2, right // 2):
+                share = (2 * column - left) / max(1, right - left)
+                self._mark(column, round((up + max(0.0, share) * (down - up)) / 4 - 0.375), place)
+        for across, down in cells[-1:]:
+            self._mark(across // 2, down // 4, place)
+
+    def _mark(self, column: int, row: int, place: int) -> None:
+        row = min(self.rows - 1, max(0, row))
+        self._marks[row][column], self._owner[row][column] = MARKS[place % len(MARKS)], place
 
     def row(self, row: int) -> Iterator[tuple[str, int]]:
         """Each cell and the curve that it belongs to, -1 for none."""

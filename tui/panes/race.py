@@ -16,9 +16,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.gateway.display.release_series import Point
-from penstock.gateway.display.release_summary import Measure, measures
+from penstock.gateway.display.release_summary import Measure, measures, waits
 from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.display.text import plain
+from penstock.gateway.display.text import clean, joined, plain
 from penstock.gateway.model.release import ReleaseView
 from penstock.tui.panes.chart import Line, chart, key
 
@@ -87,7 +87,8 @@ def race(view: ReleaseView, points: Sequence[Point], width: int) -> RenderableTy
         name = f"{one.name} ◀ leads" if one is leads and _share(one) > 0 and release.live else one.name
         words = _words(one, left(one, points), release.live)
         made.add_row(plain(name), _lane(one, lane), f"{one.value:.3g}", f"{one.limit:g}", then, words)
-    return Group(made, *_pace(release.live, points), *_curves(found, points, width))
+    told = (joined(Text("waits for", style="dim"), clean(one)) for one in waits(view))
+    return Group(made, *_pace(release.live, points), *told, *_curves(found, points, width))
 
 
 def _share(one: Measure) -> float:
@@ -130,7 +131,7 @@ def _curves(found: Sequence[Measure], points: Sequence[Point], width: int) -> It
     if len(points) < 3:
         return
     leading = sorted(found, key=_share, reverse=True)[:2]
-    lines = [Line(one.name, [(0.0, 0.0)], _way(one, points)) for one in leading]
+    lines = [Line(one.name, (), [(0.0, 0.0), *_way(one, points)]) for one in leading]
     yield from (Text(), Text("The way to the bound over the counted rollouts (1 is the bound)", style="dim"))
     yield chart([*lines], min(width - 8, 120), CHART_HEIGHT, ("bound", 1.0))
     yield key(lines)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Group, RenderableType
@@ -126,13 +129,12 @@ class CompareRollouts(CompareView):
         ids = [str(at + 1) for at in range(data.rows)]
         none = "None of them has said anything yet." if data.rollouts else "There is no such rollout."
         start = None if data.first is None else ids[data.first]
-        names = [Column(clean(row.id), narrows="cut", least=14) for row in data.rollouts]
-        if len(names) == 2:
+        if len(data.rollouts) == 2:
+            names = [Column(clean(row.id), narrows="cut", least=14) for row in data.rollouts]
             columns = [figure("step"), names[0], Column(" "), names[1], Column("", optional=True)]
             return Table(columns, ids, lambda id: _pair_cells(data, int(id) - 1), none, start=start)
-        return Table(
-            [figure("step"), Column(" "), *names], ids, lambda id: _row_cells(data, int(id) - 1), none, start=start
-        )
+        columns = [figure("step"), Column("who"), *_heads(data), Column("a says", narrows="cut", least=20)]
+        return Table(columns, ids, lambda id: _row_cells(data, int(id) - 1), none, start=start)
 
     def panes(self, data: Tries, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
         facts = pane("Rollouts", rollouts.rollouts(data.rollouts, now_ns))
@@ -188,10 +190,23 @@ def _step(step: Step | None) -> Text:
     )
 
 
+def _heads(data: Tries) -> list[Column]:
+    """A narrow column for each try: what its id has of its own, and how it ended."""
+    ids = [row.id for row in data.rollouts]
+    shared = len(os.path.commonprefix(ids)) if len(ids) > 1 else 0
+    signs = {RolloutStatus.SUCCEEDED: "✓", RolloutStatus.FAILED: "✗"}
+    return [Column(f"{clean(row.id[shared:] or row.id)}{signs.get(row.status, '?')}") for row in data.rollouts]
+
+
 def _row_cells(data: Tries, at: int) -> list[Text | str]:
+    """A letter for each thing that was said, `a` for what most said; `·` where nothing was."""
     said = _said(data, at)
-    sign = Text("=") if len(set(said)) == 1 else Text("≠◀" if at == data.first else "≠", style="yellow")
-    return [str(at + 1), sign, *(_step(one[at]) if at < len(one) else "" for one in data.steps)]
+    often = [text for text, _ in Counter(filter(None, said)).most_common()]
+    letters = [ascii_lowercase[often.index(text) % 26] if text else "·" for text in said]
+    step = next(one[at] for one in data.steps if at < len(one) and f"{one[at].who} {one[at].text}" == often[0])
+    who = Text(f"{step.who} ◀" if at == data.first else step.who, style=rollouts.style(step.who))
+    marked = [Text(letter, style="" if letter == "a" else "yellow") for letter in letters]
+    return [str(at + 1), who, *marked, clean(abbreviate(step.text, 200))]
 
 
 def _both(pair: Pair, width: int) -> RenderableType:

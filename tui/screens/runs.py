@@ -33,8 +33,10 @@ HEIGHT: Final = 7
 NONE = "There are no training runs yet; `penstock train` starts one."
 FIRST: Final = ("reward", "held_out", "accuracy", "loss", "kl", "entropy", "length", "tokens")
 """Words in the names of the metrics that are drawn first."""
-SAMPLES: Final = ("dropped/", "samples", "rollouts", "groups", "updates", "lag", "stale")
+SAMPLES: Final = ("dropped/", "left_out/", "calls/", "groups/", "samples", "rollouts", "updates", "staleness")
 """Beginnings of the metrics that say what was learnt from."""
+LEFT: Final = ("dropped/", "left_out/", "calls/")
+"""Beginnings of the metrics that count what was left out."""
 LEFT_OUT = (Column("metric"), figure("last"), figure("in all"), Column("trend", 1))
 
 
@@ -127,7 +129,7 @@ def line(curve: Curve, name: str = "") -> Line:
 
 def drawn_first(found: Sequence[Curve]) -> list[Curve]:
     """The metrics that tell the most, without those that only count what was left out."""
-    left = [curve for curve in found if curve.count and not curve.metric.startswith("dropped/")]
+    left = [curve for curve in found if curve.count and not curve.metric.startswith(LEFT)]
 
     def rank(curve: Curve) -> int:
         return next((at for at, word in enumerate(FIRST) if word in curve.metric), len(FIRST))
