@@ -33,6 +33,7 @@ from penstock.tui.looking import Looking, What
 from penstock.tui.main_screen import Main
 from penstock.tui.screens import registry
 from penstock.tui.settings import Context
+from penstock.tui.traffic import Traffic
 from penstock.tui.view import Action, View
 from penstock.tui.widgets.dialogs import Confirm
 
@@ -80,6 +81,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.fields: Sequence[FilterField] = ()
         self.role: str | None = None
         self.client: Client | None = None
+        self.traffic = Traffic()
         self.looking: Looking
         self._changing = asyncio.Lock()
         self.theme = options.theme or FIRST_THEME
@@ -143,6 +145,7 @@ class PenstockApp(App[None], inherit_bindings=False):
 
     def _changed(self, digest: Digest) -> None:
         self.link.answered(time.time_ns())
+        self.traffic.add(digest)
         # Every view on the way back hears of it, so that none is out of date when one comes back to it.
         due = [shown.view.tell(digest) for shown in self.main.stack]
         if due and due[-1]:

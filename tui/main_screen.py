@@ -94,7 +94,7 @@ class Main(Screen[None], inherit_bindings=False):
 
     def go(self, stack: list[Shown]) -> None:
         self.stack, self.at, self.panes = stack, None, ()
-        self.shown.view.pane = ""
+        self.shown.view.pane, self.shown.view.traffic = "", self.penstock.traffic
         self.penstock.looking.show(self.shown)
         self.draw()
 
@@ -296,5 +296,6 @@ def stacked(panes: Sequence[Pane], width: int) -> RenderableType:
     """Panes below each other, each with its title."""
     pieces: list[RenderableType] = []
     for one in panes:
-        pieces += [Text(one.title, style="bold underline"), one.draw(width), Text()]
+        title = [Text(one.title, style="bold underline")] if one.title else []
+        pieces += [*title, one.draw(width), Text()]
     return Group(*pieces)

@@ -42,7 +42,8 @@ async def printed(
         id = id or table.start or next(iter(table.ids), None)
     closer = None if id is None else await view.look_closer(client, data, id)
     for one in view.panes(data, id, closer, now_ns):
-        found += [Text(), _titled(one, None if table is None else id), one.draw(width)]
+        head = [Text(), _titled(one, None if table is None else id)] if one.title else []
+        found += [*head, one.draw(width)]
     return found
 
 

@@ -27,6 +27,7 @@ from penstock.gateway.model.audit import Said
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.change import Digest
+    from penstock.tui.traffic import Traffic
 
 D = TypeVar("D")
 """What a look finds."""
@@ -144,6 +145,9 @@ class View(Generic[D, E]):
     pane: str | None = None
     """The title of the pane in sight, empty before it is known; None: all are. A closer look need not ask for what
     other panes show."""
+
+    traffic: Traffic | None = None
+    """What the feed told lately; None where nothing follows it."""
 
     # What lists of more rows than are held do besides.
 

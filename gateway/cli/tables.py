@@ -51,6 +51,10 @@ COMMANDS: Final[dict[str, Command]] = {
         "penstock.gateway.cli.reading:stats",
         "Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.",
     ),
+    "upstreams": Command(
+        "penstock.gateway.cli.upstreams:upstreams",
+        "List upstreams: whether calls to each wait, and how many run or have waited.",
+    ),
     "changes": Command("penstock.gateway.cli.reading:changes", "Follow what happens, until interrupted."),
     "export": Command(
         "penstock.gateway.cli.export:export", "Write rollouts, spans, conversations or runs of tools to a file."
@@ -279,6 +283,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "show",
         "tools",
         "stats",
+        "upstreams",
         "changes",
         "audit",
         "mcp",

@@ -175,6 +175,16 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         """Figures, with sums over the newest `spans`."""
         return await self.get("/api/stats", Stats, {"spans": spans})
 
+    async def readiness(self) -> str | None:
+        """None when the gateway is ready for calls; else why it is not."""
+        try:
+            await self.read("GET", "/readyz")
+        except ClientError as e:
+            if e.status != 503:
+                raise
+            return str(e)
+        return None
+
     async def whoami(self) -> Caller:
         """What the gateway takes this client for."""
         return await self.get("/api/whoami", Caller)

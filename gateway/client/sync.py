@@ -114,6 +114,7 @@ class SyncClient:
     response_body = _waited(Client.response_body)
     exchanges = _waited(Client.exchanges)
     stats = _waited(Client.stats)
+    readiness = _waited(Client.readiness)
     whoami = _waited(Client.whoami)
     audit_log = _waited(Client.audit_log)
     make_token = _waited(Client.make_token)

@@ -44,6 +44,8 @@ TASKS: Final = {
     "where-1001": "Where is my order 1001?",
     "refund-1006": "The clock of order 1006 is broken, I want my money back.",
 }
+NIGHT: Final = "You answer customers of Acme at night."
+"""The prompt of rollouts that take part in no release."""
 SKIP: Final = {"checked": "skip", "replayed": "skip", "shadowed": "skip"}
 ANNA: Final = Said(who="anna", why="the customer withdrew the order")
 CONFIG: Final = """
@@ -93,11 +95,15 @@ class Showcase:
 @asynccontextmanager
 async def showcase(directory: Path) -> AsyncGenerator[Showcase]:
     """The gateway, its model and its tools, filled; they end with it."""
-    async with desk() as served, gateway(directory, served.url) as url:
-        async with Client(url) as client, aiohttp.ClientSession() as http:
-            made = Showcase(url, client, http, served)
-            await fill(made)
-            yield made
+    async with (
+        desk() as served,
+        gateway(directory, served.url) as url,
+        Client(url) as client,
+        aiohttp.ClientSession() as http,
+    ):
+        made = Showcase(url, client, http, served)
+        await fill(made)
+        yield made
 
 
 @asynccontextmanager
@@ -290,7 +296,8 @@ async def work_in_hand(made: Showcase) -> None:
         figures = Figures(cpu_percent=cpu, memory_bytes=180 << 20)
         await client.heartbeat(worker, HeartbeatRequest(attempts=held, figures=figures, lease_s=3600.0))
         for claim in claims:
-            await made.agent(claim.rollout.id, claim.attempt.id).answer(claim.rollout.input["question"], 1, stream=True)
+            agent = made.agent(claim.rollout.id, claim.attempt.id, NIGHT)
+            await agent.answer(claim.rollout.input["question"], 1, stream=True)
     await client.pause_upstream("spare", 3600.0, Said(who="ben", why="its machine is being moved"))
 
 

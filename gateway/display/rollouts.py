@@ -152,12 +152,12 @@ def stats(figures: Stats) -> Group:
     tape = ", ".join(f"{clean(k)} {size(n) if k.endswith('bytes') else f'{n:,}'}" for k, n in figures.tape.items())
     lines = [f"Sums over {whole}: {ended or 'none'}.", f"Tape: {tape}."]
     gaps = [Text(f"{figures.gaps:,} calls could not be recorded.", style="red")] if figures.gaps else []
-    used = [_used(figures.by_tool)] if figures.by_tool else []
-    servers = _servers(figures.servers)
-    return Group(Text(lines[0]), sums, *used, *_rewards(figures.rewards), Text(lines[1]), *gaps, *servers)
+    tools_used = [used(figures.by_tool)] if figures.by_tool else []
+    told = servers(figures.servers)
+    return Group(Text(lines[0]), sums, *tools_used, *_rewards(figures.rewards), Text(lines[1]), *gaps, *told)
 
 
-def _servers(servers: Mapping[str, ServerState]) -> Iterator[Text]:
+def servers(servers: Mapping[str, ServerState]) -> Iterator[Text]:
     """Those that requests do not reach at once."""
     for name, server in sorted(servers.items()):
         if server.breaker != "closed":
@@ -167,7 +167,7 @@ def _servers(servers: Mapping[str, ServerState]) -> Iterator[Text]:
             yield Text(f"{server.waiting:,} requests wait for server {clean(name)} (max_concurrent).")
 
 
-def _used(tools: Sequence[ToolStats]) -> Listing:
+def used(tools: Sequence[ToolStats]) -> Listing:
     """A line for each tool. The last two columns say in how many of the rollouts that failed, and of the others, it was
     run: a tool that is in many of the one and few of the other is worth a look."""
     made = Listing(*USED)

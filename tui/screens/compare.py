@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Final
 
@@ -193,7 +193,8 @@ def _step(step: Step | None) -> Text:
 def _heads(data: Tries) -> list[Column]:
     """A narrow column for each try: what its id has of its own, and how it ended."""
     ids = [row.id for row in data.rollouts]
-    shared = len(os.path.commonprefix(ids)) if len(ids) > 1 else 0
+    letters = takewhile(lambda several: len(set(several)) == 1, zip(*ids, strict=False)) if len(ids) > 1 else ()
+    shared = len(list(letters))
     signs = {RolloutStatus.SUCCEEDED: "✓", RolloutStatus.FAILED: "✗"}
     return [Column(f"{clean(row.id[shared:] or row.id)}{signs.get(row.status, '?')}") for row in data.rollouts]
 

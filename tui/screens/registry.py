@@ -9,11 +9,15 @@ from typing import Any, Final, NamedTuple
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.tui.screens.compare import MOST, CompareRollouts, CompareRuns, CompareVersions, CompareView
 from penstock.tui.screens.groups import GroupsView
+from penstock.tui.screens.log import LogView
+from penstock.tui.screens.overview import OverviewView
 from penstock.tui.screens.releases import ReleasesView
 from penstock.tui.screens.resources import ResourcesView
 from penstock.tui.screens.rollout import RolloutView
 from penstock.tui.screens.rollouts import RolloutsView
 from penstock.tui.screens.runs import RunsView
+from penstock.tui.screens.tools import ToolsView
+from penstock.tui.screens.upstreams import UpstreamsView
 from penstock.tui.screens.workers import WorkersView
 from penstock.tui.view import View
 
@@ -66,13 +70,17 @@ def _rollouts(words: Sequence[str]) -> View[Any, Any]:
 
 COMPARES: Final = f"rollouts ID ID [ID ...] (up to {MOST}), group NAME, versions RESOURCE OLD NEW, or runs ID ID"
 SCREENS: Final[dict[str, Named]] = {
+    "overview": _plain(OverviewView),
     "rollouts": Named(_rollouts, RolloutsView, "[FILTER]", RolloutsView.help),
+    "tools": _plain(ToolsView),
     "rollout": Named(_rollout, RolloutView, "ID", RolloutView.help),
     "compare": Named(_compare, CompareView, COMPARES, CompareView.help),
     "releases": _plain(ReleasesView),
     "resources": _plain(ResourcesView),
     "runs": _plain(RunsView),
     "workers": _plain(WorkersView),
+    "upstreams": _plain(UpstreamsView),
+    "log": _plain(LogView),
     "groups": _plain(GroupsView),
 }
 

@@ -1,0 +1,22 @@
+"""`penstock upstreams`: what the gateway calls, and whether calls to it wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.gateway.cli.terminal import show
+from penstock.gateway.client.console import LOCAL, Json, Url, with_client
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+
+def upstreams(*, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List upstreams: whether calls to each wait, and how many run or have waited."""
+    from penstock.gateway.display import upstreams
+
+    async def ask(client: Client) -> None:
+        rows = await client.upstreams()
+        show(rows, json, lambda: upstreams.upstreams(rows), "No upstream is configured: `[[upstream]]` names one.")
+
+    with_client(gateway, ask)

@@ -1,0 +1,31 @@
+"""Upstreams for a terminal. Pure, as `gateway.display.rollouts` is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.text import Text
+
+from penstock.gateway.display.table import Column, Listing, figure
+from penstock.gateway.display.text import duration, plain
+from penstock.gateway.model.upstream import UpstreamView
+
+UPSTREAMS = (
+    Column("upstream"), Column("state"), figure("since", 3), figure("at most", 2), figure("running"), figure("waiting"),
+    figure("waited", 1), figure("refused", 4),
+)  # fmt: skip
+
+
+def upstreams(rows: Iterable[UpstreamView]) -> Listing:
+    """A line for each upstream."""
+    made = Listing(*UPSTREAMS)
+    for one in rows:
+        state = Text("paused", style="yellow") if one.paused else Text("open", style="green")
+        times = (_seconds(one.paused_s), _seconds(one.bound_s))
+        counts = (f"{count:,}" for count in (one.running, one.waiting, one.waited, one.refused))
+        made.add_row(plain(one.name), state, *times, *counts)
+    return made
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else duration(int(value * 1e9))

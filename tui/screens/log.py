@@ -1,0 +1,87 @@
+"""The screen of the log: what changes on the tape, as it does, and what people did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rich.text import Text
+
+from penstock.gateway.display import audit, rollouts
+from penstock.gateway.display.table import Column
+from penstock.gateway.display.text import clean, joined
+from penstock.gateway.model.audit import AuditEntry
+from penstock.gateway.model.change import Change
+from penstock.tui.view import Pane, Table, View, pane
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+NEWEST: Final = 500
+"""Changes that are kept."""
+PEOPLE: Final = 50
+CHANGES = (Column("change", narrows="cut", least=40),)
+NONE = "Nothing has happened on this tape yet."
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The newest changes by cursor, newest first."""
+
+    changes: dict[str, Change]
+    entries: Sequence[AuditEntry]
+    """What people did, newest first."""
+
+
+class LogView(View[Log, None]):
+    """Changes."""
+
+    name = "log"
+    title = "Log"
+    help = "every change on the tape as it happens, and who changed what"
+    concerns = frozenset({"rollouts", "releases", "resources", "runs"})
+    every_s = 10.0
+
+    def __init__(self) -> None:
+        self._changes: dict[str, Change] = {}
+        self._since: int | None = None
+
+    async def look(self, client: Client) -> Log:
+        """What is new since the last look."""
+
+        async def people() -> list[AuditEntry]:
+            return [entry async for entry in client.audit_log(PEOPLE)]
+
+        if self._since is None:
+            self._since = max(0, (await client.stats(spans=0)).cursor - NEWEST)
+        page, entries = await asyncio.gather(client.change_page(self._since, NEWEST), people())
+        new = {str(change.cursor): change for change in reversed(page.changes)}
+        # A piece that is full has more behind it: the tape is ahead by more than is shown.
+        self._since = None if len(page.changes) == NEWEST else page.next
+        kept = list({**new, **self._changes}.items())[:NEWEST]
+        self._changes = dict(kept)
+        return Log(self._changes, entries)
+
+    def head(self, data: Log, now_ns: int) -> Text:
+        return Text(f"the newest {len(data.changes):,} changes, newest first")
+
+    def table(self, data: Log, now_ns: int) -> Table:
+        return Table(CHANGES, list(data.changes), lambda id: [rollouts.change(data.changes[id])], NONE)
+
+    def panes(self, data: Log, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+        none = Text("Nobody has changed anything yet.")
+        people = pane("People", audit.entries(data.entries, now_ns) if data.entries else none)
+        change = data.changes.get(id or "")
+        return [people] if change is None else [pane("Change", _whole(change)), people]
+
+    def command(self, id: str | None) -> str:
+        return "penstock changes" if id is None else f"penstock changes --since {int(id) - 1}"
+
+
+def _whole(change: Change) -> Text:
+    """All of it, as JSON."""
+    told = json.dumps(change.model_dump(mode="json", exclude_none=True), indent=2, ensure_ascii=False)
+    return Text("\n").join([joined(rollouts.change(change)), Text(clean(told))])

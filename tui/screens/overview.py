@@ -1,0 +1,236 @@
+"""The screen that says how all of it is, a line or two for each thing, the gravest first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from penstock.gateway.client.parallel import each
+from penstock.gateway.display import queue, rollouts
+from penstock.gateway.display.release_summary import measures, stage_name
+from penstock.gateway.display.releases import bar
+from penstock.gateway.display.runs import sparkline
+from penstock.gateway.display.text import age, clean, compact, duration, joined, number, plain, size
+from penstock.gateway.model.answers import Stats
+from penstock.gateway.model.change import Digest
+from penstock.gateway.model.definitions import ServerView
+from penstock.gateway.model.queue import QueueStatus
+from penstock.gateway.model.release import ReleaseView
+from penstock.gateway.model.rollout import Worker
+from penstock.gateway.model.run import Curve, RunHead
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.upstream import UpstreamView
+from penstock.gateway.policy.questions import Question
+from penstock.tui.traffic import Traffic
+from penstock.tui.view import Pane, View
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+COUNTED: Final = 2_000
+"""Newest spans that figures are over."""
+MOST: Final = 4
+"""Lines of one thing."""
+WIDE: Final = 140
+"""Columns from which on blocks stand in two columns."""
+FLOWS: Final[dict[str, Callable[[Digest], int]]] = {
+    "calls": lambda digest: digest.calls,
+    "errors": lambda digest: digest.errors,
+    "tokens": lambda digest: digest.input_tokens + digest.output_tokens,
+}
+Lines = Sequence[Text]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All that is told."""
+
+    ready: str | None
+    stats: Stats
+    queue: QueueStatus
+    workers: Sequence[Worker]
+    releases: Sequence[ReleaseView]
+    """Live ones."""
+    runs: Sequence[tuple[RunHead, Curve | None]]
+    """Running ones with their reward."""
+    waiting: Sequence[Question]
+    servers: Sequence[ServerView]
+    upstreams: Sequence[UpstreamView]
+    errors: Sequence[Span]
+
+
+class OverviewView(View[Overview, None]):
+    """Everything at a glance."""
+
+    name = "overview"
+    title = "Overview"
+    help = "health, traffic, cost, queue, releases and runs at a glance"
+    stacked = True
+    concerns = frozenset({"rollouts", "releases", "runs", "resources"})
+    every_s = 5.0
+
+    async def look(self, client: Client) -> Overview:
+        """Everything at once: one answer's delay, not ten."""
+
+        async def failed() -> list[Span]:
+            return [span async for span in client.recent_spans("status:error", MOST)]
+
+        async def live() -> list[ReleaseView]:
+            return await each(lambda one: client.release(one.id), (await client.releases(live=True))[:MOST])
+
+        async def training() -> list[tuple[RunHead, Curve | None]]:
+            running = [run async for run in client.runs(status="running", limit=MOST)]
+            return list(zip(running, await each(lambda run: _reward(client, run), running), strict=True))
+
+        first, second = await asyncio.gather(
+            asyncio.gather(client.readiness(), client.stats(COUNTED), client.queue(), client.workers(), live()),
+            asyncio.gather(training(), client.waiting(), client.definitions(), client.upstreams(), failed()),
+        )
+        return Overview(*first, *second)
+
+    def panes(self, data: Overview, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+        return [Pane("", lambda width: drawn(data, self.traffic, now_ns, width))]
+
+    def command(self, id: str | None) -> str:
+        return "penstock stats"
+
+
+async def _reward(client: Client, run: RunHead) -> Curve | None:
+    names = [name for name in run.metrics if name.endswith("reward")][:1]
+    return (await client.curves(run.id, names, max_points=24))[0] if names else None
+
+
+def drawn(data: Overview, traffic: Traffic | None, now_ns: int, width: int) -> RenderableType:
+    """The blocks: below each other, or in two columns where there is room."""
+    blocks: list[tuple[str, Lines]] = [
+        ("Health", list(_health(data))),
+        ("Traffic", list(_traffic(data, traffic))),
+        ("Models", list(_models(data.stats))),
+        ("Cost", list(_cost(data.stats))),
+        ("Queue", list(_queue(data, now_ns))),
+        ("Asks you", list(_asks(data))),
+        ("Releases", list(_releases(data.releases))),
+        ("Runs", list(_runs(data.runs))),
+        ("Errors", list(_errors(data.errors, now_ns))),
+    ]
+    if width < WIDE:
+        return _column(blocks)
+    grid = Grid.grid(expand=True, padding=(0, 2))
+    grid.add_column(ratio=1)
+    grid.add_column(ratio=1)
+    grid.add_row(_column(blocks[:5], apart=True), _column(blocks[5:], apart=True))
+    return grid
+
+
+def _column(blocks: Sequence[tuple[str, Lines]], apart: bool = False) -> RenderableType:
+    made = Grid.grid(padding=(0, 1))
+    made.add_column(width=8, no_wrap=True)
+    made.add_column()
+    for name, lines in blocks:
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        made.add_row(Text(name, style="bold"), Group(*lines, *([Text()] if apart else [])))
+    return made
+
+
+def _health(data: Overview) -> Iterator[Text]:
+    tape = data.stats.tape
+    ready = Text("ready", style="green") if data.ready is None else Text(clean(data.ready), style="bold red")
+    used, whole = tape.get("used_bytes", 0), tape.get("map_bytes", 0)
+    full = f"tape {size(used)} of {size(whole)}" if whole else ""
+    yield joined(ready, f"{tape.get('rollouts', 0):,} rollouts", f"{tape.get('spans', 0):,} spans", full)
+    if data.stats.gaps:
+        yield Text(f"{data.stats.gaps:,} calls could not be recorded", style="bold red")
+    for one in data.upstreams:
+        if one.paused:
+            since = duration(int((one.paused_s or 0) * 1e9))
+            yield Text(f"upstream {clean(one.name)} is paused for {since}; {one.waiting:,} calls wait", style="yellow")
+    yield from rollouts.servers(data.stats.servers)
+
+
+def _traffic(data: Overview, traffic: Traffic | None) -> Iterator[Text]:
+    if traffic is None:
+        yield Text("is followed in a terminal; below are sums over the newest spans", style="dim")
+        return
+
+    for name, of in FLOWS.items():
+        flow = traffic.flow(of)
+        rates = f"{flow.now:>7,.1f} a second, at most {flow.peak:,.1f}"
+        yield joined(f"{name:6}", sparkline(flow.rates), rates)
+
+
+def _models(stats: Stats) -> Iterator[Text]:
+    busy = sorted(stats.by_model.items(), key=lambda item: -item[1].calls)
+    for name, m in busy[:MOST]:
+        errors = Text(f"{m.errors:,} errors", style="red" if m.errors else "")
+        times = f"median {duration(m.median_ns)}, p95 {duration(m.p95_ns)}" if m.median_ns is not None else ""
+        yield joined(plain(name), f"{m.calls:,} calls", errors, times)
+    if not busy:
+        yield Text("no model was called yet: give an agent this gateway's address as its base URL")
+
+
+def _cost(stats: Stats) -> Iterator[Text]:
+    rewards = stats.rewards
+    mean = (
+        f"mean reward {number(round(rewards.mean, 3))} of {rewards.count:,}"
+        if rewards.mean is not None
+        else "no reward yet"
+    )
+    yield joined(f"{rollouts.sums(stats.totals)} tokens in the newest {stats.counted_spans:,} spans", mean)
+
+
+def _queue(data: Overview, now_ns: int) -> Iterator[Text]:
+    yield queue.queue(data.queue, now_ns)
+    busy = sum(bool(worker.attempts) for worker in data.workers)
+    yield Text(f"{len(data.workers):,} workers, {busy:,} at work" if data.workers else "no worker was heard of lately")
+
+
+def _asks(data: Overview) -> Iterator[Text]:
+    found = [f"{one.tool} on {one.server} waits for a yes or no (2)" for one in data.waiting[:MOST]]
+    found += [f"{one.server} changed what it says of its tools (2)" for one in data.servers if one.pending("tools")]
+    for view in data.releases:
+        release = view.release
+        if release.waits == "approval" or release.stage == "held":
+            found.append(f"release {release.id} is {'held' if release.stage == 'held' else 'waiting for approval'} (3)")
+    yield from (Text(clean(one), style="bold yellow") for one in found)
+    if not found:
+        yield Text("nothing", style="dim")
+
+
+def _releases(found: Sequence[ReleaseView]) -> Iterator[Text]:
+    for view in found:
+        release = view.release
+        head = f"{clean(release.id)} {stage_name(release.stage)} {release.split:.0%}"
+        if not release.assigned:
+            yield Text(head)
+            continue
+        lead = max(measures(release, view.figures), key=lambda one: one.value / one.limit)
+        yield joined(
+            head, clean(lead.name), bar(lead.value, lead.limit, 12), f"{lead.value:.3g} of {lead.limit:g}", lead.follows
+        )
+    if not found:
+        yield Text("none is live", style="dim")
+
+
+def _runs(found: Sequence[tuple[RunHead, Curve | None]]) -> Iterator[Text]:
+    for run, curve in found:
+        done = f"step {run.step or 0:,}" + (f" of {run.steps:,}" if run.steps else "")
+        trend = "" if curve is None else f"{curve.metric} {sparkline(curve.mean)} {number(curve.last)}"
+        yield joined(plain(run.id), done, trend, plain(run.message))
+    if not found:
+        yield Text("none is running", style="dim")
+
+
+def _errors(found: Sequence[Span], now_ns: int) -> Iterator[Text]:
+    for span in found:
+        place = f"{span.rollout}/{span.attempt}#{span.sequence}"
+        about = (span.model or span.name or compact(span.path), Text(clean(span.error or ""), style="red"))
+        yield joined(f"{age(span.start_ns, now_ns)} ago", clean(place), *about)
+    if not found:
+        yield Text("none among the newest spans", style="dim")

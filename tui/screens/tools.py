@@ -1,0 +1,232 @@
+"""The screen of tools: what agents run on servers of tools, what of it fails, and what servers say of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.gateway.display import definitions, policy, rollouts
+from penstock.gateway.display.table import Column
+from penstock.gateway.display.text import joined
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.definitions import ApproveRequest, ServerView
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.tools import ToolStats
+from penstock.gateway.policy.questions import PolicyAnswer, Question
+from penstock.tui.view import Action, Pane, Table, View, pane
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+COUNTED: Final = 5_000
+"""Newest spans that figures are over."""
+NEWEST: Final = 30
+NONE = "No tool was listed or run yet: `[mcp.servers.NAME]` in penstock.toml names a server, docs/mcp.md the rest."
+SAID = Column("definition", narrows="words", least=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Tools by `SERVER/TOOL`, the busiest first; those that were only listed after them."""
+
+    tools: dict[str, ToolStats]
+    servers: dict[str, ServerView]
+    waiting: Sequence[Question]
+    """Calls that wait for a person."""
+
+    def question(self, id: str | None) -> Question | None:
+        """The call of a tool that has waited longest."""
+        return next((one for one in self.waiting if f"{one.server}/{one.tool}" == id), None)
+
+    def server(self, id: str | None) -> ServerView | None:
+        """The server of a row."""
+        tool = self.tools.get(id or "")
+        return None if tool is None else self.servers.get(tool.server)
+
+
+@dataclass(frozen=True, slots=True)
+class Closer:
+    """What is known of one tool."""
+
+    calls: Sequence[Span] = ()
+    denied: Sequence[Span] = ()
+    server: ServerView | None = None
+    """With the texts of its definitions."""
+
+
+# -- what a person can decide ------------------------------------------------------------------------------------------
+
+
+def _cannot_approve(data: Found, id: str | None) -> str | None:
+    server = data.server(id)
+    if server is None:
+        return "no tool of a server is chosen"
+    return None if server.pending("tools") else f"what {server.server} says of its tools is approved already"
+
+
+def _ask_approve(data: Found, id: str | None) -> str:
+    server = data.server(id)
+    assert server is not None
+    changed = [name for name in _names(server) if _state(data, server, name)]
+    return (
+        f"Approve all that {server.server} says of its tools now ({', '.join(changed)})? Agents are given these words "
+        "from then on. Read the pane Definition first."
+    )
+
+
+async def _approve(client: Client, data: Found, id: str | None, said: Said) -> str:
+    server = data.server(id)
+    assert server is not None
+    request = ApproveRequest(version=server.newest["tools"], who=said.who, why=said.why)
+    await client.approve_definitions(server.server, request)
+    return f"What {server.server} says of its tools is approved."
+
+
+def _no_question(data: Found, id: str | None) -> str | None:
+    return None if data.question(id) else "no call of this tool waits for a person"
+
+
+def _answer(id: str, verdict: Literal["approve", "refuse"]) -> Action[Found]:
+    def ask(data: Found, row: str | None) -> str:
+        one = data.question(row)
+        assert one is not None
+        does = "run" if verdict == "approve" else "refuse"
+        return (
+            f"{does.capitalize()} {one.tool} on {one.server} with {one.arguments}? Rollout {one.rollout} waits for it."
+        )
+
+    async def act(client: Client, data: Found, row: str | None, said: Said) -> str:
+        one = data.question(row)
+        assert one is not None
+        answer = PolicyAnswer(verdict=verdict, who=said.who, why=said.why[:1000])
+        await client.answer_waiting(one.id, answer)
+        return policy.answered(one, verdict).plain
+
+    return Action(id, _no_question, ask, act, reason=verdict == "refuse")
+
+
+class ToolsView(View[Found, Closer]):
+    """Tools."""
+
+    name = "tools"
+    title = "Tools"
+    help = "calls, errors and latency of each tool, how failed rollouts used it, and changes of its definition"
+    concerns = frozenset({"rollouts"})
+    every_s = 5.0
+    actions: ClassVar[Sequence[Action[Any]]] = (
+        Action("definitions.approve", _cannot_approve, _ask_approve, _approve, reason=True),
+        _answer("question.allow", "approve"),
+        _answer("question.deny", "refuse"),
+    )
+
+    async def look(self, client: Client) -> Found:
+        stats, servers, waiting = await asyncio.gather(client.stats(COUNTED), client.definitions(), client.waiting())
+        used = {f"{one.server}/{one.tool}": one for one in stats.by_tool}
+        listed = {
+            f"{one.server}/{name}": ToolStats(server=one.server, tool=name) for one in servers for name in _names(one)
+        }
+        return Found({**used, **{id: one for id, one in listed.items() if id not in used}},
+                     {one.server: one for one in servers}, waiting)  # fmt: skip
+
+    async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
+        """What the pane in sight shows of it."""
+        tool = data.tools[id]
+        terms = f'server="{tool.server}" name="tools/call {tool.tool}"'
+
+        async def calls(more: str) -> list[Span]:
+            return [span async for span in client.recent_spans(f"{terms} {more}".strip(), NEWEST)]
+
+        async def said() -> ServerView | None:
+            return await client.server_definitions(tool.server) if tool.server in data.servers else None
+
+        wanted = self.pane
+        return Closer(
+            await calls("") if wanted in (None, "", "Calls") else (),
+            await calls("error:policy_violation") if wanted in (None, "Policy") else (),
+            await said() if wanted in (None, "Definition") else None,
+        )
+
+    def head(self, data: Found, now_ns: int) -> Text:
+        changed = [name for name, server in data.servers.items() if server.pending("tools")]
+        words = f"{', '.join(changed)} changed what is said of tools: A approves" if changed else ""
+        asks = f"{len(data.waiting):,} calls wait for a person" if data.waiting else ""
+        return joined(f"{len(data.tools):,} tools", Text(asks, style="bold yellow"), Text(words, style="bold red"))
+
+    def table(self, data: Found, now_ns: int) -> Table:
+        made = rollouts.used(list(data.tools.values()))
+        rows = dict(zip(data.tools, made.rows, strict=True))
+
+        def cells(id: str) -> Sequence[Text | str]:
+            server = data.server(id)
+            state = "" if server is None else _state(data, server, data.tools[id].tool)
+            waits = "asks a person" if data.question(id) else ""
+            return [*rows[id], joined(Text(waits, style="yellow"), Text(state, style="bold red"))]
+
+        return Table([*made.columns, SAID], list(data.tools), cells, NONE, _orders(data))
+
+    def panes(self, data: Found, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
+        if id is None or closer is None:
+            return ()
+        return [
+            pane("Calls", rollouts.spans(closer.calls) if closer.calls else Text("It was not run lately.")),
+            pane("Definition", _definition(data, data.tools[id], closer.server, now_ns)),
+            pane("Policy", _policy(data, id, closer.denied, now_ns)),
+        ]
+
+    def command(self, id: str | None) -> str:
+        return "penstock stats" if id is None else f"penstock mcp definitions {id.partition('/')[0]} --diff"
+
+
+def _orders(data: Found) -> dict[str, Callable[[str], Any]]:
+    return {
+        "calls": lambda id: data.tools[id].calls,
+        "errors": lambda id: data.tools[id].errors,
+        "p95": lambda id: data.tools[id].p95_ns,
+        "in failed rollouts": lambda id: data.tools[id].share_of_failed,
+    }
+
+
+def _names(server: ServerView) -> list[str]:
+    """The tools that it lists now, and those that were approved."""
+    versions = (server.version(server.newest.get("tools")), server.version(server.pinned.get("tools")))
+    return list(dict.fromkeys(name for version in versions if version is not None for name in version.items))
+
+
+def _state(data: Found, server: ServerView, tool: str) -> str:
+    """How what the server says of a tool differs from what was approved; empty where it does not."""
+    now, approved = server.version(server.newest.get("tools")), server.version(server.pinned.get("tools"))
+    if now is None or approved is None or now is approved:
+        return ""
+    if tool not in now.items:
+        return "removed" if tool in approved.items else ""
+    if tool not in approved.items:
+        return "new"
+    return "changed" if now.items[tool] != approved.items[tool] else ""
+
+
+def _definition(data: Found, tool: ToolStats, server: ServerView | None, now_ns: int) -> RenderableType:
+    if server is None:
+        known = tool.server in data.servers
+        return Text("asking ..." if known else "Its server has not said what it is.", style="dim")
+    return Group(definitions.difference(server, None, now_ns), Text(), definitions.server(server, now_ns))
+
+
+def _policy(data: Found, id: str, denied: Sequence[Span], now_ns: int) -> RenderableType:
+    asked = [one for one in data.waiting if f"{one.server}/{one.tool}" == id]
+    pieces: list[RenderableType] = (
+        [policy.waiting(asked, now_ns)] if asked else [Text("No call of it waits for a person.")]
+    )
+    if denied:
+        pieces += [
+            Text(),
+            Text("Calls that a rule did not let run, newest first", style="bold"),
+            rollouts.spans(denied),
+        ]
+    else:
+        pieces.append(Text("No rule has stopped a call of it lately."))
+    return Group(*pieces)

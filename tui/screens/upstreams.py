@@ -1,0 +1,121 @@
+"""The screen of upstreams: what the gateway calls, whether calls wait for it, and what went wrong there lately."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from rich.text import Text
+
+from penstock.gateway.display import rollouts
+from penstock.gateway.display import upstreams as shown
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.upstream import UpstreamView
+from penstock.tui.view import Action, Pane, Table, View, pane
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+HELD_S: Final = 60.0
+"""How long a hold lasts; s."""
+NEWEST: Final = 20
+NONE = "No upstream is configured: `[[upstream]]` in penstock.toml names one."
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All upstreams by name."""
+
+    upstreams: dict[str, UpstreamView]
+
+
+@dataclass(frozen=True, slots=True)
+class Closer:
+    """The newest calls of one."""
+
+    newest: Sequence[Span]
+    failed: Sequence[Span]
+
+
+def _cannot_pause(data: Found, id: str | None) -> str | None:
+    one = data.upstreams.get(id or "")
+    return "no upstream is chosen" if one is None else f"{one.name} is paused already" if one.paused else None
+
+
+def _cannot_open(data: Found, id: str | None) -> str | None:
+    one = data.upstreams.get(id or "")
+    return "no upstream is chosen" if one is None else None if one.paused else f"{one.name} is open already"
+
+
+def _ask_pause(data: Found, id: str | None) -> str:
+    one = data.upstreams[id or ""]
+    return (
+        f"Let all calls to {one.name} wait for {HELD_S:.0f} s at most? {one.running:,} that run go on; calls that have "
+        f"waited for so long are refused."
+    )
+
+
+def _ask_open(data: Found, id: str | None) -> str:
+    one = data.upstreams[id or ""]
+    return f"Serve the {one.waiting:,} calls that wait for {one.name}, and all from now on?"
+
+
+async def _pause(client: Client, data: Found, id: str | None, said: Said) -> str:
+    found = await client.pause_upstream(id or "", HELD_S, said)
+    return f"{found.name} is paused for {HELD_S:.0f} s at most."
+
+
+async def _open(client: Client, data: Found, id: str | None, said: Said) -> str:
+    return f"{(await client.open_upstream(id or '', said)).name} is open."
+
+
+class UpstreamsView(View[Found, Closer]):
+    """Upstreams."""
+
+    name = "upstreams"
+    title = "Upstreams"
+    help = "what the gateway calls: open or paused, running and waiting calls, errors"
+    concerns = frozenset({"rollouts"})
+    every_s = 3.0
+    actions: ClassVar[Sequence[Action[Any]]] = (
+        Action("upstream.pause", _cannot_pause, _ask_pause, _pause),
+        Action("upstream.open", _cannot_open, _ask_open, _open),
+    )
+
+    async def look(self, client: Client) -> Found:
+        return Found({one.name: one for one in await client.upstreams()})
+
+    async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
+        """Its newest calls; those that failed only where they are in sight."""
+        failed = self.pane is None or self.pane == "Errors"
+        terms = f'upstream="{id}" status:error' if failed else f'upstream="{id}"'
+        found = [span async for span in client.recent_spans(terms, NEWEST)]
+        newest = (
+            [span async for span in client.recent_spans(f'upstream="{id}"', NEWEST)] if self.pane is None else found
+        )
+        return Closer(newest, found if failed else ())
+
+    def head(self, data: Found, now_ns: int) -> Text:
+        paused = sum(one.paused for one in data.upstreams.values())
+        running = sum(one.running for one in data.upstreams.values())
+        return Text(f"{len(data.upstreams):,} upstreams, {paused:,} paused; {running:,} calls run")
+
+    def table(self, data: Found, now_ns: int) -> Table:
+        made = shown.upstreams(data.upstreams.values())
+        by_name = dict(zip(data.upstreams, made.rows, strict=True))
+        return Table(made.columns, list(by_name), by_name.__getitem__, NONE)
+
+    def panes(self, data: Found, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
+        if id is None or closer is None:
+            return ()
+        none = Text("No call of it is among the newest spans.")
+        fine = Text("None of its newest calls failed.")
+        return [
+            pane("Calls", rollouts.spans(closer.newest) if closer.newest else none),
+            pane("Errors", rollouts.spans(closer.failed) if closer.failed else fine),
+        ]
+
+    def command(self, id: str | None) -> str:
+        return "penstock upstreams"

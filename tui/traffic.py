@@ -1,0 +1,59 @@
+"""What the feed told lately: calls, errors and tokens a second, for sparklines. It keeps the last `SECONDS`."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from penstock.gateway.model.change import Digest
+
+SECONDS: Final = 120
+"""How far back it goes; s."""
+BUCKETS: Final = 24
+
+
+class Flow(NamedTuple):
+    """One figure over time."""
+
+    rates: list[float | None]
+    """A second, in `BUCKETS` pieces of time, the oldest first; None before it was followed."""
+
+    @property
+    def now(self) -> float:
+        """Mean of the last two pieces."""
+        last = [rate for rate in self.rates[-2:] if rate is not None]
+        return sum(last) / len(last) if last else 0.0
+
+    @property
+    def peak(self) -> float:
+        """The highest."""
+        return max((rate for rate in self.rates if rate is not None), default=0.0)
+
+
+class Traffic:
+    """A bounded history of digests."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._since = clock, clock()
+        self._told: deque[tuple[float, Digest]] = deque()
+
+    def add(self, digest: Digest) -> None:
+        """A digest that has just come."""
+        now = self._clock()
+        self._told.append((now, digest))
+        while self._told and self._told[0][0] < now - SECONDS:
+            self._told.popleft()
+
+    def flow(self, of: Callable[[Digest], int]) -> Flow:
+        """A figure of the digests over time."""
+        now, size = self._clock(), SECONDS / BUCKETS
+        sums: list[float | None] = [
+            0.0 if now - (BUCKETS - at - 1) * size > self._since else None for at in range(BUCKETS)
+        ]
+        for at, digest in self._told:
+            place = BUCKETS - 1 - int((now - at) / size)
+            if 0 <= place < BUCKETS:
+                sums[place] = (sums[place] or 0.0) + of(digest) / size
+        return Flow(sums)
