@@ -27,6 +27,7 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.answers import FilterField
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.change import Digest
+from penstock.tui.handling import Handler
 from penstock.tui.keys import Key, KeyMap
 from penstock.tui.link import Link, is_far
 from penstock.tui.looking import Looking, What
@@ -35,7 +36,7 @@ from penstock.tui.screens import registry
 from penstock.tui.settings import Context
 from penstock.tui.traffic import Traffic
 from penstock.tui.view import Action, View
-from penstock.tui.widgets.dialogs import Confirm
+from penstock.tui.widgets.dialogs import Confirm, Help
 
 FEED_S: Final = {False: 0.5, True: 2.0}
 """How often the feed tells of changes, by whether the gateway is far away; s."""
@@ -86,6 +87,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         self._changing = asyncio.Lock()
         self.theme = options.theme or FIRST_THEME
         self.main = Main(self)
+        self.main.handler = Handler(self.main)
 
     # Connecting -------------------------------------------------------------------------------------------------------
 
@@ -168,6 +170,8 @@ class PenstockApp(App[None], inherit_bindings=False):
                     self._switch(context)
                 case "theme", [theme]:
                     self._set_theme(theme)
+                case _ if [one.view.name for one in self.main.stack] == list(words) and not self.main.shown.view.terms:
+                    self.main.say(f"{self.main.shown.view.title} is shown already; r asks again.")
                 case _:
                     self.main.open(registry.made(words), over=len(words) > 1)
         except ValueError as e:
@@ -223,6 +227,10 @@ class PenstockApp(App[None], inherit_bindings=False):
             self.main.say(str(e))
             return
         self.main.open(registry.made(words))
+
+    def show_help(self, title: str, keys: Sequence[Key]) -> None:
+        """Lists keys until one is pressed."""
+        self.push_screen(Help(title, keys))
 
     def quit(self) -> None:
         """Ends it."""

@@ -6,15 +6,11 @@ A key that can do nothing at the moment says why.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from penstock.tui import arrange, completion
 from penstock.tui.keys import name
-from penstock.tui.widgets.dialogs import Help
+from penstock.tui.main_screen import Main
 from penstock.tui.widgets.prompt import Prompt
-
-if TYPE_CHECKING:
-    from penstock.tui.main_screen import Main
 
 FAR_ROWS = 10**9
 """More rows than there are."""
@@ -67,7 +63,7 @@ class Handler:
     def move(self, by: int) -> None:
         """Moves the selection, or the pane where that is looked at."""
         if self.main.shown.focus == "panes" or self.main.table is None:
-            self.main.sheet.scroll_relative(y=by, animate=False)
+            self._scroll(by)
             return
         if not self.main.ids:
             self.main.say(self.main.table.none or "There are no rows.")
@@ -77,6 +73,14 @@ class Handler:
         if at == self.main.at:
             self.main.say("This is the first row." if by < 0 else "This is the last row that is loaded.")
         self.choose(at)
+
+    def _scroll(self, by: int) -> None:
+        sheet = self.main.sheet
+        if sheet.max_scroll_y == 0:
+            self.main.say("All of the pane is in sight.")
+        elif sheet.scroll_offset.y == (0 if by < 0 else sheet.max_scroll_y):
+            self.main.say("This is the top of the pane." if by < 0 else "This is the end of the pane.")
+        sheet.scroll_relative(y=by, animate=False)
 
     def choose(self, at: int) -> None:
         """Chooses a row by its place."""
@@ -204,7 +208,7 @@ class Handler:
 
     def _help(self) -> None:
         view = self.main.shown.view
-        self.main.penstock.push_screen(Help(f"{view.title}: {view.help}", self.main.penstock.keys.of(view.name)))
+        self.main.penstock.show_help(f"{view.title}: {view.help}", self.main.penstock.keys.of(view.name))
 
     # The line to type in ----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ times a second then, and at once after a key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -19,16 +19,13 @@ from textual.widgets import Static
 
 from penstock.gateway.display.text import clean
 from penstock.tui import arrange, completion
-from penstock.tui.handling import Handler
 from penstock.tui.keys import HINTS, name
 from penstock.tui.looking import Shown, What
+from penstock.tui.program import Program
 from penstock.tui.view import Pane, Table, View
 from penstock.tui.widgets.prompt import Prompt
 from penstock.tui.widgets.rows import Rows
 from penstock.tui.widgets.sheet import Sheet
-
-if TYPE_CHECKING:
-    from penstock.tui.app import PenstockApp
 
 DRAW_S: Final = 0.1
 """Least time between two drawings that no key asked for; s."""
@@ -38,6 +35,26 @@ TALL: Final = 32
 """Lines from which on rows and panes are shown below each other."""
 DEEPEST: Final = 20
 """Screens that Escape leads back through."""
+
+
+class Handling(Protocol):
+    """What carries out keys; `handling.Handler` is it."""
+
+    def press(self, key: str) -> None:
+        """Does what a key means."""
+        ...
+
+    def given(self, event: Prompt.Given) -> None:
+        """Takes a line that was typed."""
+        ...
+
+    def choose(self, at: int) -> None:
+        """Chooses a row by its place."""
+        ...
+
+    def open_row(self) -> None:
+        """Opens the chosen row."""
+        ...
 
 
 class Main(Screen[None], inherit_bindings=False):
@@ -54,7 +71,7 @@ class Main(Screen[None], inherit_bindings=False):
     Main.split Sheet { height: 2fr; }
     """
 
-    def __init__(self, penstock: PenstockApp) -> None:
+    def __init__(self, penstock: Program) -> None:
         super().__init__()
         self.penstock = penstock
         self.stack: list[Shown] = []
@@ -68,7 +85,7 @@ class Main(Screen[None], inherit_bindings=False):
         self._due = False
         self.rows, self.sheet, self.prompt = Rows(), Sheet(), Prompt()
         self._top, self._head, self._tabs, self._keys = (Static(id=id) for id in ("top", "head", "tabs", "keys"))
-        self.handler = Handler(self)
+        self.handler: Handling
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""

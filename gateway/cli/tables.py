@@ -20,7 +20,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "run": Command(
         "penstock.sidecar.commands:run", "Take rollouts from the queue and run an unmodified agent on each."
     ),
-    "audit": Command("penstock.gateway.cli.audit:audit", "List who changed what, and why."),
+    "audit": Command("penstock.gateway.cli.audit:audit", "List who changed what, and why, newest first."),
     "queue": Command("penstock.gateway.cli.queue:queue", "Show how much work there is."),
     "workers": Command("penstock.gateway.cli.queue:workers", "List those who run rollouts."),
     "pause": Command(
