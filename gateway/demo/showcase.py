@@ -202,7 +202,9 @@ async def releases(made: Showcase) -> None:
     """One release was rolled back by a person, another is in its canary and does well."""
     client = made.client
     stages = [Stage(split=0.5, rollouts=60)]
-    how = Policy.model_validate({"stages": stages, "margin_absolute": 0.1, "horizon": 200} | SKIP)
+    how = Policy.model_validate(
+        {"stages": stages, "margin_absolute": 0.1, "horizon": 400, "alpha_promote": 0.001} | SKIP
+    )
     fun = await client.start_release("greeting", NewRelease(candidate="v2", policy=how, author="ben", why="more fun"))
     await _when(client, fun.id, lambda view: view.release.stage == "canary")
     await client.decide(fun.id, "rollback", Said(who="anna", why="two customers found it rude"))
@@ -222,7 +224,7 @@ async def canary_rollout(made: Showcase, name: str) -> None:
     await made.agent(name).answer(draw.choice(list(TASKS.values())), draw.choice((1, 3, 4)), stream=draw.random() < 0.5)
     pins = await made.client.pins(name)
     better = any(pin.arm == "candidate" for pin in pins)
-    value = 1.0 if draw.random() < (0.95 if better else 0.45) else 0.0
+    value = 1.0 if draw.random() < (0.9 if better else 0.6) else 0.0
     await made.client.reward(name, "a1", Judgement(value=value, source="judge"))
 
 
