@@ -23,7 +23,7 @@ help: ## Show this list
 
 # The same environment as that of development, which adds to it.
 $(VENV)/.demo: pyproject.toml
-	@echo "Installing Penstock, its TUI and the SDKs of OpenAI and Anthropic into $(VENV): 57 packages, 200 MB, about a minute."
+	@echo "Installing Penstock, its TUI and the SDKs of OpenAI and Anthropic into $(VENV): 58 packages, 220 MB, about a minute."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -e '.[demo,tui]'
 	@touch $@
