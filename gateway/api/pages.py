@@ -51,6 +51,7 @@ class Tape(Protocol):
     """The slice of the store that the control API reads."""
 
     def rollout(self, rid: str, /) -> Rollout | None: ...
+    def named(self, rollouts: Iterable[str]) -> list[tuple[int, Rollout]]: ...
     def attempts(self, rid: str, /) -> list[Attempt]: ...
     def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]: ...
     def spans(self, rid: str, aid: str | None = None, after: tuple[str, int] | None = None, /) -> Iterator[Span]: ...
@@ -157,12 +158,12 @@ def rollouts_walk(tape: Tape, query: Query) -> Walk[RolloutSummary]:
 def named_rollouts(tape: Tape, query: Query, ids: Iterable[str]) -> list[RolloutSummary]:
     """Those of these rollouts that are there and match, newest first."""
     wanted, found = span_filter(tape, query), list[RolloutSummary]()
-    for rollout in filter(None, map(tape.rollout, ids)):
+    for _, rollout in tape.named(ids):
         row = summary(tape, rollout)
         matches = query.matches_rollout(row if query.needs_attempts else rollout)
         if matches and (not query.needs_spans or any(map(wanted, tape.spans(rollout.id)))):
             found.append(row)
-    return sorted(found, key=lambda row: row.created_ns, reverse=True)
+    return found
 
 
 def _resume(mark: Mark | None) -> tuple[int | None, tuple[str, int] | None]:

@@ -112,7 +112,8 @@ def _ids(text: str) -> list[str]:
     ids = list(dict.fromkeys(text.split(",")))
     if len(ids) > MOST_IDS:
         raise ApiError(400, f"ids: {len(ids)} are more than {MOST_IDS}", "ids", allowed=[f"1 to {MOST_IDS} ids"])
-    if wrong := next((id for id in ids if not re.fullmatch(ID_PATTERN, id)), None):
+    wrong = next((id for id in ids if not re.fullmatch(ID_PATTERN, id)), None)
+    if wrong is not None:
         raise ApiError(400, f"ids: {wrong!r} is not the id of a rollout", "ids", wrong, [ID_PATTERN])
     return ids
 

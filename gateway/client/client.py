@@ -95,6 +95,8 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
 
     async def rollouts_by_id(self, ids: Sequence[str], filter: str = "") -> list[RolloutSummary]:
         """Those of these rollouts, at most 200, that are there and match, newest first, as `rollout_page` has them."""
+        if not ids:
+            return []
         params = {"ids": ",".join(ids), "filter": filter or None, "brief": "true"}
         return (await self.get("/api/rollouts", RolloutPage, params)).rollouts
 

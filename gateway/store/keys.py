@@ -29,8 +29,8 @@
 | `run_configs` | run NUL                          | what it was started with, as JSON                              |
 | `run_metrics` | run NUL number (u32)             | a block of its points                                          |
 | `run_events` | run NUL time (u64) hash (8 bytes) | something that happened in it                                  |
-| `audit_log` | number (u64)               | a change that was asked for: who, what, why                    |
 | `definitions` | server NUL hash (32 bytes or none) | versions of what it lists; with a hash, one definition        |
+| `audit_log` | number (u64)                       | a change that was asked for: who, what, why                    |
 
 Attempts are found by the number of their rollout, because names are long and in no order: numbers grow, so that pages
 are full. Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never

@@ -52,6 +52,12 @@ class Reader:
         with self.view() as view:
             return view.rollout(rollout)
 
+    def named(self, rollouts: Iterable[str]) -> list[tuple[int, Rollout]]:
+        """Those of these rollouts that are there, newest first, with the positions that `rollouts` gives them."""
+        with self.view() as view:
+            stored = [view.numbered_rollout(rollout) for rollout in rollouts if _possible(rollout)]
+        return sorted(filter(None, stored), key=lambda one: one[0], reverse=True)
+
     def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]:
         """All rollouts, newest first, with a position that `before` takes."""
         for slice_ in self._orders(before):

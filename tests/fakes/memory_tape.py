@@ -103,6 +103,10 @@ class MemoryTape:
         numbered = list(enumerate(self._rollouts.values(), start=1))
         return ((n, rollout) for n, rollout in reversed(numbered) if before is None or n < before)
 
+    def named(self, rollouts: Iterable[str]) -> list[tuple[int, Rollout]]:
+        wanted = set(rollouts)
+        return [(number, rollout) for number, rollout in self.rollouts() if rollout.id in wanted]
+
     def spans(self, rid: str, aid: str | None = None, after: tuple[str, int] | None = None) -> Iterator[Span]:
         order = list(self._attempts.get(rid, {}))
 

@@ -1,0 +1,321 @@
+"""What is shown live, asked of a real gateway: digests, rows by id, the filter language, and answers with gzip."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+import zlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from uuid import uuid4
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.process import Gateway
+from fakes.rig import Base
+
+from penstock.gateway.api import filter_fields
+from penstock.gateway.api.compression import LEAST, PackedFeed, accepts_gzip
+from penstock.gateway.api.filter import Target, parse
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.sync import SyncClient
+from penstock.gateway.model.answers import RolloutPage
+from penstock.gateway.model.change import Digest
+from penstock.gateway.model.queue import ClaimRequest, Event, RolloutSpec
+
+PATIENCE = 60.0
+GZIP = {"Accept-Encoding": "gzip"}
+
+
+@pytest.fixture
+async def client(base: Base) -> AsyncGenerator[Client]:
+    async with Client(base.url) as made:
+        yield made
+
+
+def name() -> str:
+    return f"l-{uuid4().hex[:12]}"
+
+
+async def queued(client: Client, count: int, **spec: object) -> list[str]:
+    """Names of new rollouts."""
+    specs = [RolloutSpec.model_validate({"id": name(), **spec}) for _ in range(count)]
+    return [one.id for one in await client.enqueue(specs)]
+
+
+async def until(client: Client, since: int, every_s: float, end: int) -> list[Digest]:
+    """The digests from one cursor to another."""
+    found = list[Digest]()
+    async with asyncio.timeout(PATIENCE), aclosing(client.digests(since, every_s)) as feed:
+        async for digest in feed:
+            found.append(digest)
+            if digest.cursor >= end:
+                break
+    return found
+
+
+# Digests --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_busy_gateway_has_one_digest_a_tick(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    """No rollout is missed, and calls and tokens add up."""
+    every_s, rollouts, calls = 0.5, [name() for _ in range(60)], 4
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+    async def play(rollout: str) -> None:
+        for number in range(calls):
+            async with http.post(gateway.openai(rollout) + "/chat/completions", json=body) as answer:
+                assert answer.status == 200
+            _ = await client.add_events(rollout, "a1", [Event(name=f"e{number}{n}") for n in range(4)])
+
+    async with Client(gateway.url) as client:
+        start = (await client.stats(0)).cursor
+        digests = list[Digest]()
+        async with asyncio.timeout(PATIENCE), aclosing(client.digests(start, every_s)) as feed:
+            began = time.monotonic()
+            playing = asyncio.gather(*map(play, rollouts))
+            seen = 0
+            while seen < len(rollouts) * calls:
+                digests.append(await anext(feed))
+                seen += digests[-1].calls
+            took = time.monotonic() - began
+            await playing
+        end = (await client.stats(0)).cursor
+        digests += [] if digests[-1].cursor >= end else await until(client, digests[-1].cursor, every_s, end)
+        totals = [one.totals async for one in client.rollouts()]
+    assert end - start >= 1000
+    assert len(digests) <= took / every_s + 3
+    assert [one.cursor for one in digests] == sorted({one.cursor for one in digests})
+    assert {name for one in digests for name in one.rollouts} == set(rollouts)
+    assert all(one.more == 0 and len(set(one.rollouts)) == len(one.rollouts) for one in digests)
+    assert sum(one.calls for one in digests) == len(rollouts) * calls == sum(one.calls for one in totals)
+    assert sum(one.input_tokens for one in digests) == sum(one.input_tokens or 0 for one in totals) > 0
+    assert sum(one.output_tokens for one in digests) == sum(one.output_tokens or 0 for one in totals) > 0
+    assert sum(one.errors + one.cancelled for one in digests) == 0
+
+
+async def test_a_digest_names_two_hundred_and_counts_the_others(client: Client) -> None:
+    since = (await client.stats(0)).cursor
+    names = await queued(client, 230)
+    end = (await client.stats(0)).cursor
+    digests = await until(client, since, 0.1, end)
+    assert sum(len(one.rollouts) + one.more for one in digests) == 230
+    assert digests[-1].rollouts[-1] == names[-1]
+    assert all(len(one.rollouts) <= 200 for one in digests)
+    assert {name for one in digests for name in one.rollouts} <= set(names)
+
+
+async def test_nothing_comes_while_nothing_changes(client: Client) -> None:
+    async with aclosing(client.digests(every_s=0.1)) as feed:
+        first = asyncio.ensure_future(anext(feed))
+        done, _ = await asyncio.wait([first], timeout=0.5)
+        assert not done
+        (rollout,) = await queued(client, 1)
+        async with asyncio.timeout(PATIENCE):
+            assert (await first).rollouts == [rollout]
+
+
+async def test_digests_go_on_after_a_gateway_was_killed(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway("")
+    lost = list[ClientError]()
+    async with Client(gateway.url) as client, aclosing(client.digests(0, 0.1, lost.append)) as feed:
+        names = await queued(client, 3)
+        found = list[Digest]()
+        async with asyncio.timeout(PATIENCE):
+            while not found or names[-1] not in found[-1].rollouts:
+                found.append(await anext(feed))
+            _ = await gateway.kill()
+            waiting = asyncio.ensure_future(anext(feed))
+            while not lost:
+                _ = await asyncio.wait([waiting], timeout=0.05)
+            await gateway.start(gateway.port)
+            more = await queued(client, 2)
+            found.append(await waiting)
+            while more[-1] not in found[-1].rollouts:
+                found.append(await anext(feed))
+    assert [one for digest in found for one in digest.rollouts] == names + more
+    assert all(error.temporary for error in lost)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"every_s": "0.05"}, "every_s"),
+        ({"every_s": "61"}, "every_s"),
+        ({"every_s": "nan"}, "every_s"),
+        ({"every_s": "soon"}, "every_s"),
+        ({"since": "-1"}, "since"),
+        ({"since": "99999999"}, "since must be a cursor of this feed, which ends at"),
+        ({"limit": "3"}, "'limit' is not known here"),
+    ],
+)
+async def test_wrong_values_of_digests_are_refused(client: Client, asked: dict[str, str], why: str) -> None:
+    with pytest.raises(ClientError, match=why) as refused:
+        await client.read("GET", "/api/digest", asked)
+    assert refused.value.status == 400
+
+
+# Rows by id -----------------------------------------------------------------------------------------------------------
+
+
+async def test_rows_are_looked_up_by_their_ids(client: Client) -> None:
+    first, second, third = await queued(client, 3, input={"q": "?"}, metadata={"k": 1})
+    _ = await client.cancel(second)
+    found = await client.rollouts_by_id([first, "no-such-rollout", third, second, first])
+    assert [one.id for one in found] == [third, second, first]
+    assert [one.status for one in found] == ["queuing", "cancelled", "queuing"]
+    assert [one.id for one in await client.rollouts_by_id([first, second], "status:cancelled")] == [second]
+    assert await client.rollouts_by_id([]) == []
+    page = await client.get("/api/rollouts", RolloutPage, {"ids": f"{first},{second}"})
+    assert page.next is None
+    assert [one.input for one in page.rollouts] == [{"q": "?"}] * 2
+    brief = await client.rollout_page("", 2, None)
+    assert [(one.id, one.input, one.metadata) for one in brief.rollouts] == [(third, None, {}), (second, None, {})]
+    assert [one.id for one in (await client.rollout_page("", 1, brief.next)).rollouts] == [first]
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"ids": ""}, "'' is not the id of a rollout"),
+        ({"ids": "a,b c"}, "'b c' is not the id of a rollout"),
+        ({"ids": ",".join(f"r{n}" for n in range(201))}, "201 are more than 200"),
+        ({"ids": "a", "cursor": "x"}, "cursor does not go with ids"),
+        ({"ids": "a", "filter": "statsu:ok"}, "did you mean 'status'"),
+        ({"brief": "perhaps"}, "brief"),
+    ],
+)
+async def test_wrong_ids_are_refused(client: Client, asked: dict[str, str], why: str) -> None:
+    with pytest.raises(ClientError, match=why) as refused:
+        await client.read("GET", "/api/rollouts", asked)
+    assert refused.value.status == 400
+
+
+async def test_a_row_of_a_list_is_small(client: Client) -> None:
+    """An ordinary rollout with one attempt, as the queue has handed it out, whatever its task is."""
+    (rollout,) = await queued(client, 1, input={"question": "w" * 5000}, metadata={"k": "v" * 500}, priority=7)
+    claims = (await client.claim(ClaimRequest(worker="gpu-worker-17"))).claims
+    assert [one.rollout.id for one in claims] == [rollout]
+    asked = {"ids": rollout, "brief": "true"}
+    whole = await client.read("GET", "/api/rollouts", asked)
+    (row,) = RolloutPage.model_validate_json(whole).rollouts
+    assert [one.worker for one in row.attempts] == ["gpu-worker-17"]
+    assert len(whole) < 600
+
+
+# Spans without bytes, filters, readiness ------------------------------------------------------------------------------
+
+
+async def test_a_span_without_its_bytes(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    async with http.post(gateway.openai("r1") + "/chat/completions", json=body) as answer:
+        assert answer.status == 200
+    async with Client(gateway.url) as client:
+        async with asyncio.timeout(PATIENCE), aclosing(client.changes()) as feed:
+            async for change in feed:
+                if change.span is not None and change.span.status == "ok":
+                    break
+        whole, head = await client.span("r1", "a1", 1), await client.span("r1", "a1", 1, "none")
+        assert whole.exchange is not None
+        assert head.exchange is None
+        assert (head.span, head.turn) == (whole.span, whole.turn)
+        with pytest.raises(ClientError, match="exchange"):
+            await client.read("GET", "/api/rollouts/r1/attempts/a1/spans/1", {"exchange": "false"})
+
+
+@pytest.mark.parametrize("target", ["spans", "rollouts"])
+async def test_the_filter_language_is_what_filters_take(client: Client, target: Target) -> None:
+    language = await client.filter_fields()
+    fields = language.spans if target == "spans" else language.rollouts
+    assert fields == filter_fields.described(target)
+    assert len(fields) > 20
+    for field in fields:
+        for value in field.values:
+            _ = parse(f"{field.name}{field.operators[0]}{value}", target, 0)
+    assert "succeeded" in next(one.values for one in language.rollouts if one.name == "status")
+
+
+async def test_readiness(client: Client, base: Base) -> None:
+    assert await client.readiness() is None
+    with SyncClient(base.url) as waiting:
+        assert waiting.readiness() is None
+
+
+# Gzip -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_gzip_is_given_where_it_is_asked_for(base: Base) -> None:
+    """Forty rows of a list: a third of the bytes or less."""
+    async with Client(base.url) as plain, Client(base.url, compressed=True) as packed:
+        names = await queued(plain, 40)
+        read = [await plain.rollouts_by_id(names), await packed.rollouts_by_id(names)]
+        assert read[0] == read[1]
+        print(f"40 rows: {plain.received} bytes with what queued them, {packed.received} with gzip")
+        before = plain.received
+        _ = await plain.rollouts_by_id(names)
+        assert packed.received * 3 < plain.received - before
+        before = packed.received
+        assert await packed.readiness() is None
+        assert packed.received - before < LEAST
+        # What changes something is answered by another part of the gateway.
+        before = packed.received
+        made = await packed.enqueue([RolloutSpec(id=name()) for _ in range(200)])
+        assert len(made) == 200
+        assert packed.received - before < len(made) * 17
+
+
+async def test_headers_say_what_is_packed(base: Base, http: aiohttp.ClientSession) -> None:
+    async def head(path: str, **headers: str) -> tuple[str | None, str | None]:
+        async with http.get(base.url + path, headers={"Accept-Encoding": "identity"} | headers) as answer:
+            assert answer.status == 200
+            return answer.headers.get("Content-Encoding"), answer.headers.get("Vary")
+
+    assert await head("/api/openapi.json") == (None, None)
+    assert await head("/api/openapi.json", **GZIP) == ("gzip", "Accept-Encoding")
+    assert await head("/healthz", **GZIP) == (None, None)
+    assert await head("/api/digest", **GZIP) == ("gzip", "Accept-Encoding")
+    assert await head("/api/changes") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ("gzip", True), ("GZIP", True), ("br, gzip;q=0.5", True), ("deflate,gzip ; q = 1", True),
+        ("gzip;q=0", False), ("gzip; q=0.000", False), ("identity", False), ("", False), ("gzipped", False),
+        ("*", False),
+    ],
+)  # fmt: skip
+def test_who_asks_for_gzip(asked: str, given: bool) -> None:
+    assert accepts_gzip({"Accept-Encoding": asked}) is given
+    assert not accepts_gzip({})
+
+
+async def test_a_packed_feed_says_the_same_at_once(base: Base) -> None:
+    """Events come when they happen, not when some kilobytes have gathered."""
+    async with Client(base.url) as plain, Client(base.url, compressed=True) as packed:
+        since = (await plain.stats(0)).cursor
+        async with asyncio.timeout(PATIENCE), aclosing(packed.changes(since)) as feed:
+            for _ in range(3):
+                (rollout,) = await queued(plain, 1)
+                change = await anext(feed)
+                assert change.rollout is not None
+                assert change.rollout.id == rollout
+
+
+async def test_every_piece_of_a_packed_feed_is_readable_at_once() -> None:
+    class Kept:
+        written = b""
+
+        async def write(self, data: bytes, /) -> None:
+            self.written += data
+
+    kept, sent, reader = Kept(), b"", zlib.decompressobj(16 + zlib.MAX_WBITS)
+    feed, read = PackedFeed(kept), b""
+    for piece in (b": hello\n\n", b"x" * 100_000, b"data: 1\n\n"):
+        at = len(kept.written)
+        await feed.write(piece)
+        sent, read = sent + piece, read + reader.decompress(kept.written[at:])
+        assert read == sent
+    assert gzip.compress(b"")[:2] == kept.written[:2]
