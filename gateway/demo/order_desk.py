@@ -21,7 +21,11 @@ from aiohttp import web
 from penstock.gateway.demo.model import Answer, Call, Json, chat, chat_events, said, tool_result
 from penstock.gateway.demo.tools import PATH, REVISION
 
-MODEL, LARGE = "desk-7b", "desk-70b"
+MODEL, LARGE, SPARE = "desk-7b", "desk-70b", "spare-7b"
+WEIGHTS: Final = "desk-7b-base"
+"""The model that adapters are made for."""
+SLOW: Final = 13
+"""The seed at which the model takes its time."""
 STABLE: Final = "You are the order desk of Acme. Look every order up before you answer. Never refund above 100."
 CAREFUL: Final = (
     "You are the order desk of Acme. Look every order up before you answer.\n"
@@ -51,6 +55,8 @@ def decide(asked: Json) -> Answer:
     order = next((word for word in re.findall(r"\w+", said(conversation, "user")) if word in ORDERS), "1001")
     article, price, total = ORDERS[order]
     results = [message for message in conversation if message["role"] == "tool"]
+    if not asked.get("tools"):
+        return Answer(f"The {article} of order {order} was sent on Tuesday and arrives tomorrow.")
     if not results:
         return Answer(f"Let me look up order {order}.", (_call("lookup_order", {"order": order}, 1),))
     if len(results) == 1 and "back" in said(conversation, "user"):
@@ -93,8 +99,10 @@ class Desk:
         """True: the server of tools says something else of one of them than before."""
         self.pace = 0.004
         self._busy: set[str] = set()
+        self._adapters: dict[str, str] = {}
         self.app = web.Application()
         self.app.add_routes([web.post("/v1/chat/completions", self._model), web.post(PATH, self._tools)])
+        self.app.add_routes([web.get("/v1/models", self._models), web.post("/v1/load_lora_adapter", self._load)])
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         asked: Json = await request.json()
@@ -103,7 +111,7 @@ class Desk:
             self._busy.add(asked["messages"][-1]["content"])
             return web.json_response({"error": {"message": "too many requests", "type": "rate_limit"}}, status=429)
         answer = decide(asked)
-        await asyncio.sleep(self.pace * 4)
+        await asyncio.sleep(1.5 if seed == SLOW else self.pace * 4)
         if not asked.get("stream"):
             return web.json_response(_doubted(chat(asked, answer), seed))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -115,6 +123,18 @@ class Desk:
             await asyncio.sleep(self.pace)
             await response.write(event)
         return response
+
+    async def _models(self, _: web.Request) -> web.Response:
+        """What an engine lists: its base, and the adapters that were loaded into it."""
+        served: list[Json] = [{"id": WEIGHTS, "object": "model", "root": WEIGHTS, "parent": None}]
+        for name, path in self._adapters.items():
+            served.append({"id": name, "object": "model", "root": path, "parent": WEIGHTS})
+        return web.json_response({"object": "list", "data": served})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        asked: Json = await request.json()
+        self._adapters[asked["lora_name"]] = asked["lora_path"]
+        return web.Response(text="loaded")
 
     async def _tools(self, request: web.Request) -> web.Response:
         sent: Json = await request.json()
@@ -175,13 +195,14 @@ class Agent:
         self._http, self._model, self._tools, self._prompt = http, model_url, tools_url, prompt
         self._number = 0
 
-    async def answer(self, question: str, seed: int, stream: bool, model: str = MODEL) -> str:
+    async def answer(self, question: str, seed: int, stream: bool, model: str = MODEL, tools: bool = True) -> str:
         """Works until the model has no more tools to call; empty when the model could not be reached."""
-        listed = (await self._mcp("tools/list", {}))["tools"]
-        tools = [{"type": "function", "function": {"name": one["name"], "description": one["description"],
+        listed: list[Json] = (await self._mcp("tools/list", {}))["tools"] if tools else []
+        offered = [{"type": "function", "function": {"name": one["name"], "description": one["description"],
                                                    "parameters": one["inputSchema"]}} for one in listed]  # fmt: skip
         talk: list[Json] = [{"role": "system", "content": self._prompt}, {"role": "user", "content": question}]
-        asked = {"model": model, "tools": tools, "seed": seed, "stream": stream, "logprobs": not stream}
+        asked: Json = {"model": model, "seed": seed, "stream": stream, "logprobs": not stream}
+        asked |= {"tools": offered} if offered else {}
         asked |= {"stream_options": {"include_usage": True}} if stream else {}
         for _ in range(6):
             message = await self._ask(asked | {"messages": talk})
