@@ -18,9 +18,20 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from penstock.gateway.demo.model import Answer, Call, Json, chat, chat_events, said, tool_result
+from penstock.gateway.demo.model import (
+    Answer,
+    Call,
+    Json,
+    chat,
+    chat_events,
+    message,
+    message_events,
+    said,
+    tool_result,
+)
 from penstock.gateway.demo.tools import PATH, REVISION
 
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 MODEL, LARGE, SPARE = "desk-7b", "desk-70b", "spare-7b"
 WEIGHTS: Final = "desk-7b-base"
 """The model that adapters are made for."""
@@ -49,12 +60,21 @@ TOOLS: Final[dict[str, tuple[str, Json]]] = {
 }
 
 
+def as_told(asked: Json) -> Json:
+    """A request of messages as the script reads it: results of tools are messages of their own."""
+    told: list[Json] = []
+    for one in asked["messages"]:
+        result = tool_result(one)
+        told.append(one if result is None else {"role": "tool", "content": result})
+    return asked | {"messages": told}
+
+
 def decide(asked: Json) -> Answer:
     """What the model says next."""
     conversation: list[Json] = asked["messages"]
     order = next((word for word in re.findall(r"\w+", said(conversation, "user")) if word in ORDERS), "1001")
     article, price, total = ORDERS[order]
-    results = [message for message in conversation if message["role"] == "tool"]
+    results = [one for one in conversation if one["role"] == "tool"]
     if not asked.get("tools"):
         return Answer(f"The {article} of order {order} was sent on Tuesday and arrives tomorrow.")
     if not results:
@@ -101,7 +121,8 @@ class Desk:
         self._busy: set[str] = set()
         self._adapters: dict[str, str] = {}
         self.app = web.Application()
-        self.app.add_routes([web.post("/v1/chat/completions", self._model), web.post(PATH, self._tools)])
+        self.app.add_routes([web.post(path, self._model) for path in (CHAT, MESSAGES)])
+        self.app.add_routes([web.post(PATH, self._tools)])
         self.app.add_routes([web.get("/v1/models", self._models), web.post("/v1/load_lora_adapter", self._load)])
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
@@ -110,13 +131,15 @@ class Desk:
         if seed == BUSY and asked["messages"][-1]["content"] not in self._busy:
             self._busy.add(asked["messages"][-1]["content"])
             return web.json_response({"error": {"message": "too many requests", "type": "rate_limit"}}, status=429)
-        answer = decide(asked)
+        messages = request.path == MESSAGES
+        answer = decide(as_told(asked) if messages else asked)
         await asyncio.sleep(1.5 if seed == SLOW else self.pace * 4)
         if not asked.get("stream"):
-            return web.json_response(_doubted(chat(asked, answer), seed))
+            whole = message(asked, answer) if messages else _doubted(chat(asked, answer), seed)
+            return web.json_response(whole)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for number, event in enumerate(chat_events(asked, answer)):
+        for number, event in enumerate(message_events(asked, answer) if messages else chat_events(asked, answer)):
             if seed == CUT and number == 2 and request.transport is not None:
                 request.transport.abort()
                 break
@@ -197,7 +220,7 @@ class Agent:
 
     async def answer(self, question: str, seed: int, stream: bool, model: str = MODEL, tools: bool = True) -> str:
         """Works until the model has no more tools to call; empty when the model could not be reached."""
-        listed: list[Json] = (await self._mcp("tools/list", {}))["tools"] if tools else []
+        listed = await self.listed() if tools else []
         offered = [{"type": "function", "function": {"name": one["name"], "description": one["description"],
                                                    "parameters": one["inputSchema"]}} for one in listed]  # fmt: skip
         talk: list[Json] = [{"role": "system", "content": self._prompt}, {"role": "user", "content": question}]
@@ -217,6 +240,10 @@ class Agent:
                 text = found["content"][0]["text"] if "content" in found else f"refused: {found.get('message')}"
                 talk.append({"role": "tool", "tool_call_id": call["id"], "content": text})
         return ""
+
+    async def listed(self) -> list[Json]:
+        """What the server of tools lists."""
+        return (await self._mcp("tools/list", {}))["tools"]
 
     async def tool(self, name: str, arguments: Json) -> Json:
         """Calls a tool that no model has asked for."""

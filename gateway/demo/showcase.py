@@ -23,10 +23,11 @@ import aiohttp
 from penstock.gateway.cli.watch import whenever
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.demo import address
+from penstock.gateway.demo.messages_agent import MessagesAgent
 from penstock.gateway.demo.order_desk import BUSY, CUT, LARGE, SLOW, SPARE, Agent, desk
 from penstock.gateway.demo.showcase_parts import PATIENCE, TASKS, Showcase
 from penstock.gateway.demo.showcase_releases import canary_rollout, releases, resources
-from penstock.gateway.demo.showcase_training import point, runs
+from penstock.gateway.demo.showcase_training import SECOND_STEPS, runs, train_on
 from penstock.gateway.demo.tools import PATH
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import ClaimRequest, Event, FinishRequest, HeartbeatRequest, Held, RolloutSpec
@@ -46,6 +47,11 @@ base_url = "{url}/v1"
 name = "spare"
 dialect = "openai"
 base_url = "{url}/v1"
+
+[[upstream]]
+name = "anthropic"
+dialect = "anthropic"
+base_url = "{url}"
 
 [[route]]
 model = "spare-*"
@@ -157,6 +163,10 @@ async def mishaps(made: Showcase) -> None:
     await made.agent("unknown").answer("Where is my parcel?", 4, stream=False)
     tools = made.agent("wrong-order")
     await tools.tool("lookup_order", {"order": "9999"})
+    for name, asked, stream in (("by-night-1", question, True), ("by-night-2", TASKS["refund-1006"], False)):
+        address = f"{made.url}/rollout/{name}/attempt/a1"
+        said = await MessagesAgent(made.http, address, made.agent(name), NIGHT).answer(asked, stream)
+        await made.finish(name, bool(said), Judgement(value=1.0 if said else 0.0, source="runner"))
     await _too_slow(made, question)
     await made.client.enqueue([RolloutSpec(id="withdrawn", input={"question": question})])
     await made.client.cancel("withdrawn", ANNA)
@@ -207,13 +217,17 @@ async def waits(made: Showcase) -> None:
 
 
 async def goes_on(made: Showcase) -> None:
-    """A few calls and a point of the run every second, until it is cancelled."""
+    """A few calls, a point of the run and the workers' figures every second, until it is cancelled."""
     draw, number = random.Random(7), 0
     while True:
         number += 1
         names = [f"live-{number}.{one}" for one in range(2)]
         await asyncio.gather(*(canary_rollout(made, name) for name in names))
-        await made.client.add_points(made.running, [point(33 + number, draw, number % 3)])
+        await train_on(made, SECOND_STEPS + number - 1, draw)
+        for worker in ("desk-1", "desk-2"):
+            figures = Figures(cpu_percent=round(draw.uniform(20, 70), 1), memory_bytes=180 << 20)
+            request = HeartbeatRequest(complete=False, figures=figures, lease_s=3600.0)
+            await made.client.heartbeat(worker, request)
         await asyncio.sleep(1.0)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import aiohttp
@@ -33,6 +34,8 @@ class Showcase:
     client: Client
     http: aiohttp.ClientSession
     desk: Desk
+    judged: Counter[str] = field(default_factory=Counter[str])
+    """Rollouts of the canary that have a reward, by arm."""
     release: str = ""
     """The release that is in canary."""
     running: str = ""

@@ -84,7 +84,10 @@ async def canary_rollout(made: Showcase, name: str) -> None:
     draw = random.Random(name)
     await made.agent(name).answer(draw.choice(list(TASKS.values())), draw.choice((1, 3, 4)), stream=draw.random() < 0.5)
     pins = await made.client.pins(name)
-    better = any(pin.arm == "candidate" for pin in pins)
-    value = 1.0 if draw.random() < (0.95 if better else 0.5) else 0.0
+    arm = next((pin.arm for pin in pins if pin.arm == "candidate"), "stable")
+    made.judged[arm] += 1
+    # The first, second ... rollout of an arm has the same reward every time, whichever rollouts those are.
+    luck = random.Random(f"{arm}-{made.judged[arm]}").random()
+    value = 1.0 if luck < (0.95 if arm == "candidate" else 0.5) else 0.0
     reason = "the customer got what was asked for" if value else "the answer names no article"
     await made.finish(name, True, Judgement(value=value, source="judge", reason=reason))

@@ -13,6 +13,8 @@ from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.run import Made, NewRun, Point, RunChange, RunEnd, RunEvent
 
 STEPS: Final = 60
+SECOND_STEPS: Final = 34
+"""Steps that the second run has done when the showcase opens."""
 
 
 def point(step: int, draw: random.Random, dropped: int) -> Point:
@@ -60,13 +62,21 @@ async def runs(made: Showcase) -> None:
     await client.finish_run(first.id, RunEnd(status="succeeded", message="all steps done"))
     again = config | {"optimizer": {"lr": 5e-6}, "group_size": 16}
     second = await client.start_run(NewRun(id="grpo-2", kind="grpo", name="half the step", config=again, steps=STEPS))
-    await _report(client, second.id, 34, 2)
+    await _report(client, second.id, SECOND_STEPS, 2)
     await client.add_run_events(second.id, [RunEvent(step=12, text="evaluated: 0.48"),
                                             RunEvent(step=30, level="error", text="a worker left")])  # fmt: skip
-    await client.change_run(second.id, RunChange(message="collecting step 34"))
+    await client.change_run(second.id, RunChange(message=f"collecting step {SECOND_STEPS}"))
     made.running = second.id
 
 
 async def _report(client: Client, run: str, steps: int, seed: int) -> None:
     draw = random.Random(seed)
     await client.add_points(run, [point(step, draw, step % 3) for step in range(steps)])
+
+
+async def train_on(made: Showcase, step: int, draw: random.Random) -> None:
+    """The run that goes on has done another step; after the last one it ends."""
+    if step < STEPS:
+        await made.client.add_points(made.running, [point(step, draw, step % 3)])
+    elif step == STEPS:
+        await made.client.finish_run(made.running, RunEnd(status="succeeded", message="all steps done"))

@@ -49,8 +49,11 @@ async def check_calls(client: Client) -> None:
     assert busy[:2] == [429, 200]
     assert any(span.status not in ("ok", "open") for span in await spans(client, "broken-off"))
     assert any(span.error == POLICY_VIOLATION for span in await spans(client, "refund-1002.2"))
-    assert any(span.status == "failed" for span in await spans(client, "wrong-order"))
+    assert any(span.error == "tool_error" for span in await spans(client, "wrong-order"))
     assert {span.agent for span in await spans(client, "with-helper")} >= {"planner", "clerk"}
+    for name, stream, calls in (("by-night-1", True, 2), ("by-night-2", False, 3)):
+        night = [span for span in await spans(client, name) if span.kind == "llm"]
+        assert [(span.path, span.stream, span.status) for span in night] == [("/v1/messages", stream, "ok")] * calls
     tools = await client.tools("refund-1002.1", "a1")
     assert [tool.tool for tool in tools if tool.grade == "certain"] == ["lookup_order", "refund"]
     (slow,) = [span for span in await spans(client, "too-slow") if span.kind == "llm"]
