@@ -82,6 +82,7 @@ class Main(Screen[None], inherit_bindings=False):
         self.at: int | None = None
         self.panes: Sequence[Pane] = ()
         self._message = ""
+        self._likely: Sequence[str] = ()
         self._due = False
         self.rows, self.sheet, self.prompt = Rows(), Sheet(), Prompt()
         self._top, self._head, self._tabs, self._keys = (Static(id=id) for id in ("top", "head", "tabs", "keys"))
@@ -230,6 +231,10 @@ class Main(Screen[None], inherit_bindings=False):
         return Text("" if self.table is None or self.ids else self.table.none)
 
     def draw_keys(self) -> None:
+        """A message, how the line may go on that is typed, or the keys."""
+        if self.prompt.is_open and not self._message:
+            self._keys.update(Text(completion.briefly(self._likely)))
+            return
         if self._message:
             self._keys.update(Text(self._message, style="bold"))
             return
@@ -263,7 +268,8 @@ class Main(Screen[None], inherit_bindings=False):
 
     def on_prompt_typed(self, event: Prompt.Typed) -> None:
         """Names what the line may go on to."""
-        self._keys.update(Text(completion.briefly(event.likely)))
+        self._likely = event.likely
+        self.draw_keys()
 
     def on_prompt_left(self, event: Prompt.Left) -> None:
         """Shows the keys again."""
