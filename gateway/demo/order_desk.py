@@ -133,7 +133,7 @@ class Desk:
             return web.json_response({"error": {"message": "too many requests", "type": "rate_limit"}}, status=429)
         messages = request.path == MESSAGES
         answer = decide(as_told(asked) if messages else asked)
-        await asyncio.sleep(1.5 if seed == SLOW else self.pace * 4)
+        await asyncio.sleep(3.0 if seed == SLOW else self.pace * 4)
         if not asked.get("stream"):
             whole = message(asked, answer) if messages else _doubted(chat(asked, answer), seed)
             return web.json_response(whole)

@@ -180,7 +180,7 @@ async def _too_slow(made: Showcase, question: str) -> None:
     await made.client.enqueue([spec])
     (claim,) = (await made.client.claim(ClaimRequest(worker="desk-1"))).claims
     with suppress(TimeoutError):
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(1.0):
             await made.agent("too-slow", claim.attempt.id, NIGHT).answer(question, SLOW, stream=False)
     outcome = Outcome(reason="no answer in time")
     await made.client.finish(
@@ -204,6 +204,8 @@ async def work_in_hand(made: Showcase) -> None:
         for claim in claims:
             agent = made.agent(claim.rollout.id, claim.attempt.id, NIGHT)
             await agent.answer(claim.rollout.input["question"], 1, stream=True)
+    await client.set_queue("paused", Said(who="ben", why="the night shift changes"))
+    await client.set_queue("open", Said(who="ben", why="the night shift is there"))
     await client.pause_upstream("spare", 3600.0, Said(who="ben", why="its machine is being moved"))
 
 

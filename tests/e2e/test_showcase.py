@@ -57,8 +57,7 @@ async def check_calls(client: Client) -> None:
     tools = await client.tools("refund-1002.1", "a1")
     assert [tool.tool for tool in tools if tool.grade == "certain"] == ["lookup_order", "refund"]
     (slow,) = [span for span in await spans(client, "too-slow") if span.kind == "llm"]
-    assert slow.duration_ns is not None
-    assert slow.duration_ns > 0.4e9
+    assert slow.status not in ("ok", "open")
 
 
 async def check_releases(made: Showcase) -> None:
