@@ -67,8 +67,6 @@ class Main(Screen[None], inherit_bindings=False):
     #top { background: $panel; }
     #keys { background: $panel; color: $text-muted; }
     #tabs { color: $text-muted; }
-    Main.split Rows { height: 3fr; }
-    Main.split Sheet { height: 2fr; }
     """
 
     def __init__(self, penstock: Program) -> None:
@@ -148,7 +146,8 @@ class Main(Screen[None], inherit_bindings=False):
         """Rows, panes or both: what there is room for."""
         focus = self.shown.focus if has_table else "panes"
         split = has_table and self.size.height >= TALL and not self.shown.zoomed
-        self.set_class(split, "split")
+        # A short list leaves its room to the panes.
+        self.rows.styles.height = min(len(self.ids) + 2, self.size.height * 3 // 5) if split else "1fr"
         self.rows.display = has_table and (split or focus == "rows")
         self.sheet.display = self._tabs.display = split or focus == "panes"
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api import guard
+from penstock.gateway.api import compression, guard
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, query_of
 from penstock.gateway.api.openapi import EVENTS
@@ -79,11 +79,13 @@ def since_of(request: web.Request, asked: int, end: int) -> int:
 
 async def follow(request: web.Request, control: Control, since: int, piece: Next) -> web.StreamResponse:
     """Sends a feed piece by piece, until the follower goes away."""
-    response = web.StreamResponse(headers={"Content-Type": EVENTS, "X-Accel-Buffering": "no"})
+    gzip = compression.accepts_gzip(request.headers)
+    headers = {"Content-Type": EVENTS, "X-Accel-Buffering": "no", **(compression.HEADERS if gzip else {})}
+    response = web.StreamResponse(headers=headers)
     await response.prepare(request)
     async with _following(control):
         try:
-            await _send(response, control, since, piece)
+            await _send(compression.PackedFeed(response) if gzip else response, control, since, piece)
         except ConnectionError:
             pass  # the follower went away
         except Exception:
@@ -107,7 +109,7 @@ async def _next(control: Control, cursor: int) -> Sent:
     return Sent(b"".join(map(_event, changes)), after)
 
 
-async def _send(response: web.StreamResponse, control: Control, cursor: int, piece: Next) -> None:
+async def _send(response: compression.Writes, control: Control, cursor: int, piece: Next) -> None:
     await response.write(b": penstock changes\n\n")
     while True:
         event, after, pause_s = await piece(control, cursor)

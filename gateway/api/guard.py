@@ -21,6 +21,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from pydantic import BaseModel, ValidationError
 
+from penstock.gateway.api import compression
 from penstock.gateway.api.filter import QueryError
 from penstock.gateway.api.pages import CursorError
 from penstock.gateway.calls.auth import Auth, credentials, is_token
@@ -92,7 +93,7 @@ def middleware(auth: Auth, public: frozenset[str], reading: frozenset[str]) -> A
             if not request.path.startswith(AGENT):
                 what = None if _reads(request, reading) else f"{request.method} {request.path}"
                 check(request.headers, request.path, auth, public, what)
-            return await handler(request)
+            return await _small(request, await handler(request))
         except Exception as error:
             status, reason, headers, body = refusal(classify(error, request.method, request.path))
             return web.Response(
@@ -100,6 +101,17 @@ def middleware(auth: Auth, public: frozenset[str], reading: frozenset[str]) -> A
             )
 
     return guard
+
+
+async def _small(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    """The answer, with gzip where that is asked for and worth it. A feed has done so itself."""
+    if not isinstance(response, web.Response) or response.prepared:
+        return response
+    body: object = response.body
+    if isinstance(body, bytes) and compression.is_due(request.headers, len(body)):
+        response.body = await compression.packed(body)
+        response.headers.update(compression.HEADERS)
+    return response
 
 
 def _reads(request: web.Request, reading: frozenset[str]) -> bool:

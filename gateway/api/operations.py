@@ -15,7 +15,7 @@ from typing import Any
 from multidict import CIMultiDict
 from pydantic import BaseModel
 
-from penstock.gateway.api import guard
+from penstock.gateway.api import compression, guard
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.http.client_connection import ClientConnection
@@ -29,6 +29,8 @@ Operation = Callable[[Control, Ids, Any], Awaitable[BaseModel]]
 _UNTYPED = ("", "application/octet-stream")
 """Content types of those who say nothing about a body."""
 _HEADERS = "".join(f"{name}: {value}\r\n" for name, value in guard.JSON.items()).encode()
+
+_PACKED = "".join(f"{name}: {value}\r\n" for name, value in compression.HEADERS.items()).encode()
 
 
 class Operations:
@@ -87,6 +89,8 @@ class Operations:
                 content_type, body = "application/json", b"{}"
             found = await operate(self._control, route, ids, content_type, body)
             head, body = b"HTTP/1.1 200 OK\r\n" + _HEADERS, found.model_dump_json().encode()
+            if compression.is_due(headers, len(body)):
+                head, body = head + _PACKED, await compression.packed(body)
         except Exception as error:
             status, reason, more, body = guard.refusal(guard.classify(error, request.method, route.path))
             lines = "".join(f"{name}: {value}\r\n" for name, value in more.items())

@@ -42,7 +42,9 @@ async def releases(made: Showcase) -> None:
     """One release was rolled back by a person, one by its rules, another is in its canary and does well."""
     client = made.client
     stages = [Stage(split=0.5, rollouts=60)]
-    how = Policy.model_validate({"stages": stages, "margin_absolute": 0.1, "horizon": 200} | SKIP)
+    how = Policy.model_validate(
+        {"stages": stages, "margin_absolute": 0.1, "horizon": 400, "alpha_promote": 0.001} | SKIP
+    )
     fun = await client.start_release("greeting", NewRelease(candidate="v2", policy=how, author="ben", why="more fun"))
     await reached(client, fun.id, lambda view: view.release.stage == "canary")
     await client.decide(fun.id, "rollback", Said(who="anna", why="two customers found it rude"))
@@ -88,6 +90,6 @@ async def canary_rollout(made: Showcase, name: str) -> None:
     made.judged[arm] += 1
     # The first, second ... rollout of an arm has the same reward every time, whichever rollouts those are.
     luck = random.Random(f"{arm}-{made.judged[arm]}").random()
-    value = 1.0 if luck < (0.95 if arm == "candidate" else 0.5) else 0.0
+    value = 1.0 if luck < (0.9 if arm == "candidate" else 0.6) else 0.0
     reason = "the customer got what was asked for" if value else "the answer names no article"
     await made.finish(name, True, Judgement(value=value, source="judge", reason=reason))
