@@ -23,9 +23,9 @@ help: ## Show this list
 
 # The same environment as that of development, which adds to it.
 $(VENV)/.demo: pyproject.toml
-	@echo "Installing Penstock and the SDKs of OpenAI and Anthropic into $(VENV): 45 packages, 185 MB, about a minute."
+	@echo "Installing Penstock, its TUI and the SDKs of OpenAI and Anthropic into $(VENV): 58 packages, 220 MB, about a minute."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -e '.[demo]'
+	$(BIN)/pip install --disable-pip-version-check -e '.[demo,tui]'
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml

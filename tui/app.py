@@ -82,7 +82,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.fields: Sequence[FilterField] = ()
         self.role: str | None = None
         self.client: Client | None = None
-        self.traffic = Traffic()
+        self.traffic = Traffic(lambda: self.now_ns() / 1e9)
         self.looking: Looking
         self._changing = asyncio.Lock()
         self.theme = options.theme or FIRST_THEME

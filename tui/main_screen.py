@@ -67,8 +67,6 @@ class Main(Screen[None], inherit_bindings=False):
     #top { background: $panel; }
     #keys { background: $panel; color: $text-muted; }
     #tabs { color: $text-muted; }
-    Main.split Rows { height: 3fr; }
-    Main.split Sheet { height: 2fr; }
     """
 
     def __init__(self, penstock: Program) -> None:
@@ -82,6 +80,7 @@ class Main(Screen[None], inherit_bindings=False):
         self.at: int | None = None
         self.panes: Sequence[Pane] = ()
         self._message = ""
+        self._likely: Sequence[str] = ()
         self._due = False
         self.rows, self.sheet, self.prompt = Rows(), Sheet(), Prompt()
         self._top, self._head, self._tabs, self._keys = (Static(id=id) for id in ("top", "head", "tabs", "keys"))
@@ -147,7 +146,8 @@ class Main(Screen[None], inherit_bindings=False):
         """Rows, panes or both: what there is room for."""
         focus = self.shown.focus if has_table else "panes"
         split = has_table and self.size.height >= TALL and not self.shown.zoomed
-        self.set_class(split, "split")
+        # A short list leaves its room to the panes.
+        self.rows.styles.height = min(len(self.ids) + 2, self.size.height * 3 // 5) if split else "1fr"
         self.rows.display = has_table and (split or focus == "rows")
         self.sheet.display = self._tabs.display = split or focus == "panes"
 
@@ -230,6 +230,10 @@ class Main(Screen[None], inherit_bindings=False):
         return Text("" if self.table is None or self.ids else self.table.none)
 
     def draw_keys(self) -> None:
+        """A message, how the line may go on that is typed, or the keys."""
+        if self.prompt.is_open and not self._message:
+            self._keys.update(Text(completion.briefly(self._likely)))
+            return
         if self._message:
             self._keys.update(Text(self._message, style="bold"))
             return
@@ -263,7 +267,8 @@ class Main(Screen[None], inherit_bindings=False):
 
     def on_prompt_typed(self, event: Prompt.Typed) -> None:
         """Names what the line may go on to."""
-        self._keys.update(Text(completion.briefly(event.likely)))
+        self._likely = event.likely
+        self.draw_keys()
 
     def on_prompt_left(self, event: Prompt.Left) -> None:
         """Shows the keys again."""

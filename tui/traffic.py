@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -35,7 +34,8 @@ class Flow(NamedTuple):
 class Traffic:
     """A bounded history of digests."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock`: s since whenever."""
         self._clock, self._since = clock, clock()
         self._told: deque[tuple[float, Digest]] = deque()
 

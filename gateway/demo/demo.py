@@ -55,7 +55,10 @@ async def demo() -> None:
             say("What the gateway has recorded:")
             await run_cli(url, "rollouts")
             await run_cli(url, "show", "demo-tools")
-    say("Everything is stopped. `penstock serve --help` is where your own agents begin.")
+    say(
+        "Everything is stopped. `.venv/bin/penstock tui --demo` shows a recorded gateway with more on it; "
+        "`penstock tui` one that runs.\n`penstock serve --help` is where your own agents begin."
+    )
 
 
 def example_scripts() -> dict[str, Path]:

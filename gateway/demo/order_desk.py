@@ -18,10 +18,25 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from penstock.gateway.demo.model import Answer, Call, Json, chat, chat_events, said, tool_result
+from penstock.gateway.demo.model import (
+    Answer,
+    Call,
+    Json,
+    chat,
+    chat_events,
+    message,
+    message_events,
+    said,
+    tool_result,
+)
 from penstock.gateway.demo.tools import PATH, REVISION
 
-MODEL, LARGE = "desk-7b", "desk-70b"
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+MODEL, LARGE, SPARE = "desk-7b", "desk-70b", "spare-7b"
+WEIGHTS: Final = "desk-7b-base"
+"""The model that adapters are made for."""
+SLOW: Final = 13
+"""The seed at which the model takes its time."""
 STABLE: Final = "You are the order desk of Acme. Look every order up before you answer. Never refund above 100."
 CAREFUL: Final = (
     "You are the order desk of Acme. Look every order up before you answer.\n"
@@ -45,12 +60,23 @@ TOOLS: Final[dict[str, tuple[str, Json]]] = {
 }
 
 
+def as_told(asked: Json) -> Json:
+    """A request of messages as the script reads it: results of tools are messages of their own."""
+    told: list[Json] = []
+    for one in asked["messages"]:
+        result = tool_result(one)
+        told.append(one if result is None else {"role": "tool", "content": result})
+    return asked | {"messages": told}
+
+
 def decide(asked: Json) -> Answer:
     """What the model says next."""
     conversation: list[Json] = asked["messages"]
     order = next((word for word in re.findall(r"\w+", said(conversation, "user")) if word in ORDERS), "1001")
     article, price, total = ORDERS[order]
-    results = [message for message in conversation if message["role"] == "tool"]
+    results = [one for one in conversation if one["role"] == "tool"]
+    if not asked.get("tools"):
+        return Answer(f"The {article} of order {order} was sent on Tuesday and arrives tomorrow.")
     if not results:
         return Answer(f"Let me look up order {order}.", (_call("lookup_order", {"order": order}, 1),))
     if len(results) == 1 and "back" in said(conversation, "user"):
@@ -93,8 +119,11 @@ class Desk:
         """True: the server of tools says something else of one of them than before."""
         self.pace = 0.004
         self._busy: set[str] = set()
+        self._adapters: dict[str, str] = {}
         self.app = web.Application()
-        self.app.add_routes([web.post("/v1/chat/completions", self._model), web.post(PATH, self._tools)])
+        self.app.add_routes([web.post(path, self._model) for path in (CHAT, MESSAGES)])
+        self.app.add_routes([web.post(PATH, self._tools)])
+        self.app.add_routes([web.get("/v1/models", self._models), web.post("/v1/load_lora_adapter", self._load)])
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         asked: Json = await request.json()
@@ -102,19 +131,33 @@ class Desk:
         if seed == BUSY and asked["messages"][-1]["content"] not in self._busy:
             self._busy.add(asked["messages"][-1]["content"])
             return web.json_response({"error": {"message": "too many requests", "type": "rate_limit"}}, status=429)
-        answer = decide(asked)
-        await asyncio.sleep(self.pace * 4)
+        messages = request.path == MESSAGES
+        answer = decide(as_told(asked) if messages else asked)
+        await asyncio.sleep(3.0 if seed == SLOW else self.pace * 4)
         if not asked.get("stream"):
-            return web.json_response(_doubted(chat(asked, answer), seed))
+            whole = message(asked, answer) if messages else _doubted(chat(asked, answer), seed)
+            return web.json_response(whole)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for number, event in enumerate(chat_events(asked, answer)):
+        for number, event in enumerate(message_events(asked, answer) if messages else chat_events(asked, answer)):
             if seed == CUT and number == 2 and request.transport is not None:
                 request.transport.abort()
                 break
             await asyncio.sleep(self.pace)
             await response.write(event)
         return response
+
+    async def _models(self, _: web.Request) -> web.Response:
+        """What an engine lists: its base, and the adapters that were loaded into it."""
+        served: list[Json] = [{"id": WEIGHTS, "object": "model", "root": WEIGHTS, "parent": None}]
+        for name, path in self._adapters.items():
+            served.append({"id": name, "object": "model", "root": path, "parent": WEIGHTS})
+        return web.json_response({"object": "list", "data": served})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        asked: Json = await request.json()
+        self._adapters[asked["lora_name"]] = asked["lora_path"]
+        return web.Response(text="loaded")
 
     async def _tools(self, request: web.Request) -> web.Response:
         sent: Json = await request.json()
@@ -175,13 +218,14 @@ class Agent:
         self._http, self._model, self._tools, self._prompt = http, model_url, tools_url, prompt
         self._number = 0
 
-    async def answer(self, question: str, seed: int, stream: bool, model: str = MODEL) -> str:
+    async def answer(self, question: str, seed: int, stream: bool, model: str = MODEL, tools: bool = True) -> str:
         """Works until the model has no more tools to call; empty when the model could not be reached."""
-        listed = (await self._mcp("tools/list", {}))["tools"]
-        tools = [{"type": "function", "function": {"name": one["name"], "description": one["description"],
+        listed = await self.listed() if tools else []
+        offered = [{"type": "function", "function": {"name": one["name"], "description": one["description"],
                                                    "parameters": one["inputSchema"]}} for one in listed]  # fmt: skip
         talk: list[Json] = [{"role": "system", "content": self._prompt}, {"role": "user", "content": question}]
-        asked = {"model": model, "tools": tools, "seed": seed, "stream": stream, "logprobs": not stream}
+        asked: Json = {"model": model, "seed": seed, "stream": stream, "logprobs": not stream}
+        asked |= {"tools": offered} if offered else {}
         asked |= {"stream_options": {"include_usage": True}} if stream else {}
         for _ in range(6):
             message = await self._ask(asked | {"messages": talk})
@@ -196,6 +240,10 @@ class Agent:
                 text = found["content"][0]["text"] if "content" in found else f"refused: {found.get('message')}"
                 talk.append({"role": "tool", "tool_call_id": call["id"], "content": text})
         return ""
+
+    async def listed(self) -> list[Json]:
+        """What the server of tools lists."""
+        return (await self._mcp("tools/list", {}))["tools"]
 
     async def tool(self, name: str, arguments: Json) -> Json:
         """Calls a tool that no model has asked for."""

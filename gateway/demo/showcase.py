@@ -1,20 +1,19 @@
 """A gateway with something to see on every screen: `python -m penstock.gateway.demo.showcase` holds one until Ctrl-C.
 
 An order desk (`order_desk`) answers customers through it: tasks of the queue in groups of eight tries of which some
-fail, calls that were cut off or refused, a prompt in canary and one that was rolled back, training runs, workers, a
-server of tools that has changed what it says. All of it is made through the gateway's public face, with the same seed
-every time; only the times differ. Tests, recordings and pictures are made of it.
+fail, calls that were cut off or refused, a prompt in canary and two that were rolled back, training runs, workers, a
+server of tools that has changed what it says, a call that waits for an upstream. All of it is made through the
+gateway's public face. Tasks, answers, rewards by arm and metrics are the same every time; times are not, nor is which
+arm a rollout gets, because a release draws its salt. Tests, recordings and pictures are made of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -24,29 +23,19 @@ import aiohttp
 from penstock.gateway.cli.watch import whenever
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.demo import address
-from penstock.gateway.demo.order_desk import BUSY, CAREFUL, CUT, LARGE, STABLE, Agent, Desk, desk
+from penstock.gateway.demo.messages_agent import MessagesAgent
+from penstock.gateway.demo.order_desk import BUSY, CUT, LARGE, SLOW, SPARE, Agent, desk
+from penstock.gateway.demo.showcase_parts import PATIENCE, TASKS, Showcase
+from penstock.gateway.demo.showcase_releases import canary_rollout, releases, resources
+from penstock.gateway.demo.showcase_training import SECOND_STEPS, runs, train_on
 from penstock.gateway.demo.tools import PATH
 from penstock.gateway.model.audit import Said
-from penstock.gateway.model.policy import Policy, Stage
 from penstock.gateway.model.queue import ClaimRequest, Event, FinishRequest, HeartbeatRequest, Held, RolloutSpec
-from penstock.gateway.model.release import NewRelease, ReleaseView
-from penstock.gateway.model.resource import NewVersion
-from penstock.gateway.model.rollout import Figures, Judgement, Outcome
-from penstock.gateway.model.run import NewRun, Point, RunChange, RunEnd, RunEvent
+from penstock.gateway.model.rollout import Figures, Judgement, Outcome, RolloutConfig
 
 TRIES: Final = 8
-CANARY: Final = 28
-"""Rollouts that take part in the canary."""
-STEPS: Final = 60
-PATIENCE: Final = 30.0
-TASKS: Final = {
-    "refund-1002": "I want my money back for the chair of order 1002.",
-    "where-1001": "Where is my order 1001?",
-    "refund-1006": "The clock of order 1006 is broken, I want my money back.",
-}
 NIGHT: Final = "You answer customers of Acme at night."
 """The prompt of rollouts that take part in no release."""
-SKIP: Final = {"checked": "skip", "replayed": "skip", "shadowed": "skip"}
 ANNA: Final = Said(who="anna", why="the customer withdrew the order")
 CONFIG: Final = """
 [[upstream]]
@@ -58,6 +47,15 @@ base_url = "{url}/v1"
 name = "spare"
 dialect = "openai"
 base_url = "{url}/v1"
+
+[[upstream]]
+name = "anthropic"
+dialect = "anthropic"
+base_url = "{url}"
+
+[[route]]
+model = "spare-*"
+upstream = "spare"
 
 [mcp.servers.orders]
 url = "{url}{path}"
@@ -73,25 +71,6 @@ message = "Refunds above 100 are for people."
 """
 
 
-@dataclass(slots=True)
-class Showcase:
-    """A running one."""
-
-    url: str
-    client: Client
-    http: aiohttp.ClientSession
-    desk: Desk
-    release: str = ""
-    """The release that is in canary."""
-    running: str = ""
-    """The training run that goes on."""
-
-    def agent(self, rollout: str, attempt: str = "a1", prompt: str = STABLE) -> Agent:
-        """An agent that was given the gateway's addresses of one attempt."""
-        base = f"{self.url}/rollout/{rollout}/attempt/{attempt}"
-        return Agent(self.http, f"{base}/v1", f"{base}/mcp/orders", prompt)
-
-
 @asynccontextmanager
 async def showcase(directory: Path) -> AsyncGenerator[Showcase]:
     """The gateway, its model and its tools, filled; they end with it."""
@@ -103,7 +82,14 @@ async def showcase(directory: Path) -> AsyncGenerator[Showcase]:
     ):
         made = Showcase(url, client, http, served)
         await fill(made)
-        yield made
+        held = asyncio.ensure_future(made.agent("held", prompt=NIGHT).answer(TASKS["where-1001"], 1, False, SPARE))
+        try:
+            await waits(made)
+            yield made
+        finally:
+            held.cancel()
+            with suppress(asyncio.CancelledError):
+                await held
 
 
 @asynccontextmanager
@@ -166,7 +152,9 @@ async def mishaps(made: Showcase) -> None:
     """What goes wrong in production: a busy model, an answer that breaks off, a tool that fails, a sub-agent."""
     question = TASKS["where-1001"]
     await made.agent("busy").answer(question, BUSY, stream=False)
+    await made.finish("busy", True, Judgement(value=1.0, source="runner", reason="answered at the second try"))
     await made.agent("broken-off").answer(question, CUT, stream=True)
+    await made.finish("broken-off", False, Judgement(value=0.0, source="runner", reason="the answer broke off"))
     await made.agent("other-order").answer("Where is my order 1003?", 1, stream=True, model=LARGE)
     base = f"{made.url}/rollout/with-helper/attempt/a1/agent"
     for name in ("planner", "clerk"):
@@ -175,111 +163,29 @@ async def mishaps(made: Showcase) -> None:
     await made.agent("unknown").answer("Where is my parcel?", 4, stream=False)
     tools = made.agent("wrong-order")
     await tools.tool("lookup_order", {"order": "9999"})
+    for name, asked, stream in (("by-night-1", question, True), ("by-night-2", TASKS["refund-1006"], False)):
+        address = f"{made.url}/rollout/{name}/attempt/a1"
+        said = await MessagesAgent(made.http, address, made.agent(name), NIGHT).answer(asked, stream)
+        await made.finish(name, bool(said), Judgement(value=1.0 if said else 0.0, source="runner"))
+    await _too_slow(made, question)
     await made.client.enqueue([RolloutSpec(id="withdrawn", input={"question": question})])
     await made.client.cancel("withdrawn", ANNA)
     made.desk.reworded = True
     await made.agent("after-the-change").answer("Where is my order 1005?", 1, stream=False)
 
 
-# -- resources and releases --------------------------------------------------------------------------------------------
-
-
-def _prompt(text: str, version: str, parent: str | None = None, note: str = "") -> NewVersion:
-    content = {"text": text, "sent": parent is None}
-    return NewVersion(kind="prompt", content=content, version=version, parent=parent, author="anna", note=note)
-
-
-async def resources(made: Showcase) -> None:
-    """Two prompts."""
-    client = made.client
-    await client.add_version("desk", _prompt(STABLE, "v1"))
-    await client.add_version("desk", _prompt(CAREFUL, "v2", "v1", "names the article of a refund"))
-    await client.add_version("greeting", _prompt("You greet customers of Acme. Be brief.", "v1"))
-    await client.add_version("greeting", _prompt("You greet customers of Acme. Be funny.", "v2", "v1", "more fun"))
-
-
-async def releases(made: Showcase) -> None:
-    """One release was rolled back by a person, another is in its canary and does well."""
-    client = made.client
-    stages = [Stage(split=0.5, rollouts=60)]
-    how = Policy.model_validate({"stages": stages, "margin_absolute": 0.1, "horizon": 200} | SKIP)
-    fun = await client.start_release("greeting", NewRelease(candidate="v2", policy=how, author="ben", why="more fun"))
-    await _when(client, fun.id, lambda view: view.release.stage == "canary")
-    await client.decide(fun.id, "rollback", Said(who="anna", why="two customers found it rude"))
-    new = NewRelease(candidate="v2", policy=how, author="anna", why="fewer refunds of whole orders")
-    started = await client.start_release("desk", new)
-    made.release = started.id
-    await _when(client, started.id, lambda view: view.release.stage == "canary")
-    names = [f"canary-{number:02}" for number in range(1, CANARY + 1)]
-    for at in range(0, CANARY, 4):
-        await asyncio.gather(*(canary_rollout(made, name) for name in names[at : at + 4]))
-    await _when(client, started.id, lambda view: view.release.assigned >= CANARY and not view.waiting)
-
-
-async def canary_rollout(made: Showcase, name: str) -> None:
-    """A rollout of the canary; the careful prompt does better."""
-    draw = random.Random(name)
-    await made.agent(name).answer(draw.choice(list(TASKS.values())), draw.choice((1, 3, 4)), stream=draw.random() < 0.5)
-    pins = await made.client.pins(name)
-    better = any(pin.arm == "candidate" for pin in pins)
-    value = 1.0 if draw.random() < (0.95 if better else 0.45) else 0.0
-    await made.client.reward(name, "a1", Judgement(value=value, source="judge"))
-
-
-async def _when(client: Client, release: str, so: Callable[[ReleaseView], bool]) -> None:
-    """Waits until a release is as wanted."""
-    looks = whenever(client, lambda _: True, lambda: client.release(release), lambda _: 0.2)
-    async with asyncio.timeout(PATIENCE), aclosing(looks):
-        async for view in looks:
-            if so(view):
-                return
-
-
-# -- training ----------------------------------------------------------------------------------------------------------
-
-
-def _point(step: int, draw: random.Random, dropped: int) -> Point:
-    """The metrics of a GRPO step, by the names that `penstock train` reports."""
-    share = step / STEPS
-    reward = 0.2 + 0.6 * (1 - math.exp(-3 * share)) + draw.gauss(0, 0.05)
-    values: dict[str, float | None] = {
-        "reward": round(reward, 4),
-        "loss": round(0.4 * math.exp(-2 * share) + draw.gauss(0, 0.02), 4),
-        "kl": round(0.02 * share + abs(draw.gauss(0, 0.002)), 5),
-        "entropy": round(1.6 - 0.7 * share + draw.gauss(0, 0.03), 4),
-        "tokens_per_rollout": round(180 + 40 * share + draw.gauss(0, 8), 1),
-        "rollouts": 32.0,
-        "groups/informative": float(round(4 - 2 * share)),
-        "samples": 90.0 - dropped,
-        "updates": 2.0,
-        "dropped/rollouts_equal": float(round(8 * share)),
-        "dropped/samples_long": float(dropped),
-        "staleness/mean": round(abs(draw.gauss(0.6, 0.2)), 2),
-    }
-    if step % 10 == 0:
-        values["evaluation/reward"] = round(reward - 0.05, 4)
-    return Point(step=step, values=values)
-
-
-async def runs(made: Showcase) -> None:
-    """One run has ended, its successor goes on."""
-    client = made.client
-    config = {"kind": "grpo", "model": {"path": "models/desk-7b"}, "optimizer": {"lr": 1e-5}, "group_size": 8}
-    first = await client.start_run(NewRun(id="grpo-1", kind="grpo", name="first try", config=config, steps=STEPS))
-    await _report(client, first.id, STEPS, 1)
-    await client.add_run_events(first.id, [RunEvent(step=20, text="published desk-7b@v2"),
-                                           RunEvent(step=41, level="warning", text="kl above 0.02")])  # fmt: skip
-    await client.finish_run(first.id, RunEnd(status="succeeded", message="all steps done"))
-    again = config | {"optimizer": {"lr": 5e-6}, "group_size": 16}
-    second = await client.start_run(NewRun(id="grpo-2", kind="grpo", name="half the step", config=again, steps=STEPS))
-    await _report(client, second.id, 34, 2)
-    await client.change_run(second.id, RunChange(message="collecting step 34"))
-    made.running = second.id
-
-
-async def _report(client: Client, run: str, steps: int, seed: int) -> None:
-    draw = random.Random(seed)
-    await client.add_points(run, [_point(step, draw, step % 3) for step in range(steps)])
+async def _too_slow(made: Showcase, question: str) -> None:
+    """A try that its worker stopped: the model took longer than the task may."""
+    spec = RolloutSpec(id="too-slow", input={"question": question}, config=RolloutConfig(timeout_s=60.0))
+    await made.client.enqueue([spec])
+    (claim,) = (await made.client.claim(ClaimRequest(worker="desk-1"))).claims
+    with suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await made.agent("too-slow", claim.attempt.id, NIGHT).answer(question, SLOW, stream=False)
+    outcome = Outcome(reason="no answer in time")
+    await made.client.finish(
+        "too-slow", claim.attempt.id, FinishRequest(worker="desk-1", status="timeout", outcome=outcome)
+    )
 
 
 # -- what goes on ------------------------------------------------------------------------------------------------------
@@ -298,17 +204,32 @@ async def work_in_hand(made: Showcase) -> None:
         for claim in claims:
             agent = made.agent(claim.rollout.id, claim.attempt.id, NIGHT)
             await agent.answer(claim.rollout.input["question"], 1, stream=True)
+    await client.set_queue("paused", Said(who="ben", why="the night shift changes"))
+    await client.set_queue("open", Said(who="ben", why="the night shift is there"))
     await client.pause_upstream("spare", 3600.0, Said(who="ben", why="its machine is being moved"))
 
 
+async def waits(made: Showcase) -> None:
+    """Comes back when a call waits for the upstream that is held."""
+    views = whenever(made.client, lambda _: True, made.client.upstreams, lambda _: 0.05)
+    async with asyncio.timeout(PATIENCE), aclosing(views):
+        async for found in views:
+            if any(view.waiting for view in found):
+                return
+
+
 async def goes_on(made: Showcase) -> None:
-    """A few calls and a point of the run every second, until it is cancelled."""
+    """A few calls, a point of the run and the workers' figures every second, until it is cancelled."""
     draw, number = random.Random(7), 0
     while True:
         number += 1
         names = [f"live-{number}.{one}" for one in range(2)]
         await asyncio.gather(*(canary_rollout(made, name) for name in names))
-        await made.client.add_points(made.running, [_point(33 + number, draw, number % 3)])
+        await train_on(made, SECOND_STEPS + number - 1, draw)
+        for worker in ("desk-1", "desk-2"):
+            figures = Figures(cpu_percent=round(draw.uniform(20, 70), 1), memory_bytes=180 << 20)
+            request = HeartbeatRequest(complete=False, figures=figures, lease_s=3600.0)
+            await made.client.heartbeat(worker, request)
         await asyncio.sleep(1.0)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from fakes.screens import SMALL, options, running, screen_text, until
 from fakes.tui_world import World
 
 from penstock.tui.app import PenstockApp
-from penstock.tui.keys import BY_ID, KEYS, VIEW_KEYS, KeyMap
+from penstock.tui.keys import BY_ID, KEYS, VIEW_KEYS, KeyMap, name
 from penstock.tui.screens.registry import SCREENS, STANDING
 
 ENDS = ("quit", "suspend", "pager", "editor")
@@ -72,3 +74,17 @@ async def test_a_key_that_means_nothing_says_so(world: World) -> None:
 
 def test_ids_are_names_that_a_settings_file_can_hold() -> None:
     assert len(BY_ID) == len(KEYS)
+
+
+def test_the_documented_keys_and_screens_are_those_of_the_tables() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tui.md").read_text()
+    told = {
+        row.id: f"| {', '.join(f'`{name(key)}`' for key in row.keys)} | `{row.id}` | {row.does}"
+        + (f" ({', '.join(sorted(row.views))})" if row.views else "")
+        for row in KEYS
+        if not row.id.startswith("go.")
+    }
+    rows = [line.removesuffix(" |") for line in page.splitlines() if re.match(r"\| `\S+`.* \| `[a-z_.]+` \| ", line)]
+    assert rows == list(told.values())
+    screens = [f"| `{key}` | {view} | {SCREENS[view].help} |" for view, key in VIEW_KEYS.items()]
+    assert [line for line in page.splitlines() if re.match(r"\| `\d` \| ", line)] == screens

@@ -24,10 +24,10 @@ from penstock.tui.panes.chart import Line, chart, key
 
 FEWEST: Final = 8
 """Counted rollouts from which on a pace is told."""
-LEAST_LANE: Final = 12
+LEAST_LANE: Final = 8
 CHART_HEIGHT: Final = 8
 LANES = (
-    Column("evidence"), Column("from 1 to the bound"), figure("e-value"), figure("bound"), Column("then"),
+    Column("evidence"), Column("from 1 to the bound"), figure("e-value"), figure("bound"), Column("then", 1),
     Column("likely left", narrows="words", least=16),
 )  # fmt: skip
 
@@ -81,7 +81,7 @@ def race(view: ReleaseView, points: Sequence[Point], width: int) -> RenderableTy
     found = measures(release, view.figures)
     leads = max(found, key=_share)
     made = Listing(*LANES)
-    lane = max(LEAST_LANE, min(40, width - 66))
+    lane = max(LEAST_LANE, min(40, width - 74))
     for one in found:
         then = f"{one.follows} (reached)" if one.crossed else one.follows
         name = f"{one.name} ◀ leads" if one is leads and _share(one) > 0 and release.live else one.name

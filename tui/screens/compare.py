@@ -131,7 +131,7 @@ class CompareRollouts(CompareView):
         start = None if data.first is None else ids[data.first]
         if len(data.rollouts) == 2:
             names = [Column(clean(row.id), narrows="cut", least=14) for row in data.rollouts]
-            columns = [figure("step"), names[0], Column(" "), names[1], Column("", optional=True)]
+            columns = [figure("step"), names[0], Column(" "), names[1], Column("note", optional=True)]
             return Table(columns, ids, lambda id: _pair_cells(data, int(id) - 1), none, start=start)
         columns = [figure("step"), Column("who"), *_heads(data), Column("a says", narrows="cut", least=20)]
         return Table(columns, ids, lambda id: _row_cells(data, int(id) - 1), none, start=start)

@@ -144,7 +144,7 @@ def _health(data: Overview) -> Iterator[Text]:
     ready = Text("ready", style="green") if data.ready is None else Text(clean(data.ready), style="bold red")
     used, whole = tape.get("used_bytes", 0), tape.get("map_bytes", 0)
     full = f"tape {size(used)} of {size(whole)}" if whole else ""
-    yield joined(ready, f"{tape.get('rollouts', 0):,} rollouts", f"{tape.get('spans', 0):,} spans", full)
+    yield joined(ready, f"{tape.get('rollouts', 0):,} rollouts", f"{tape.get('attempts', 0):,} attempts", full)
     if data.stats.gaps:
         yield Text(f"{data.stats.gaps:,} calls could not be recorded", style="bold red")
     for one in data.upstreams:

@@ -1,0 +1,63 @@
+"""What the parts of the showcase share: the running gateway with its desk, and waiting for a release."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+import aiohttp
+
+from penstock.gateway.cli.watch import whenever
+from penstock.gateway.client.client import Client
+from penstock.gateway.demo.order_desk import STABLE, Agent, Desk
+from penstock.gateway.model.queue import FinishRequest
+from penstock.gateway.model.release import ReleaseView
+from penstock.gateway.model.rollout import Judgement, Outcome
+
+PATIENCE: Final = 30.0
+TASKS: Final = {
+    "refund-1002": "I want my money back for the chair of order 1002.",
+    "where-1001": "Where is my order 1001?",
+    "refund-1006": "The clock of order 1006 is broken, I want my money back.",
+}
+
+
+@dataclass(slots=True)
+class Showcase:
+    """A running one."""
+
+    url: str
+    client: Client
+    http: aiohttp.ClientSession
+    desk: Desk
+    judged: Counter[str] = field(default_factory=Counter[str])
+    """Rollouts of the canary that have a reward, by arm."""
+    release: str = ""
+    """The release that is in canary."""
+    running: str = ""
+    """The training run that goes on."""
+
+    def agent(self, rollout: str, attempt: str = "a1", prompt: str = STABLE) -> Agent:
+        """An agent that was given the gateway's addresses of one attempt."""
+        base = f"{self.url}/rollout/{rollout}/attempt/{attempt}"
+        return Agent(self.http, f"{base}/v1", f"{base}/mcp/orders", prompt)
+
+    async def finish(self, rollout: str, good: bool, reward: Judgement | None = None) -> None:
+        """Ends a rollout of an agent that no worker runs."""
+        outcome = Outcome(exit_code=0 if good else 1, reason=None if good else "exit code 1")
+        rewards = [reward] if reward is not None else []
+        request = FinishRequest(status="succeeded" if good else "failed", outcome=outcome, rewards=rewards)
+        await self.client.finish(rollout, "a1", request)
+
+
+async def reached(client: Client, release: str, so: Callable[[ReleaseView], bool]) -> None:
+    """Waits until a release is as wanted."""
+    looks = whenever(client, lambda _: True, lambda: client.release(release), lambda _: 0.2)
+    async with asyncio.timeout(PATIENCE), aclosing(looks):
+        async for view in looks:
+            if so(view):
+                return

@@ -1,0 +1,73 @@
+"""The recorded demo: every screen is as it was, small and large, and the pictures of the docs are made of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes.demo_screens import app_of, played, settled
+from fakes.goldens import GOLDENS
+from fakes.screens import LARGE, SMALL
+from rich.cells import cell_len
+
+from penstock.tui.screens.registry import STANDING
+
+ROOT = Path(__file__).parents[2]
+SCREENS = [
+    *STANDING, ("rollout", "refund-1002.2"), ("compare", "group", "refund-1002"),
+    ("compare", "rollouts", "refund-1002.1", "refund-1002.2"), ("compare", "versions", "desk", "v1", "v2"),
+    ("compare", "runs", "grpo-1", "grpo-2"),
+]  # fmt: skip
+PICTURES = {
+    "tui-rollout": (("rollout", "refund-1002.2"), ("j", "j"), (120, 36)),
+    "tui-release": (("releases",), (), (120, 36)),
+    "tui-run": (("runs",), (), (120, 30)),
+}
+"""Name: the screen, keys that are pressed there, and its size."""
+
+
+def compared(path: Path, text: str) -> None:
+    """It looks as it did; `UPDATE_GOLDENS=1` writes it anew."""
+    if os.environ.get("UPDATE_GOLDENS"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE], ids=["80x24", "160x48"])
+@pytest.mark.parametrize("words", SCREENS, ids="-".join)
+async def test_a_screen_looks_as_it_did(words: tuple[str, ...], size: tuple[int, int]) -> None:
+    async with played(words, size) as pilot:
+        text = await settled(pilot)
+    lines = text.splitlines()
+    assert len(lines) <= size[1]
+    assert max(map(cell_len, lines)) <= size[0]
+    assert "does not hold" not in text, "the recording lacks what this screen asks for"
+    compared(GOLDENS / "tui" / f"{'-'.join(words)}-{size[0]}.txt", text)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+async def test_the_pictures_of_the_docs_are_the_screens(name: str) -> None:
+    words, keys, size = PICTURES[name]
+    async with played(words, size) as pilot:
+        await settled(pilot)
+        await pilot.press(*keys)
+        await settled(pilot)
+        app = app_of(pilot)
+        made = app.export_screenshot(title=f"penstock tui {' '.join(words)}")
+    compared(ROOT / "docs" / f"{name}.svg", made)
+
+
+def test_the_demo_prints_every_screen_eighty_columns_wide_without_a_gateway(tmp_path: Path) -> None:
+    alone = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    command = [sys.executable, "-m", "penstock", "tui", "--demo", "--plain"]
+    done = subprocess.run(command, capture_output=True, text=True, env=alone, cwd=ROOT, check=True)
+    assert done.stderr == ""
+    assert max(map(cell_len, done.stdout.splitlines())) <= 80
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("== ") and "(penstock" in line] == [
+        "Overview", "Rollouts", "Tools", "Releases", "Resources", "Runs", "Workers", "Upstreams", "Log", "Groups",
+    ]  # fmt: skip
+    compared(GOLDENS / "tui" / "plain.txt", done.stdout)
