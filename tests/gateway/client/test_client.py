@@ -239,3 +239,12 @@ print(*sorted(loaded))
     packages = {name.split(".")[2] for name in loaded if name.count(".") >= 2}
     # The rules of a policy are pure.
     assert packages == {"client", "model", "policy"}
+
+
+async def test_a_gateway_that_is_not_ready_says_why(served: Serving, client: Client) -> None:
+    assert await client.readiness() is None
+    served.state.not_ready = "the disk is full"
+    assert await client.readiness() == "the disk is full"
+    await served.runner.cleanup()
+    with pytest.raises(ClientError, match="cannot reach the gateway"):
+        await client.readiness()

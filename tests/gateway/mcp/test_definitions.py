@@ -96,6 +96,9 @@ class Place:
     async def approve(self, version: int | None = None, name: str = "tools") -> None:
         async with Api(self.rig.base.url) as api:
             await api.approve_definitions(name, ApproveRequest(version=version, who="ada", why="seen"))
+            entries = [one async for one in api.audit_log() if one.action == "approve_definitions"]
+            assert (entries[0].who, entries[0].why) == ("ada", "seen")
+            assert entries[0].target.startswith(f"{name} ")
 
 
 @pytest.fixture

@@ -281,7 +281,12 @@ async def asked(gateway: Gateway) -> Question:
 
 async def say(gateway: Gateway, question: str, verdict: Any, reason: str | None = None) -> Question:
     async with Control(gateway.url) as control:
-        return await control.answer_waiting(question, PolicyAnswer(verdict=verdict, who="ann", why=reason or ""))
+        said = PolicyAnswer(verdict=verdict, who="ann", why=reason or "")
+        answered = await control.answer_waiting(question, said)
+        (entry,) = [one async for one in control.audit_log(1)]
+        assert (entry.who, entry.action, entry.why) == ("ann", f"{verdict}_call", reason or "")
+        assert answered.tool in entry.target
+        return answered
 
 
 async def events(tape: Tape, rollout: str = "r1") -> list[Span]:
