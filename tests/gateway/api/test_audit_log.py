@@ -15,8 +15,8 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.sync import SyncClient
 from penstock.gateway.model.audit import AuditEntry, Said
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
-from penstock.gateway.model.release import Decision, NewRelease, NewVersion
-from penstock.gateway.model.resource import Prompt
+from penstock.gateway.model.release import NewRelease
+from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.store.environment import DATABASES
 
 UPSTREAM = upstream("up", "http://127.0.0.1:9/v1", "openai")
@@ -84,7 +84,7 @@ async def test_what_was_refused_is_not_in_it(start_gateway: StartGateway) -> Non
             with pytest.raises(ClientError, match="there is no"):
                 _ = await step
         for path, body in (
-            ("/api/queue", '{"state":"paused","who":"a\\nb"}'),
+            ("/api/queue", '{"state":"paused","who":"gateway"}'),
             ("/api/queue", '{"state":"paused","whom":"ann"}'),
             ("/api/upstreams/up/pause", '{"bound_s":-1,"who":"ann"}'),
         ):
@@ -143,7 +143,8 @@ async def test_a_check_reads_it(start_gateway: StartGateway) -> None:
 def lose(data: Path, number: int) -> None:
     """Removes a change from the audit log."""
     with lmdb.open(str(data / "tape"), max_dbs=len(DATABASES)) as env:
-        with env.begin(db=env.open_db(b"audit_log", create=False), write=True) as txn:
+        database = env.open_db(b"audit_log", create=False)
+        with env.begin(db=database, write=True) as txn:
             assert txn.delete(number.to_bytes(8))
 
 
@@ -152,11 +153,11 @@ async def test_decisions_about_releases_stand_in_it(start_gateway: StartGateway)
     gateway = await start_gateway(UPSTREAM)
     async with Client(gateway.url) as client:
         for version in ("v1", "v2"):
-            text = Prompt(template=f"You plan journeys. {version}")
-            _ = await client.add_version("travel", NewVersion(version=version, content=text))
-        asked = NewRelease(candidate="v2", policy=policy(0.5), who="ann", why="better")
-        release = (await client.start_release("travel", asked)).release.id
-        _ = await client.decide(release, "abort", Decision(who="bob", why="worse"))
+            text = {"text": f"You plan journeys for customers. {version}"}
+            _ = await client.add_version("travel", NewVersion(kind="prompt", version=version, content=text))
+        asked = NewRelease(candidate="v2", policy=policy(0.5), author="ann", why="better")
+        release = (await client.start_release("travel", asked)).id
+        _ = await client.decide(release, "abort", Said(who="bob", why="worse"))
         chain = await client.audit(release)
         by_people = [(one.who, f"{one.action}_release", release, one.why) for one in chain if one.who != "gateway"]
         assert told(await log_of(client)) == by_people

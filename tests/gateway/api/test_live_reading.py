@@ -172,7 +172,7 @@ async def test_rows_are_looked_up_by_their_ids(client: Client) -> None:
     assert page.next is None
     assert [one.input for one in page.rollouts] == [{"q": "?"}] * 2
     brief = await client.rollout_page("", 2, None)
-    assert [(one.id, one.input, one.metadata) for one in brief.rollouts] == [(third, None, {}), (second, None, {})]
+    assert [(one.id, one.input, one.metadata) for one in brief.rollouts] == [(third, None, None), (second, None, None)]
     assert [one.id for one in (await client.rollout_page("", 1, brief.next)).rollouts] == [first]
 
 
