@@ -223,8 +223,11 @@ async def goes_on(made: Showcase) -> None:
     draw, number = random.Random(7), 0
     while True:
         number += 1
-        names = [f"live-{number}.{one}" for one in range(2)]
-        await asyncio.gather(*(canary_rollout(made, name) for name in names))
+        question = draw.choice(list(TASKS.values()))
+        await made.agent(f"night-{number}", prompt=NIGHT).answer(question, draw.choice((1, 3, 4)), stream=True)
+        # Few take part in the canary, so that there is something to wait for.
+        if number % 3 == 0:
+            await canary_rollout(made, f"live-{number}")
         await train_on(made, SECOND_STEPS + number - 1, draw)
         for worker in ("desk-1", "desk-2"):
             figures = Figures(cpu_percent=round(draw.uniform(20, 70), 1), memory_bytes=180 << 20)

@@ -55,7 +55,7 @@ class AuditEntry(Noun):
     action: str
     """What was done: `cancel_rollout`, `requeue_rollout`, `open_queue`, `pause_queue`, `drain_queue`, `pause_upstream`,
     `open_upstream`, `approve_definitions`, `approve_call`, `refuse_call`; of a release `start_release`,
-    `approve_release`, `promote_release`, `roll_back_release`, `hold_release`, `resume_release`, `abort_release`."""
+    `approve_release`, `promote_release`, `rollback_release`, `hold_release`, `resume_release`, `abort_release`."""
     target: str
     """What it was done to: a rollout, an upstream, a release, a server with what was approved (`github tools 3`), or a
     tool call (`r1/a1 github.search`). Empty for the queue."""
