@@ -6,12 +6,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import LOCAL, Failure, Url
+from penstock.gateway.client.console import FLAT, LOCAL, Failure, Url, note
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -23,8 +24,58 @@ Screen = Annotated[str, Parameter(help="A screen and what it wants: rollouts sta
 Flag = Annotated[bool, Parameter(negative="")]
 WIDTH = 80
 """Columns of `--plain` where there is no terminal."""
+FIRST = ("rollouts",)
+"""The screen that one begins with."""
 DEMO = "demo"
 """What the line on top calls a gateway that is a recording."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What is written, and what is shown in place of a gateway."""
+
+    record: Path | None = None
+    """Write what the gateway answers to this file, for --play."""
+    play: Path | None = None
+    """Show what was recorded in this file; no gateway is needed."""
+    demo: Flag = False
+    """Play the recording that comes with Penstock."""
+
+    @property
+    def playing(self) -> bool:
+        """Whether no gateway is asked."""
+        return self.demo or self.play is not None
+
+    def check(self) -> None:
+        """Raises `Failure` for what does not go together."""
+        if self.record is not None and self.playing:
+            raise Failure("--record does not go with --play or --demo: what is played is a recording already", 2)
+        if self.play is not None and self.demo:
+            raise Failure("--demo plays a recording of its own: leave out --play, or --demo", 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Browser:
+    """The TUI as a page."""
+
+    web: Flag = False
+    """Serve it to a browser on this machine, by a link that works once; it changes nothing."""
+    port: int | None = None
+    """With --web, the port; a free one if not given."""
+    writes: Flag = False
+    """With --web, let the page change things."""
+
+    def check(self, plain: bool, record: Path | None) -> None:
+        """Raises `Failure` for what does not go together."""
+        if not self.web and (self.port is not None or self.writes):
+            raise Failure(f"--{'port' if self.port is not None else 'writes'} goes with --web", 2)
+        if self.web and (plain or record is not None):
+            raise Failure(f"--web does not go with --{'plain' if plain else 'record'}", 2)
+        if self.port is not None and not 0 < self.port < 65536:
+            raise Failure(f"--port: {self.port} is no port; they go from 1 to 65535", 2)
+
+
+LIVE, TERMINAL = Recorded(), Browser()
 
 
 def tui(
@@ -33,9 +84,8 @@ def tui(
     context: str | None = None,
     read_only: Flag = False,
     plain: Flag = False,
-    record: Path | None = None,
-    play: Path | None = None,
-    demo: Flag = False,
+    recorded: Annotated[Recorded, FLAT] = LIVE,
+    browser: Annotated[Browser, FLAT] = TERMINAL,
 ) -> None:
     """See agents, tools, releases and training live, and act on them.
 
@@ -47,29 +97,50 @@ def tui(
         Change nothing: the keys for it say so.
     plain
         Print the screen once as text; all screens when none is named.
-    record
-        Write what the gateway answers to this file, for --play.
-    play
-        Show what was recorded in this file; no gateway is needed.
-    demo
-        Play the recording that comes with Penstock.
     """
     from penstock.tui import settings
     from penstock.tui.recording import RecordingError
 
-    if record is not None and (play is not None or demo):
-        raise Failure("--record does not go with --play or --demo: what is played is a recording already", 2)
-    if play is not None and demo:
-        raise Failure("--demo plays a recording of its own: leave out --play, or --demo", 2)
+    recorded.check()
+    browser.check(plain, recorded.record)
+    if browser.web:
+        _view(screen or FIRST)
+        _serve(_again(screen, gateway, context, recorded, read_only or not browser.writes), browser.port or 0)
+        return
     try:
-        playing = demo or play is not None
-        source = _played(play, plain) if playing else _live(settings.load(), gateway, context, record)
+        source = (
+            _played(recorded.play, plain)
+            if recorded.playing
+            else _live(settings.load(), gateway, context, recorded.record)
+        )
     except RecordingError as e:
         raise Failure(str(e), 2) from None
     try:
         _show(source, screen, read_only, plain)
     finally:
         source.close()
+
+
+def _again(
+    screen: tuple[str, ...], gateway: str, context: str | None, recorded: Recorded, read_only: bool
+) -> list[str]:
+    """The command of a tab; keys are in the environment, not in it."""
+    named = ["--context", context] if context is not None else []
+    played = ["--play", str(recorded.play)] if recorded.play is not None else ["--demo"] if recorded.demo else []
+    only = ["--read-only"] if read_only else []
+    return [sys.executable, "-m", "penstock", "tui", "--gateway", gateway, *named, *played, *only, "--", *screen]
+
+
+def _serve(command: list[str], port: int) -> None:
+    import asyncio
+
+    from penstock.tui.web import serve
+
+    def ready(link: str) -> None:
+        print(f"Open this link in a browser on this machine; it works once:\n{link}", flush=True)
+        note("Ctrl-C ends it.")
+
+    asyncio.run(serve(command, port, ready))
 
 
 class _Source:
@@ -137,7 +208,7 @@ def _show(source: _Source, screen: tuple[str, ...], read_only: bool, plain: bool
     from penstock.tui.app import Options, PenstockApp
     from penstock.tui.keys import KeyMap
 
-    _view(screen or ("rollouts",))
+    _view(screen or FIRST)
     try:
         keys = KeyMap(source.settings.keys)
     except ValueError as e:
@@ -145,7 +216,7 @@ def _show(source: _Source, screen: tuple[str, ...], read_only: bool, plain: bool
     options = Options(
         contexts=source.contexts,
         context=source.name,
-        view=screen or ("rollouts",),
+        view=screen or FIRST,
         read_only=read_only,
         theme=source.settings.theme,
         keys=keys,
@@ -196,7 +267,9 @@ def _view(words: tuple[str, ...]) -> View[Any, Any]:
 
 
 def _fit_for_it() -> None:
-    """Raises `Failure` where no terminal can show it."""
+    """Raises `Failure` where no terminal can show it; a browser has one of its own."""
+    if "TEXTUAL_DRIVER" in os.environ:
+        return
     if os.environ.get("TERM", "") in ("", "dumb"):
         raise Failure("this terminal (TERM) cannot be drawn on; `penstock tui --plain` prints the same as text", 2)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
