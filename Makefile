@@ -10,13 +10,14 @@ MCP := .venv-mcp
 MCP1 := .venv-mcp1
 CLIENTS := .venv-clients
 MITMPROXY := .venv-mitmproxy
+BROWSER := .venv-browser
 # mitmproxy needs a newer Python than Penstock does.
 NEWER ?= $(shell for P in python3.14 python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[2-9].*/bin/python3; do $$P -c 'import venv' 2>&- && echo $$P && break; done)
 # On a machine with a GPU: make install-train TORCH=torch, and the same for install-verl
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients install-mitmproxy demo demo-sidecar demo-rl test test-vllm test-train test-verl test-providers test-mcp test-clients test-mitmproxy test-extras test-deploy test-all check check-train check-verl bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients install-mitmproxy install-browser demo demo-sidecar demo-rl test test-vllm test-train test-verl test-providers test-mcp test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos soak clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +110,15 @@ $(MITMPROXY)/.installed: Makefile
 	$(MITMPROXY)/bin/pip install --quiet --disable-pip-version-check mitmproxy
 	@touch $@
 
+# Chromium with all that it needs, on a machine that has no browser; its driver beside it.
+$(BROWSER)/.installed: tests/tui/browser/package.json tests/tui/browser/package-lock.json tests/tui/browser/look.mjs
+	@mkdir -p $(BROWSER)
+	cp $^ $(BROWSER)
+	cd $(BROWSER) && npm ci --no-audit --no-fund --ignore-scripts --loglevel=error
+	@touch $@
+
+install-browser: $(BROWSER)/.installed ## Install a browser without a screen into .venv-browser (100 MB; needs Node.js 20 and npm)
+
 install-mitmproxy: $(MITMPROXY)/.installed ## Install mitmproxy, the sidecar's other engine, into .venv-mitmproxy (120 MB; Python 3.12 or newer)
 
 demo: $(VENV)/.demo ## See it work: unmodified agents, a local model, the recorded tape (no key; a small install at first)
@@ -154,7 +164,10 @@ test-clients: install install-clients ## Compare what agents send behind a sidec
 test-mitmproxy: install install-mitmproxy ## Test the sidecar with mitmproxy as its engine
 	$(BIN)/python -m pytest -n 0 tests/sidecar/intercept/test_mitm.py
 
-test-all: test test-providers test-mcp test-clients test-mitmproxy test-vllm test-train test-verl test-extras test-deploy ## Run every suite, each in its environment
+test-web: install install-browser ## Test the TUI in a real browser
+	$(BIN)/python -m pytest -n 0 tests/tui/browser
+
+test-all: test test-web test-providers test-mcp test-clients test-mitmproxy test-vllm test-train test-verl test-extras test-deploy ## Run every suite, each in its environment
 
 check: install ## Lint, types, layering
 	$(BIN)/ruff format --check .
@@ -180,4 +193,4 @@ soak: install ## A million calls: does memory stay flat?
 	$(BIN)/python -m bench.soak --calls 1000000
 
 clean: ## Remove everything that was made
-	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) $(MITMPROXY) bench/out .build bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) $(MITMPROXY) $(BROWSER) bench/out .build bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis

@@ -40,6 +40,8 @@ from penstock.tui.widgets.dialogs import Confirm, Help
 
 FEED_S: Final = {False: 0.5, True: 2.0}
 """How often the feed tells of changes, by whether the gateway is far away; s."""
+PARENT_S: Final = 1.0
+"""How often it is seen whether the server of a page is still there; s."""
 FIRST_THEME: Final = "textual-dark"
 
 
@@ -97,6 +99,10 @@ class PenstockApp(App[None], inherit_bindings=False):
             # Ends as `q` does: the terminal is as it was, and a recording is whole.
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
+        if "TEXTUAL_DRIVER" in os.environ:
+            # A browser's: nobody else ends it when the server of its page was killed.
+            server = os.getppid()
+            self.set_interval(PARENT_S, lambda: None if os.getppid() == server else self.exit())
         await self.push_screen(self.main)
         self.connect_to(self.context)
 

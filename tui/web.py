@@ -10,7 +10,7 @@ stands in front of it:
     page             is our own; a Content-Security-Policy keeps everything on this machine
     processes        one for each tab, at most `MOST_TABS`, started with `--read-only` unless it is asked for more
 
-From another machine: `ssh -L PORT:127.0.0.1:PORT HOST`.
+From another machine: `ssh -L PORT:127.0.0.1:PORT HOST`, with one port at both ends.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Page(Server):
         """`command`: starts the TUI; it gets this process's environment, the gateway's key with it."""
         # Its annotation of a path says PathLike without what of.
         super().__init__(  # pyright: ignore[reportUnknownMemberType]
-            shlex.join(command), host=HOST, port=port, title="Penstock"
+            f"exec {shlex.join(command)}", host=HOST, port=port, title="Penstock"
         )
         self.public_url = f"http://{HOST}:{port}"
         self.templates_path = Path(__file__).with_name("web_page")
@@ -70,6 +70,7 @@ class Page(Server):
 
         made = await self._make_app()
         made.middlewares.append(guard)
+        made.on_response_prepare.append(self._add_headers)
         return made
 
     async def on_startup(self, app: web.Application) -> None:
@@ -81,16 +82,14 @@ class Page(Server):
             return _refused(421, f"This page is {self.public_url}; other names do not lead to it.")
         if request.method not in ("GET", "HEAD"):
             return _refused(405, "Only GET and HEAD are answered here.")
-        if request.path == "/" and "token" in request.query:
+        # A HEAD, which some programs send to look at a link, does not use it up.
+        if request.method == "GET" and request.path == "/" and "token" in request.query:
             return self._exchange(request.query["token"])
         if not _same(request.cookies.get(f"{COOKIE}_{self.port}", ""), self._cookie):
             return _refused(403, STRANGER)
         if request.path == "/ws" and request.headers.get("Origin") != self.public_url:
             return _refused(403, f"WebSockets are opened by the page at {self.public_url} only.")
-        response = await handler(request)
-        if not response.prepared:
-            response.headers.update(self._headers())
-        return response
+        return await handler(request)
 
     def _exchange(self, token: str) -> web.Response:
         """The cookie for the token, once."""
@@ -99,21 +98,21 @@ class Page(Server):
         if self._used:
             return _refused(403, USED)
         self._used = True
-        response = web.Response(status=303, headers={"Location": "/", **self._headers()})
+        response = web.Response(status=303, headers={"Location": "/"})
         response.set_cookie(f"{COOKIE}_{self.port}", self._cookie, httponly=True, samesite="Strict", path="/")
         return response
 
-    def _headers(self) -> dict[str, str]:
+    async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Everything stays on this machine, and in no cache."""
         policy = (
             f"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; img-src 'self' "
             f"data:; connect-src 'self' ws://{HOST}:{self.port}; frame-ancestors 'none'; base-uri 'none'; "
             "form-action 'none'"
         )
-        return {
+        response.headers.update({
             "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff",
             "Cache-Control": "no-store",
-        }  # fmt: skip
+        })  # fmt: skip
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
         """A tab: a process of its own, until the tab or the process ends."""
@@ -127,11 +126,12 @@ class Page(Server):
 
 
 def _same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(), expected.encode())
+    # Odd bytes of a header come as surrogates.
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())
 
 
 def _refused(status: int, why: str) -> web.Response:
-    return web.Response(status=status, text=f"{why}\n", headers={"Cache-Control": "no-store"})
+    return web.Response(status=status, text=f"{why}\n")
 
 
 def listener(port: int) -> socket.socket:

@@ -1,0 +1,39 @@
+"""The page of the TUI in a real browser: it shows the terminal, takes keys, and asks nobody but us."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+from fakes.tui_page import ROOT, gone, served
+
+INSTALLED = ROOT / ".venv-browser"
+
+pytestmark = pytest.mark.skipif(
+    not (INSTALLED / ".installed").exists(), reason="needs a browser: `make install-browser`"
+)
+
+
+async def test_the_page_shows_the_terminal_and_takes_keys(tmp_path: Path) -> None:
+    async with served("overview") as page:
+        process = await asyncio.create_subprocess_exec(
+            *("node", "look.mjs", page.link, "Health", "?", "one row up"),
+            cwd=INSTALLED,
+            env={**os.environ, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(90):
+            told, complained = await process.communicate()
+        assert process.returncode == 0, complained.decode()
+        seen = json.loads(told)
+        assert seen["errors"] == []
+        assert seen["drawn"], "the terminal has drawn nothing"
+        assert seen["url"] == f"{page.url}/", "the token is not in the address any more"
+        ours = (page.url, page.url.replace("http", "ws", 1), "data:", "blob:")
+        assert [url for url in seen["asked"] if not url.startswith(ours)] == []
+        assert any(url.startswith(ours[1]) for url in seen["asked"])
+        await gone(page.tabs())
