@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from textual.app import App
+from textual.app import App, SuspendNotSupported
 from textual.driver import Driver
 
 from penstock.gateway.client.client import Client, ClientError
@@ -308,8 +308,12 @@ class PenstockApp(App[None], inherit_bindings=False):
         with tempfile.NamedTemporaryFile(prefix="penstock-", suffix=".txt") as file:
             file.write(pane.whole() if pane.whole is not None else self._as_text(pane.draw))
             file.flush()
-            with self.suspend():
-                ended = subprocess.run([*shlex.split(command), file.name], check=False)
+            try:
+                with self.suspend():
+                    ended = subprocess.run([*shlex.split(command), file.name], check=False)
+            except SuspendNotSupported:
+                self.main.say("Programs are opened from a terminal, not from a browser.")
+                return
         if ended.returncode:
             self.main.say(f"{command} ended with {ended.returncode}.")
 

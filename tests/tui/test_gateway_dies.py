@@ -1,0 +1,103 @@
+"""The gateway is killed and comes back while keys are pressed: nothing crashes or stands still, and a selection stays on
+its row."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+
+from fakes.ports import steady_ports
+from fakes.process import Gateway, write_config
+from fakes.screens import LARGE, options, running, until
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from textual.pilot import Pilot
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.tui.app import PenstockApp
+from penstock.tui.keys import KEYS
+from penstock.tui.main_screen import Main
+
+DIES, RETURNS = "DIES", "RETURNS"
+PRESSED = sorted({key for row in KEYS if row.id not in ("quit", "suspend") for key in row.keys})
+STEPS = st.one_of(st.sampled_from([DIES, RETURNS]), st.sampled_from(PRESSED), st.sampled_from("rols:x"))
+
+
+@asynccontextmanager
+async def gateway(home: Path) -> AsyncGenerator[Gateway]:
+    """One with tasks on it, on a port that it keeps."""
+    made = Gateway(write_config(home, ""), home / "data", home / "stderr")
+    await made.start(steady_ports(1)[0])
+    try:
+        await enqueue(made, range(12))
+        yield made
+    finally:
+        await made.terminate()
+
+
+async def enqueue(made: Gateway, numbers: range) -> None:
+    """Tasks `t00`, `t01` ..."""
+    async with Client(made.url) as client:
+        await client.enqueue([RolloutSpec(id=f"t{number:02}", input=number, group="t") for number in numbers])
+
+
+def main_of(pilot: Pilot[None]) -> Main:
+    """The screen of the app."""
+    app = pilot.app
+    assert isinstance(app, PenstockApp)
+    return app.main
+
+
+async def step(pilot: Pilot[None], made: Gateway, what: str) -> None:
+    """One thing that happens."""
+    if what == DIES:
+        await made.kill()
+    elif what == RETURNS:
+        await made.restart()
+    else:
+        await pilot.press(what)
+
+
+async def survives(home: Path, steps: list[str]) -> None:
+    """Whatever happens, the app is there at the end and shows what the gateway has."""
+    async with gateway(home) as made, running(options(made.url, "rollouts", read_only=True), LARGE) as pilot:
+        await until(pilot, lambda text: "t11" in text)
+        for what in steps:
+            await step(pilot, made, what)
+        await made.restart()
+        # Whatever was open is left, by as many keys as there can be dialogs and lines, and the list looked at anew.
+        await pilot.press("escape", "escape", "escape", "escape")
+        main_of(pilot).penstock.looking.paused = False
+        main_of(pilot).penstock.go(["workers"])
+        main_of(pilot).penstock.go(["rollouts"])
+        await until(pilot, lambda text: "live" in text.splitlines()[0] and "t11" in text, 30)
+        chosen = main_of(pilot).shown.chosen
+        assert chosen is not None
+        assert chosen in main_of(pilot).ids
+
+
+@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEPS, max_size=14))
+def test_no_keys_crash_it_while_the_gateway_dies_and_returns(tmp_path: Path, steps: list[str]) -> None:
+    asyncio.run(survives(Path(mkdtemp(dir=tmp_path)), steps))
+
+
+async def test_a_selection_stays_on_its_row_when_the_gateway_returns_with_more(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as made, running(options(made.url, "rollouts"), LARGE) as pilot:
+        await until(pilot, lambda text: "t11" in text)
+        await pilot.press("j", "j", "j")
+        await until(pilot, lambda text: "▶ t08" in text)
+        await made.kill()
+        await until(pilot, lambda text: "lost for" in text.splitlines()[0])
+        await pilot.press("j")
+        text = await until(pilot, lambda text: "▶ t07" in text)
+        assert "t11" in text, "what was seen stays"
+        await made.restart()
+        await enqueue(made, range(12, 20))
+        await until(pilot, lambda text: "t19" in text and "live" in text.splitlines()[0], 30)
+        await until(pilot, lambda text: "▶ t07" in text)
+        assert main_of(pilot).shown.chosen == "t07"
