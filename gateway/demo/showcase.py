@@ -68,6 +68,13 @@ tool = "refund"
 argument = [{{ at = "/amount", above = 100 }}]
 verdict = "deny"
 message = "Refunds above 100 are for people."
+
+[[policy]]
+name = "parcels-of-others"
+server = "orders"
+tool = "shipping_state"
+verdict = "ask"
+wait = 3600.0
 """
 
 
@@ -82,14 +89,17 @@ async def showcase(directory: Path) -> AsyncGenerator[Showcase]:
     ):
         made = Showcase(url, client, http, served)
         await fill(made)
-        held = asyncio.ensure_future(made.agent("held", prompt=NIGHT).answer(TASKS["where-1001"], 1, False, SPARE))
+        held = (
+            asyncio.ensure_future(made.agent("held", prompt=NIGHT).answer(TASKS["where-1001"], 1, False, SPARE)),
+            asyncio.ensure_future(made.agent("asks").tool("shipping_state", {"order": "1003"})),
+        )
         try:
             await waits(made)
             yield made
         finally:
-            held.cancel()
-            with suppress(asyncio.CancelledError):
-                await held
+            for one in held:
+                one.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -210,11 +220,11 @@ async def work_in_hand(made: Showcase) -> None:
 
 
 async def waits(made: Showcase) -> None:
-    """Comes back when a call waits for the upstream that is held."""
+    """Comes back when a call waits for the upstream that is held, and one for a person."""
     views = whenever(made.client, lambda _: True, made.client.upstreams, lambda _: 0.05)
     async with asyncio.timeout(PATIENCE), aclosing(views):
         async for found in views:
-            if any(view.waiting for view in found):
+            if any(view.waiting for view in found) and await made.client.waiting():
                 return
 
 

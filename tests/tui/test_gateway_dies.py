@@ -1,5 +1,4 @@
-"""The gateway is killed and comes back while keys are pressed: nothing crashes or stands still, and a selection stays on
-its row."""
+"""The gateway is killed and comes back while keys are pressed: nothing crashes, and a selection stays on its row."""
 
 from __future__ import annotations
 
