@@ -71,6 +71,10 @@ SPANS = (
     Column("model", narrows="cut", least=16), Column("status"), figure("http", 4), figure("latency", 6),
     figure("first byte", 1), figure("tokens", 5), figure("tools", 2), Column("finish", narrows="cut", least=32),
 )  # fmt: skip
+RECENT = (
+    Column("call"), figure("ago", 4), Column("what", 1), Column("model", 3, narrows="cut", least=16), Column("status"),
+    figure("http", 2), figure("latency", 6), figure("tokens", 5), Column("error", optional=True),
+)  # fmt: skip
 SUMS = (
     Column("model"), figure("calls"), figure("errors", 5), figure("cancelled", 2), figure("tokens", 6),
     figure("tools", 1), figure("median", 3), figure("p95", 4),
@@ -120,6 +124,16 @@ def spans(rows: Iterable[Span]) -> Listing:
         times = (length(s), duration(s.first_byte_ns), tokens(s), s.tool_calls or "")
         head = (plain(s.attempt), plain(s.sequence), moment(s.start_ns)[5:], _what(s), plain(s.model or s.name))
         made.add_row(*head, status(s.status), plain(s.http_status), *map(plain, times), end)
+    return made
+
+
+def recent(rows: Iterable[Span], now_ns: int) -> Listing:
+    """A line for each call of several rollouts, by the name that `penstock show` takes."""
+    made = Listing(*RECENT)
+    for s in rows:
+        facts = (plain(s.http_status), length(s), tokens(s), plain(s.error, "red"))
+        place = plain(f"{s.rollout}/{s.attempt}#{s.sequence}")
+        made.add_row(place, age(s.start_ns, now_ns), _what(s), plain(s.model or s.name), status(s.status), *facts)
     return made
 
 

@@ -150,7 +150,8 @@ def _health(data: Overview) -> Iterator[Text]:
     for one in data.upstreams:
         if one.paused:
             since = duration(int((one.paused_s or 0) * 1e9))
-            yield Text(f"upstream {clean(one.name)} is paused for {since}; {one.waiting:,} calls wait", style="yellow")
+            wait = "1 call waits" if one.waiting == 1 else f"{one.waiting:,} calls wait"
+            yield Text(f"upstream {clean(one.name)} is paused for {since}; {wait}", style="yellow")
     yield from rollouts.servers(data.stats.servers)
 
 

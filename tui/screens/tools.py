@@ -154,7 +154,8 @@ class ToolsView(View[Found, Closer]):
     def head(self, data: Found, now_ns: int) -> Text:
         changed = [name for name, server in data.servers.items() if server.pending("tools")]
         words = f"{', '.join(changed)} changed what is said of tools: A approves" if changed else ""
-        asks = f"{len(data.waiting):,} calls wait for a person" if data.waiting else ""
+        waiting = len(data.waiting)
+        asks = f"{waiting:,} {'call waits' if waiting == 1 else 'calls wait'} for a person" if waiting else ""
         return joined(f"{len(data.tools):,} tools", Text(asks, style="bold yellow"), Text(words, style="bold red"))
 
     def table(self, data: Found, now_ns: int) -> Table:
@@ -173,7 +174,7 @@ class ToolsView(View[Found, Closer]):
         if id is None or closer is None:
             return ()
         return [
-            pane("Calls", rollouts.spans(closer.calls) if closer.calls else Text("It was not run lately.")),
+            pane("Calls", rollouts.recent(closer.calls, now_ns) if closer.calls else Text("It was not run lately.")),
             pane("Definition", _definition(data, data.tools[id], closer.server, now_ns)),
             pane("Policy", _policy(data, id, closer.denied, now_ns)),
         ]

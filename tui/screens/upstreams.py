@@ -113,8 +113,8 @@ class UpstreamsView(View[Found, Closer]):
         none = Text("No call of it is among the newest spans.")
         fine = Text("None of its newest calls failed.")
         return [
-            pane("Calls", rollouts.spans(closer.newest) if closer.newest else none),
-            pane("Errors", rollouts.spans(closer.failed) if closer.failed else fine),
+            pane("Calls", rollouts.recent(closer.newest, now_ns) if closer.newest else none),
+            pane("Errors", rollouts.recent(closer.failed, now_ns) if closer.failed else fine),
         ]
 
     def command(self, id: str | None) -> str:
