@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,6 +99,8 @@ def tui(
     plain
         Print the screen once as text; all screens when none is named.
     """
+    if find_spec("textual") is None:
+        raise Failure("the TUI needs textual: pip install 'penstock-gateway[tui]'")
     from penstock.tui import settings
     from penstock.tui.recording import RecordingError
 

@@ -96,7 +96,7 @@ def test_make_demo_installs_no_more_than_it_needs_and_says_what(tmp_path: Path) 
     # Under another make, one would say which directories it enters and leaves.
     command = ("make", "--no-print-directory", "--dry-run", "demo", f"VENV={tmp_path}/venv")
     asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "-e '.[demo]'" in asked
+    assert "-e '.[demo,tui]'" in asked
     assert "[dev]" not in asked
     assert "--quiet" not in asked
-    assert asked.startswith('echo "Installing Penstock and the SDKs of OpenAI and Anthropic')
+    assert asked.startswith('echo "Installing Penstock, its TUI and the SDKs of OpenAI and Anthropic')

@@ -17,7 +17,7 @@ from fakes.provider import Provider
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.run import NewRun, Point
 
-PACKAGES = ("gateway", "sidecar", "adapters", "trainer")
+PACKAGES = ("gateway", "sidecar", "adapters", "trainer", "tui")
 HELP = """
 from penstock.gateway.__main__ import main
 from penstock.gateway.cli.tables import COMMANDS, GROUPS
@@ -133,6 +133,8 @@ ASKS = {
     "mcp": "an MCP server needs mcp: pip install 'penstock-gateway[mcp]'",
     "samples": "--form samples needs numpy: pip install 'penstock-gateway[samples]'; chat and preferences do without",
     "samples --form chat --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'",
+    "tui": "the TUI needs textual: pip install 'penstock-gateway[tui]'",
+    "tui --plain": "the TUI needs textual: pip install 'penstock-gateway[tui]'",
     "run --on ray -- true": "--on ray needs more packages: pip install 'penstock-gateway[ray]'",
     "run --on kubernetes --image x -- true": "--on kubernetes needs more packages: "
     "pip install 'penstock-gateway[kubernetes]'",

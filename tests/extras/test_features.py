@@ -105,6 +105,16 @@ async def test_mcp(install: Install, tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+async def test_tui(install: Install, tmp_path: Path) -> None:
+    clean = install("tui")
+    async with clean.gateway(tmp_path / "home", NOWHERE) as gateway:
+        shell = clean.shell(gateway.url, tmp_path)
+        assert "== Rollouts" in (await good(shell, "tui", "--demo", "--plain")).text
+        assert "Queue open" in (await good(shell, "tui", "--plain")).text
+        refused = await shell.run("tui")
+    assert (refused.code, "needs a terminal; `penstock tui --plain`" in refused.err) == (2, True), refused.err
+
+
 async def queued(gateway: Gateway) -> None:
     """Two tasks."""
     async with Client(gateway.url) as client:

@@ -226,7 +226,7 @@ def _policy(data: Found, id: str, denied: Sequence[Span], now_ns: int) -> Render
         pieces += [
             Text(),
             Text("Calls that a rule did not let run, newest first", style="bold"),
-            rollouts.spans(denied),
+            rollouts.recent(denied, now_ns),
         ]
     else:
         pieces.append(Text("No rule has stopped a call of it lately."))
