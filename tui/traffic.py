@@ -50,7 +50,7 @@ class Traffic:
         """A figure of the digests over time."""
         now, size = self._clock(), SECONDS / BUCKETS
         sums: list[float | None] = [
-            0.0 if now - (BUCKETS - at - 1) * size > self._since else None for at in range(BUCKETS)
+            0.0 if now - (BUCKETS - at - 1) * size >= self._since else None for at in range(BUCKETS)
         ]
         for at, digest in self._told:
             place = BUCKETS - 1 - int((now - at) / size)

@@ -6,6 +6,7 @@ one is seen; each has a mark of its own, so that colours only repeat it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +20,7 @@ MARKS: Final = ("•", "×", "○", "+")
 COLOURS: Final = ("cyan", "magenta", "yellow", "green")
 DOTS: Final = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Braille dots by row and column of a cell (Unicode chapter 21.1)."""
+LARGEST: Final = sys.float_info.max
 LEAST: Final = 12
 """Columns of the smallest drawing."""
 
@@ -40,7 +42,7 @@ def smoothed(points: Sequence[tuple[float, float | None]], over: float = 0.1) ->
     weight = 1 / max(1.0, len(known) * over)
     found: list[tuple[float, float]] = []
     for x, y in known:
-        found.append((x, y if not found else found[-1][1] + weight * (y - found[-1][1])))
+        found.append((x, y if not found else found[-1][1] * (1 - weight) + y * weight))
     return found
 
 
@@ -53,9 +55,9 @@ def chart(lines: Sequence[Line], width: int, height: int, limit: tuple[str, floa
     if limit is not None:
         low, high = min(low, limit[1]), max(high, limit[1])
     if low == high:
-        low, high = low - abs(low) * 0.1 - 1e-9, high + abs(high) * 0.1 + 1e-9
+        low, high = max(-LARGEST, low - abs(low) * 0.1 - 1e-9), min(LARGEST, high + abs(high) * 0.1 + 1e-9)
     xs = [x for line in lines for x, _ in (*line.points, *line.smooth)]
-    labels = [number(float(f"{value:.4g}")) for value in (high, (low + high) / 2, low)]
+    labels = [number(float(f"{value:.4g}")) for value in (high, low / 2 + high / 2, low)]
     margin = max(map(len, labels)) + 1
     canvas = _Canvas(max(LEAST, width - margin), max(3, height), (min(xs), max(xs)), (low, high))
     if limit is not None:

@@ -1,0 +1,189 @@
+"""What panes draw, with data that no demo has."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+import pytest
+from fakes.goldens import text_of
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from penstock.gateway.dialects.token_logprobs import Token, read_logprobs
+from penstock.gateway.display.release_series import Point
+from penstock.gateway.display.release_summary import Measure
+from penstock.gateway.model.change import Digest
+from penstock.gateway.model.span import Span, SpanStatus
+from penstock.tui.panes import waterfall
+from penstock.tui.panes.chart import Line, chart, smoothed
+from penstock.tui.panes.race import FEWEST, left
+from penstock.tui.panes.steps import Pair, Step, aligned, leaves
+from penstock.tui.panes.tokens import NONE, tokens
+from penstock.tui.panes.words import marked
+from penstock.tui.traffic import BUCKETS, SECONDS, Traffic
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.one_of(st.none(), FINITE)
+
+
+# -- charts ------------------------------------------------------------------------------------------------------------
+
+
+@given(values=st.lists(VALUES, max_size=60), width=st.integers(20, 160), height=st.integers(3, 20))
+def test_a_chart_fits_whatever_the_values_are(values: Sequence[float | None], width: int, height: int) -> None:
+    points = [(float(at), value) for at, value in enumerate(values)]
+    lines = text_of(chart([Line("a", points, smoothed(points))], width, height), 400).splitlines()
+    if all(value is None for value in values):
+        assert lines == ["no finite value yet"]
+    else:
+        assert len(lines) == height + 1
+        assert max(map(cell_len, lines)) <= max(width, 40)
+
+
+def test_a_chart_has_its_numbers_at_the_ends_of_its_axes() -> None:
+    drawn = text_of(chart([Line("reward", [(0, 0.0), (10, None), (20, 1.0)])], 30, 5))
+    assert [line.partition("│")[0].strip() for line in drawn.splitlines()[:5]] == ["1", "", "0.5", "", "0"]
+    assert drawn.splitlines()[-1].split() == ["0", "20"]
+    assert drawn.count("⠈") + drawn.count("⠐") + drawn.count("⢀") + drawn.count("⡀") == 2, "a gap is drawn as one"
+
+
+# -- the race ----------------------------------------------------------------------------------------------------------
+
+
+def grown(*logs: float) -> list[Point]:
+    """Evidence after each counted rollout."""
+    return [Point(at + 1, {"harm": math.exp(log)}, None) for at, log in enumerate(logs)]
+
+
+def test_what_is_left_follows_from_the_pace_and_is_a_range() -> None:
+    harm = Measure("harm", math.exp(1.0), math.exp(2.0), "rolls back")
+    assert left(harm, grown(*(at / 10 for at in range(1, 11)))) == (10, 10)
+    fast_lately = left(harm, grown(0, 0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0))
+    assert fast_lately is not None
+    assert (fast_lately.least, fast_lately.most) == (5, 10)
+
+
+@pytest.mark.parametrize(
+    "logs", [[1.0] * (FEWEST - 1), [-0.1 * at for at in range(20)]], ids=["too few", "against the claim"]
+)
+def test_nothing_is_foretold_from_too_little_or_against_the_claim(logs: list[float]) -> None:
+    assert left(Measure("harm", math.exp(logs[-1]), 50.0, "rolls back"), grown(*logs)) is None
+
+
+def test_what_has_crossed_its_bound_has_nothing_left() -> None:
+    assert left(Measure("harm", 60.0, 50.0, "rolls back"), grown(*(at / 2 for at in range(10)))) is None
+
+
+# -- attempts side by side ---------------------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.builds(Step, st.sampled_from(["user", "assistant"]), st.sampled_from("abc"), st.just(1)), max_size=12
+)
+
+
+@given(one=STEPS, other=STEPS)
+def test_aligned_attempts_have_every_step_once_and_in_order(one: list[Step], other: list[Step]) -> None:
+    pairs = aligned(one, other)
+    assert [pair.left for pair in pairs if pair.left is not None] == one
+    assert [pair.right for pair in pairs if pair.right is not None] == other
+    assert all(pair.sign == "=" for pair in pairs) == (one == other)
+
+
+def test_signs_say_which_side_has_a_step() -> None:
+    step = Step("user", "hello", 1)
+    assert [Pair(step, None).sign, Pair(None, step).sign, Pair(step, step).sign] == ["<", ">", "="]
+
+
+@given(one=STEPS, others=st.lists(STEPS, min_size=1, max_size=3))
+def test_an_attempt_leaves_the_one_that_goes_along_for_longest(one: list[Step], others: list[list[Step]]) -> None:
+    at, other = leaves(one, others)
+    assert other is not None
+    assert one[:at] == other[:at]
+    assert not any(one[: at + 1] == it[: at + 1] and at < min(len(one), len(it)) for it in others)
+
+
+@given(one=st.text("ab \n", max_size=30), other=st.text("ab \n", max_size=30))
+def test_marked_words_are_those_that_differ(one: str, other: str) -> None:
+    a, b = marked(one, other)
+    assert a.plain.replace("[-", "").replace("-]", "") == one
+    assert b.plain.replace("{+", "").replace("+}", "") == other
+    assert ("[-" in a.plain or "{+" in b.plain) == (one != other)
+
+
+# -- spans, tokens, traffic --------------------------------------------------------------------------------------------
+
+
+@given(
+    start=st.integers(0, 10**9), length=st.one_of(st.none(), st.integers(0, 10**9)),
+    first=st.one_of(st.none(), st.integers(0, 10**9)), width=st.integers(1, 200), stream=st.booleans(),
+    status=st.sampled_from(SpanStatus),
+)  # fmt: skip
+def test_a_bar_is_at_least_a_character_and_stays_in_its_place(
+    start: int, length: int | None, first: int | None, width: int, stream: bool, status: SpanStatus
+) -> None:
+    span = Span(
+        rollout="r", attempt="a", sequence=1, status=status, start_ns=start, stream=stream,
+        end_ns=None if length is None else start + length, first_byte_ns=first,
+    )  # fmt: skip
+    axis = waterfall.Axis.of([span], start + 5)
+    drawn = waterfall.bar(span, axis, width, start + 5)
+    assert 1 <= drawn.cell_len <= width
+    assert drawn.plain.strip()
+
+
+def test_a_bar_tells_waiting_from_streaming_and_how_it_ended() -> None:
+    span = Span(rollout="r", attempt="a", sequence=1, start_ns=0, end_ns=100, first_byte_ns=40, stream=True)
+    axis = waterfall.Axis(0, 100)
+    assert waterfall.bar(span, axis, 10, 100).plain == "░░░░██████"
+    failed = span.model_copy(update={"status": SpanStatus.ERROR, "stream": False})
+    assert waterfall.bar(failed, axis, 10, 100).plain == "▒▒▒▒▒▒▒▒▒✗"
+    going = span.model_copy(update={"status": SpanStatus.OPEN, "end_ns": None})
+    assert waterfall.bar(going, axis, 10, 50).plain == "░░░░▶"
+
+
+ENTRIES = [{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -3}]
+CHAT = {"index": 0, "token_ids": [7, 8], "logprobs": {"content": ENTRIES}}
+TOKENS = [Token("a", 7, -0.1), Token("b", 8, -3.0)]
+
+
+def test_tokens_are_read_from_plain_and_streamed_answers_of_both_apis() -> None:
+    assert read_logprobs(json.dumps({"choices": [CHAT]}).encode(), False) == TOKENS
+    pieces = [
+        json.dumps({"choices": [{"index": 0, "token_ids": [id], "logprobs": {"content": [entry]}}]})
+        for id, entry in zip((7, 8), ENTRIES, strict=True)
+    ]
+    stream = "".join(f"data: {piece}\n\n" for piece in pieces).encode()
+    assert read_logprobs(stream + b"data: [DONE]\n\n", True) == TOKENS
+    lists = {"index": 0, "logprobs": {"tokens": ["a", "b"], "token_logprobs": [None, -3.0]}}
+    assert read_logprobs(json.dumps({"choices": [lists]}).encode(), False) == [
+        Token("a", None, None),
+        Token("b", None, -3.0),
+    ]
+    assert read_logprobs(json.dumps({"choices": [CHAT]}).encode(), False, choice=1) == []
+
+
+@given(st.binary(max_size=60), st.booleans())
+def test_what_is_no_answer_has_no_tokens(body: bytes, stream: bool) -> None:
+    assert read_logprobs(body, stream) == []
+
+
+def test_unlikely_tokens_stand_out_without_colours() -> None:
+    drawn = text_of(tokens([Token("The", 1, -0.01), Token(" cat", 2, -1.0), Token(" flew", 3, -4.0)]))
+    assert "The|? cat|‼ flew" in drawn
+    assert drawn.index("' flew'") < drawn.index("' cat'"), "the least likely one is first"
+    assert text_of(tokens([]), 400).strip() == NONE
+
+
+def test_traffic_is_told_by_the_second_and_forgotten_in_time() -> None:
+    now = 1000.0
+    traffic = Traffic(lambda: now)
+    assert traffic.flow(lambda one: one.calls).rates == [None] * (BUCKETS - 1) + [0.0]
+    traffic.add(Digest(cursor=1, calls=SECONDS // BUCKETS))
+    assert traffic.flow(lambda one: one.calls).peak == 1.0
+    now += SECONDS + 1
+    traffic.add(Digest(cursor=2))
+    flow = traffic.flow(lambda one: one.calls)
+    assert (flow.peak, flow.rates[0]) == (0.0, 0.0)
