@@ -181,8 +181,8 @@ class Handler:
         self.main.draw()
 
     def _reverse(self) -> None:
-        if self.main.table is None:
-            self.main.say("There are no rows here.")
+        if self.main.table is None or not self.main.table.order:
+            self.main.say("These rows have one order only.")
             return
         self.main.shown.reverse = not self.main.shown.reverse
         self.main.draw()

@@ -14,6 +14,7 @@ from penstock.tui.app import PenstockApp
 from penstock.tui.keys import BY_ID, KEYS, VIEW_KEYS, KeyMap, name
 from penstock.tui.screens.registry import SCREENS, STANDING
 
+WITH_WORDS = [("rollout", "t0.0"), ("compare", "rollouts", "t0.0", "t0.1")]
 ENDS = ("quit", "suspend", "pager", "editor")
 """Keys that leave the screen to something else; tests of a terminal press them."""
 
@@ -48,7 +49,7 @@ def test_other_keys_take_the_place_of_those_of_the_table() -> None:
         KeyMap({"qiut": ["x"]})
 
 
-@pytest.mark.parametrize("words", STANDING, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [*STANDING, *WITH_WORDS], ids=lambda words: words[0])
 async def test_every_key_does_something_or_says_why_not(world: World, words: tuple[str, ...]) -> None:
     view = words[0]
     for row in (row for row in KEYS if row.on(view) and row.id not in ENDS):
