@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.screens import options, running, until
 
+from penstock.gateway.cli.watch import whenever
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.showcase import showcase
+from penstock.gateway.demo.showcase_parts import PATIENCE, Showcase, reached
+from penstock.gateway.demo.showcase_releases import SKIP
 from penstock.gateway.model.audit import Said
+from penstock.gateway.model.policy import Policy, Stage
+from penstock.gateway.model.release import NewRelease
+from penstock.gateway.model.rollout import Judgement
 from penstock.tui.screens.registry import SCREENS, made
 from penstock.tui.view import View
 
+GREETING = "You greet customers of Acme. Be brief."
+MOST = 200
+"""Rollouts within which the evidence is enough."""
 CARLA = Said(who="carla", why="the test says so")
 
 
@@ -62,7 +74,7 @@ async def act_on_work(person: Acting) -> None:
     assert await person.why_not("upstream.open", "vllm", "upstreams") == "vllm is open already"
 
 
-async def act_on_tools(person: Acting) -> None:
+async def act_on_tools(person: Acting, shown: Showcase) -> None:
     """Definitions, and calls that wait."""
     assert await person.act("definitions.approve", "orders/refund", "tools", names="orders") == (
         "What orders says of its tools is approved."
@@ -71,11 +83,23 @@ async def act_on_tools(person: Acting) -> None:
     asked = "orders/shipping_state"
     assert "It runs: shipping_state" in await person.act("question.allow", asked, "tools", names='"1003"')
     assert await person.why_not("question.deny", asked, "tools") == "no call of this tool waits for a person"
-    person.done.add("question.deny")
+    refused = asyncio.ensure_future(shown.agent("asks-again").tool("shipping_state", {"order": "1006"}))
+    await asked_for(person.client, "asks-again")
+    assert "It was refused: shipping_state" in await person.act("question.deny", asked, "tools", names='"1006"')
+    assert "the test says so" in json.dumps(await refused), "the agent hears why"
 
 
-async def act_on_releases(person: Acting) -> None:
-    """One release through everything that can be done to it; the others have ended."""
+async def asked_for(client: Client, rollout: str) -> None:
+    """Waits until a call of a rollout waits for a person."""
+    looks = whenever(client, lambda _: True, client.waiting, lambda _: 0.2)
+    async with asyncio.timeout(PATIENCE), aclosing(looks):
+        async for questions in looks:
+            if any(one.rollout == rollout for one in questions):
+                return
+
+
+async def act_on_releases(person: Acting, shown: Showcase) -> None:
+    """Releases through everything that can be done to them."""
     assert await person.act("release.freeze", "desk-1", "releases", names="v1 → v2") == "desk-1 is held."
     assert "held already" in await person.why_not("release.freeze", "desk-1", "releases")
     assert await person.act("release.resume", "desk-1", "releases", names="canary") == "desk-1 is canary."
@@ -83,22 +107,47 @@ async def act_on_releases(person: Acting) -> None:
     assert await person.act("release.promote", "desk-1", "releases", names="50%") == "desk-1 is promoted."
     for id in ("promote", "rollback", "freeze", "resume", "approve", "abort"):
         assert "has ended" in await person.why_not(f"release.{id}", "greeting-1", "releases")
-    person.done |= {"release.rollback", "release.abort", "release.approve"}
+    await started(person.client, "desk", "v1")
+    assert await person.act("release.rollback", "desk-2", "releases", names="v2 → v1") == "desk-2 is rolled back."
+    await started(person.client, "desk", "v1")
+    assert await person.act("release.abort", "desk-3", "releases", names="v2 → v1") == "desk-3 is aborted."
+    await started(person.client, "greeting", "v2", Stage(split=0.5, rollouts=1, approval=True))
+    for first in range(0, MOST, 4):
+        await asyncio.gather(*(greeted(shown, f"greeted-{number:02}") for number in range(first, first + 4)))
+        if (await person.client.release("greeting-2")).release.waits == "approval":
+            break
+    assert await person.act("release.approve", "greeting-2", "releases", names="v1 → v2") == "greeting-2 is canary."
+    await reached(person.client, "greeting-2", lambda view: view.release.stage == "promoted")
+
+
+async def greeted(shown: Showcase, name: str) -> None:
+    """A rollout of the release of the greeting, which is as good as can be."""
+    said = await shown.agent(name, prompt=GREETING).answer("Good morning!", 1, stream=False, tools=False)
+    assert said
+    await shown.finish(name, True, Judgement(value=1.0, source="judge", reason="polite"))
+
+
+async def started(client: Client, name: str, candidate: str, *stages: Stage) -> None:
+    """A release in its canary."""
+    how = {"stages": list(stages) or [Stage(split=0.5, rollouts=60)], "margin_absolute": 0.5, "horizon": 400} | SKIP
+    new = NewRelease(candidate=candidate, policy=Policy.model_validate(how), author="ben")
+    release = await client.start_release(name, new)
+    await reached(client, release.id, lambda view: view.release.stage == "canary")
 
 
 async def test_every_action_does_what_it_asks_and_is_in_the_audit(tmp_path: Path) -> None:
     async with showcase(tmp_path) as shown:
         person = Acting(shown.client)
         await act_on_work(person)
-        await act_on_tools(person)
-        await act_on_releases(person)
+        await act_on_tools(person, shown)
+        await act_on_releases(person, shown)
         assert person.done == {action.id for named in SCREENS.values() for action in named.view.actions}
         entries = [entry async for entry in shown.client.audit_log() if entry.who == "carla"]
         assert {entry.why for entry in entries} == {CARLA.why}
         assert [entry.action for entry in reversed(entries)] == [
             "cancel_rollout", "requeue_rollout", "pause_queue", "drain_queue", "open_queue", "pause_upstream",
-            "open_upstream", "open_upstream", "approve_definitions", "approve_call", "hold_release", "resume_release",
-            "promote_release",
+            "open_upstream", "open_upstream", "approve_definitions", "approve_call", "refuse_call", "hold_release",
+            "resume_release", "promote_release", "rollback_release", "abort_release", "approve_release",
         ]  # fmt: skip
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
+import json
 import time
 import zlib
 from collections.abc import AsyncGenerator
@@ -14,6 +16,7 @@ import aiohttp
 import pytest
 from conftest import StartGateway
 from fakes.process import Gateway
+from fakes.provider import Provider
 from fakes.rig import Base
 
 from penstock.gateway.api import filter_fields
@@ -213,16 +216,44 @@ async def test_a_span_without_its_bytes(gateway: Gateway, http: aiohttp.ClientSe
     async with http.post(gateway.openai("r1") + "/chat/completions", json=body) as answer:
         assert answer.status == 200
     async with Client(gateway.url) as client:
-        async with asyncio.timeout(PATIENCE), aclosing(client.changes()) as feed:
-            async for change in feed:
-                if change.span is not None and change.span.status == "ok":
-                    break
+        await recorded(client)
         whole, head = await client.span("r1", "a1", 1), await client.span("r1", "a1", 1, "none")
         assert whole.exchange is not None
         assert head.exchange is None
         assert (head.span, head.turn) == (whole.span, whole.turn)
         with pytest.raises(ClientError, match="exchange"):
             await client.read("GET", "/api/rollouts/r1/attempts/a1/spans/1", {"exchange": "false"})
+
+
+async def test_a_span_with_its_bytes_as_recorded_or_plain(
+    gateway: Gateway, provider: Provider, http: aiohttp.ClientSession
+) -> None:
+    provider.encoding = "gzip"
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    url, headers = gateway.openai("r1") + "/chat/completions", {"Content-Type": "application/json"} | GZIP
+    async with http.post(url, data=gzip.compress(body), headers=headers | {"Content-Encoding": "gzip"}) as answer:
+        assert answer.status == 200
+        said = await answer.read()
+    async with Client(gateway.url) as client:
+        await recorded(client)
+        exact, plain = await client.span("r1", "a1", 1), await client.span("r1", "a1", 1, "plain")
+    assert exact.exchange is not None
+    assert plain.exchange is not None
+    sent = exact.exchange.request_body.base64
+    assert sent is not None
+    assert gzip.decompress(base64.b64decode(sent)) == body
+    assert exact.exchange.response_body.text is None
+    assert (plain.exchange.request_body.text, plain.exchange.response_body.text) == (body.decode(), said.decode())
+    assert plain.exchange.response_headers == exact.exchange.response_headers, "headers are as received"
+    assert (plain.span, plain.turn) == (exact.span, exact.turn)
+
+
+async def recorded(client: Client) -> None:
+    """Waits until a call is on the tape."""
+    async with asyncio.timeout(PATIENCE), aclosing(client.changes()) as feed:
+        async for change in feed:
+            if change.span is not None and change.span.status == "ok":
+                return
 
 
 @pytest.mark.parametrize("target", ["spans", "rollouts"])
