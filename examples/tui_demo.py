@@ -55,7 +55,7 @@ async def watch(client: RecordingClient) -> None:
     async with aclosing(client.digests(every_s=0.5)) as feed:
         async for digest in feed:
             if digest.rollouts:
-                await client.rollouts_by_id(digest.rollouts[-200:])
+                await asyncio.gather(client.rollouts_by_id(digest.rollouts[-200:]), client.stats(spans=0))
             turn += 1
             if turn % 6 == 0:
                 for words in MOVING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from fakes.process import Gateway
 from fakes.screens import LARGE, SMALL, options, running, screen_text, until
 from fakes.tui_world import World
 from textual.pilot import Pilot
@@ -39,12 +40,22 @@ async def test_it_shows_the_newest_rollouts_and_follows_them(world: World) -> No
         await pilot.press("j")
         assert chosen(screen_text(app_of(pilot))) == world.rollouts[0]
         await client.enqueue([RolloutSpec(id="newer-still", input="x")])
-        text = await until(pilot, lambda text: "33" in text.splitlines()[1] or "32 on the tape" in text)
+        count = (await client.stats(spans=0)).tape["rollouts"]
+        text = await until(pilot, lambda text: f"{count} on the tape" in text)
         assert chosen(text) == world.rollouts[0], "the selection stays on its row"
         await pilot.press("f")
         assert chosen(await until(pilot, lambda text: "newer-still" in text)) == "newer-still"
         for rollout in ("newest", "newer-still"):
             await client.cancel(rollout)
+
+
+async def test_it_counts_rollouts_that_come_while_the_list_is_longer_than_a_page(gateway: Gateway) -> None:
+    async with Client(gateway.url) as client:
+        await client.enqueue([RolloutSpec(id=f"first-{number}", input="x") for number in range(90)])
+        async with running(options(gateway.url)) as pilot:
+            await until(pilot, lambda text: "90 on the tape" in text)
+            await client.enqueue([RolloutSpec(id=f"later-{number}", input="x") for number in range(7)])
+            await until(pilot, lambda text: "97 on the tape" in text)
 
 
 async def test_a_wrong_filter_is_said_and_the_last_good_one_stays(world: World) -> None:

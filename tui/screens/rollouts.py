@@ -160,11 +160,11 @@ class RolloutsView(View[Rollouts, Closer]):
             self._list = found
         elif known.fresh:
             asked = list(known.fresh)[-MOST_IDS:]
-            rows = await client.rollouts_by_id(asked, self._terms)
+            rows, figures = await asyncio.gather(client.rollouts_by_id(asked, self._terms), client.stats(spans=0))
             for id in asked:
                 known.fresh.pop(id, None)
             known.add_new(rows)
-            known.total = max(known.total, len(known.order))
+            known.total = figures.tape.get("rollouts", 0)
         return self._list
 
     def tell(self, digest: Digest) -> bool:
@@ -203,9 +203,7 @@ class RolloutsView(View[Rollouts, Closer]):
 
     def head(self, data: Rollouts, now_ns: int) -> Text:
         more = "" if data.complete else "+"
-        found = (
-            f"{len(data.order):,}{more} found" if self._terms else f"{max(data.total, len(data.order)):,} on the tape"
-        )
+        found = f"{len(data.order):,}{more} found" if self._terms else f"{data.total:,} on the tape"
         return joined(found, plain(self._terms, "bold"), f"the newest {len(data.order):,}" if more else "")
 
     def table(self, data: Rollouts, now_ns: int) -> Table:
