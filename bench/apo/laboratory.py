@@ -1,0 +1,56 @@
+"""The laboratory of a world: rollouts and reflections that take time, on so many workers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from bench.apo.reflector import Reflector
+from bench.apo.worlds import World
+from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.protocol import Reflection
+from penstock.trainer.apo.trials import Order, Trial
+
+NAME = "desk"
+"""The resource."""
+
+
+class Simulated:
+    """A world to try candidates in. `workers` = 0: nothing takes time."""
+
+    def __init__(self, world: World, draw: int, workers: int = 0) -> None:
+        self._world, self._draw, self._workers = world, draw, workers
+        self._reflector = Reflector(world)
+        self._tasks = {task.id: task for task in world.tasks}
+        self._free = asyncio.Semaphore(max(1, workers))
+        self.rollouts = self.reflections = 0
+
+    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order]) -> list[Trial]:
+        """See `Laboratory`."""
+        self.rollouts += len(orders)
+        texts = {candidate.id: candidate.texts[NAME] for candidate in candidates}
+        if not self._workers:
+            return [self._trial(texts[order.candidate], order) for order in orders]
+        return await asyncio.gather(*(self._slow_trial(texts[order.candidate], order) for order in orders))
+
+    async def _slow_trial(self, text: str, order: Order) -> Trial:
+        async with self._free:
+            await asyncio.sleep(random.Random(f"time-{order}").lognormvariate(2.0, 0.4))
+        return self._trial(text, order)
+
+    def _trial(self, text: str, order: Order) -> Trial:
+        task = self._tasks[order.task]
+        draw = random.Random(f"{self._draw}-{order.candidate}-{order.task}-{order.number}")
+        reward, reason = self._world.draw(text, task, draw)
+        said = f"customer {task.key} asks {task.input}"
+        return Trial(order.candidate, order.task, order.number, reward, reason, said)
+
+    async def reflect(self, prompt: str, number: int) -> Reflection:
+        """See `Laboratory`."""
+        self.reflections += 1
+        draw = random.Random(f"{self._draw}-{number}-{prompt}")
+        if self._workers:
+            async with self._free:
+                await asyncio.sleep(draw.lognormvariate(2.3, 0.3))
+        return Reflection(self._reflector.answer(prompt, draw), len(prompt) // 4 + 200)

@@ -1,0 +1,56 @@
+"""Budgets that are kept exactly: what is about to be spent is taken first, and what is not there is not begun."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class Spent(Exception):
+    """A budget is used up; the message says which."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What a run may still spend. None is no limit."""
+
+    rollouts: int
+    """Rollouts."""
+    reflections: int | None = None
+    """Calls of the reflecting model."""
+    tokens: int | None = None
+    """Tokens of the reflecting model, in and out, hidden reasoning counted."""
+    money: float | None = None
+    """What these tokens cost, in the currency of the configured prices."""
+    used_rollouts: int = 0
+    used_reflections: int = 0
+    used_tokens: int = 0
+    used_money: float = 0.0
+
+    @property
+    def left(self) -> int:
+        """Rollouts that are left."""
+        return self.rollouts - self.used_rollouts
+
+    def take_rollouts(self, wanted: int) -> int:
+        """Takes as many of these as are left; raises `Spent` when none is."""
+        if wanted and not self.left:
+            raise Spent(f"all {self.rollouts:,} rollouts (budget.rollouts) are used")
+        given = min(wanted, self.left)
+        self.used_rollouts += given
+        return given
+
+    def take_reflection(self) -> None:
+        """Takes one reflection. Raises `Spent` when there is none left, or no tokens or money for it."""
+        for name, used, most in (
+            ("reflections", self.used_reflections, self.reflections),
+            ("tokens", self.used_tokens, self.tokens),
+            ("money", self.used_money, self.money),
+        ):
+            if most is not None and used >= most:
+                raise Spent(f"budget.{name}: {most:,} are used")
+        self.used_reflections += 1
+
+    def charge(self, tokens: int, money: float) -> None:
+        """What a reflection has cost."""
+        self.used_tokens += tokens
+        self.used_money += money

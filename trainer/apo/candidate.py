@@ -1,0 +1,33 @@
+"""Candidates: the texts that an agent's rollouts are to have. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A text for each resource that is optimised."""
+
+    texts: Mapping[str, str]
+    """By name of the resource."""
+    parent: str | None = None
+    """The candidate that it was made from."""
+    claim: str = ""
+    """The failure that it is to mend, or how it came about; for a person."""
+    causes: tuple[str, ...] = field(default=())
+    """Rollouts that led to it."""
+
+    @cached_property
+    def id(self) -> str:
+        """12 hex digits of SHA-256 of the texts: the same texts are the same candidate."""
+        return hashlib.sha256(json.dumps(dict(self.texts), sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def length(self) -> int:
+        """Characters of all its texts."""
+        return sum(map(len, self.texts.values()))

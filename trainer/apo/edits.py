@@ -1,0 +1,99 @@
+"""Edits: a line added, deleted or replaced. Several of them make one text, whoever proposed them. Pure.
+
+An edit names its place by the line itself and not by a number, so that it still fits when others have been made. Edits
+of different reflections that want the same are found alike (`alike`), and edits of the same line exclude each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+Kind = Literal["add", "delete", "replace"]
+ALIKE: Final = 0.6
+"""Share of words that two texts must have in common to say the same (Jaccard)."""
+_WORD: Final = re.compile(r"[\w']+|\{\w+\}")
+
+
+class Edit(NamedTuple):
+    """One change of one text."""
+
+    resource: str
+    """Whose text."""
+    kind: Kind
+    """`add` puts `text` behind the line, or at the end where the line is empty."""
+    line: str = ""
+    """The line that it changes, or is put behind."""
+    text: str = ""
+    """What is written."""
+
+    @property
+    def length(self) -> int:
+        """Characters that the text grows by."""
+        return len(self.text) + 1 if self.kind == "add" else len(self.text) - len(self.line)
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, without case."""
+    return frozenset(_WORD.findall(text.lower()))
+
+
+def alike(one: Edit, other: Edit) -> bool:
+    """Whether two edits want the same: they delete the same line, or write nearly the same words."""
+    if one.resource != other.resource or (one.kind == "delete") != (other.kind == "delete"):
+        return False
+    if one.kind == "delete":
+        return one.line.strip() == other.line.strip()
+    if (one.kind == "replace" or other.kind == "replace") and one.line.strip() != other.line.strip():
+        return False
+    a, b = words(one.text), words(other.text)
+    return bool(a | b) and len(a & b) / len(a | b) >= ALIKE
+
+
+def exclude(one: Edit, other: Edit) -> bool:
+    """Whether only one of two edits can be made: both take the same line away."""
+    takes = ("delete", "replace")
+    same = one.resource == other.resource and one.line.strip() == other.line.strip()
+    return same and one.kind in takes and other.kind in takes
+
+
+def applied(texts: Mapping[str, str], edits: Iterable[Edit]) -> dict[str, str]:
+    """The texts with the edits made, in their order; one whose line is not there any more, or whose text is there
+    already, changes nothing."""
+    lines = {name: text.split("\n") for name, text in texts.items()}
+    for edit in edits:
+        if edit.resource in lines:
+            _apply(lines[edit.resource], edit)
+    return {name: "\n".join(parts) for name, parts in lines.items()}
+
+
+def _apply(lines: list[str], edit: Edit) -> None:
+    place = next((at for at, line in enumerate(lines) if line.strip() == edit.line.strip()), None)
+    if edit.kind != "delete" and any(line.strip() == edit.text.strip() for line in lines):
+        return
+    if edit.kind == "add":
+        lines.insert(len(lines) if place is None or not edit.line.strip() else place + 1, edit.text)
+    elif place is not None:
+        lines[place : place + 1] = [edit.text] if edit.kind == "replace" else []
+
+
+def between(before: str, after: str, resource: str) -> list[Edit]:
+    """The edits that lead from one text to another, line by line."""
+    import difflib
+
+    old, new = before.split("\n"), after.split("\n")
+    found: list[Edit] = []
+    for tag, a, b, c, d in difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():
+        if tag != "equal":
+            found += _paired(old[a:b], new[c:d], old[a - 1] if a else "", resource)
+    return found
+
+
+def _paired(gone: Sequence[str], come: Sequence[str], behind: str, resource: str) -> list[Edit]:
+    found = [Edit(resource, "replace", one, other) for one, other in zip(gone, come, strict=False)]
+    found += [Edit(resource, "delete", line) for line in gone[len(come) :]]
+    for line in come[len(gone) :]:
+        found.append(Edit(resource, "add", behind, line))
+        behind = line
+    return found

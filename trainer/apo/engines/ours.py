@@ -1,0 +1,231 @@
+"""`ours`: many reflections are pooled, and every rollout tests several edits at once.
+
+A round asks `REFLECTIONS` times for hypotheses, each time with other rollouts of the best prompt so far: those that
+failed, and, where there are any, better ones of the same tasks to compare with. Hypotheses that want the same edit are
+one edit with several votes. Then `ARMS` prompts are run, each with a subset of the edits: for each arm the effects are
+drawn from what is believed of them (Thompson 1933), and those above 0 are made. So edits that are likely to help are in
+most prompts, doubtful ones in half of them, and harmful ones soon in none. From all rollouts of the run the effects are
+estimated together (`trainer.apo.effects`). The best prompt so far is the seed with the edits whose effect is believed
+to be above 0 and worth their length.
+
+Texts written from scratch are edits as well: of the whole text, so they exclude all others until they have won.
+
+It ends when a round has brought no edit that is worth making, or the best prompt no longer fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import log
+from typing import Final
+
+import numpy as np
+
+from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.edits import Edit, applied, exclude, words
+from penstock.trainer.apo.effects import Effects, Row, effects
+from penstock.trainer.apo.protocol import Evidence
+from penstock.trainer.apo.reflection import Hypothesis, ask_hypotheses, read_hypotheses
+from penstock.trainer.apo.trials import Pool, Trial
+
+REFLECTIONS: Final = 6
+"""Questions of one round."""
+MINIBATCH: Final = 6
+"""Rollouts that a reflection sees."""
+HYPOTHESES: Final = 3
+"""Most that one reflection may name."""
+FIRST: Final = 24
+"""Rollouts of the seed before anything is asked."""
+ARMS: Final = 12
+"""Prompts of a round."""
+TASKS: Final = 4
+"""Tasks that each of them is run on, in a round."""
+DONE: Final = 0.97
+"""Mean reward from which on there is nothing to mend."""
+LENGTH: Final = 0.00001
+"""What a character of a longer text must bring."""
+SAME: Final = 0.6
+"""Share of weighted words from which on two hypotheses are the same."""
+MENDED: Final = 0.15
+"""What an edit is expected to bring that makes its failure as rare as can be, before rewards say so."""
+VOTE: Final = 0.01
+"""What each further reflection that names an edit is taken to say of its effect."""
+NAMED: Final = 0.7
+"""Share of the weighted words of a failure that a reason must have to be about it."""
+DOUBT: Final = 10
+"""Rollouts as whose number it counts that a failure is as frequent with an edit as without."""
+SURE: Final = 12
+"""Rollouts of the best prompt from which on its mean says that nothing fails any more."""
+BARREN: Final = 6
+"""Rounds in a row without a new edit that is worth making, after which it ends."""
+
+
+@dataclass(slots=True)
+class Proposal:
+    """An edit, and who named it."""
+
+    edit: Edit
+    failure: str
+    votes: int = 1
+    causes: list[str] = field(default_factory=list[str])
+    """Rollouts that reflections saw which named it."""
+
+
+class Ours:
+    """The engine of one run."""
+
+    def __init__(self) -> None:
+        self._proposals: list[Proposal] = []
+        self._made: dict[str, frozenset[int]] = {}
+        """By candidate: the edits in it."""
+        self._said: list[frozenset[str]] = []
+        """Words of every edit that was named, by whomever."""
+        self._failures: list[frozenset[str]] = []
+        """Words of every failure."""
+        self._barren = 0
+        self._chosen: frozenset[int] = frozenset()
+        self._believed: tuple[tuple[int, int], Effects] | None = None
+        """What was believed last, and of how many trials and proposals."""
+        self._source = np.random.default_rng(0)
+
+    async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
+        """One round."""
+        if not pool.trials:
+            self._source = np.random.default_rng(evidence.random.getrandbits(32))
+            self._made[pool.seed.id] = frozenset()
+            names = [task.id for task in evidence.tasks]
+            await evidence.run([(pool.seed, name) for name in evidence.random.sample(names, min(FIRST, len(names)))])
+        best = self._best(pool)
+        if self._barren >= BARREN or (len(pool.of(best.id)) >= SURE and (pool.mean(best.id) or 0.0) >= DONE):
+            return []
+        await self._reflect(best, pool, evidence)
+        await self._experiment(pool, evidence)
+        before, self._chosen = self._chosen, self._choice(pool)
+        self._barren = 0 if self._chosen - before else self._barren + 1
+        return [self._candidate(pool, self._chosen)]
+
+    def finalists(self, pool: Pool) -> list[Candidate]:
+        """The best prompt that is believed in."""
+        return [self._best(pool)]
+
+    # Hypotheses -------------------------------------------------------------------------------------------------------
+
+    async def _reflect(self, best: Candidate, pool: Pool, evidence: Evidence) -> None:
+        """Asks for hypotheses on the best prompt's rollouts, and pools them."""
+        batches = [self._minibatch(best, pool, evidence) for _ in range(REFLECTIONS)]
+        asked = [ask_hypotheses(best.texts, batch, HYPOTHESES) for batch in batches if batch]
+        answers = await asyncio.gather(*map(evidence.reflect, asked))
+        found = [
+            (hypothesis, [trial.rollout for trial in batch])
+            for answer, batch in zip(answers, batches, strict=False)
+            for hypothesis in read_hypotheses(answer, best.texts)
+        ]
+        self._said += [words(hypothesis.edit.text) for hypothesis, _ in found]
+        self._failures += [words(hypothesis.failure) for hypothesis, _ in found]
+        for hypothesis, causes in found:
+            self._pool(hypothesis, causes)
+
+    def _minibatch(self, best: Candidate, pool: Pool, evidence: Evidence) -> list[Trial]:
+        """Rollouts to reflect on: failures first; of the best prompt, and of those like it while it has few."""
+        mine = self._made[best.id]
+        near = sorted(pool.trials, key=lambda trial: len(mine ^ self._made.get(trial.candidate, frozenset())))
+        seen = [trial for trial in near if trial.reward is not None][: 4 * MINIBATCH]
+        failed = [trial for trial in seen if (trial.reward or 0.0) < DONE]
+        return evidence.random.sample(failed, min(MINIBATCH, len(failed)))
+
+    def _pool(self, hypothesis: Hypothesis, causes: Sequence[str]) -> None:
+        """Adds a vote to the proposal that wants the same, or a new proposal."""
+        for known in self._proposals:
+            if self._same(known, hypothesis):
+                known.votes += 1
+                known.causes += causes
+                return
+        self._proposals.append(Proposal(hypothesis.edit, hypothesis.failure, causes=list(causes)))
+
+    def _same(self, known: Proposal, new: Hypothesis) -> bool:
+        one, other = known.edit, new.edit
+        if one.resource != other.resource or one.kind != other.kind:
+            return False
+        if one.kind != "add" and one.line.strip() != other.line.strip():
+            return False
+        return _common(words(one.text), words(other.text), self._said) >= SAME
+
+    # Experiments ------------------------------------------------------------------------------------------------------
+
+    def _effects(self, pool: Pool) -> Effects:
+        """What is believed now."""
+        stand = (len(pool.trials), len(self._proposals))
+        if self._believed is None or self._believed[0] != stand:
+            trials = [trial for trial in pool.trials if trial.reward is not None and trial.candidate in self._made]
+            rows = [Row(trial.task, trial.reward or 0.0, self._made[trial.candidate]) for trial in trials]
+            prior = [
+                VOTE * (one.votes - 1) + MENDED * self._mended(at, trials) for at, one in enumerate(self._proposals)
+            ]
+            self._believed = stand, effects(rows, prior)
+        return self._believed[1]
+
+    def _mended(self, at: int, trials: Sequence[Trial]) -> float:
+        """How much rarer the failure that an edit is to mend is with it than without it, in the graders' reasons."""
+        failure = words(self._proposals[at].failure)
+        weights = _weights(failure, self._failures)
+        whole = sum(weights.values())
+        if not whole:
+            return 0.0
+        named = {reason: sum(weights[word] for word in failure & words(reason)) / whole >= NAMED
+                 for reason in {trial.reason for trial in trials}}  # fmt: skip
+        found = [[named[trial.reason] for trial in trials if (at in self._made[trial.candidate]) == with_it]
+                 for with_it in (True, False)]  # fmt: skip
+        few = min(map(len, found))
+        return (sum(found[1]) / len(found[1]) - sum(found[0]) / len(found[0])) * few / (few + DOUBT) if few else 0.0
+
+    async def _experiment(self, pool: Pool, evidence: Evidence) -> None:
+        """Runs prompts with subsets of the edits, all on the same tasks."""
+        if not self._proposals:
+            return
+        believed = self._effects(pool)
+        arms = [self._candidate(pool, self._making(believed.draw(self._source))) for _ in range(ARMS)]
+        tasks = self._tasks(evidence)
+        pairs = [(arm, task) for at, arm in enumerate(arms) for task in tasks[at % 2 :: 2]]
+        await evidence.run(pairs)
+
+    def _tasks(self, evidence: Evidence) -> list[str]:
+        names = [task.id for task in evidence.tasks]
+        return evidence.random.sample(names, min(2 * TASKS, len(names)))
+
+    def _making(self, worth: np.ndarray) -> frozenset[int]:
+        """The edits that are worth making, if their effects are these; of those that exclude each other the best."""
+        chosen: list[int] = []
+        for at in sorted(range(len(self._proposals)), key=lambda at: -worth[at]):
+            edit = self._proposals[at].edit
+            if worth[at] > LENGTH * edit.length and not any(exclude(edit, self._proposals[one].edit) for one in chosen):
+                chosen.append(at)
+        return frozenset(chosen)
+
+    def _choice(self, pool: Pool) -> frozenset[int]:
+        return self._making(self._effects(pool).mean)
+
+    def _best(self, pool: Pool) -> Candidate:
+        return self._candidate(pool, self._choice(pool) if self._proposals else frozenset())
+
+    def _candidate(self, pool: Pool, making: frozenset[int]) -> Candidate:
+        """The seed with these edits; the first ones proposed are made first."""
+        chosen = [self._proposals[at] for at in sorted(making)]
+        claim = "; ".join(dict.fromkeys(one.failure for one in chosen if one.failure))
+        causes = tuple(dict.fromkeys(cause for one in chosen for cause in one.causes))
+        made = Candidate(applied(pool.seed.texts, (one.edit for one in chosen)), pool.seed.id, claim, causes)
+        self._made.setdefault(made.id, making)
+        return pool.candidates.get(made.id, made)
+
+
+def _weights(of: Iterable[str], texts: Sequence[frozenset[str]]) -> dict[str, float]:
+    """How much words say: one that is in many texts says little."""
+    return {word: log((len(texts) + 1) / (1 + sum(word in text for text in texts))) for word in of}
+
+
+def _common(one: frozenset[str], other: frozenset[str], texts: Sequence[frozenset[str]]) -> float:
+    """Share of what two texts say that both say (Jaccard, words weighted)."""
+    weights = _weights(one | other, texts)
+    whole = sum(weights.values())
+    return sum(weights[word] for word in one & other) / whole if whole else 1.0

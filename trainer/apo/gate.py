@@ -1,0 +1,70 @@
+"""The gate: finalists race against the seed on tasks of the validation split, which no engine has seen. Pure.
+
+Every task is run with the seed and with each finalist that is still in the race; what counts is the difference of their
+rewards on that task. A finalist is *better* once the wealth that was bet against "it is no better than the seed"
+(`gateway.canary.betting`) reaches K / ALPHA, where K is the number of finalists: so the gate lets a candidate through
+that is no better with probability ALPHA at most, however many rollouts it takes and however often one looks (Ville's
+inequality). It is *out* once the opposite bet reaches 1 / ALPHA, or when `ENOUGH` pairs have shown no gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from penstock.gateway.canary.betting import Wealth
+
+ALPHA: Final = 0.05
+ENOUGH: Final = 64
+"""Pairs without any gain after which a finalist is out."""
+State = Literal["racing", "better", "out"]
+
+
+@dataclass(slots=True)
+class Racer:
+    """A finalist."""
+
+    candidate: str
+    """Which."""
+    finalists: int
+    """How many there are."""
+    differences: list[float] = field(default_factory=list[float])
+    """Its rewards less those of the seed on the same tasks."""
+    _better: Wealth = field(default_factory=Wealth)
+    _worse: Wealth = field(default_factory=Wealth)
+
+    def add(self, difference: float) -> None:
+        """Takes one pair; `difference` lies within -1 and 1."""
+        self.differences.append(difference)
+        self._better.bet(difference, 1.0)
+        self._worse.bet(-difference, 1.0)
+
+    @property
+    def evidence(self) -> float:
+        """e-value against "it is no better than the seed"; 1 / ALPHA for each finalist is needed."""
+        return self._better.value
+
+    @property
+    def needed(self) -> float:
+        """The e-value at which it is better."""
+        return self.finalists / ALPHA
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        if self.evidence >= self.needed:
+            return "better"
+        idle = len(self.differences) >= ENOUGH and self.gain <= 0
+        return "out" if idle or self._worse.value >= 1 / ALPHA else "racing"
+
+    @property
+    def gain(self) -> float:
+        """Mean difference; 0 without any."""
+        return sum(self.differences) / len(self.differences) if self.differences else 0.0
+
+
+def winner(racers: Sequence[Racer]) -> Racer | None:
+    """The finalist that is better, with the highest gain; None when none is."""
+    better = [racer for racer in racers if racer.state == "better"]
+    return max(better, key=lambda racer: racer.gain, default=None)

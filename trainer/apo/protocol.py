@@ -1,0 +1,98 @@
+"""The protocol of engines, on one page.
+
+An engine is a function or an object with one method:
+
+    async def propose(pool: Pool, evidence: Evidence) -> Sequence[Candidate]
+
+It is asked again and again until it returns nothing, or the budget of the search is used up. It sees the tasks of the
+train split only. It may run rollouts (`evidence.run`), let a model reflect (`evidence.reflect`), and draw random
+numbers (`evidence.random`). What it returns joins the pool: the runner runs each new candidate on `SCREEN` tasks beside
+its parent, so that an engine that only writes texts still sees what came of them. When an engine has ended, the runner
+takes the finalists: those that the engine names, if it has a method `finalists(pool)`, else the best of the pool.
+
+The runner keeps everything else: budgets, splits, names of rollouts, the race of the finalists, the audit, the resume.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.trials import Order, Pool, Trial
+
+
+class AgentTask(NamedTuple):
+    """A task."""
+
+    id: str
+    """Its name within the run."""
+    input: Any
+    """What the agent is given."""
+    key: str
+    """What belongs together: tasks of one key are in one split."""
+
+
+class Reflection(NamedTuple):
+    """An answer of the reflecting model."""
+
+    text: str
+    tokens: int = 0
+    """In and out, hidden reasoning counted."""
+    money: float = 0.0
+
+
+class Laboratory(Protocol):
+    """Where candidates are tried: agents behind a gateway, or a simulation."""
+
+    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order]) -> list[Trial]:
+        """Runs rollouts, as many at once as there are workers; the results in the order of the orders."""
+        ...
+
+    async def reflect(self, prompt: str, number: int) -> Reflection:
+        """Asks the reflecting model; `number`: the how manieth time it is asked the same."""
+        ...
+
+
+class Evidence:
+    """What an engine may see and do."""
+
+    def __init__(
+        self, laboratory: Laboratory, pool: Pool, tasks: Sequence[AgentTask], budget: Budget, seed: int
+    ) -> None:
+        self.tasks = tasks
+        """Tasks of the train split."""
+        self.random = random.Random(f"engine-{seed}")
+        """Draws the same again when a run is resumed."""
+        self.budget = budget
+        """Of the search."""
+        self._laboratory, self._pool = laboratory, pool
+        self._asked: dict[str, int] = {}
+
+    async def run(self, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
+        """A rollout for each pair of a candidate and a task's name: as many as the budget has left. Raises `Spent`."""
+        pairs = pairs[: self.budget.take_rollouts(len(pairs))]
+        candidates = {candidate.id: self._pool.add(candidate) for candidate, _ in pairs}
+        orders = [self._pool.order(candidate.id, task) for candidate, task in pairs]
+        trials = await self._laboratory.run(list(candidates.values()), orders)
+        self._pool.keep(trials)
+        return trials
+
+    async def reflect(self, prompt: str) -> str:
+        """The reflecting model's answer. Raises `Spent`."""
+        self.budget.take_reflection()
+        number = self._asked.get(prompt, 0)
+        self._asked[prompt] = number + 1
+        found = await self._laboratory.reflect(prompt, number)
+        self.budget.charge(found.tokens, found.money)
+        return found.text
+
+
+class Engine(Protocol):
+    """What proposes candidates."""
+
+    def propose(self, pool: Pool, evidence: Evidence, /) -> Awaitable[Sequence[Candidate]]:
+        """Candidates that may be better than those of the pool; none when it knows no more."""
+        ...

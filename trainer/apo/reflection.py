@@ -1,0 +1,124 @@
+"""What the reflecting model is asked, and how its answers are read. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from penstock.trainer.apo.edits import Edit
+from penstock.trainer.apo.trials import Trial
+
+MOST_TRANSCRIPT: Final = 4_000
+"""Characters of a transcript that are shown: its beginning and its end."""
+
+HYPOTHESES: Final = """\
+You improve the texts that an AI agent is given. Below are the texts, line by line, and rollouts of the agent with the \
+reward that each got (0 is worst, 1 is best) and the grader's reason.
+
+Find failures that rollouts have in common. For each, say what goes wrong, and the smallest edit of the texts that \
+would mend it. Do not copy answers of tasks into the texts, do not name single customers or items, and do not speak to \
+the grader: the texts will be judged on tasks that you do not see. Keep every {slot} as it is.
+
+Answer with JSON alone:
+{"hypotheses": [{"failure": "...", "resource": "NAME", "kind": "add" | "delete" | "replace", "line": NUMBER, \
+"text": "..."}]}
+`line` is the number of the line that is deleted or replaced, or behind which a line is added (0: at the end). At most \
+%d hypotheses, the surest first.
+"""
+
+SCRATCH: Final = """\
+Write new texts for an AI agent from scratch; the ones that it had have failed, and are not shown. Below are rollouts \
+of the agent with the reward that each got (0 is worst, 1 is best) and the grader's reason.
+
+Say what the agent is for and what the reasons ask of it. Do not copy answers of tasks into the texts, do not name \
+single customers or items, and do not speak to the grader.%s
+
+Answer with JSON alone: {"texts": {"NAME": "..."}} with these names: %s
+"""
+
+
+class Hypothesis(NamedTuple):
+    """What a reflection claims."""
+
+    failure: str
+    """What goes wrong."""
+    edit: Edit
+    """What would mend it."""
+
+
+def shown(trial: Trial, number: int) -> str:
+    """A rollout for the reflecting model."""
+    said = trial.transcript
+    if len(said) > MOST_TRANSCRIPT:
+        said = f"{said[: MOST_TRANSCRIPT // 2]}\n[...]\n{said[-MOST_TRANSCRIPT // 2 :]}"
+    reward = "none" if trial.reward is None else f"{trial.reward:.2f}"
+    return f"# Rollout {number}, task {trial.task}, reward {reward}\n{said}\nReason: {trial.reason or 'not given'}\n"
+
+
+def ask_hypotheses(texts: Mapping[str, str], trials: Sequence[Trial], most: int) -> str:
+    """The question for edits. Rollouts of one task stand together, so that they can be compared."""
+    parts = [HYPOTHESES % most]
+    for name, text in sorted(texts.items()):
+        numbered = "\n".join(f"{at}| {line}" for at, line in enumerate(text.split("\n"), 1))
+        parts.append(f"## Text {name}\n{numbered}\n")
+    parts += [shown(trial, at) for at, trial in enumerate(trials, 1)]
+    return "\n".join(parts)
+
+
+def ask_scratch(texts: Mapping[str, str], slots: Sequence[str], trials: Sequence[Trial]) -> str:
+    """The question for texts that do not begin from the ones that are there."""
+    must = f" Each of these stands in them, as it is: {', '.join(slots)}." if slots else ""
+    parts = [SCRATCH % (must, ", ".join(sorted(texts))), *(shown(trial, at) for at, trial in enumerate(trials, 1))]
+    return "\n".join(parts)
+
+
+def read_hypotheses(answer: str, texts: Mapping[str, str]) -> list[Hypothesis]:
+    """What of an answer can be used; anything else is left out."""
+    found: list[Hypothesis] = []
+    given = _json(answer).get("hypotheses")
+    for one in cast(list[Any], given) if isinstance(given, list) else []:
+        edit = _edit(cast(dict[str, Any], one), texts) if isinstance(one, dict) else None
+        if edit is not None:
+            found.append(Hypothesis(str(cast(dict[str, Any], one).get("failure", ""))[:500], edit))
+    return found
+
+
+def _edit(given: Mapping[str, Any], texts: Mapping[str, str]) -> Edit | None:
+    name, kind, at, text = (given.get(key) for key in ("resource", "kind", "line", "text"))
+    name = next(iter(texts)) if len(texts) == 1 else name
+    if not isinstance(name, str) or name not in texts or kind not in ("add", "delete", "replace"):
+        return None
+    lines = texts[name].split("\n")
+    line = lines[at - 1] if isinstance(at, int) and 1 <= at <= len(lines) else ""
+    text = " ".join(text.split("\n")).strip() if isinstance(text, str) else ""
+    if (kind != "add" and not line.strip()) or (kind != "delete" and not text):
+        return None
+    return Edit(name, kind, line, "" if kind == "delete" else text)
+
+
+def read_texts(answer: str, texts: Mapping[str, str]) -> dict[str, str] | None:
+    """Whole texts of an answer; None when one is missing."""
+    given = _json(answer).get("texts")
+    if not isinstance(given, dict):
+        return None
+    found = [(name, cast(dict[str, Any], given).get(name)) for name in texts]
+    read = {name: text for name, text in found if isinstance(text, str) and text.strip()}
+    return read if len(read) == len(texts) else None
+
+
+def _json(answer: str) -> dict[str, Any]:
+    """The outermost object of an answer, wherever it stands; empty when there is none."""
+    start, end = answer.find("{"), answer.rfind("}")
+    try:
+        found = json.loads(answer[start : end + 1])
+    except ValueError:
+        return {}
+    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
+
+
+def fenced(answer: str) -> str:
+    """The text between the first and the last fence of an answer; the whole answer without fences."""
+    found = re.search(r"```\w*\n?(.*)```", answer, re.DOTALL)
+    return (found[1] if found else answer).strip()

@@ -1,0 +1,159 @@
+"""A run: asks the engine until it knows no more, screens what it proposes, and lets the finalists race.
+
+1. `GATE` of the rollouts are kept back for the race; the engine has the others.
+2. The engine proposes (`protocol`). Each new candidate is run on `SCREEN` tasks of the train split, beside its parent.
+3. The finalists and the seed run on the validation split, in blocks of `BLOCK` tasks (`gate`), until every finalist is
+   better or out, or the rollouts are used up. Rollouts that the search has not used go into the race too.
+4. The winner is the finalist that is better by the highest margin; without one the seed stays.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from penstock.trainer.apo.budget import Budget, Spent
+from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.gate import Racer, winner
+from penstock.trainer.apo.protocol import AgentTask, Engine, Evidence, Laboratory
+from penstock.trainer.apo.trials import Pool, Trial
+
+SCREEN: Final = 8
+GATE: Final = 0.3
+BLOCK: Final = 16
+FINALISTS: Final = 2
+SHRINK: Final = 8
+"""Rollouts of the seed's mean that a candidate's mean is mixed with, so that few lucky ones win nothing."""
+
+
+@dataclass(slots=True)
+class Result:
+    """How a run has ended."""
+
+    pool: Pool
+    """All candidates and their trials."""
+    budget: Budget
+    """What was spent."""
+    racers: Sequence[Racer] = field(default=())
+    """The finalists."""
+    winner: Candidate | None = None
+    """The candidate that is better than the seed; None where the seed stays."""
+    why: str = ""
+    """Why the search ended, and what came of the race; for a person."""
+    validation: list[Trial] = field(default_factory=list[Trial])
+    """Trials of the race."""
+
+
+class Search:
+    """One run. `watch` is told when something has changed."""
+
+    def __init__(
+        self,
+        laboratory: Laboratory,
+        engine: Engine,
+        seed: Candidate,
+        train: Sequence[AgentTask],
+        validation: Sequence[AgentTask],
+        budget: Budget,
+        draw: int = 0,
+    ) -> None:
+        self._laboratory, self._engine = laboratory, engine
+        self._train, self._validation = train, validation
+        self._draw = draw
+        self._race_kept = round(GATE * budget.rollouts)
+        self.result = Result(Pool(seed), budget)
+        self.watch: Callable[[], None] = lambda: None
+
+    async def run(self) -> Result:
+        """To its end."""
+        result, budget = self.result, self.result.budget
+        whole = budget.rollouts
+        budget.rollouts = whole - self._race_kept
+        evidence = Evidence(self._laboratory, result.pool, self._train, budget, self._draw)
+        try:
+            while proposed := await self._engine.propose(result.pool, evidence):
+                await self._screen(proposed, evidence)
+                self.watch()
+            result.why = "the engine knows no more"
+        except Spent as spent:
+            result.why = str(spent)
+        budget.rollouts = whole
+        await self._race()
+        return result
+
+    async def _screen(self, proposed: Sequence[Candidate], evidence: Evidence) -> None:
+        """Runs candidates that are new beside their parents."""
+        pool = self.result.pool
+        pairs: list[tuple[Candidate, str]] = []
+        for candidate in proposed:
+            if not pool.of(pool.add(candidate).id):
+                tasks = evidence.random.sample([task.id for task in self._train], min(SCREEN, len(self._train)))
+                parent = pool.candidates.get(candidate.parent or "", pool.seed)
+                pairs += [(one, task) for task in tasks for one in (parent, candidate)]
+        if pairs:
+            await evidence.run(pairs)
+
+    async def _race(self) -> None:
+        result = self.result
+        finalists = self._finalists()
+        racers = result.racers = [Racer(one.id, len(finalists)) for one in finalists]
+        if not racers:
+            result.why += "; no candidate looks better than the seed"
+            return
+        blocks = self._blocks()
+        while alive := [racer for racer in racers if racer.state == "racing"]:
+            runners = [result.pool.seed, *(result.pool.candidates[racer.candidate] for racer in alive)]
+            tasks = [task.id for task in next(blocks)][: result.budget.left // len(runners)]
+            if not tasks:
+                break
+            result.budget.take_rollouts(len(tasks) * len(runners))
+            orders = [result.pool.order(one.id, task) for task in tasks for one in runners]
+            trials = await self._laboratory.run(runners, orders)
+            result.validation += trials
+            rewards = {(trial.candidate, trial.task): trial.reward for trial in trials}
+            for task in tasks:
+                for racer in alive:
+                    ours, theirs = rewards[racer.candidate, task], rewards[result.pool.seed.id, task]
+                    if ours is not None and theirs is not None:
+                        racer.add(ours - theirs)
+            self.watch()
+        best = winner(racers)
+        result.winner = None if best is None else result.pool.candidates[best.candidate]
+        result.why += "; " + _told(racers, best)
+
+    def _finalists(self) -> list[Candidate]:
+        named = getattr(self._engine, "finalists", None)
+        pool = self.result.pool
+        found = cast(Sequence[Candidate], named(pool)) if named is not None else best(pool)
+        return [pool.add(one) for one in found if one.id != pool.seed.id][:FINALISTS]
+
+    def _blocks(self) -> Any:
+        """Blocks of validation tasks, for ever, in an order that is drawn anew each time."""
+        draw = random.Random(f"race-{self._draw}")
+        while True:
+            order = draw.sample(self._validation, len(self._validation))
+            for start in range(0, len(order), BLOCK):
+                yield order[start : start + BLOCK]
+
+
+def best(pool: Pool) -> list[Candidate]:
+    """Candidates whose mean is above the seed's, the best first; each is mixed with `SHRINK` rollouts of the seed's."""
+    seed = pool.mean(pool.seed.id)
+    if seed is None:
+        return []
+    scores: Mapping[str, float] = {
+        one: (sum(trial.reward or 0.0 for trial in pool.of(one)) + SHRINK * seed) / (len(pool.of(one)) + SHRINK)
+        for one in pool.candidates
+    }
+    ranked = sorted(pool.candidates.values(), key=lambda one: (-scores[one.id], one.length))
+    return [one for one in ranked if scores[one.id] > seed]
+
+
+def _told(racers: Sequence[Racer], best: Racer | None) -> str:
+    if best is not None:
+        pairs = len(best.differences)
+        return f"{best.candidate} is better by {best.gain:.3f} on {pairs} tasks (e-value {best.evidence:.3g})"
+    said = ", ".join(f"{one.candidate} {one.gain:+.3f} (e-value {one.evidence:.3g})" for one in racers)
+    return f"no finalist is shown to be better: {said}"
