@@ -7,21 +7,20 @@ and rollouts that have not ended when the step's time is over are cancelled; the
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Final
 
 from penstock.adapters.report import Report
 from penstock.adapters.samples import Options, Sample, samples
-from penstock.adapters.source import ENDED, load
+from penstock.adapters.source import load
 from penstock.adapters.turns import Episode
-from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.client import Client
 from penstock.gateway.model.base import Mode
-from penstock.gateway.model.queue import MOST_ROLLOUTS, RolloutSpec
+from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus, RolloutSummary
+from penstock.trainer.data.awaiting import Awaited
 from penstock.trainer.data.tasks import Task
 
 
@@ -73,10 +72,6 @@ class Collected:
         return sum(every) / len(every) if every else None
 
 
-GONE: Final = frozenset({404, 409})
-"""Statuses of what cannot be cancelled because it has ended."""
-
-
 class Collector:
     """Queues rollouts of a run and waits for them. `run` must run beside it: it follows the gateway's changes."""
 
@@ -85,23 +80,11 @@ class Collector:
         self._client = client
         self._run = run
         self._options = options
-        self._waiting: dict[str, RolloutStatus] = {}
-        """Rollouts that were ordered and not gathered, and where they stand."""
-        self._news = asyncio.Event()
-        self._follows = asyncio.Event()
+        self._awaited = Awaited(client)
 
     async def run(self) -> None:
         """Follows the changes of rollouts, for ever."""
-        cursor = (await self._client.stats(spans=0)).cursor
-        self._follows.set()
-        async with aclosing(self._client.changes(cursor)) as changes:
-            async for change in changes:
-                if change.rollout is not None and change.rollout.id in self._waiting:
-                    self._note(change.rollout.id, change.rollout.status)
-
-    def _note(self, name: str, status: RolloutStatus) -> None:
-        self._waiting[name] = status
-        self._news.set()
+        await self._awaited.run()
 
     async def order(
         self, mode: Mode, name: str, step: int, tasks: Sequence[Task], size: int, timeout_s: float
@@ -121,18 +104,12 @@ class Collector:
             for number in range(size)
         ]
         names = tuple(spec.id or "" for spec in specs)
-        # What ends at once must not be missed.
-        await self._follows.wait()
-        self._waiting |= dict.fromkeys(names, RolloutStatus.QUEUING)
-        for start in range(0, len(specs), MOST_ROLLOUTS):
-            for queued in await self._client.enqueue(specs[start : start + MOST_ROLLOUTS]):
-                if queued.status in ENDED:
-                    self._note(queued.id, queued.status)
+        await self._awaited.queue(specs)
         return Order(mode, names)
 
     async def gather(self, order: Order, timeout_s: float) -> Collected:
         """Waits until all have ended, or the time is over, and reads them. Raises `CollectError`."""
-        done = Collected(late=await self._wait(order, timeout_s))
+        done = Collected(late=await self._awaited.ended(order.names, timeout_s))
         if done.late == len(order.names):
             raise CollectError(
                 f"none of {len(order.names)} rollouts has ended in {timeout_s:g} s (rollouts.timeout); is there a "
@@ -141,33 +118,8 @@ class Collector:
         async with aclosing(load(self._client, self._ended(order))) as episodes:
             async for episode in episodes:
                 add(done, episode, self._options)
-        for name in order.names:
-            del self._waiting[name]
+        self._awaited.forget(order.names)
         return done
-
-    async def _wait(self, order: Order, timeout_s: float) -> int:
-        """Waits until all have ended; returns how many had to be cancelled because time was up."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self._open(order):
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            late = self._open(order)
-            for name in late:
-                await self._cancel(name)
-            return len(late)
-        return 0
-
-    def _open(self, order: Order) -> list[str]:
-        return [name for name in order.names if self._waiting[name] not in ENDED]
-
-    async def _cancel(self, name: str) -> None:
-        try:
-            self._note(name, (await self._client.cancel(name)).status)
-        except ClientError as error:
-            if error.status not in GONE:
-                raise
 
     async def _ended(self, order: Order) -> AsyncGenerator[RolloutSummary]:
         for name in order.names:

@@ -8,7 +8,8 @@ most prompts, doubtful ones in half of them, and harmful ones soon in none. From
 estimated together (`trainer.apo.effects`). The best prompt so far is the seed with the edits whose effect is believed
 to be above 0 and worth their length.
 
-Texts written from scratch are edits as well: of the whole text, so they exclude all others until they have won.
+A seed that fails nearly always may be wrong in what nobody names. Then whole texts are written from scratch too. Each
+counts as one more edit, of which a prompt has at most one; lines that the others delete or replace are not in it.
 
 It ends when a round has brought no edit that is worth making, or the best prompt no longer fails.
 """
@@ -16,7 +17,8 @@ It ends when a round has brought no edit that is worth making, or the best promp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
 from typing import Final
@@ -27,9 +29,10 @@ from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.edits import Edit, applied, exclude, words
 from penstock.trainer.apo.effects import Effects, Row, effects
 from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.reflection import Hypothesis, ask_hypotheses, read_hypotheses
+from penstock.trainer.apo.reflection import Hypothesis, ask_hypotheses, ask_scratch, read_hypotheses, read_texts
 from penstock.trainer.apo.trials import Pool, Trial
 
+SLOT: Final = re.compile(r"(?<!\{)\{[A-Za-z_]\w*\}(?!\})")
 REFLECTIONS: Final = 6
 """Questions of one round."""
 MINIBATCH: Final = 6
@@ -44,6 +47,10 @@ TASKS: Final = 4
 """Tasks that each of them is run on, in a round."""
 DONE: Final = 0.97
 """Mean reward from which on there is nothing to mend."""
+LOST: Final = 0.15
+"""Mean reward of the seed below which texts are also written from scratch."""
+RESTARTS: Final = 2
+"""How many."""
 LENGTH: Final = 0.00001
 """What a character of a longer text must bring."""
 SAME: Final = 0.6
@@ -64,10 +71,13 @@ BARREN: Final = 6
 
 @dataclass(slots=True)
 class Proposal:
-    """An edit, and who named it."""
+    """An edit, or whole texts, and who named it."""
 
-    edit: Edit
+    edit: Edit | None
+    """None: the whole texts are written anew."""
     failure: str
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The new texts of one that was written from scratch."""
     votes: int = 1
     causes: list[str] = field(default_factory=list[str])
     """Rollouts that reflections saw which named it."""
@@ -84,6 +94,7 @@ class Ours:
         """Words of every edit that was named, by whomever."""
         self._failures: list[frozenset[str]] = []
         """Words of every failure."""
+        self._restarted = False
         self._barren = 0
         self._chosen: frozenset[int] = frozenset()
         self._believed: tuple[tuple[int, int], Effects] | None = None
@@ -101,6 +112,9 @@ class Ours:
         if self._barren >= BARREN or (len(pool.of(best.id)) >= SURE and (pool.mean(best.id) or 0.0) >= DONE):
             return []
         await self._reflect(best, pool, evidence)
+        if not self._restarted and (pool.mean(pool.seed.id) or 0.0) < LOST:
+            self._restarted = True
+            await self._restart(pool, evidence)
         await self._experiment(pool, evidence)
         before, self._chosen = self._chosen, self._choice(pool)
         self._barren = 0 if self._chosen - before else self._barren + 1
@@ -127,6 +141,17 @@ class Ours:
         for hypothesis, causes in found:
             self._pool(hypothesis, causes)
 
+    async def _restart(self, pool: Pool, evidence: Evidence) -> None:
+        """Asks for texts that do not begin from a seed that fails nearly always."""
+        batches = [self._minibatch(pool.seed, pool, evidence) for _ in range(RESTARTS)]
+        slots = [slot for text in pool.seed.texts.values() for slot in SLOT.findall(text)]
+        asked = [ask_scratch(pool.seed.texts, slots, batch) for batch in batches if batch]
+        for answer, batch in zip(await asyncio.gather(*map(evidence.reflect, asked)), batches, strict=False):
+            texts = read_texts(answer, pool.seed.texts)
+            if texts is not None:
+                causes = [trial.rollout for trial in batch]
+                self._proposals.append(Proposal(None, "written from scratch", texts, causes=causes))
+
     def _minibatch(self, best: Candidate, pool: Pool, evidence: Evidence) -> list[Trial]:
         """Rollouts to reflect on: failures first; of the best prompt, and of those like it while it has few."""
         mine = self._made[best.id]
@@ -146,7 +171,7 @@ class Ours:
 
     def _same(self, known: Proposal, new: Hypothesis) -> bool:
         one, other = known.edit, new.edit
-        if one.resource != other.resource or one.kind != other.kind:
+        if one is None or one.resource != other.resource or one.kind != other.kind:
             return False
         if one.kind != "add" and one.line.strip() != other.line.strip():
             return False
@@ -198,10 +223,18 @@ class Ours:
         """The edits that are worth making, if their effects are these; of those that exclude each other the best."""
         chosen: list[int] = []
         for at in sorted(range(len(self._proposals)), key=lambda at: -worth[at]):
-            edit = self._proposals[at].edit
-            if worth[at] > LENGTH * edit.length and not any(exclude(edit, self._proposals[one].edit) for one in chosen):
+            if worth[at] > self._price(at) and not any(self._exclude(at, one) for one in chosen):
                 chosen.append(at)
         return frozenset(chosen)
+
+    def _price(self, at: int) -> float:
+        """What an edit must bring, because it makes the text longer."""
+        edit = self._proposals[at].edit
+        return 0.0 if edit is None else LENGTH * edit.length
+
+    def _exclude(self, one: int, other: int) -> bool:
+        a, b = self._proposals[one].edit, self._proposals[other].edit
+        return (a is None and b is None) if a is None or b is None else exclude(a, b)
 
     def _choice(self, pool: Pool) -> frozenset[int]:
         return self._making(self._effects(pool).mean)
@@ -214,7 +247,8 @@ class Ours:
         chosen = [self._proposals[at] for at in sorted(making)]
         claim = "; ".join(dict.fromkeys(one.failure for one in chosen if one.failure))
         causes = tuple(dict.fromkeys(cause for one in chosen for cause in one.causes))
-        made = Candidate(applied(pool.seed.texts, (one.edit for one in chosen)), pool.seed.id, claim, causes)
+        start = next((one.texts for one in chosen if one.edit is None), pool.seed.texts)
+        made = Candidate(applied(start, (one.edit for one in chosen if one.edit)), pool.seed.id, claim, causes)
         self._made.setdefault(made.id, making)
         return pool.candidates.get(made.id, made)
 

@@ -1,0 +1,78 @@
+"""Waits for rollouts to end: the gateway's change feed says when. Those that do not end in time are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Final
+
+from penstock.adapters.source import ENDED
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.queue import MOST_ROLLOUTS, RolloutSpec
+from penstock.gateway.model.rollout import RolloutStatus
+
+GONE: Final = frozenset({404, 409})
+"""Statuses of what cannot be cancelled because it has ended."""
+
+
+class Awaited:
+    """Rollouts that were queued and are waited for. `run` must run beside it: it follows the gateway's changes."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._waiting: dict[str, RolloutStatus] = {}
+        """Where they stand."""
+        self._news = asyncio.Condition()
+        self._follows = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follows the changes of rollouts, for ever."""
+        cursor = (await self._client.stats(spans=0)).cursor
+        self._follows.set()
+        async with aclosing(self._client.changes(cursor)) as changes:
+            async for change in changes:
+                if change.rollout is not None and change.rollout.id in self._waiting:
+                    await self._note(change.rollout.id, change.rollout.status)
+
+    async def _note(self, name: str, status: RolloutStatus) -> None:
+        async with self._news:
+            self._waiting[name] = status
+            self._news.notify_all()
+
+    async def queue(self, specs: Sequence[RolloutSpec]) -> None:
+        """Queues rollouts, which must have names. What is queued already is not queued again, and may have ended."""
+        # What ends at once must not be missed.
+        await self._follows.wait()
+        self._waiting |= {spec.id or "": RolloutStatus.QUEUING for spec in specs}
+        for start in range(0, len(specs), MOST_ROLLOUTS):
+            for queued in await self._client.enqueue(specs[start : start + MOST_ROLLOUTS]):
+                if queued.status in ENDED:
+                    await self._note(queued.id, queued.status)
+
+    async def ended(self, names: Sequence[str], timeout_s: float) -> int:
+        """Waits until all have ended; returns how many had to be cancelled because time was up."""
+        late: list[str] = []
+        try:
+            async with asyncio.timeout(timeout_s), self._news:
+                await self._news.wait_for(lambda: not self._open(names))
+        except TimeoutError:
+            late = self._open(names)
+            for name in late:
+                await self._cancel(name)
+        return len(late)
+
+    def forget(self, names: Sequence[str]) -> None:
+        """These are waited for no more."""
+        for name in names:
+            del self._waiting[name]
+
+    def _open(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if self._waiting[name] not in ENDED]
+
+    async def _cancel(self, name: str) -> None:
+        try:
+            await self._note(name, (await self._client.cancel(name)).status)
+        except ClientError as error:
+            if error.status not in GONE:
+                raise
