@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from bench.apo.reflector import Reflector
 from bench.apo.worlds import World
+from penstock.gateway.model.base import Mode
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.protocol import Reflection
 from penstock.trainer.apo.trials import Order, Trial
@@ -26,7 +27,7 @@ class Simulated:
         self._free = asyncio.Semaphore(max(1, workers))
         self.rollouts = self.reflections = 0
 
-    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order]) -> list[Trial]:
+    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
         """See `Laboratory`."""
         self.rollouts += len(orders)
         texts = {candidate.id: candidate.texts[NAME] for candidate in candidates}
@@ -54,3 +55,11 @@ class Simulated:
             async with self._free:
                 await asyncio.sleep(draw.lognormvariate(2.3, 0.3))
         return Reflection(self._reflector.answer(prompt, draw), len(prompt) // 4 + 200)
+
+    def most(self, prompt: str) -> tuple[int, float]:
+        """See `Laboratory`."""
+        return len(prompt) // 4 + 200, 0.0
+
+    def problem(self, candidate: Candidate) -> str:
+        """See `Laboratory`: every text can be run."""
+        return ""

@@ -102,6 +102,8 @@ class RolloutConfig(Noun):
     """Ends of an attempt after which another one is made, while there are some left."""
     reward_on_failure: float | None = Field(default=None, allow_inf_nan=False)
     """Reward of the attempt after which the rollout has failed, where it has none; None gives it none."""
+    versions: dict[Id, Id] = Field(default_factory=dict[str, str], max_length=20)
+    """Versions of resources that its calls get, whatever is released: the version by the resource's name."""
 
 
 class Outcome(Noun):

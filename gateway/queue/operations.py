@@ -75,6 +75,8 @@ class QueueOperations(Attempts):
                 present[name] = found
             elif seen.setdefault(name, spec) != spec:
                 raise _taken(place, name, "another rollout of this request")
+            else:
+                self._check_versions(place, spec)
         made: list[Enqueued] = []
         for name, spec in specs:
             created = name not in present
@@ -82,6 +84,16 @@ class QueueOperations(Attempts):
                 present[name] = self._enqueue(name, spec, now)
             made.append(Enqueued(id=name, status=present[name].status, created=created))
         return made
+
+    def _check_versions(self, place: int, spec: RolloutSpec) -> None:
+        """A version that a rollout is to have must be there."""
+        for resource, version in spec.config.versions.items():
+            if self._tape.get("resources", keys.attempt_key(resource, version)) is None:
+                message = (
+                    f"rollouts[{place}].config.versions: there is no version {version!r} of a resource {resource!r}; "
+                    f"`penstock resource list` lists them, `penstock resource add {resource}` registers one"
+                )
+                raise Refused("invalid", message, f"rollouts[{place}].config.versions.{resource}", version)
 
     def _enqueue(self, name: str, spec: RolloutSpec, now: int) -> Rollout:
         rollout = Rollout(

@@ -248,7 +248,10 @@ class ReleaseOperations:
         pins += [pin.model_copy() for pin in wanted.given if (pin.resource, pin.agent) not in known_to]
         for resource in wanted.resources:
             mine = next((p for p in pins if p.resource == resource and p.agent == wanted.asker.agent), None)
-            if mine is None:
+            if mine is None and known is not None and resource in known.rollout.config.versions:
+                version = known.rollout.config.versions[resource]
+                pins.append(Pin(resource=resource, agent=wanted.asker.agent, version=version))
+            elif mine is None:
                 pins.append(self._pin(wanted, resource, [p for p in pins if p.resource == resource], now))
             else:
                 self._fall_back(mine)

@@ -39,18 +39,20 @@ class Budget:
         self.used_rollouts += given
         return given
 
-    def take_reflection(self) -> None:
-        """Takes one reflection. Raises `Spent` when there is none left, or no tokens or money for it."""
-        for name, used, most in (
-            ("reflections", self.used_reflections, self.reflections),
-            ("tokens", self.used_tokens, self.tokens),
-            ("money", self.used_money, self.money),
+    def take_reflection(self, most_tokens: int, most_money: float) -> None:
+        """Takes a reflection, and the most tokens and money that it can use. Raises `Spent` when not all are left."""
+        for name, used, wanted, most in (
+            ("reflections", self.used_reflections, 1, self.reflections),
+            ("tokens", self.used_tokens, most_tokens, self.tokens),
+            ("money", self.used_money, most_money, self.money),
         ):
-            if most is not None and used >= most:
-                raise Spent(f"budget.{name}: {most:,} are used")
+            if most is not None and used + wanted > most:
+                raise Spent(f"budget.{name}: {used:,} of {most:,} are used, and a reflection may need {wanted:,}")
         self.used_reflections += 1
+        self.used_tokens += most_tokens
+        self.used_money += most_money
 
-    def charge(self, tokens: int, money: float) -> None:
-        """What a reflection has cost."""
-        self.used_tokens += tokens
-        self.used_money += money
+    def give_back(self, tokens: int, money: float) -> None:
+        """What a reflection was given and has not used."""
+        self.used_tokens -= tokens
+        self.used_money -= money

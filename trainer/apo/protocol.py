@@ -19,6 +19,7 @@ import random
 from collections.abc import Awaitable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from penstock.gateway.model.base import Mode
 from penstock.trainer.apo.budget import Budget
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.trials import Order, Pool, Trial
@@ -47,12 +48,20 @@ class Reflection(NamedTuple):
 class Laboratory(Protocol):
     """Where candidates are tried: agents behind a gateway, or a simulation."""
 
-    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order]) -> list[Trial]:
-        """Runs rollouts, as many at once as there are workers; the results in the order of the orders."""
+    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
+        """Runs rollouts of a mode, as many at once as there are workers; the results in the order of the orders."""
         ...
 
     async def reflect(self, prompt: str, number: int) -> Reflection:
         """Asks the reflecting model; `number`: the how manieth time it is asked the same."""
+        ...
+
+    def most(self, prompt: str) -> tuple[int, float]:
+        """The most tokens, and the most money, that a question can use."""
+        ...
+
+    def problem(self, candidate: Candidate) -> str:
+        """Why a candidate cannot be run, such as a slot that it has lost; empty when it can."""
         ...
 
 
@@ -72,21 +81,28 @@ class Evidence:
         self._asked: dict[str, int] = {}
 
     async def run(self, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
-        """A rollout for each pair of a candidate and a task's name: as many as the budget has left. Raises `Spent`."""
-        pairs = pairs[: self.budget.take_rollouts(len(pairs))]
-        candidates = {candidate.id: self._pool.add(candidate) for candidate, _ in pairs}
-        orders = [self._pool.order(candidate.id, task) for candidate, task in pairs]
+        """A rollout for each pair of a candidate and a task's name: as many as the budget has left. Pairs of candidates
+        that cannot be run are left out; `problem` says why. Raises `Spent`."""
+        possible = [(candidate, task) for candidate, task in pairs if not self.problem(candidate)]
+        possible = possible[: self.budget.take_rollouts(len(possible))]
+        candidates = {candidate.id: self._pool.add(candidate) for candidate, _ in possible}
+        orders = [self._pool.order(candidate.id, task) for candidate, task in possible]
         trials = await self._laboratory.run(list(candidates.values()), orders)
         self._pool.keep(trials)
         return trials
 
+    def problem(self, candidate: Candidate) -> str:
+        """Why a candidate cannot be run, such as a slot that it has lost; empty when it can."""
+        return self._laboratory.problem(candidate)
+
     async def reflect(self, prompt: str) -> str:
         """The reflecting model's answer. Raises `Spent`."""
-        self.budget.take_reflection()
+        tokens, money = self._laboratory.most(prompt)
+        self.budget.take_reflection(tokens, money)
         number = self._asked.get(prompt, 0)
         self._asked[prompt] = number + 1
         found = await self._laboratory.reflect(prompt, number)
-        self.budget.charge(found.tokens, found.money)
+        self.budget.give_back(tokens - found.tokens, money - found.money)
         return found.text
 
 

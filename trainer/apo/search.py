@@ -88,7 +88,7 @@ class Search:
         pool = self.result.pool
         pairs: list[tuple[Candidate, str]] = []
         for candidate in proposed:
-            if not pool.of(pool.add(candidate).id):
+            if not evidence.problem(candidate) and not pool.of(pool.add(candidate).id):
                 tasks = evidence.random.sample([task.id for task in self._train], min(SCREEN, len(self._train)))
                 parent = pool.candidates.get(candidate.parent or "", pool.seed)
                 pairs += [(one, task) for task in tasks for one in (parent, candidate)]
@@ -110,7 +110,7 @@ class Search:
                 break
             result.budget.take_rollouts(len(tasks) * len(runners))
             orders = [result.pool.order(one.id, task) for task in tasks for one in runners]
-            trials = await self._laboratory.run(runners, orders)
+            trials = await self._laboratory.run(runners, orders, "val")
             result.validation += trials
             rewards = {(trial.candidate, trial.task): trial.reward for trial in trials}
             for task in tasks:
@@ -127,7 +127,8 @@ class Search:
         named = getattr(self._engine, "finalists", None)
         pool = self.result.pool
         found = cast(Sequence[Candidate], named(pool)) if named is not None else best(pool)
-        return [pool.add(one) for one in found if one.id != pool.seed.id][:FINALISTS]
+        able = [one for one in found if one.id != pool.seed.id and not self._laboratory.problem(one)]
+        return [pool.add(one) for one in able][:FINALISTS]
 
     def _blocks(self) -> Any:
         """Blocks of validation tasks, for ever, in an order that is drawn anew each time."""

@@ -1,0 +1,156 @@
+"""`apo.toml`: what is optimised, on which tasks, by which engine, and what it may cost. Strict, like `train.toml`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from penstock.gateway.model.base import Id
+from penstock.gateway.model.toml import ConfigError, Section, read, validated
+
+ENGINES = ("ours", "beam", "gepa", "edits")
+NAME = r"^[A-Za-z0-9._-]{1,64}$"
+
+
+class Run(Section):
+    """`[run]`: what this run is called."""
+
+    name: str = Field(default="apo", pattern=NAME)
+    """What the run is called on the tape; its rollouts and versions begin with this name."""
+    directory: Path = Field(default=Path("penstock-apo"), strict=False)
+    """Directory of its splits and its report; a run that finds its splits there goes on with them."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of everything that is drawn: splits, minibatches, order of tasks."""
+
+
+class Texts(Section):
+    """`[texts]`: what is optimised. One prompt must be named."""
+
+    prompts: list[Id] = Field(default=[])
+    """Prompts that the gateway recognises, by the names of their resources; all of them are optimised together."""
+    tools: list[Id] = Field(default=[])
+    """Resources of the kind tool-text: their descriptions are optimised too. Default: none."""
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.prompts and not self.tools:
+            raise ValueError(
+                "prompts: name the resources whose texts are optimised; `penstock prompts discover` finds some"
+            )
+        return self
+
+
+class Tasks(Section):
+    """`[tasks]`: what agents are given."""
+
+    file: Path | None = Field(default=None, strict=False)
+    """JSONL file of tasks, one rollout input a line; `--tasks` names another."""
+    key: str | None = None
+    """Field of a task whose value says what belongs together, such as `customer`. Default: each task is by itself."""
+
+
+class Reward(Section):
+    """`[reward]`: the range of rewards."""
+
+    low: float = 0.0
+    """The worst reward; also that of a rollout that fails, or does not end in time, without one."""
+    high: float = 1.0
+    """The best reward."""
+
+    @model_validator(mode="after")
+    def _a_range(self) -> Self:
+        if not self.low < self.high:
+            raise ValueError(f"high: {self.high} is not above low, {self.low}")
+        return self
+
+
+class Budget(Section):
+    """`[budget]`: what the run may cost; kept exactly."""
+
+    rollouts: int = Field(default=500, ge=40)
+    """Rollouts of the search and the race together; the test takes `test.repeats` more of each test task, twice."""
+    reflections: int | None = Field(default=None, ge=0)
+    """Calls of the reflecting model. Default: no limit."""
+    tokens: int | None = Field(default=None, ge=0)
+    """Tokens of the reflecting model, in and out, hidden reasoning counted. Default: no limit."""
+    money: float | None = Field(default=None, ge=0)
+    """What these tokens cost, in the currency of `reflection.price_in` and `price_out`. Default: no limit."""
+
+
+class Reflection(Section):
+    """`[reflection]`: the model that reflects. `model` is required."""
+
+    model: str = Field(min_length=1)
+    """Model that is asked, through the gateway: its routes decide which upstream answers."""
+    most_tokens: int = Field(default=4096, ge=64)
+    """Most tokens of one answer, hidden reasoning counted."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Temperature. Default: the model's own."""
+    price_in: float = Field(default=0.0, ge=0)
+    """Price of a million tokens that it reads."""
+    price_out: float = Field(default=0.0, ge=0)
+    """Price of a million tokens that it writes."""
+
+
+class Rollouts(Section):
+    """`[rollouts]`: how candidates are tried."""
+
+    run: list[str] = Field(default=[])
+    """Arguments of `penstock run`, which is then started beside; `--agent` adds the command. Default: runners run
+    elsewhere."""
+    attempt_timeout: float = Field(default=600.0, gt=0)
+    """Seconds after which an attempt at a task ends."""
+    timeout: float = Field(default=3600.0, gt=0)
+    """Seconds after which a batch goes on without the rollouts that have not ended; they get the worst reward."""
+
+
+class Test(Section):
+    """`[test]`: the test at the end."""
+
+    repeats: int = Field(default=2, ge=0)
+    """Rollouts of each test task, with the seed and with the winner; 0 leaves the test out."""
+
+
+class Publish(Section):
+    """`[publish]`: what becomes of a winner."""
+
+    release: Literal["auto", "canary", "none"] = "none"
+    """How production sees it: by a release that promotes itself, by one that waits for approval, or not."""
+    policy: Path | None = Field(default=None, strict=False)
+    """TOML file with the policy of that release. Default: the policy of `penstock release start`."""
+
+
+class Config(Section):
+    """The whole file."""
+
+    run: Run = Run()
+    texts: Texts
+    tasks: Tasks = Tasks()
+    reward: Reward = Reward()
+    engine: str = "ours"
+    """Who proposes candidates: `ours`, `beam`, `gepa`, `edits`, or a function of yours, `module:function`."""
+    budget: Budget = Budget()
+    reflection: Reflection
+    rollouts: Rollouts = Rollouts()
+    test: Test = Test()
+    publish: Publish = Publish()
+
+    @model_validator(mode="after")
+    def _known_engine(self) -> Self:
+        if self.engine not in ENGINES and ":" not in self.engine:
+            raise ValueError(f"engine: {self.engine!r} is neither {', '.join(ENGINES)} nor module:function")
+        return self
+
+
+def load(path: Path) -> Config:
+    """The configuration of a file. Raises `ConfigError`."""
+    return validated(Config, read(path), str(path))
+
+
+def tasks_file(config: Config) -> Path:
+    """The file of tasks. Raises `ConfigError` where none is named."""
+    if config.tasks.file is None:
+        raise ConfigError("tasks.file: name a JSONL file with the tasks that agents are given, one a line, or --tasks")
+    return config.tasks.file

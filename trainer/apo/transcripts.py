@@ -1,0 +1,55 @@
+"""Rollouts as text for the reflecting model: what each call added to the conversation, and tools that failed. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from penstock.gateway.display.rollout_tree import key, known
+from penstock.gateway.model.transcript import Transcript
+from penstock.gateway.model.turn import Message, Part
+
+SYSTEM = ("system", "developer")
+"""Roles whose texts are not shown: they are what is optimised, and are shown once, as candidates have them."""
+
+
+def told(transcript: Transcript) -> str:
+    """The task and the conversation of an attempt; of several agents one after the other, as they called."""
+    lines = [f"Task: {json.dumps(transcript.rollout.input, ensure_ascii=False)}"]
+    earlier: list[Sequence[object]] = []
+    for call in transcript.calls:
+        if call.turn is None:
+            continue
+        agent = f"{call.span.agent}, " if call.span.agent else ""
+        skip = known(call.turn.messages, earlier)  # pyright: ignore[reportArgumentType]  # keys are made below
+        for message in call.turn.messages[skip:]:
+            if message.role not in SYSTEM:
+                lines += (f"[{agent}{message.role}] {text}" for text in _texts(message))
+        answers = [choice.message for choice in call.turn.choices[:1]]
+        for message in answers:
+            lines += (f"[{agent}assistant] {text}" for text in _texts(message))
+        if call.turn.error:
+            lines.append(f"[{agent}error] {call.turn.error}")
+        earlier.append([key(message) for message in (*call.turn.messages, *answers)])
+    lines += (f"[refused by a rule] {span.name or span.model or 'a tool call'}" for span in transcript.violations)
+    if transcript.outcome.reason:
+        lines.append(f"[ended] {transcript.outcome.reason}")
+    return "\n".join(lines)
+
+
+def _texts(message: Message) -> Iterator[str]:
+    for part in message.parts:
+        if text := _text(part):
+            yield text
+
+
+def _text(part: Part) -> str:
+    match part.type:
+        case "tool_call":
+            return f"calls {part.name}({part.arguments or ''})"
+        case "tool_call_response":
+            return f"result: {part.text or json.dumps(part.data, ensure_ascii=False)}"
+        case "text" | "refusal":
+            return part.text or ""
+        case _:
+            return ""
