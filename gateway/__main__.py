@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 from cyclopts import (
@@ -21,7 +22,7 @@ from cyclopts import (
 )
 from cyclopts import Group as Section
 
-from penstock.gateway.cli.tables import COMMANDS, GROUPS, SECTIONS, Group
+from penstock.gateway.cli.tables import COMMANDS, GROUPS, SECTIONS, Command, Group
 from penstock.gateway.client.console import Failure
 
 WANTED: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
@@ -57,10 +58,13 @@ def _application() -> App:
     return made
 
 
-def _part(name: str, group: Group, section: Section, order: int) -> App:
+def _part(name: str, group: Group, section: Section | None, order: int) -> App:
     made = App(name=name, help=group.help, group=section, sort_key=order)
     for place, (action, command) in enumerate(group.commands.items()):
-        made.command(command.path, name=action, help=command.help, sort_key=place)
+        if isinstance(command, Group):
+            made.command(_part(action, command, None, place))
+        else:
+            made.command(command.path, name=action, help=command.help, sort_key=place)
     return made
 
 
@@ -86,13 +90,23 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _named(arguments: list[str]) -> list[str]:
     """The arguments, with the usual command of their group where none is named."""
-    group = GROUPS.get(arguments[0]) if arguments else None
-    if group is None or group.usual is None:
-        return arguments
-    named = arguments[1:2]
-    if named and (not named[0].startswith("-") or named[0] in ("-h", "--help")):
-        return arguments
-    return [arguments[0], group.usual, *arguments[1:]]
+    commands: Mapping[str, Command | Group] = GROUPS
+    for at, word in enumerate(arguments):
+        group = commands.get(word)
+        if not isinstance(group, Group):
+            return arguments
+        named = arguments[at + 1 : at + 2]
+        if group.usual is not None and not (named and _names(group, named[0])):
+            return [*arguments[: at + 1], group.usual, *arguments[at + 1 :]]
+        commands = group.commands
+    return arguments
+
+
+def _names(group: Group, word: str) -> bool:
+    """Whether the word behind a group is, or should be, one of its commands, or asks for help."""
+    if word in group.commands or word in ("-h", "--help"):
+        return True
+    return not word.startswith("-") and not group.words
 
 
 def _wrong(error: CycloptsError) -> str:

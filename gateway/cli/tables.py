@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 
@@ -81,9 +82,11 @@ class Group(NamedTuple):
     """Commands that have a name in common."""
 
     help: str
-    commands: dict[str, Command]
+    commands: Mapping[str, Command | Group]
     usual: str | None = None
     """The command that runs where none is named; None: their table is shown."""
+    words: bool = False
+    """Whether that command takes words, such as a file, which are then no commands."""
 
 
 GROUPS: Final[dict[str, Group]] = {
@@ -257,7 +260,7 @@ GROUPS: Final[dict[str, Group]] = {
         },
     ),
     "train": Group(
-        "Learn weights from rollouts.",
+        "Learn weights and prompts from rollouts.",
         {
             "grpo": Command(
                 "penstock.trainer.commands:grpo",
@@ -269,6 +272,17 @@ GROUPS: Final[dict[str, Group]] = {
             ),
             "dpo": Command(
                 "penstock.trainer.commands:dpo", "Train a model to prefer the better of two rollouts of one group."
+            ),
+            "apo": Group(
+                "Improve the prompts of agents, where they can be improved. Without a command: optimise.",
+                {
+                    "optimise": Command(
+                        "penstock.trainer.apo.commands:optimise",
+                        "Search for better prompts, and prove on tasks that nobody has seen that one is better.",
+                    ),
+                },
+                usual="optimise",
+                words=True,
             ),
         },
     ),

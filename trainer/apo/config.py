@@ -149,6 +149,15 @@ def load(path: Path) -> Config:
     return validated(Config, read(path), str(path))
 
 
+def overridden(config: Config, tasks: Path | None, release: Literal["auto", "canary", "none"] | None) -> Config:
+    """The configuration with what the command line says instead. Raises `ConfigError` where no tasks are named."""
+    given = config.tasks if tasks is None else config.tasks.model_copy(update={"file": tasks})
+    publish = config.publish if release is None else config.publish.model_copy(update={"release": release})
+    found = config.model_copy(update={"tasks": given, "publish": publish})
+    _ = tasks_file(found)
+    return found
+
+
 def tasks_file(config: Config) -> Path:
     """The file of tasks. Raises `ConfigError` where none is named."""
     if config.tasks.file is None:

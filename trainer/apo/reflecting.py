@@ -16,6 +16,7 @@ from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.span import Estimate, Usage
 from penstock.trainer.apo.config import Reflection as Settings
 from penstock.trainer.apo.protocol import Reflection
+from penstock.trainer.runs.ending import RunError
 
 TRIES: Final = 3
 PATIENCE_S: Final = 900.0
@@ -24,18 +25,13 @@ AGENT: Final = "reflection"
 """Name of the agent that these calls are of."""
 
 
-class ReflectionError(Exception):
-    """The reflecting model does not answer; the message says what it said instead."""
-
-
 class Reflecting:
     """Asks the reflecting model of one run."""
 
-    def __init__(self, client: Client, http: aiohttp.ClientSession, url: str, run: str, settings: Settings) -> None:
-        """`url`: of the gateway. `http`: carries the key that the gateway asks for."""
+    def __init__(self, client: Client, http: aiohttp.ClientSession, url: str, rollout: str, settings: Settings) -> None:
+        """`url`: of the gateway; `http`: carries the agent token of `rollout`, which all calls belong to."""
         self._client, self._http, self._url, self._settings = client, http, url.rstrip("/"), settings
-        self.rollout = f"{run}.reflections"
-        """The rollout of all its calls."""
+        self._rollout = rollout
 
     def most(self, prompt: str) -> tuple[int, float]:
         """The most tokens and money that a question can use. Two bytes are a token at least: the usual is four."""
@@ -46,7 +42,7 @@ class Reflecting:
         return (read * self._settings.price_in + written * self._settings.price_out) / 1e6
 
     async def ask(self, prompt: str, number: int) -> Reflection:
-        """The answer, from the tape where it is there. Raises `ReflectionError`."""
+        """The answer, from the tape where it is there. Raises `RunError`."""
         attempt = f"{hashlib.sha256(prompt.encode()).hexdigest()[:16]}-{number}"
         told = ""
         for _ in range(TRIES):
@@ -54,12 +50,12 @@ class Reflecting:
             if answered is not None:
                 return self._read(answered)
             told = await self._post(prompt, attempt)
-        raise ReflectionError(f"the reflecting model {self._settings.model!r} does not answer: {told}")
+        raise RunError(f"the reflecting model {self._settings.model!r} does not answer: {told}")
 
     async def _answered(self, attempt: str) -> SpanDetail | None:
         """The call of an attempt that was answered."""
         try:
-            spans = [span async for span in self._client.spans(self.rollout, attempt)]
+            spans = [span async for span in self._client.spans(self._rollout, attempt)]
         except ClientError as error:
             if error.status != NOT_FOUND:
                 raise
@@ -67,7 +63,7 @@ class Reflecting:
         found = next((span for span in spans if span.kind == "llm" and span.status == "ok"), None)
         if found is None:
             return None
-        return await self._client.span(self.rollout, attempt, found.sequence, "none")
+        return await self._client.span(self._rollout, attempt, found.sequence, "none")
 
     async def _post(self, prompt: str, attempt: str) -> str:
         """Asks; what was wrong, for a person, or nothing."""
@@ -78,7 +74,7 @@ class Reflecting:
         }
         if self._settings.temperature is not None:
             asked["temperature"] = self._settings.temperature
-        address = f"{self._url}/rollout/{self.rollout}/attempt/{attempt}/mode/train/agent/{AGENT}/v1/chat/completions"
+        address = f"{self._url}/rollout/{self._rollout}/attempt/{attempt}/mode/train/agent/{AGENT}/v1/chat/completions"
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
         try:
             async with self._http.post(address, json=asked, timeout=timeout) as answer:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -64,7 +64,7 @@ class Search:
         self._draw = draw
         self._race_kept = round(GATE * budget.rollouts)
         self.result = Result(Pool(seed), budget)
-        self.watch: Callable[[], None] = lambda: None
+        self.watch: Callable[[], Awaitable[None]] = _nobody
 
     async def run(self) -> Result:
         """To its end."""
@@ -75,7 +75,7 @@ class Search:
         try:
             while proposed := await self._engine.propose(result.pool, evidence):
                 await self._screen(proposed, evidence)
-                self.watch()
+                await self.watch()
             result.why = "the engine knows no more"
         except Spent as spent:
             result.why = str(spent)
@@ -118,7 +118,7 @@ class Search:
                     ours, theirs = rewards[racer.candidate, task], rewards[result.pool.seed.id, task]
                     if ours is not None and theirs is not None:
                         racer.add(ours - theirs)
-            self.watch()
+            await self.watch()
         best = winner(racers)
         result.winner = None if best is None else result.pool.candidates[best.candidate]
         result.why += "; " + _told(racers, best)
@@ -137,6 +137,10 @@ class Search:
             order = draw.sample(self._validation, len(self._validation))
             for start in range(0, len(order), BLOCK):
                 yield order[start : start + BLOCK]
+
+
+async def _nobody() -> None:
+    """Nobody watches."""
 
 
 def best(pool: Pool) -> list[Candidate]:

@@ -30,7 +30,8 @@ from penstock.gateway.client.connection import brief
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Data
 from penstock.trainer.data.json_lines import json_lines
-from penstock.trainer.engines.checkpoint import CheckpointError, write_directory
+from penstock.trainer.engines.checkpoint import write_directory
+from penstock.trainer.engines.errors import CheckpointError
 
 Tuning = Literal["sft", "dpo"]
 FILTERS: dict[Tuning, str] = {"sft": "mode:train status:succeeded", "dpo": "mode:train status:ended"}

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from penstock.trainer.data.selection import Candidate
-from penstock.trainer.engines.checkpoint import CheckpointError, write_directory
+from penstock.trainer.engines.checkpoint import write_directory
+from penstock.trainer.engines.errors import CheckpointError
 
 Seen = Mapping[str, int]
 """Attempts of a rollout, each with its highest span."""

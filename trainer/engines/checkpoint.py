@@ -17,15 +17,12 @@ from typing import Any
 import torch
 
 from penstock.gateway.model.run import Kind
+from penstock.trainer.engines.errors import CheckpointError
 
 State = dict[str, Any]
 """Tensors, numbers, text, lists, tuples and dicts of these."""
 
 _NAME = re.compile(r"step-(\d{8})")
-
-
-class CheckpointError(Exception):
-    """Something could not be written or read; the message says what is still there."""
 
 
 def write_directory(target: Path, fill: Callable[[Path], None]) -> None:

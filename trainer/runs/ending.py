@@ -14,8 +14,7 @@ from typing import Any
 from penstock.gateway.client.client import ClientError
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.data.collect import CollectError
-from penstock.trainer.engines.checkpoint import CheckpointError
-from penstock.trainer.engines.errors import EngineError
+from penstock.trainer.engines.errors import CheckpointError, EngineError
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.publish import PublishError
 from penstock.trainer.serving.vllm import InferenceError

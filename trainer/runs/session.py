@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,12 @@ from penstock.trainer.data.tasks import read_tasks
 from penstock.trainer.engines.choose import make_engine
 from penstock.trainer.engines.machine import described
 from penstock.trainer.runs.display import display
-from penstock.trainer.runs.ending import RunError, to_its_end, whole
+from penstock.trainer.runs.ending import to_its_end, whole
 from penstock.trainer.runs.grpo import Loop
 from penstock.trainer.runs.online import OnlineLoop
 from penstock.trainer.runs.patient_client import Patient
 from penstock.trainer.runs.report import Display, Reporter
-from penstock.trainer.serving.child_process import spawn
+from penstock.trainer.runs.runner import keep_running, with_others
 from penstock.trainer.serving.publish import Publisher, release_policy
 from penstock.trainer.serving.replicas import Replicas, replicas_of
 from penstock.trainer.serving.restart import Upkeep
@@ -60,9 +58,11 @@ async def _grpo(config: Config, gateway: str, key: str | None, shown: Display, o
             await reporter.begin("grpo", config.model_dump(mode="json"), run.steps, first)
             await reporter.event(loop.place.step, described(engine.model))
             beside = [collector.run(), *([] if servers is None else [servers.run()])]
-            beside += [_running(config, gateway, key)] if config.rollouts.run else []
+            if config.rollouts.run:
+                words = ["--mode", "train,val", *config.rollouts.run]
+                beside.append(keep_running(words, gateway, key, config.run.directory / "runner.log"))
             beside += [loop.traffic.run(), loop.alive()] if isinstance(loop, OnlineLoop) else []
-            await to_its_end(_beside(loop.run(), beside), reporter, lambda: loop.place.step)
+            await to_its_end(with_others(loop.run(), beside), reporter, lambda: loop.place.step)
 
 
 def _named(config: Config) -> Any:
@@ -70,19 +70,6 @@ def _named(config: Config) -> Any:
         raise ConfigError("rollouts.tasks: name a JSONL file with the tasks that agents are given, one a line")
     check_full(config)
     return config.rollouts.tasks
-
-
-async def _beside(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Does the work while the others run; when one of them ends early, the work ends too."""
-    tasks = [asyncio.ensure_future(one) for one in (work, *others)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -117,15 +104,3 @@ def _server(config: Config, python: Path, cpu: bool) -> Server:
     more = [*adapters(config.model.rank, slots), *wanted.flags]
     words = arguments(config.model.path.absolute(), wanted.base, url, more)
     return Server(python, words, url, config.run.directory / "vllm.log", cpu)
-
-
-async def _running(config: Config, gateway: str, key: str | None) -> None:
-    """Keeps a runner going until it ends, which it should not."""
-    words = ["--watch", "--gateway", gateway, "--mode", "train,val", *config.rollouts.run]
-    env = dict(os.environ) | ({"PENSTOCK_ADMIN_KEY": key} if key else {})
-    child = await spawn([sys.executable, "-m", "penstock", "run", *words], env, config.run.directory / "runner.log")
-    try:
-        code = await child.ended()
-        raise RunError(f"the runner (rollouts.run) ended with {code}; {child.tail()}")
-    finally:
-        await child.stop()

@@ -22,8 +22,9 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config, check_full
 from penstock.trainer.data.conversations import Material, Tuning, material
 from penstock.trainer.data.lessons import Lessons, Maker, told
-from penstock.trainer.engines.checkpoint import CheckpointError, Checkpoints, State
+from penstock.trainer.engines.checkpoint import Checkpoints, State
 from penstock.trainer.engines.choose import make_engine
+from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.engines.local import Engine
 from penstock.trainer.engines.machine import described
 from penstock.trainer.runs.display import display

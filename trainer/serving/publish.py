@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, Protocol
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.audit import Said
@@ -33,7 +33,21 @@ AT_ONCE: Final = Policy(
 """The policy of training's releases: checked, and then promoted by the trainer."""
 
 
-def release_policy(wanted: Publish) -> Policy:
+class Wanted(Protocol):
+    """What a configuration says of releases to production."""
+
+    @property
+    def release(self) -> Literal["auto", "canary", "none"]:
+        """By a release that promotes itself, by one that waits for approval, or not."""
+        ...
+
+    @property
+    def policy(self) -> Path | None:
+        """File with its policy."""
+        ...
+
+
+def release_policy(wanted: Wanted) -> Policy:
     """The policy of a release to production. Raises `ConfigError`."""
     path = wanted.policy
     try:

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, Qwen3NextConfig, Qwen3NextForCaus
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Advantage, Config, Optimiser
-from penstock.trainer.engines.checkpoint import CheckpointError
+from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.engines.local import Engine, schedule
 from penstock.trainer.mathematics.advantage import credit
 from penstock.trainer.mathematics.batch import micro_batches

@@ -21,7 +21,8 @@ from fakes.process import PATHS
 from fakes.tiny_model import config
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.engines.checkpoint import CheckpointError, Checkpoints, write_directory
+from penstock.trainer.engines.checkpoint import Checkpoints, write_directory
+from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.engines.local import Engine
 
 

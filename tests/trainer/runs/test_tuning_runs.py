@@ -29,7 +29,7 @@ from penstock.gateway.model.run import Point
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config
 from penstock.trainer.data.conversations import Tuning
-from penstock.trainer.engines.checkpoint import CheckpointError
+from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.runs import tuning
 from penstock.trainer.serving.publish import PublishError
 

@@ -1,0 +1,46 @@
+"""Which engine a configuration names."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.apo.protocol import Engine
+
+
+def make_engine(name: str) -> Engine:
+    """The engine of a run: one of ours, or a function or class of somebody's `module:name`. Raises `ConfigError`."""
+    if name == "ours":
+        from penstock.trainer.apo.engines.ours import Ours
+
+        return Ours()
+    if name == "beam":
+        from penstock.trainer.apo.engines.beam import Beam
+
+        return Beam()
+    found = loaded("engine", name)
+    if isinstance(found, type):
+        found = cast(Callable[[], Any], found)()
+    if hasattr(found, "propose"):
+        return cast(Engine, found)
+    return cast(Engine, SimpleNamespace(propose=found))
+
+
+def loaded(key: str, name: str) -> Any:
+    """What `module:name` stands for; modules of the working directory are found. Raises `ConfigError`."""
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise ConfigError(f"{key}: there is no module {module!r} here or on the Python path") from None
+    except AttributeError:
+        raise ConfigError(f"{key}: {module!r} has no {attribute!r}") from None

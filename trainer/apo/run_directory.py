@@ -1,0 +1,82 @@
+"""What a run keeps in its directory: which task is in which split, whether the test was opened, and the report.
+
+Everything else is on the tape. The splits are sealed: a run goes on only with the tasks that it began with. Once the
+test was opened, the run's settings are fixed too, because a new search would know what the test has said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.apo.config import Config
+from penstock.trainer.apo.splits import Splits
+
+SEARCHES: Final = ("run", "texts", "tasks", "reward", "engine", "budget", "reflection")
+"""Sections that decide what a search comes to."""
+
+
+class RunDirectory:
+    """Of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def keep(self, splits: Splits, config: Config) -> None:
+        """Notes the splits; those of an earlier life must be the same. Raises `ConfigError`."""
+        known = self._read("splits.json")
+        if known is None:
+            names = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+            places = {name: [task.id for task in tasks] for name, tasks in names.items()}
+            self._write("splits.json", {"seal": splits.seal, "seed": config.run.seed, "tasks": places})
+        elif known["seal"] != splits.seal:
+            raise ConfigError(
+                f"tasks: they, their key or the seed are not what the run {config.run.name!r} began with, see "
+                f"{self._path / 'splits.json'}; take those again, or another run.name and run.directory"
+            )
+        opened = self._read("test.json")
+        if opened is not None and opened["settings"] != digest(config):
+            raise ConfigError(
+                f"run.name: the test of {config.run.name!r} was opened with other settings, see "
+                f"{self._path / 'test.json'}; a search with new ones would know its result: take another run.name, "
+                "run.directory and other tasks"
+            )
+
+    def open_test(self, config: Config, winner: str) -> None:
+        """Notes that the test is opened now, and for which candidate."""
+        if self._read("test.json") is None:
+            self._write("test.json", {"settings": digest(config), "winner": winner})
+
+    def write(self, name: str, text: str) -> Path:
+        """Writes a file, complete or not at all."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        path = self._path / name
+        beside = self._path / f".{name}"
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        return path
+
+    def _write(self, name: str, value: Any) -> None:
+        self.write(name, json.dumps(value, indent=2) + "\n")
+
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads((self._path / name).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"run.directory: {self._path / name} cannot be read: {error}") from None
+
+
+def digest(config: Config) -> str:
+    """Of the settings that decide what a search comes to."""
+    kept = config.model_dump(mode="json", include=set(SEARCHES))
+    kept["run"].pop("directory")
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

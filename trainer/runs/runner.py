@@ -1,0 +1,38 @@
+"""What runs beside a run: a runner that takes its rollouts, and whatever else must not end before it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.trainer.runs.ending import RunError
+from penstock.trainer.serving.child_process import spawn
+
+
+async def with_others(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Does the work while the others run; when one of them ends early, the work ends too."""
+    tasks = [asyncio.ensure_future(one) for one in (work, *others)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def keep_running(words: Sequence[str], gateway: str, key: str | None, log: Path) -> None:
+    """Keeps `penstock run --watch` with these arguments going until it ends, which it should not."""
+    env = dict(os.environ) | ({"PENSTOCK_ADMIN_KEY": key} if key else {})
+    start = [sys.executable, "-m", "penstock", "run", "--watch", "--gateway", gateway]
+    child = await spawn([*start, *words], env, log)
+    try:
+        code = await child.ended()
+        raise RunError(f"the runner (rollouts.run) ended with {code}; {child.tail()}")
+    finally:
+        await child.stop()
