@@ -324,3 +324,15 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Tape": ("export", "check"),
 }
 """How `--help` arranges commands."""
+
+
+def every() -> list[str]:
+    """Every command, by the words that call it."""
+    return [*COMMANDS, *(words for name, group in GROUPS.items() for words in _inside(name, group))]
+
+
+def _inside(name: str, group: Group) -> list[str]:
+    found: list[str] = []
+    for action, one in group.commands.items():
+        found += _inside(f"{name} {action}", one) if isinstance(one, Group) else [f"{name} {action}"]
+    return found

@@ -20,9 +20,8 @@ from penstock.gateway.model.run import NewRun, Point
 PACKAGES = ("gateway", "sidecar", "adapters", "trainer", "tui")
 HELP = """
 from penstock.gateway.__main__ import main
-from penstock.gateway.cli.tables import COMMANDS, GROUPS
-groups = [(name, *action) for name, group in GROUPS.items() for action in ((), *((one,) for one in group.commands))]
-for words in [(), *((name,) for name in COMMANDS), *groups]:
+from penstock.gateway.cli.tables import GROUPS, every
+for words in [(), *((name,) for name in GROUPS), *(name.split() for name in every())]:
     print("asked:", *words)
     main([*words, "--help"])
 """

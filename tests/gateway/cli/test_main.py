@@ -22,7 +22,7 @@ from fakes.shell import Shell
 
 from penstock.gateway.__main__ import app, main
 from penstock.gateway.app import open_store
-from penstock.gateway.cli.tables import COMMANDS, GROUPS
+from penstock.gateway.cli.tables import COMMANDS, GROUPS, every
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.server_settings import ADMIN_KEY
@@ -146,9 +146,7 @@ async def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
     assert "guess" not in wrong.err
 
 
-@pytest.mark.parametrize(
-    "name", [*COMMANDS, *(f"{group} {name}" for group in GROUPS for name in GROUPS[group].commands)]
-)
+@pytest.mark.parametrize("name", every())
 def test_every_help_names_the_key(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Of every command that speaks to a gateway."""
     if name in ("serve", "check", "completion", "sidecar bind", "sidecar release", "sidecar iptables"):
@@ -157,9 +155,7 @@ def test_every_help_names_the_key(name: str, capsys: pytest.CaptureFixture[str])
     assert "PENSTOCK_ADMIN_KEY" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "name", [*COMMANDS, *(f"{group} {name}" for group in GROUPS for name in GROUPS[group].commands)]
-)
+@pytest.mark.parametrize("name", every())
 def test_every_option_is_named_plainly_and_explained(name: str) -> None:
     """Options of a dataclass are options like others: none is called `--options.workers`, or makes an `--empty-...`."""
     command = app
