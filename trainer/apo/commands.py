@@ -11,9 +11,7 @@ from penstock.gateway.client.console import LOCAL, Failure, Url, control_key
 
 Agent = Annotated[
     str | None,
-    Parameter(
-        help="Command that is run on each task, by a runner beside. Default: runners run elsewhere."
-    ),
+    Parameter(help="Command that is run on each task, by a runner beside. Default: runners run elsewhere."),
 ]
 Tasks = Annotated[Path | None, Parameter(help="JSONL file of tasks, instead of the configuration's `tasks.file`.")]
 Release = Annotated[

@@ -6,7 +6,9 @@ and asks nothing twice.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from contextlib import aclosing
 from typing import Any, Final
 
 import aiohttp
@@ -49,7 +51,10 @@ class Reflecting:
             answered = await self._answered(attempt)
             if answered is not None:
                 return self._read(answered)
+            cursor = (await self._client.stats(spans=0)).cursor
             told = await self._post(prompt, attempt)
+            if not told:
+                await self._recorded(attempt, cursor)
         raise RunError(f"the reflecting model {self._settings.model!r} does not answer: {told}")
 
     async def _answered(self, attempt: str) -> SpanDetail | None:
@@ -65,6 +70,18 @@ class Reflecting:
             return None
         return await self._client.span(self._rollout, attempt, found.sequence, "none")
 
+    async def _recorded(self, attempt: str, cursor: int) -> None:
+        """Waits until the call of an attempt is on the tape: what is decided by an answer must find it there again."""
+        async with asyncio.timeout(PATIENCE_S), aclosing(self._client.changes(cursor)) as changes:
+            async for change in changes:
+                span = change.span
+                if (
+                    span is not None
+                    and (span.rollout, span.attempt) == (self._rollout, attempt)
+                    and span.end_ns is not None
+                ):
+                    return
+
     async def _post(self, prompt: str, attempt: str) -> str:
         """Asks; what was wrong, for a person, or nothing."""
         asked: dict[str, Any] = {
@@ -74,7 +91,7 @@ class Reflecting:
         }
         if self._settings.temperature is not None:
             asked["temperature"] = self._settings.temperature
-        address = f"{self._url}/rollout/{self._rollout}/attempt/{attempt}/mode/train/agent/{AGENT}/v1/chat/completions"
+        address = f"{self._url}/rollout/{self._rollout}/attempt/{attempt}/agent/{AGENT}/mode/train/v1/chat/completions"
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
         try:
             async with self._http.post(address, json=asked, timeout=timeout) as answer:
