@@ -36,10 +36,11 @@ def grpo(config: Path, /, *, online: bool = False, release: Release = None, gate
     if online:
         _check_online(loaded)
     from penstock.trainer.runs import session
+    from penstock.trainer.runs.ending import RunError
 
     try:
         session.grpo(loaded, gateway, control_key(), online)
-    except session.RunError as error:
+    except RunError as error:
         raise Failure(str(error)) from None
 
 
@@ -72,10 +73,11 @@ def dpo(config: Path, /, *, release: Release = None, gateway: Url = LOCAL) -> No
 def _tune(kind: Literal["sft", "dpo"], config: Path, release: Release, gateway: str) -> None:
     loaded = _loaded(config, release)
     from penstock.trainer.runs import tuning
+    from penstock.trainer.runs.ending import RunError
 
     try:
         tuning.tune(kind, loaded, gateway, control_key())
-    except tuning.RunError as error:
+    except RunError as error:
         raise Failure(str(error)) from None
 
 
