@@ -15,12 +15,14 @@ The runner keeps everything else: budgets, splits, names of rollouts, the race o
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.budget import Budget, Spent
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.trials import Order, Pool, Trial
 
@@ -79,15 +81,20 @@ class Evidence:
         """Of the search."""
         self._laboratory, self._pool = laboratory, pool
         self._asked: dict[str, int] = {}
+        self._under_way = 0
+        self._closed = False
+        self._idle = asyncio.Event()
 
     async def run(self, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
         """A rollout for each pair of a candidate and a task's name: as many as the budget has left. Pairs of candidates
         that cannot be run are left out; `problem` says why. Raises `Spent`."""
+        self._check_open()
         possible = [(candidate, task) for candidate, task in pairs if not self.problem(candidate)]
         possible = possible[: self.budget.take_rollouts(len(possible))]
         candidates = {candidate.id: self._pool.add(candidate) for candidate, _ in possible}
         orders = [self._pool.order(candidate.id, task) for candidate, task in possible]
-        trials = await self._laboratory.run(list(candidates.values()), orders)
+        with self._counted():
+            trials = await self._laboratory.run(list(candidates.values()), orders)
         self._pool.keep(trials)
         return trials
 
@@ -97,13 +104,36 @@ class Evidence:
 
     async def reflect(self, prompt: str) -> str:
         """The reflecting model's answer. Raises `Spent`."""
+        self._check_open()
         tokens, money = self._laboratory.most(prompt)
         self.budget.take_reflection(tokens, money)
         number = self._asked.get(prompt, 0)
         self._asked[prompt] = number + 1
-        found = await self._laboratory.reflect(prompt, number)
+        with self._counted():
+            found = await self._laboratory.reflect(prompt, number)
         self.budget.give_back(tokens - found.tokens, money - found.money)
         return found.text
+
+    async def close(self) -> None:
+        """Begins nothing any more, and waits for what is under way in parts of an engine that it has left behind."""
+        self._closed = True
+        if self._under_way:
+            await self._idle.wait()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Spent("the search has ended")
+
+    @contextmanager
+    def _counted(self) -> Generator[None]:
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
 
 
 class Engine(Protocol):

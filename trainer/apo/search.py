@@ -1,6 +1,6 @@
 """A run: asks the engine until it knows no more, screens what it proposes, and lets the finalists race.
 
-1. `GATE` of the rollouts are kept back for the race; the engine has the others.
+1. `KEPT` of the rollouts are kept back for the race; the engine has the others.
 2. The engine proposes (`protocol`). Each new candidate is run on `SCREEN` tasks of the train split, beside its parent.
 3. The finalists and the seed run on the validation split, in blocks of `BLOCK` tasks (`gate`), until every finalist is
    better or out, or the rollouts are used up. Rollouts that the search has not used go into the race too.
@@ -16,16 +16,19 @@ from typing import Any, Final, cast
 
 from penstock.trainer.apo.budget import Budget, Spent
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.gate import Racer, winner
+from penstock.trainer.apo.gate import Racer, rate, winner
 from penstock.trainer.apo.protocol import AgentTask, Engine, Evidence, Laboratory
 from penstock.trainer.apo.trials import Pool, Trial
 
 SCREEN: Final = 8
-GATE: Final = 0.3
-BLOCK: Final = 16
+KEPT: Final = 0.3
+"""Share of the rollouts that is kept back for the race."""
+BLOCK: Final = 24
 FINALISTS: Final = 2
 SHRINK: Final = 8
 """Rollouts of the seed's mean that a candidate's mean is mixed with, so that few lucky ones win nothing."""
+RECENT: Final = 32
+"""Trials from which a gain is guessed where a candidate has too few of its own."""
 
 
 @dataclass(slots=True)
@@ -62,7 +65,6 @@ class Search:
         self._laboratory, self._engine = laboratory, engine
         self._train, self._validation = train, validation
         self._draw = draw
-        self._race_kept = round(GATE * budget.rollouts)
         self.result = Result(Pool(seed), budget)
         self.watch: Callable[[], Awaitable[None]] = _nobody
 
@@ -70,7 +72,7 @@ class Search:
         """To its end."""
         result, budget = self.result, self.result.budget
         whole = budget.rollouts
-        budget.rollouts = whole - self._race_kept
+        budget.rollouts = whole - self._kept(whole)
         evidence = Evidence(self._laboratory, result.pool, self._train, budget, self._draw)
         try:
             while proposed := await self._engine.propose(result.pool, evidence):
@@ -79,9 +81,14 @@ class Search:
             result.why = "the engine knows no more"
         except Spent as spent:
             result.why = str(spent)
+        await evidence.close()
         budget.rollouts = whole
         await self._race()
         return result
+
+    def _kept(self, whole: int) -> int:
+        """Rollouts that are kept back for the race."""
+        return round(KEPT * whole)
 
     async def _screen(self, proposed: Sequence[Candidate], evidence: Evidence) -> None:
         """Runs candidates that are new beside their parents."""
@@ -98,7 +105,7 @@ class Search:
     async def _race(self) -> None:
         result = self.result
         finalists = self._finalists()
-        racers = result.racers = [Racer(one.id, len(finalists)) for one in finalists]
+        racers = result.racers = [Racer(one.id, len(finalists), rate(*expected(result.pool, one))) for one in finalists]
         if not racers:
             result.why += "; no candidate looks better than the seed"
             return
@@ -141,6 +148,22 @@ class Search:
 
 async def _nobody() -> None:
     """Nobody watches."""
+
+
+def expected(pool: Pool, candidate: Candidate) -> tuple[float, float]:
+    """(gain, variance) of the difference between a candidate's reward and the seed's, as the search has seen them.
+    Where it has seen too little of the candidate, it looks at those that were tried last."""
+    seen = pool.of(candidate.id)
+    if len(seen) < SHRINK:
+        seen = [trial for trial in pool.trials if trial.candidate != pool.seed.id and trial.reward is not None][
+            -RECENT:
+        ]
+    found = [[trial.reward or 0.0 for trial in trials] for trials in (seen, pool.of(pool.seed.id))]
+    if not all(found):
+        return 0.0, 1.0
+    means = [sum(one) / len(one) for one in found]
+    spread = [sum((x - mean) ** 2 for x in one) / len(one) for one, mean in zip(found, means, strict=True)]
+    return means[0] - means[1], sum(spread)
 
 
 def best(pool: Pool) -> list[Candidate]:

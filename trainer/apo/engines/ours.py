@@ -41,7 +41,7 @@ HYPOTHESES: Final = 3
 """Most that one reflection may name."""
 FIRST: Final = 24
 """Rollouts of the seed before anything is asked."""
-ARMS: Final = 12
+ARMS: Final = 14
 """Prompts of a round."""
 TASKS: Final = 4
 """Tasks that each of them is run on, in a round."""
@@ -111,14 +111,16 @@ class Ours:
         best = self._best(pool)
         if self._barren >= BARREN or (len(pool.of(best.id)) >= SURE and (pool.mean(best.id) or 0.0) >= DONE):
             return []
-        await self._reflect(best, pool, evidence)
+        # While the model reflects, workers would be idle.
+        again = [(best, task) for task in self._tasks(evidence)] if self._proposals else []
+        await asyncio.gather(self._reflect(best, pool, evidence), evidence.run(again))
         if not self._restarted and (pool.mean(pool.seed.id) or 0.0) < LOST:
             self._restarted = True
             await self._restart(pool, evidence)
         await self._experiment(pool, evidence)
         before, self._chosen = self._chosen, self._choice(pool)
         self._barren = 0 if self._chosen - before else self._barren + 1
-        return [self._candidate(pool, self._chosen)]
+        return [best]
 
     def finalists(self, pool: Pool) -> list[Candidate]:
         """The best prompt that is believed in."""
