@@ -56,7 +56,7 @@ def main() -> None:
     seeds = range(given.first, given.first + given.worlds)
     wanted = None if given.only is None else set(given.only.split(","))
     playing = [one for one in CONTESTANTS if wanted is None or one.engine in wanted]
-    worlds = [(family, seed) for family in FAMILIES for seed in seeds]
+    worlds: list[tuple[Family, int]] = [(family, seed) for family in FAMILIES for seed in seeds]
     games = [Game(one, *place, budget) for budget in budgets for one in playing for place in worlds]
     middle = sorted(budgets)[len(budgets) // 2]
     blind = [Game(one, *place, middle, True) for one in playing for place in worlds]

@@ -53,6 +53,8 @@ RESTARTS: Final = 2
 """How many."""
 LENGTH: Final = 0.00001
 """What a character of a longer text must bring."""
+DOUBTFUL: Final = 0.5
+"""Standard deviations by which an edit's effect must be above 0 for the race."""
 SAME: Final = 0.6
 """Share of weighted words from which on two hypotheses are the same."""
 MENDED: Final = 0.15
@@ -123,8 +125,11 @@ class Ours:
         return [best]
 
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """The best prompt that is believed in."""
-        return [self._best(pool)]
+        """The seed with the edits that are more likely than not to be worth it: doubtful ones only make it longer."""
+        if not self._proposals:
+            return [pool.seed]
+        believed = self._effects(pool)
+        return [self._candidate(pool, self._making(believed.mean - DOUBTFUL * believed.sd))]
 
     # Hypotheses -------------------------------------------------------------------------------------------------------
 
