@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+ROUNDING: Final = 1e-9
+"""Share of a budget that sums of money may be wrong by, because they are rounded."""
 
 
 class Spent(Exception):
@@ -46,8 +50,9 @@ class Budget:
             ("tokens", self.used_tokens, most_tokens, self.tokens),
             ("money", self.used_money, most_money, self.money),
         ):
-            if most is not None and used + wanted > most:
-                raise Spent(f"budget.{name}: {used:,} of {most:,} are used, and a reflection may need {wanted:,}")
+            if most is not None and used + wanted > most * (1 + ROUNDING):
+                said = f"budget.{name}: {round(used, 6):,} of {most:,} are used"
+                raise Spent(f"{said}, and a reflection may need {round(wanted, 6):,}")
         self.used_reflections += 1
         self.used_tokens += most_tokens
         self.used_money += most_money

@@ -48,7 +48,8 @@ class Tasks(Section):
     file: Path | None = Field(default=None, strict=False)
     """JSONL file of tasks, one rollout input a line; `--tasks` names another."""
     key: str | None = None
-    """Field of a task whose value says what belongs together, such as `customer`. Default: each task is by itself."""
+    """Field of a task whose value says what belongs together, such as `customer`. Default: each task is by itself,
+    but tasks that are the same belong together."""
 
 
 class Reward(Section):
