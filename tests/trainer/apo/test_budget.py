@@ -1,4 +1,4 @@
-"""Budgets are kept exactly: never exceeded in whatever order is taken and given back, and `Spent` says which is used up."""
+"""Budgets are kept exactly: no order of taking and giving back exceeds one, and `Spent` says which is used up."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from penstock.trainer.apo.edits import Edit, Kind, alike, applied, between, excl
 LINES = ("", " ", "a", " a", "b", "c", "Be kind.", "be kind", "{date}")
 lines = st.sampled_from(LINES)
 texts = st.text(max_size=30) | st.lists(lines, max_size=8).map("\n".join)
-kinds = st.sampled_from(["add", "delete", "replace"])
+kinds: st.SearchStrategy[Kind] = st.sampled_from(["add", "delete", "replace"])
 edits = st.builds(Edit, st.sampled_from(["desk", "back"]), kinds, lines, lines)
 
 
@@ -142,7 +142,11 @@ def test_an_edit_is_like_itself_if_it_says_something(edit: Edit) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        (edit("add", text="State the price in every answer."), edit("add", "a", "In every answer state the price"), True),
+        (
+            edit("add", text="State the price in every answer."),
+            edit("add", "a", "In every answer state the price"),
+            True,
+        ),
         (edit("add", text="State the price in every answer."), edit("add", text="Leave the price out."), False),
         (edit("add", text="a b c"), edit("replace", "x", "a b c"), False),
         (edit("replace", "x", "a b c"), edit("replace", " x", "c b a"), True),

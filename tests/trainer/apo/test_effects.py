@@ -1,11 +1,12 @@
-"""Effects of edits are found from prompts that have several of them; without rollouts nothing is claimed to be known."""
+"""Effects of edits are found from prompts that have several of them; without rollouts nothing is claimed."""
 
 from __future__ import annotations
 
 import pytest
 
-np = pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
+pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
