@@ -29,6 +29,7 @@ def test_no_order_of_taking_and_giving_back_exceeds_a_budget(
 ) -> None:
     budget = Budget(rollouts, reflections, tokens, money)
     asked: list[tuple[int, int]] = []
+    refused: list[bool] = []
     taken = 0
     for what, first, second in steps:
         try:
@@ -44,12 +45,13 @@ def test_no_order_of_taking_and_giving_back_exceeds_a_budget(
                 budget.give_back(most_tokens - min(first, most_tokens), most_money - min(second, most_money))
         except Spent as spent:
             names = ("rollouts",) if what == "rollouts" else ("reflections", "tokens", "money")
-            assert any(f"budget.{name}" in str(spent) for name in names)
+            refused.append(any(f"budget.{name}" in str(spent) for name in names))
         used = (budget.used_rollouts, budget.used_reflections, budget.used_tokens, budget.used_money)
         for one, most in zip(used, (rollouts, reflections, tokens, money), strict=True):
             assert one >= 0
             assert most is None or one <= most
     assert budget.used_rollouts == taken == rollouts - budget.left
+    assert all(refused), "it says which budget is used up"
 
 
 def test_as_many_rollouts_are_given_as_are_left() -> None:

@@ -17,10 +17,14 @@ Draw = Callable[[random.Random], float]
 """The difference on one task."""
 
 
+def racer_of(name: str, finalists: int = 1) -> Racer:
+    return Racer(name, finalists)
+
+
 def race(draw: Draw, finalists: int, seed: int, pairs: int = PAIRS) -> list[Racer]:
     """Racers that are looked at after every pair."""
     source = random.Random(seed)
-    racers = [Racer(f"c{at}", finalists) for at in range(finalists)]
+    racers = [racer_of(f"c{at}", finalists) for at in range(finalists)]
     for _ in range(pairs):
         for racer in racers:
             if racer.state == "racing":
@@ -72,7 +76,7 @@ def test_what_is_worse_is_out_before_all_rollouts_are_used() -> None:
 
 
 def test_what_gains_nothing_is_out_after_enough_pairs_and_what_gains_a_little_goes_on() -> None:
-    same, little = Racer("same", 1), Racer("little", 1)
+    same, little = racer_of("same"), racer_of("little")
     for at in range(ENOUGH):
         assert same.state == little.state == "racing"
         same.add(0.0)
@@ -81,8 +85,8 @@ def test_what_gains_nothing_is_out_after_enough_pairs_and_what_gains_a_little_go
 
 
 def test_more_finalists_need_more_evidence() -> None:
-    assert [Racer("a", count).needed for count in (1, 2)] == [pytest.approx(20), pytest.approx(40)]
-    alone, beside = Racer("a", 1), Racer("a", 2)
+    assert [racer_of("a", count).needed for count in (1, 2)] == [pytest.approx(20), pytest.approx(40)]
+    alone, beside = racer_of("a"), racer_of("a", 2)
     while alone.state == "racing":
         alone.add(1.0)
         beside.add(1.0)
@@ -91,7 +95,7 @@ def test_more_finalists_need_more_evidence() -> None:
 
 @given(st.lists(st.floats(-1, 1), max_size=150))
 def test_any_differences_give_a_state_and_their_mean(differences: list[float]) -> None:
-    racer = Racer("a", 2)
+    racer = racer_of("a", 2)
     for difference in differences:
         racer.add(difference)
     assert racer.evidence >= 0
@@ -101,7 +105,7 @@ def test_any_differences_give_a_state_and_their_mean(differences: list[float]) -
 
 
 def test_of_several_that_are_better_the_one_with_the_highest_gain_wins() -> None:
-    racers = [Racer(name, 3) for name in ("much", "more", "none")]
+    racers = [racer_of(name, 3) for name in ("much", "more", "none")]
     for at in range(200):
         for racer, gains in zip(racers, ((0.2, 0.2), (0.4, 0.1), (0.1, -0.1)), strict=True):
             racer.add(gains[at % 2])
