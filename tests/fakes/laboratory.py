@@ -49,7 +49,7 @@ class Bench:
     async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
         """See `Laboratory`."""
         known = {candidate.id: candidate for candidate in candidates}
-        self.ordered += [(order, mode) for order in orders]
+        self.ordered.extend((order, mode) for order in orders)
         await self._later(str(orders))
         return [self._trial(known[order.candidate], order, mode) for order in orders]
 

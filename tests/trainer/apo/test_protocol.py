@@ -176,12 +176,10 @@ async def test_an_end_waits_for_what_is_under_way_and_lets_nothing_begin() -> No
 
 
 async def test_an_end_raises_what_went_wrong_unseen() -> None:
-    class Breaking(Bench):
-        async def run(self, *given: Any) -> Any:
-            await asyncio.sleep(0)
-            raise ConfigError("rollouts: there is no runner")
+    def breaks(candidate: Candidate, order: Order) -> float:
+        raise ConfigError("rollouts: there is no runner")
 
-    evidence, _ = made(Breaking())
+    evidence, _ = made(Bench(breaks, late=1))
     unseen = asyncio.ensure_future(evidence.run([(SEED, "t0")]))
     await asyncio.sleep(0)
     unseen.cancel()
@@ -190,6 +188,8 @@ async def test_an_end_raises_what_went_wrong_unseen() -> None:
 
 
 def test_draws_of_an_engine_are_the_same_in_every_life_and_other_with_another_seed() -> None:
-    draws = [[Evidence(Bench(), Pool(SEED), TRAIN, Budget(1), seed).random.random() for _ in range(2)] for seed in (4, 5)]
+    draws = [
+        [Evidence(Bench(), Pool(SEED), TRAIN, Budget(1), seed).random.random() for _ in range(2)] for seed in (4, 5)
+    ]
     assert draws[0][0] == draws[0][1]
     assert draws[0] != draws[1]

