@@ -18,9 +18,9 @@ TRAIN = tasks(30)
 BRANCHES = WIDTH * BRANCH
 
 
-def made(bench: Bench, seed: Candidate = SEED, **budget: int) -> tuple[Beam, Pool, Evidence]:
+def made(bench: Bench, seed: Candidate = SEED, budget: Budget | None = None) -> tuple[Beam, Pool, Evidence]:
     pool = Pool(seed)
-    return Beam(), pool, Evidence(bench, pool, TRAIN, Budget(**{"rollouts": 2_000} | budget), 0)
+    return Beam(), pool, Evidence(bench, pool, TRAIN, budget or Budget(2_000), 0)
 
 
 def grows(prompt: str, number: int) -> str:
@@ -125,23 +125,29 @@ async def test_a_candidate_without_rewards_is_behind_those_that_have_some() -> N
 
 
 @pytest.mark.parametrize(
-    "budget", [{"rollouts": 50}, {"rollouts": BRANCHES * GRADIENT}, {"reflections": 20}, {"reflections": 0}]
+    ("budget", "spent"),
+    [
+        (Budget(50), "rollouts"),
+        (Budget(BRANCHES * GRADIENT), "rollouts"),
+        (Budget(2_000, reflections=20), "reflections"),
+        (Budget(2_000, reflections=0), "reflections"),
+    ],
 )
-async def test_a_round_that_cannot_be_paid_is_not_begun_or_ends_as_spent(budget: dict[str, int]) -> None:
+async def test_a_round_that_cannot_be_paid_ends_as_spent(budget: Budget, spent: str) -> None:
     bench = Bench(by_length, grows)
-    beam, pool, evidence = made(bench, **budget)
-    with pytest.raises(Spent, match=rf"budget\.{next(iter(budget))}"):
+    beam, pool, evidence = made(bench, budget=budget)
+    with pytest.raises(Spent, match=rf"budget\.{spent}"):
         await beam.propose(pool, evidence)
     await evidence.close()
-    assert len(bench.runs) <= budget.get("rollouts", 2_000)
-    assert len(bench.asked) <= budget.get("reflections", 2 * BRANCHES)
+    assert len(bench.runs) == budget.used_rollouts <= budget.rollouts
+    assert len(bench.asked) == budget.used_reflections
     assert beam.finalists(pool) == [SEED]
 
 
 async def test_what_is_left_of_the_rollouts_compares_all_alike() -> None:
     # All but the last tasks of the batch can be paid.
     paid = BRANCHES * GRADIENT + 5 * (BRANCHES + 1) + 3
-    beam, pool, evidence = made(Bench(by_length, grows), rollouts=paid)
+    beam, pool, evidence = made(Bench(by_length, grows), budget=Budget(paid))
     await beam.propose(pool, evidence)
     counts = Counter(trial.candidate for trial in pool.trials[BRANCHES * GRADIENT :])
     assert max(counts.values()) - min(counts.values()) <= 1
