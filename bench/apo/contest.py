@@ -78,7 +78,7 @@ class Outcome(NamedTuple):
 class Alone(Search):
     """A search without a race: the engine has all rollouts, and its first finalist is released."""
 
-    def _kept(self, whole: int) -> int:
+    def _kept(self) -> int:
         return 0
 
     async def _race(self) -> None:

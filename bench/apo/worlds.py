@@ -139,7 +139,9 @@ class World:
 
     @property
     def _own_lines(self) -> set[str]:
-        return _lines(self.seed)
+        """Lines of the seed that tire nobody, beside its instructions, which are counted by rule."""
+        asked = {right(rule.theme, way) for rule in self.rules for way in range(3)}
+        return _lines(self.seed) - asked - {wrong(rule.theme) for rule in self.rules}
 
     def draw(self, prompt: str, task: AgentTask, random: random.Random) -> tuple[float, str]:
         """(reward, reason) of a rollout."""

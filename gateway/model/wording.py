@@ -55,6 +55,9 @@ def sentence(error: Mapping[str, Any]) -> str:
         return f"it is not JSON: {context['error']}"
     if kind in _SIZES:
         name, most = _SIZES[kind]
+        if context["actual_length"] is None:
+            # pydantic stops counting the keys of an object that has too many.
+            return f"it has more than {counted(context[name], 'item')}"
         return f"it has {counted(context['actual_length'], 'item')}, not {context[name]:,} {most}"
     wanted = _TYPES.get(kind) or (_BOUNDS[kind](context) if kind in _BOUNDS else None)
     if wanted is not None:

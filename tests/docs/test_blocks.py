@@ -14,15 +14,15 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
-from cyclopts import CycloptsError
+from cyclopts import App, CycloptsError
 from fakes.pages import FENCE, MARK, PAGES, Block, blocks, prose
 from fakes.process import ROOT
 from fakes.terminal import statements
 
 from penstock.gateway import config
-from penstock.gateway.__main__ import app
+from penstock.gateway.__main__ import app, with_usual
 from penstock.gateway.api import filter
-from penstock.gateway.cli.tables import COMMANDS, GROUPS
+from penstock.gateway.cli.tables import COMMANDS, GROUPS, Command, Group, every
 from penstock.gateway.client.console import Failure
 from penstock.gateway.model.policy import Policy
 from penstock.trainer import config as trainer_config
@@ -43,6 +43,7 @@ LOADERS: Mapping[str, Callable[[Path], object]] = {
     "trainer": trainer_config.load,
     "tui": lambda path: settings.load({"PENSTOCK_TUI": str(path)}),
 }
+EVERYTHING = Group("", {**COMMANDS, **GROUPS})
 SPAN = re.compile(r"`((?:PENSTOCK_\w+=\S+ )?penstock [^`]+)`")
 LOOSE = re.compile(r"\.\.\.|…|\||\[")
 """What stands for something else in a command, so that it is no command yet."""
@@ -148,7 +149,7 @@ def parse(words: list[str]) -> None:
     at = next(number for number, word in enumerate(words) if word.rpartition("/")[2] == "penstock")
     own = takewhile(lambda word: word not in (">", "|", "&&", ";"), words[at + 1 :])
     try:
-        _, bound, _ = app.parse_args(list(own), exit_on_error=False, print_error=False)
+        _, bound, _ = app.parse_args(with_usual(list(own)), exit_on_error=False, print_error=False)
     except (CycloptsError, Failure) as problem:
         raise AssertionError(f"{' '.join(words)}: {problem}") from None
     for word in bound.args:
@@ -159,19 +160,28 @@ def parse(words: list[str]) -> None:
 def test_options_in_sketches_of_commands_exist(page: Path) -> None:
     """`penstock enqueue FILE [--repeat N] ...` cannot be parsed, but its options can be looked for."""
     for words in re.findall(r"`penstock ([^`]+)`", prose(page)):
-        command = re.match(r"[a-z-]+(?: [a-z|\\-]+)?", words)
+        command = re.match(r"[a-z-]+(?: [a-z|\\-]+)*", words)
         if LOOSE.search(words) and command is not None:
             known = set(options(command[0].replace("\\", "").split()))
             assert set(re.findall(r"(?<!\S)\[?(--[a-z-]+)", words)) <= known, f"{page.name}: {words}"
 
 
 def options(path: list[str]) -> Iterator[str]:
-    """Options of a command, or of all that are meant by `train grpo|sft`."""
-    part = app[path[0]]
-    names = path[1].split("|") if len(path) > 1 and path[0] in GROUPS else []
-    for found in [part[name] for name in names] or [part]:
+    """Options of a command, or of all that are meant by `train grpo|sft`. Words behind a command are its own."""
+    for found in meant(app, EVERYTHING, path):
         for argument in found.assemble_argument_collection():
             yield from argument.names
+
+
+def meant(part: App, group: Command | Group, path: list[str]) -> Iterator[App]:
+    """The commands that a path names; the usual one of a group where none is named."""
+    inside: Mapping[str, Command | Group] = group.commands if isinstance(group, Group) else {}
+    named = [name for name in path[0].split("|") if name in inside] if path else []
+    usual = [group.usual] if isinstance(group, Group) and group.usual is not None else []
+    for name in named or usual:
+        yield from meant(part[name], inside[name], path[1:])
+    if not (named or usual):
+        yield part
 
 
 def mentioned(page: Path) -> Iterator[tuple[int, list[str]]]:
@@ -196,9 +206,50 @@ def test_commands_in_the_text_exist(page: Path) -> None:
 
 def names_a_command(words: list[str]) -> bool:
     """Whether it is a command or a group of commands without anything else."""
-    known = {(name,) for name in [*COMMANDS, *GROUPS]}
-    known |= {(group, name) for group, found in GROUPS.items() for name in found.commands}
-    return tuple(words) in known
+    commands = [words.split() for words in every()]
+    return words in [command[:count] for command in commands for count in range(1, len(command) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("serve", True),
+        ("train", True),
+        ("train grpo", True),
+        ("train apo", True),
+        ("train apo optimise", True),
+        ("train apo apo.toml", False),
+        ("apo", False),
+        ("train optimise", False),
+        ("", False),
+    ],
+)
+def test_groups_inside_of_groups_are_known(words: str, found: bool) -> None:
+    assert names_a_command(words.split()) == found
+
+
+@pytest.mark.parametrize(
+    ("path", "there", "not_there"),
+    [
+        (["enqueue"], "--repeat", "--agent"),
+        (["train", "grpo|sft"], "--gateway", "--agent"),
+        (["train", "apo"], "--agent", "--repeat"),
+        (["train", "apo", "optimise"], "--agent", "--repeat"),
+        (["train", "apo", "apo"], "--agent", "--repeat"),
+    ],
+)
+def test_options_of_commands_and_of_groups_inside_of_groups(path: list[str], there: str, not_there: str) -> None:
+    known = set(options(path))
+    assert there in known
+    assert not_there not in known
+
+
+def test_a_command_of_a_group_inside_of_a_group_is_parsed() -> None:
+    for right in ("penstock train apo apo.toml --agent 'python a.py'", "penstock train apo optimise apo.toml"):
+        parse(shlex.split(right))
+    for wrong in ("penstock train apo apo.toml --nonesuch x", "penstock train apo optimise --agent x"):
+        with pytest.raises(AssertionError):
+            parse(shlex.split(wrong))
 
 
 def test_a_command_that_is_not_there_is_found() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+ROUNDING: Final = 1e-9
+"""Share of a budget that sums of money may be wrong by, because they are rounded."""
 
 
 class Spent(Exception):
@@ -21,6 +25,8 @@ class Budget:
     """Tokens of the reflecting model, in and out, hidden reasoning counted."""
     money: float | None = None
     """What these tokens cost, in the currency of the configured prices."""
+    kept: int = 0
+    """Rollouts of these that are kept back for later."""
     used_rollouts: int = 0
     used_reflections: int = 0
     used_tokens: int = 0
@@ -28,13 +34,14 @@ class Budget:
 
     @property
     def left(self) -> int:
-        """Rollouts that are left."""
-        return self.rollouts - self.used_rollouts
+        """Rollouts that are left, but for those that are kept back."""
+        return max(0, self.rollouts - self.kept - self.used_rollouts)
 
     def take_rollouts(self, wanted: int) -> int:
         """Takes as many of these as are left; raises `Spent` when none is."""
         if wanted and not self.left:
-            raise Spent(f"all {self.rollouts:,} rollouts (budget.rollouts) are used")
+            but = f", but for {self.kept:,} of the race" if self.kept else ""
+            raise Spent(f"all {self.rollouts:,} rollouts (budget.rollouts) are used{but}")
         given = min(wanted, self.left)
         self.used_rollouts += given
         return given
@@ -46,8 +53,9 @@ class Budget:
             ("tokens", self.used_tokens, most_tokens, self.tokens),
             ("money", self.used_money, most_money, self.money),
         ):
-            if most is not None and used + wanted > most:
-                raise Spent(f"budget.{name}: {used:,} of {most:,} are used, and a reflection may need {wanted:,}")
+            if most is not None and used + wanted > most * (1 + ROUNDING):
+                said = f"budget.{name}: {round(used, 6):,} of {most:,} are used"
+                raise Spent(f"{said}, and a reflection may need {round(wanted, 6):,}")
         self.used_reflections += 1
         self.used_tokens += most_tokens
         self.used_money += most_money

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -25,10 +26,20 @@ def make_engine(name: str) -> Engine:
         return Beam()
     found = loaded("engine", name)
     if isinstance(found, type):
-        found = cast(Callable[[], Any], found)()
+        found = _made(name, cast(Callable[[], Any], found))
     if hasattr(found, "propose"):
         return cast(Engine, found)
+    if not callable(found):
+        raise ConfigError(f"engine: {name} is a {type(found).__name__}: neither a function, nor has it `propose`")
     return cast(Engine, SimpleNamespace(propose=found))
+
+
+def _made(name: str, engine: Callable[[], Any]) -> Any:
+    try:
+        _ = inspect.signature(engine).bind()
+    except TypeError as error:
+        raise ConfigError(f"engine: {name} cannot be made without arguments: {error}") from None
+    return engine()
 
 
 def loaded(key: str, name: str) -> Any:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.gateway.model.base import Id
+from penstock.gateway.model.base import LONGEST_S, Id
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
 
 ENGINES = ("ours", "beam", "gepa", "edits")
-NAME = r"^[A-Za-z0-9._-]{1,64}$"
+FUNCTION: Final = re.compile(r"[\w.]+:\w+")
+MOST_TEXTS: Final = 20
+"""Versions that a rollout can name."""
 
 
 class Run(Section):
     """`[run]`: what this run is called."""
 
-    name: str = Field(default="apo", pattern=NAME)
+    name: Annotated[Id, Field(max_length=64)] = "apo"
     """What the run is called on the tape; its rollouts and versions begin with this name."""
     directory: Path = Field(default=Path("penstock-apo"), strict=False)
     """Directory of its splits and its report; a run that finds its splits there goes on with them."""
@@ -35,10 +38,16 @@ class Texts(Section):
 
     @model_validator(mode="after")
     def _something(self) -> Self:
-        if not self.prompts and not self.tools:
+        names = [*self.prompts, *self.tools]
+        if not names:
             raise ValueError(
                 "prompts: name the resources whose texts are optimised; `penstock prompts discover` finds some"
             )
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} is named twice in prompts and tools; name it once")
+        if len(names) > MOST_TEXTS:
+            raise ValueError(f"prompts and tools name {len(names)} texts; at most {MOST_TEXTS} are optimised together")
         return self
 
 
@@ -48,7 +57,8 @@ class Tasks(Section):
     file: Path | None = Field(default=None, strict=False)
     """JSONL file of tasks, one rollout input a line; `--tasks` names another."""
     key: str | None = None
-    """Field of a task whose value says what belongs together, such as `customer`. Default: each task is by itself."""
+    """Field of a task whose value says what belongs together, such as `customer`. Default: each task is by itself,
+    but tasks that are the same belong together."""
 
 
 class Reward(Section):
@@ -100,7 +110,7 @@ class Rollouts(Section):
     run: list[str] = Field(default=[])
     """Arguments of `penstock run`, which is then started beside; `--agent` adds the command. Default: runners run
     elsewhere."""
-    attempt_timeout: float = Field(default=600.0, gt=0)
+    attempt_timeout: float = Field(default=600.0, gt=0, le=LONGEST_S)
     """Seconds after which an attempt at a task ends."""
     timeout: float = Field(default=3600.0, gt=0)
     """Seconds after which a batch goes on without the rollouts that have not ended; they get the worst reward."""
@@ -139,7 +149,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _known_engine(self) -> Self:
-        if self.engine not in ENGINES and ":" not in self.engine:
+        if self.engine not in ENGINES and not FUNCTION.fullmatch(self.engine):
             raise ValueError(f"engine: {self.engine!r} is neither {', '.join(ENGINES)} nor module:function")
         return self
 

@@ -6,6 +6,7 @@ of different reflections that want the same are found alike (`alike`), and edits
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
@@ -31,7 +32,8 @@ class Edit(NamedTuple):
     @property
     def length(self) -> int:
         """Characters that the text grows by."""
-        return len(self.text) + 1 if self.kind == "add" else len(self.text) - len(self.line)
+        written = 0 if self.kind == "delete" else len(self.text) + 1
+        return written - (0 if self.kind == "add" else len(self.line) + 1)
 
 
 def words(text: str) -> frozenset[str]:
@@ -59,8 +61,10 @@ def exclude(one: Edit, other: Edit) -> bool:
 
 
 def applied(texts: Mapping[str, str], edits: Iterable[Edit]) -> dict[str, str]:
-    """The texts with the edits made, in their order; one whose line is not there any more, or whose text is there
-    already, changes nothing."""
+    """The texts with the edits made, in their order. Of lines that are alike the first is meant. One that deletes or
+    replaces a line that is not there any more changes nothing; one that adds behind such a line adds at the end. A line
+    that is there already is not written again: adding it changes nothing, and replacing another by it takes that away.
+    """
     lines = {name: text.split("\n") for name, text in texts.items()}
     for edit in edits:
         if edit.resource in lines:
@@ -70,24 +74,27 @@ def applied(texts: Mapping[str, str], edits: Iterable[Edit]) -> dict[str, str]:
 
 def _apply(lines: list[str], edit: Edit) -> None:
     place = next((at for at, line in enumerate(lines) if line.strip() == edit.line.strip()), None)
-    if edit.kind != "delete" and any(line.strip() == edit.text.strip() for line in lines):
-        return
-    if edit.kind == "add":
+    there = edit.kind != "delete" and any(
+        line.strip() == edit.text.strip() for at, line in enumerate(lines) if edit.kind == "add" or at != place
+    )
+    if edit.kind != "add":
+        if place is not None:
+            lines[place : place + 1] = [edit.text] if edit.kind == "replace" and not there else []
+    elif not there:
         lines.insert(len(lines) if place is None or not edit.line.strip() else place + 1, edit.text)
-    elif place is not None:
-        lines[place : place + 1] = [edit.text] if edit.kind == "replace" else []
 
 
 def between(before: str, after: str, resource: str) -> list[Edit]:
-    """The edits that lead from one text to another, line by line."""
-    import difflib
-
+    """The edits that lead from one text to another, line by line. Where lines that are alike do not allow that, such as
+    several empty ones, all lines but one are deleted, and that one is replaced by the whole text."""
     old, new = before.split("\n"), after.split("\n")
     found: list[Edit] = []
     for tag, a, b, c, d in difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():
         if tag != "equal":
             found += _paired(old[a:b], new[c:d], old[a - 1] if a else "", resource)
-    return found
+    if applied({resource: before}, found)[resource] == after:
+        return found
+    return [*(Edit(resource, "delete", line) for line in old[1:]), Edit(resource, "replace", old[0], after)]
 
 
 def _paired(gone: Sequence[str], come: Sequence[str], behind: str, resource: str) -> list[Edit]:

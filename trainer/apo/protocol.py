@@ -17,14 +17,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Generator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from penstock.gateway.model.base import Mode
+from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.budget import Budget, Spent
 from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.reflection import whole
 from penstock.trainer.apo.trials import Order, Pool, Trial
+
+T = TypeVar("T")
 
 
 class AgentTask(NamedTuple):
@@ -81,59 +84,71 @@ class Evidence:
         """Of the search."""
         self._laboratory, self._pool = laboratory, pool
         self._asked: dict[str, int] = {}
-        self._under_way = 0
+        self._under_way: set[asyncio.Future[Any]] = set()
         self._closed = False
-        self._idle = asyncio.Event()
 
     async def run(self, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
         """A rollout for each pair of a candidate and a task's name: as many as the budget has left. Pairs of candidates
-        that cannot be run are left out; `problem` says why. Raises `Spent`."""
-        self._check_open()
+        that cannot be run are left out; `problem` says why. Raises `Spent`, and `ConfigError` for a task that is not of
+        the train split."""
+        known = {task.id for task in self.tasks}
+        for _, task in pairs:
+            if task not in known:
+                raise ConfigError(f"engine: it wants to run task {task!r}, which is not in evidence.tasks")
         possible = [(candidate, task) for candidate, task in pairs if not self.problem(candidate)]
+        self._check_open()
         possible = possible[: self.budget.take_rollouts(len(possible))]
         candidates = {candidate.id: self._pool.add(candidate) for candidate, _ in possible}
         orders = [self._pool.order(candidate.id, task) for candidate, task in possible]
-        with self._counted():
-            trials = await self._laboratory.run(list(candidates.values()), orders)
+        return await self._begin(self._run(list(candidates.values()), orders))
+
+    async def _run(self, candidates: Sequence[Candidate], orders: Sequence[Order]) -> list[Trial]:
+        trials = await self._laboratory.run(candidates, orders)
         self._pool.keep(trials)
         return trials
 
     def problem(self, candidate: Candidate) -> str:
         """Why a candidate cannot be run, such as a slot that it has lost; empty when it can."""
+        wanted = self._pool.seed.texts.keys()
+        if candidate.texts.keys() != wanted:
+            return f"it has texts for {', '.join(sorted(candidate.texts))}, and needs {', '.join(sorted(wanted))}"
+        broken = [name for name, text in candidate.texts.items() if text != whole(text)]
+        if broken:
+            return f"{broken[0]}: it has half a character, which cannot be sent"
         return self._laboratory.problem(candidate)
 
     async def reflect(self, prompt: str) -> str:
         """The reflecting model's answer. Raises `Spent`."""
         self._check_open()
+        prompt = whole(prompt)
         tokens, money = self._laboratory.most(prompt)
         self.budget.take_reflection(tokens, money)
         number = self._asked.get(prompt, 0)
         self._asked[prompt] = number + 1
-        with self._counted():
-            found = await self._laboratory.reflect(prompt, number)
+        return await self._begin(self._reflect(prompt, number, tokens, money))
+
+    async def _reflect(self, prompt: str, number: int, tokens: int, money: float) -> str:
+        found = await self._laboratory.reflect(prompt, number)
         self.budget.give_back(tokens - found.tokens, money - found.money)
-        return found.text
+        return whole(found.text)
 
     async def close(self) -> None:
-        """Begins nothing any more, and waits for what is under way in parts of an engine that it has left behind."""
+        """Lets nothing begin any more, and waits for what an engine has begun and does not wait for itself, as when one
+        of several reflections has raised `Spent`: so the pool is the same however long each took. Raises what that
+        raises."""
         self._closed = True
-        if self._under_way:
-            await self._idle.wait()
+        _ = await asyncio.gather(*self._under_way)
 
     def _check_open(self) -> None:
         if self._closed:
             raise Spent("the search has ended")
 
-    @contextmanager
-    def _counted(self) -> Generator[None]:
-        self._under_way += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._idle.set()
+    async def _begin(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does it in a task of its own, which goes on when the engine does not wait for it any more."""
+        task = asyncio.ensure_future(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
 
 
 class Engine(Protocol):

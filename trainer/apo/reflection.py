@@ -12,6 +12,9 @@ from penstock.trainer.apo.trials import Trial
 
 MOST_TRANSCRIPT: Final = 4_000
 """Characters of a transcript that are shown: its beginning and its end."""
+MOST_FAILURE: Final = 500
+"""Characters of a failure that are kept."""
+_DECODER: Final = json.JSONDecoder()
 
 HYPOTHESES: Final = """\
 You improve the texts that an AI agent is given. Below are the texts, line by line, and rollouts of the agent with the \
@@ -77,11 +80,11 @@ def ask_scratch(texts: Mapping[str, str], slots: Sequence[str], trials: Sequence
 def read_hypotheses(answer: str, texts: Mapping[str, str]) -> list[Hypothesis]:
     """What of an answer can be used; anything else is left out."""
     found: list[Hypothesis] = []
-    given = _json(answer).get("hypotheses")
+    given = _object(answer, "hypotheses").get("hypotheses")
     for one in cast(list[Any], given) if isinstance(given, list) else []:
         edit = _edit(cast(dict[str, Any], one), texts) if isinstance(one, dict) else None
         if edit is not None:
-            found.append(Hypothesis(str(cast(dict[str, Any], one).get("failure", ""))[:500], edit))
+            found.append(Hypothesis(_said(cast(dict[str, Any], one).get("failure"))[:MOST_FAILURE], edit))
     return found
 
 
@@ -92,30 +95,43 @@ def _edit(given: Mapping[str, Any], texts: Mapping[str, str]) -> Edit | None:
         return None
     lines = texts[name].split("\n")
     line = lines[at - 1] if isinstance(at, int) and 1 <= at <= len(lines) else ""
-    text = " ".join(text.split("\n")).strip() if isinstance(text, str) else ""
+    text = " ".join(_said(text).split("\n")).strip()
     if (kind != "add" and not line.strip()) or (kind != "delete" and not text):
         return None
     return Edit(name, kind, line, "" if kind == "delete" else text)
 
 
+def _said(given: Any) -> str:
+    return whole(given) if isinstance(given, str) else ""
+
+
 def read_texts(answer: str, texts: Mapping[str, str]) -> dict[str, str] | None:
     """Whole texts of an answer; None when one is missing."""
-    given = _json(answer).get("texts")
+    given = _object(answer, "texts").get("texts")
     if not isinstance(given, dict):
         return None
     found = [(name, cast(dict[str, Any], given).get(name)) for name in texts]
-    read = {name: text for name, text in found if isinstance(text, str) and text.strip()}
+    read = {name: said for name, text in found if (said := _said(text)).strip()}
     return read if len(read) == len(texts) else None
 
 
-def _json(answer: str) -> dict[str, Any]:
-    """The outermost object of an answer, wherever it stands; empty when there is none."""
-    start, end = answer.find("{"), answer.rfind("}")
-    try:
-        found = json.loads(answer[start : end + 1])
-    except ValueError:
-        return {}
-    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
+def _object(answer: str, key: str) -> dict[str, Any]:
+    """The last object of an answer that has this key, wherever it stands; empty when there is none."""
+    found: dict[str, Any] = {}
+    at = answer.find("{")
+    while at >= 0:
+        try:
+            value, end = _DECODER.raw_decode(answer, at)
+            found = value if key in value else found
+        except (ValueError, RecursionError):
+            end = at + 1
+        at = answer.find("{", end)
+    return found
+
+
+def whole(text: str) -> str:
+    """The text without halves of characters, which JSON can spell and nothing can send."""
+    return text.encode(errors="ignore").decode()
 
 
 def fenced(answer: str) -> str:

@@ -28,18 +28,18 @@ class RunDirectory:
 
     def keep(self, splits: Splits, config: Config) -> None:
         """Notes the splits; those of an earlier life must be the same. Raises `ConfigError`."""
-        known = self._read("splits.json")
+        known = self._read("splits.json", "seal")
         if known is None:
             names = {"train": splits.train, "validation": splits.validation, "test": splits.test}
             places = {name: [task.id for task in tasks] for name, tasks in names.items()}
             self._write("splits.json", {"seal": splits.seal, "seed": config.run.seed, "tasks": places})
-        elif known["seal"] != splits.seal:
+        elif known != splits.seal:
             raise ConfigError(
                 f"tasks: they, their key or the seed are not what the run {config.run.name!r} began with, see "
                 f"{self._path / 'splits.json'}; take those again, or another run.name and run.directory"
             )
-        opened = self._read("test.json")
-        if opened is not None and opened["settings"] != digest(config):
+        opened = self._read("test.json", "settings")
+        if opened is not None and opened != digest(config):
             raise ConfigError(
                 f"run.name: the test of {config.run.name!r} was opened with other settings, see "
                 f"{self._path / 'test.json'}; a search with new ones would know its result: take another run.name, "
@@ -48,7 +48,7 @@ class RunDirectory:
 
     def open_test(self, config: Config, winner: str) -> None:
         """Notes that the test is opened now, and for which candidate."""
-        if self._read("test.json") is None:
+        if self._read("test.json", "settings") is None:
             self._write("test.json", {"settings": digest(config), "winner": winner})
 
     def write(self, name: str, text: str) -> Path:
@@ -66,13 +66,19 @@ class RunDirectory:
     def _write(self, name: str, value: Any) -> None:
         self.write(name, json.dumps(value, indent=2) + "\n")
 
-    def _read(self, name: str) -> Any:
+    def _read(self, name: str, key: str) -> str | None:
+        """What a file has under a key; None where there is no file."""
         try:
-            return json.loads((self._path / name).read_bytes())
+            return str(json.loads((self._path / name).read_bytes())[key])
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"run.directory: {self._path / name} cannot be read: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"run.directory: {self._path / name} cannot be read: {error.strerror}") from None
+        except (ValueError, LookupError, TypeError):
+            raise ConfigError(
+                f"run.directory: {self._path / name} cannot be read: it is not what a run has written; take another "
+                "run.name and run.directory"
+            ) from None
 
 
 def digest(config: Config) -> str:

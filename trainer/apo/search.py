@@ -3,16 +3,18 @@
 1. `KEPT` of the rollouts are kept back for the race; the engine has the others.
 2. The engine proposes (`protocol`). Each new candidate is run on `SCREEN` tasks of the train split, beside its parent.
 3. The finalists and the seed run on the validation split, in blocks of `BLOCK` tasks (`gate`), until every finalist is
-   better or out, or the rollouts are used up. Rollouts that the search has not used go into the race too.
+   better or out, or each task had its turn. Rollouts that the search has not used go into the race too: where there are
+   more rollouts than tasks, a task is run several times in its turn, and its mean counts once.
 4. The winner is the finalist that is better by the highest margin; without one the seed stays.
 """
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from penstock.trainer.apo.budget import Budget, Spent
 from penstock.trainer.apo.candidate import Candidate
@@ -25,6 +27,10 @@ KEPT: Final = 0.3
 """Share of the rollouts that is kept back for the race."""
 BLOCK: Final = 24
 FINALISTS: Final = 2
+IDLE: Final = 8
+"""Steps in a row in which an engine has used nothing, after which it is asked no more."""
+ROUNDING: Final = 1e-9
+"""By how much sums may be wrong, because they are rounded."""
 SHRINK: Final = 8
 """Rollouts of the seed's mean that a candidate's mean is mixed with, so that few lucky ones win nothing."""
 RECENT: Final = 32
@@ -66,35 +72,44 @@ class Search:
         self._train, self._validation = train, validation
         self._draw = draw
         self.result = Result(Pool(seed), budget)
+        self._evidence = Evidence(laboratory, self.result.pool, train, budget, draw)
         self.watch: Callable[[], Awaitable[None]] = _nobody
 
     async def run(self) -> Result:
         """To its end."""
         result, budget = self.result, self.result.budget
-        whole = budget.rollouts
-        budget.rollouts = whole - self._kept(whole)
-        evidence = Evidence(self._laboratory, result.pool, self._train, budget, self._draw)
+        budget.kept = self._kept()
         try:
-            while proposed := await self._engine.propose(result.pool, evidence):
-                await self._screen(proposed, evidence)
-                await self.watch()
-            result.why = "the engine knows no more"
+            result.why = await self._propose()
         except Spent as spent:
             result.why = str(spent)
-        await evidence.close()
-        budget.rollouts = whole
+        await self._evidence.close()
+        budget.kept = 0
         await self._race()
         return result
 
-    def _kept(self, whole: int) -> int:
+    def _kept(self) -> int:
         """Rollouts that are kept back for the race."""
-        return round(KEPT * whole)
+        return round(KEPT * self.result.budget.rollouts)
+
+    async def _propose(self) -> str:
+        """Asks the engine until it knows no more; why that is."""
+        pool, budget, idle = self.result.pool, self.result.budget, 0
+        while idle < IDLE:
+            stand = budget.used_rollouts, budget.used_reflections
+            proposed = await self._engine.propose(pool, self._evidence)
+            if not proposed:
+                return "the engine knows no more"
+            await self._screen(proposed, self._evidence)
+            await self.watch()
+            idle = idle + 1 if stand == (budget.used_rollouts, budget.used_reflections) else 0
+        return "the engine proposes nothing new"
 
     async def _screen(self, proposed: Sequence[Candidate], evidence: Evidence) -> None:
         """Runs candidates that are new beside their parents."""
         pool = self.result.pool
         pairs: list[tuple[Candidate, str]] = []
-        for candidate in proposed:
+        for candidate in {one.id: one for one in proposed}.values():
             if not evidence.problem(candidate) and not pool.of(pool.add(candidate).id):
                 tasks = evidence.random.sample([task.id for task in self._train], min(SCREEN, len(self._train)))
                 parent = pool.candidates.get(candidate.parent or "", pool.seed)
@@ -107,24 +122,28 @@ class Search:
         finalists = self._finalists()
         racers = result.racers = [Racer(one.id, len(finalists), rate(*expected(result.pool, one))) for one in finalists]
         if not racers:
-            result.why += "; no candidate looks better than the seed"
+            unjudged = result.pool.trials and result.pool.mean(result.pool.seed.id) is None
+            lacks = "no rollout of the seed has a reward" if unjudged else "no candidate looks better than the seed"
+            result.why += f"; {lacks}"
             return
-        blocks = self._blocks()
-        while alive := [racer for racer in racers if racer.state == "racing"]:
+        ahead = random.Random(f"race-{self._draw}").sample(self._validation, len(self._validation))
+        while (alive := [racer for racer in racers if racer.state == "racing"]) and ahead:
             runners = [result.pool.seed, *(result.pool.candidates[racer.candidate] for racer in alive)]
-            tasks = [task.id for task in next(blocks)][: result.budget.left // len(runners)]
+            # Running a task again says nothing new of other tasks: what is left is spread over those that are ahead.
+            repeats = max(1, result.budget.left // (len(runners) * len(ahead)))
+            tasks = [task.id for task in ahead[:BLOCK]][: result.budget.left // (len(runners) * repeats)]
+            ahead = ahead[BLOCK:]
             if not tasks:
                 break
-            result.budget.take_rollouts(len(tasks) * len(runners))
-            orders = [result.pool.order(one.id, task) for task in tasks for one in runners]
+            result.budget.take_rollouts(len(tasks) * len(runners) * repeats)
+            orders = [result.pool.order(one.id, task) for task in tasks for one in runners for _ in range(repeats)]
             trials = await self._laboratory.run(runners, orders, "val")
             result.validation += trials
-            rewards = {(trial.candidate, trial.task): trial.reward for trial in trials}
+            means = _means(trials)
             for task in tasks:
                 for racer in alive:
-                    ours, theirs = rewards[racer.candidate, task], rewards[result.pool.seed.id, task]
-                    if ours is not None and theirs is not None:
-                        racer.add(ours - theirs)
+                    if {(racer.candidate, task), (result.pool.seed.id, task)} <= means.keys():
+                        racer.add(means[racer.candidate, task] - means[result.pool.seed.id, task])
             await self.watch()
         best = winner(racers)
         result.winner = None if best is None else result.pool.candidates[best.candidate]
@@ -134,16 +153,8 @@ class Search:
         named = getattr(self._engine, "finalists", None)
         pool = self.result.pool
         found = cast(Sequence[Candidate], named(pool)) if named is not None else best(pool)
-        able = [one for one in found if one.id != pool.seed.id and not self._laboratory.problem(one)]
-        return [pool.add(one) for one in able][:FINALISTS]
-
-    def _blocks(self) -> Any:
-        """Blocks of validation tasks, for ever, in an order that is drawn anew each time."""
-        draw = random.Random(f"race-{self._draw}")
-        while True:
-            order = draw.sample(self._validation, len(self._validation))
-            for start in range(0, len(order), BLOCK):
-                yield order[start : start + BLOCK]
+        able = {one.id: one for one in found if one.id != pool.seed.id and not self._evidence.problem(one)}
+        return [pool.add(one) for one in able.values()][:FINALISTS]
 
 
 async def _nobody() -> None:
@@ -176,7 +187,16 @@ def best(pool: Pool) -> list[Candidate]:
         for one in pool.candidates
     }
     ranked = sorted(pool.candidates.values(), key=lambda one: (-scores[one.id], one.length))
-    return [one for one in ranked if scores[one.id] > seed]
+    return [one for one in ranked if one.id != pool.seed.id and scores[one.id] > seed + ROUNDING]
+
+
+def _means(trials: Sequence[Trial]) -> dict[tuple[str, str], float]:
+    """Mean reward by candidate and task; those without any are left out."""
+    found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for trial in trials:
+        if trial.reward is not None:
+            found[trial.candidate, trial.task].append(trial.reward)
+    return {key: sum(rewards) / len(rewards) for key, rewards in found.items()}
 
 
 def _told(racers: Sequence[Racer], best: Racer | None) -> str:

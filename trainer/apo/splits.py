@@ -1,7 +1,8 @@
 """Splits of tasks: one to search on, one for the race, one that is opened once. Pure.
 
 A split of rows leaks: what was learnt of a customer in one split helps on the same customer in another, and nobody
-else. So tasks of one key stay together. The share of a split is of tasks, as near as whole keys allow.
+else. So tasks of one key stay together, and without keys those that are the same. The share of a split is of tasks, as
+near as whole keys allow.
 """
 
 from __future__ import annotations
@@ -42,10 +43,17 @@ class Splits:
 
 def agent_tasks(inputs: Sequence[Any], key: str | None) -> list[AgentTask]:
     """Tasks by their place: `t0`, `t1` ... `key`: field of the input, or a path of fields such as `customer.id`, whose
-    value is the key of a task; without one each task has its own. Raises `ConfigError`."""
+    value is the key of a task; without one each task has its own, and tasks that are the same have the same. Raises
+    `ConfigError`."""
+    first: dict[str, str] = {}
     return [
-        AgentTask(f"t{at}", value, f"t{at}" if key is None else _key(value, key, at)) for at, value in enumerate(inputs)
+        AgentTask(f"t{at}", value, first.setdefault(_text(value), f"t{at}") if key is None else _key(value, key, at))
+        for at, value in enumerate(inputs)
     ]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _key(value: Any, path: str, at: int) -> str:
@@ -53,7 +61,7 @@ def _key(value: Any, path: str, at: int) -> str:
         if not isinstance(value, dict) or name not in value:
             raise ConfigError(f"tasks.key: task {at + 1} has no field {path!r}")
         value = cast(dict[str, Any], value)[name]
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return value if isinstance(value, str) else _text(value)
 
 
 def split(tasks: Sequence[AgentTask], seed: int) -> Splits:

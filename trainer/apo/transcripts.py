@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from penstock.gateway.display.rollout_tree import key, known
 from penstock.gateway.model.transcript import Transcript
@@ -48,8 +49,13 @@ def _text(part: Part) -> str:
         case "tool_call":
             return f"calls {part.name}({part.arguments or ''})"
         case "tool_call_response":
-            return f"result: {part.text or json.dumps(part.data, ensure_ascii=False)}"
+            failed = isinstance(part.data, dict) and cast(dict[str, object], part.data).get("is_error")
+            return f"{'failed' if failed else 'result'}: {_result(part)}"
         case "text" | "refusal":
             return part.text or ""
         case _:
             return ""
+
+
+def _result(part: Part) -> str:
+    return part.text or ("" if part.data is None else json.dumps(part.data, ensure_ascii=False))

@@ -23,7 +23,7 @@ class Everything(BaseModel):
     code: Annotated[str, Field(pattern="^[0-9]+$")] = "1"
     mode: Literal["train", "val", "test"] = "train"
     some: Annotated[list[int], Field(min_length=1, max_length=2)] = [1]
-    about: dict[str, int] = {}
+    about: Annotated[dict[str, int], Field(max_length=2)] = {}
 
 
 SAID: list[tuple[dict[str, Any], str]] = [
@@ -48,6 +48,7 @@ SAID: list[tuple[dict[str, Any], str]] = [
     ({"some": []}, "it has 0 items, not 1 or more"),
     ({"some": [1, 2, 3]}, "it has 3 items, not 2 or less"),
     ({"some": 1}, "1 is not a list"),
+    ({"about": {"a": 1, "b": 2, "c": 3}}, "it has more than 2 items"),
     ({"about": "x" * 100}, f"'{'x' * 59}… is not an object"),
 ]
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.protocol import Evidence
 from penstock.trainer.apo.reflection import fenced, shown
-from penstock.trainer.apo.trials import Pool
+from penstock.trainer.apo.trials import Pool, Trial
 
 WIDTH: Final = 4
 BRANCH: Final = 4
@@ -46,13 +46,19 @@ Critique: %s
 Answer with the new text within ``` fences."""
 
 
+class Branch(NamedTuple):
+    """A parent, and some of its rollouts that are criticised."""
+
+    parent: Candidate
+    trials: Sequence[Trial]
+
+
 class Beam:
-    """The engine of one run. `final`: the beam keeps its own winner, by the batch that it was compared on."""
+    """The engine of one run. It keeps its own winner, by the batch that it was compared on."""
 
     def __init__(self) -> None:
         self._beam: list[Candidate] = []
         self._round = 0
-        self._scores: dict[str, float] = {}
 
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
         """One round; none after the last."""
@@ -60,34 +66,49 @@ class Beam:
             return []
         self._round += 1
         self._beam = self._beam or [pool.seed]
-        parents = [self._beam[at % len(self._beam)] for at in range(WIDTH)]
-        names = [task.id for task in evidence.tasks]
-        branches = [
-            (parent, evidence.random.sample(names, min(GRADIENT, len(names))))
-            for parent in parents
-            for _ in range(BRANCH)
-        ]
-        children = await asyncio.gather(*(self._child(parent, tasks, pool, evidence) for parent, tasks in branches))
-        tasks = evidence.random.sample(names, min(BATCH, len(names)))
-        runners = list({one.id: one for one in (*self._beam, *filter(None, children))}.values())
-        trials = await evidence.run([(one, task) for one in runners for task in tasks])
+        children = await self._children(await self._branches(evidence), evidence)
+        able = [child for child in children if not evidence.problem(child)]
+        runners = list({one.id: one for one in (*self._beam, *able)}.values())
+        # Task by task, so that what is left of the budget compares all of them alike.
+        pairs = [(one, task) for task in self._sample(BATCH, evidence) for one in runners]
+        trials = await evidence.run(pairs)
         rewards = {
             one.id: [t.reward for t in trials if t.candidate == one.id and t.reward is not None] for one in runners
         }
         scores = {name: sum(found) / len(found) for name, found in rewards.items() if found}
-        self._scores |= scores
-        self._beam = sorted(runners, key=lambda one: -scores.get(one.id, 0.0))[:WIDTH]
+        self._beam = sorted(runners, key=lambda one: -scores.get(one.id, -1.0))[:WIDTH]
         return self._beam
 
-    async def _child(self, parent: Candidate, tasks: Sequence[str], pool: Pool, evidence: Evidence) -> Candidate | None:
-        """The parent, written anew after a critique of some of its rollouts. One text of it, in turn."""
-        trials = await evidence.run([(parent, task) for task in tasks])
-        names = sorted(parent.texts)
+    async def _branches(self, evidence: Evidence) -> list[Branch]:
+        """The parents, each `BRANCH` times, with rollouts of their own. Raises `Spent` where they are not all left."""
+        parents = [self._beam[at % len(self._beam)] for at in range(WIDTH) for _ in range(BRANCH)]
+        samples = [self._sample(GRADIENT, evidence) for _ in parents]
+        pairs = [(parent, task) for parent, tasks in zip(parents, samples, strict=True) for task in tasks]
+        trials = await evidence.run(pairs)
+        trials += await evidence.run(pairs[len(trials) :])
+        rest = iter(trials)
+        return [Branch(parent, [next(rest) for _ in tasks]) for parent, tasks in zip(parents, samples, strict=True)]
+
+    async def _children(self, branches: Sequence[Branch], evidence: Evidence) -> list[Candidate]:
+        """The parents, written anew after a critique of their rollouts: one text of each, in turn. All critiques are
+        there before the first is followed, so that nothing hangs on which of them came first."""
+        names = sorted(branches[0].parent.texts)
         name = names[self._round % len(names)]
-        said = "\n".join(shown(trial, at) for at, trial in enumerate(trials, 1))
-        critique = await evidence.reflect(CRITIQUE % (parent.texts[name], said))
-        text = fenced(await evidence.reflect(EDIT % (parent.texts[name], critique)))
-        return Candidate({**parent.texts, name: text}, parent.id, critique, tuple(trial.rollout for trial in trials))
+        said = ["\n".join(shown(trial, at) for at, trial in enumerate(one.trials, 1)) for one in branches]
+        olds = [one.parent.texts[name] for one in branches]
+        asked = [CRITIQUE % (old, rollouts) for old, rollouts in zip(olds, said, strict=True)]
+        critiques = await asyncio.gather(*map(evidence.reflect, asked))
+        asked = [EDIT % (old, critique) for old, critique in zip(olds, critiques, strict=True)]
+        texts = map(fenced, await asyncio.gather(*map(evidence.reflect, asked)))
+        return [
+            Candidate({**parent.texts, name: text}, parent.id, critique, tuple(trial.rollout for trial in trials))
+            for (parent, trials), critique, text in zip(branches, critiques, texts, strict=True)
+            if text
+        ]
+
+    def _sample(self, most: int, evidence: Evidence) -> list[str]:
+        names = [task.id for task in evidence.tasks]
+        return evidence.random.sample(names, min(most, len(names)))
 
     def finalists(self, pool: Pool) -> list[Candidate]:
         """The best of the beam."""

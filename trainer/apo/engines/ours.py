@@ -25,6 +25,7 @@ from typing import Final
 
 import numpy as np
 
+from penstock.trainer.apo.budget import Spent
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.edits import Edit, applied, exclude, words
 from penstock.trainer.apo.effects import Effects, Row, effects
@@ -137,11 +138,11 @@ class Ours:
         """Asks for hypotheses on the best prompt's rollouts, and pools them."""
         batches = [self._minibatch(best, pool, evidence) for _ in range(REFLECTIONS)]
         asked = [ask_hypotheses(best.texts, batch, HYPOTHESES) for batch in batches if batch]
-        answers = await asyncio.gather(*map(evidence.reflect, asked))
         found = [
             (hypothesis, [trial.rollout for trial in batch])
-            for answer, batch in zip(answers, batches, strict=False)
+            for answer, batch in zip(await _answers(asked, evidence), batches, strict=False)
             for hypothesis in read_hypotheses(answer, best.texts)
+            if not evidence.problem(Candidate(applied(best.texts, [hypothesis.edit])))
         ]
         self._said += [words(hypothesis.edit.text) for hypothesis, _ in found]
         self._failures += [words(hypothesis.failure) for hypothesis, _ in found]
@@ -153,9 +154,9 @@ class Ours:
         batches = [self._minibatch(pool.seed, pool, evidence) for _ in range(RESTARTS)]
         slots = [slot for text in pool.seed.texts.values() for slot in SLOT.findall(text)]
         asked = [ask_scratch(pool.seed.texts, slots, batch) for batch in batches if batch]
-        for answer, batch in zip(await asyncio.gather(*map(evidence.reflect, asked)), batches, strict=False):
+        for answer, batch in zip(await _answers(asked, evidence), batches, strict=False):
             texts = read_texts(answer, pool.seed.texts)
-            if texts is not None:
+            if texts is not None and not evidence.problem(Candidate(texts)):
                 causes = [trial.rollout for trial in batch]
                 self._proposals.append(Proposal(None, "written from scratch", texts, causes=causes))
 
@@ -258,6 +259,16 @@ class Ours:
         made = Candidate(applied(start, (one.edit for one in chosen if one.edit)), pool.seed.id, claim, causes)
         self._made.setdefault(made.id, making)
         return pool.candidates.get(made.id, made)
+
+
+async def _answers(asked: Sequence[str], evidence: Evidence) -> list[str]:
+    """The answers that could be paid, in order: the first ones. Raises `Spent` when it is none."""
+    found = await asyncio.gather(*map(evidence.reflect, asked), return_exceptions=True)
+    answers = [one for one in found if isinstance(one, str)]
+    wrong = [one for one in found if isinstance(one, BaseException) and (not answers or not isinstance(one, Spent))]
+    if wrong:
+        raise wrong[0]
+    return answers
 
 
 def _weights(of: Iterable[str], texts: Sequence[frozenset[str]]) -> dict[str, float]:

@@ -1,0 +1,105 @@
+"""A winner goes to production by a release for each text that has changed, once, and an error there fails nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fakes.experiment import policy, prompt
+from fakes.rig import inside
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.release import NewRelease
+from penstock.gateway.model.run import NewRun
+from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.config import Config
+from penstock.trainer.apo.winner import show_production
+from penstock.trainer.serving.publish import PRODUCTION
+
+SEED = Candidate({"desk": "Answer {name}.", "door": "Open."})
+BETTER = Candidate({"desk": "Answer {name} kindly.", "door": "Open."}, SEED.id)
+VERSIONS = {"desk": "apo.1", "door": "v1"}
+
+
+@pytest.fixture
+async def client(tmp_path: Path, http: aiohttp.ClientSession) -> AsyncGenerator[Client]:
+    """Of a gateway that knows the texts, and a run that has made another."""
+    async with inside(tmp_path, http) as here, Client(here.base.url) as made:
+        for name, text in SEED.texts.items():
+            await made.add_version(name, prompt(text, sent=True))
+        await made.add_version("desk", prompt(BETTER.texts["desk"], version="apo.1"))
+        await made.start_run(NewRun(id="apo", kind="apo"))
+        yield made
+
+
+@pytest.fixture
+def margin(tmp_path: Path) -> Path:
+    """A policy that needs no rewards of before."""
+    path = tmp_path / "policy.toml"
+    path.write_text("margin_absolute = 0.1\n")
+    return path
+
+
+def config(release: str, path: Path | None = None) -> Config:
+    publish: dict[str, Any] = {"release": release, "policy": path}
+    texts = {"prompts": list(SEED.texts)}
+    return Config.model_validate({"texts": texts, "reflection": {"model": "m"}, "publish": publish})
+
+
+async def test_without_a_release_a_person_is_told_how(client: Client) -> None:
+    told = await show_production(client, config("none"), SEED, BETTER, VERSIONS)
+    command = "penstock release start desk --candidate apo.1 --only mode=online"
+    assert told == [(f"desk@apo.1 is better; {command} shows it to production", "info")]
+    assert await client.releases() == []
+    made = (await client.run("apo")).made
+    assert [(one.name, one.version) for one in made] == [("desk", "apo.1")]
+
+
+@pytest.mark.parametrize(("release", "waits"), [("canary", True), ("auto", False)])
+async def test_a_release_shows_what_has_changed_and_is_started_once(
+    client: Client, margin: Path, release: str, waits: bool
+) -> None:
+    for _ in range(2):
+        # The second is another life of the same run.
+        told = await show_production(client, config(release, margin), SEED, BETTER, VERSIONS)
+        assert told == [("release desk-1 shows desk@apo.1 to production", "info")]
+    (started,) = await client.releases()
+    assert (started.resource, started.candidate, started.author, started.only) == ("desk", "apo.1", "apo", PRODUCTION)
+    assert started.policy.stages[-1].approval == waits
+
+
+async def test_each_text_that_has_changed_has_a_release(client: Client, margin: Path) -> None:
+    both = Candidate({"desk": BETTER.texts["desk"], "door": "Open wide."}, SEED.id)
+    await client.add_version("door", prompt("Open wide.", version="apo.2"))
+    told = await show_production(client, config("canary", margin), SEED, both, {"desk": "apo.1", "door": "apo.2"})
+    assert [text for text, _ in told] == [
+        "release desk-1 shows desk@apo.1 to production",
+        "release door-1 shows door@apo.2 to production",
+    ]
+
+
+async def test_a_release_that_cannot_be_started_is_told_and_the_others_are(client: Client, margin: Path) -> None:
+    await client.add_version("desk", prompt("Answer {name} soon.", version="mine"))
+    await client.start_release("desk", NewRelease(candidate="mine", policy=policy(0.5)))
+    both = Candidate({"desk": BETTER.texts["desk"], "door": "Open wide."}, SEED.id)
+    await client.add_version("door", prompt("Open wide.", version="apo.2"))
+    told = await show_production(client, config("canary", margin), SEED, both, {"desk": "apo.1", "door": "apo.2"})
+    assert [level for _, level in told] == ["warning", "info"]
+    assert told[0][0].startswith("desk@apo.1 is not released: ")
+    assert told[0][0].endswith("; penstock release start desk --candidate apo.1 --only mode=online does it")
+
+
+async def test_what_the_gateway_says_to_a_release_is_told(client: Client) -> None:
+    # The usual policy is relative to rewards that were recorded before.
+    ((text, level),) = await show_production(client, config("canary"), SEED, BETTER, VERSIONS)
+    assert level == "warning"
+    assert "no reward of it has been recorded; give margin_absolute" in text
+
+
+async def test_a_policy_that_is_gone_by_then_fails_nothing(client: Client, tmp_path: Path) -> None:
+    ((text, level),) = await show_production(client, config("auto", tmp_path / "gone.toml"), SEED, BETTER, VERSIONS)
+    assert level == "warning"
+    assert "publish.policy" in text
