@@ -23,12 +23,28 @@ def make_engine(name: str) -> Engine:
         from penstock.trainer.apo.engines.beam import Beam
 
         return Beam()
+    if name == "gepa":
+        return _gepa()
+    if name == "edits":
+        from penstock.trainer.apo.engines.edits import Edits
+
+        return Edits()
     found = loaded("engine", name)
     if isinstance(found, type):
         found = cast(Callable[[], Any], found)()
     if hasattr(found, "propose"):
         return cast(Engine, found)
     return cast(Engine, SimpleNamespace(propose=found))
+
+
+def _gepa() -> Engine:
+    try:
+        from penstock.trainer.apo.engines.gepa import Gepa
+    except ModuleNotFoundError as error:
+        if error.name != "gepa":
+            raise
+        raise ConfigError("engine: gepa must be installed for it: pip install 'penstock-gateway[apo]'") from None
+    return Gepa()
 
 
 def loaded(key: str, name: str) -> Any:

@@ -1,29 +1,34 @@
 """`beam`: critique, then edit, and a beam of the best, as Agent Lightning 0.3 does it (`algorithm/apo`).
 
-A round takes the prompts of the beam as parents, each `BRANCH` times (in turn where the beam is short). For each branch
-a few rollouts of the parent are criticised, and the parent is written anew after the critique. The beam and what is new
-are then run on one batch of tasks, and those with the highest mean stay. Unlike there, branches run at the same time, a
-text that has lost a slot is dropped, and a rollout without a reward is left out instead of counted as 0.
+First the seed is run on all tasks that are held out (half of the train split at most). A round takes the prompts of the
+beam as parents, each `branch` times (in turn where the beam is short). For each branch a few rollouts of the parent are
+criticised, and the parent is written anew after the critique. The beam and what is new are then run on one batch of the
+tasks that are held out, and those with the highest mean stay. The first of them is run on all of these tasks. What the
+engine releases is the text that had the highest mean there; the seed is one of them.
+
+Unlike there, branches run at the same time, a text that has lost a slot is dropped, a rollout without a reward is left
+out instead of counted as 0, and of several texts one is written anew, in turn. Width, branches and rounds are the
+largest of `SIZES` that the budget suffices for: the first are Agent Lightning's defaults, the last those of its guide.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.engines.asking import ask_all
+from penstock.trainer.apo.engines.held_out import Parts, parts
 from penstock.trainer.apo.protocol import Evidence
 from penstock.trainer.apo.reflection import fenced, shown
-from penstock.trainer.apo.trials import Pool
+from penstock.trainer.apo.trials import Pool, Trial
 
-WIDTH: Final = 4
-BRANCH: Final = 4
-ROUNDS: Final = 3
 GRADIENT: Final = 4
 """Rollouts that a critique sees."""
 BATCH: Final = 16
 """Tasks that the beam is compared on."""
+HELD_OUT: Final = 32
+"""Tasks that the first of the beam is run on."""
 
 CRITIQUE: Final = """\
 Describe what is wrong with the text that an AI agent is given, from these rollouts of it. Say in a few sentences what \
@@ -46,49 +51,98 @@ Critique: %s
 Answer with the new text within ``` fences."""
 
 
+class Size(NamedTuple):
+    """How large a search is."""
+
+    width: int
+    branch: int
+    rounds: int
+
+    def rollouts(self, held_out: int) -> int:
+        """Those of a whole search."""
+        batch = min(BATCH, held_out)
+        children = self.width * self.branch
+        compared = self.rounds * (children + self.width) - (self.width - 1)
+        return self.rounds * children * GRADIENT + compared * batch + (self.rounds + 1) * held_out
+
+
+SIZES: Final = (Size(4, 4, 3), Size(3, 3, 3), Size(2, 2, 3), Size(2, 2, 2))
+
+
 class Beam:
-    """The engine of one run. `final`: the beam keeps its own winner, by the batch that it was compared on."""
+    """The engine of one run."""
 
     def __init__(self) -> None:
         self._beam: list[Candidate] = []
+        self._size = SIZES[-1]
+        self._parts = Parts([], [])
         self._round = 0
-        self._scores: dict[str, float] = {}
+        self._order: list[str] = []
+        self._best: tuple[float, Candidate] | None = None
 
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
         """One round; none after the last."""
-        if self._round >= ROUNDS:
+        if not self._beam:
+            await self._begin(pool, evidence)
+        if self._round >= self._size.rounds:
             return []
         self._round += 1
-        self._beam = self._beam or [pool.seed]
-        parents = [self._beam[at % len(self._beam)] for at in range(WIDTH)]
-        names = [task.id for task in evidence.tasks]
-        branches = [
-            (parent, evidence.random.sample(names, min(GRADIENT, len(names))))
-            for parent in parents
-            for _ in range(BRANCH)
-        ]
-        children = await asyncio.gather(*(self._child(parent, tasks, pool, evidence) for parent, tasks in branches))
-        tasks = evidence.random.sample(names, min(BATCH, len(names)))
-        runners = list({one.id: one for one in (*self._beam, *filter(None, children))}.values())
-        trials = await evidence.run([(one, task) for one in runners for task in tasks])
-        rewards = {
-            one.id: [t.reward for t in trials if t.candidate == one.id and t.reward is not None] for one in runners
-        }
-        scores = {name: sum(found) / len(found) for name, found in rewards.items() if found}
-        self._scores |= scores
-        self._beam = sorted(runners, key=lambda one: -scores.get(one.id, 0.0))[:WIDTH]
+        children = await self._children(evidence)
+        runners = list({one.id: one for one in (*self._beam, *children)}.values())
+        tasks = evidence.random.sample(self._parts.choose, min(BATCH, len(self._parts.choose)))
+        scores = _means(await evidence.run([(one, task) for one in runners for task in tasks]))
+        self._beam = sorted(runners, key=lambda one: -scores.get(one.id, 0.0))[: self._size.width]
+        await self._lead(self._beam[0], evidence)
         return self._beam
 
-    async def _child(self, parent: Candidate, tasks: Sequence[str], pool: Pool, evidence: Evidence) -> Candidate | None:
-        """The parent, written anew after a critique of some of its rollouts. One text of it, in turn."""
-        trials = await evidence.run([(parent, task) for task in tasks])
-        names = sorted(parent.texts)
-        name = names[self._round % len(names)]
-        said = "\n".join(shown(trial, at) for at, trial in enumerate(trials, 1))
-        critique = await evidence.reflect(CRITIQUE % (parent.texts[name], said))
-        text = fenced(await evidence.reflect(EDIT % (parent.texts[name], critique)))
-        return Candidate({**parent.texts, name: text}, parent.id, critique, tuple(trial.rollout for trial in trials))
-
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """The best of the beam."""
-        return self._beam[:1]
+        """The text with the highest mean on the tasks that are held out."""
+        return [] if self._best is None else [self._best[1]]
+
+    async def _begin(self, pool: Pool, evidence: Evidence) -> None:
+        self._beam = [pool.seed]
+        self._parts = parts(evidence, HELD_OUT)
+        held_out = len(self._parts.choose)
+        self._size = next((one for one in SIZES if one.rollouts(held_out) <= evidence.budget.left), SIZES[-1])
+        await self._lead(pool.seed, evidence)
+
+    async def _lead(self, candidate: Candidate, evidence: Evidence) -> None:
+        """Runs the first of the beam on all tasks that are held out, and keeps it if it is the best so far."""
+        trials = await evidence.run([(candidate, task) for task in self._parts.choose])
+        mean = _means(trials).get(candidate.id)
+        whole = len(trials) == len(self._parts.choose)
+        if whole and mean is not None and (self._best is None or mean > self._best[0]):
+            self._best = mean, candidate
+
+    async def _children(self, evidence: Evidence) -> list[Candidate]:
+        """Parents, written anew after a critique of some of their rollouts. Of each one text, in turn."""
+        parents = [self._beam[at % len(self._beam)] for at in range(self._size.width)]
+        branches = [parent for parent in parents for _ in range(self._size.branch)]
+        batches = [self._next(evidence) for _ in branches]
+        trials = iter(
+            await evidence.run(
+                [(one, task) for one, tasks in zip(branches, batches, strict=True) for task in tasks]
+            )
+        )
+        seen = [[next(trials) for _ in tasks] for tasks in batches]
+        names = sorted(branches[0].texts)
+        name = names[self._round % len(names)]
+        asked = [CRITIQUE % (one.texts[name], _said(some)) for one, some in zip(branches, seen, strict=True)]
+        critiques = await ask_all(evidence, asked)
+        return []
+
+    def _next(self, evidence: Evidence) -> list[str]:
+        """Tasks of a critique; all have been drawn before one is drawn again."""
+        if len(self._order) < GRADIENT:
+            self._order = evidence.random.sample(self._parts.learn, len(self._parts.learn))
+        found, self._order = self._order[:GRADIENT], self._order[GRADIENT:]
+        return found
+
+
+def _means(trials: Sequence[Trial]) -> dict[str, float]:
+    """Mean reward by candidate, of those that have one."""
+    rewards: dict[str, list[float]] = {}
+    for trial in trials:
+        if trial.reward is not None:
+            rewards.setdefault(trial.candidate, []).append(trial.reward)
+    return {name: sum(found) / len(found) for name, found in rewards.items()}
