@@ -1,4 +1,4 @@
-"""Several reflections at once, of which the budget may allow some only."""
+"""What engines ask of the evidence at one go: rollouts of which all are needed, and several reflections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ import asyncio
 from collections.abc import Sequence
 
 from penstock.trainer.apo.budget import Spent
+from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.protocol import Evidence
+from penstock.trainer.apo.trials import Trial
+
+
+async def run_all(evidence: Evidence, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
+    """All of these rollouts, whose candidates can be run. Where the budget has not so many left, none is begun: a part
+    would compare candidates on different tasks, and what is left goes into the race. Raises `Spent`."""
+    if len(pairs) > evidence.budget.left:
+        left, whole = evidence.budget.left, evidence.budget.rollouts
+        raise Spent(f"{left:,} of {whole:,} rollouts are left for the search, and its next step takes {len(pairs):,}")
+    return await evidence.run(pairs)
 
 
 async def ask_all(evidence: Evidence, prompts: Sequence[str]) -> list[str | None]:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.engines.asking import ask_all
+from penstock.trainer.apo.engines.asking import ask_all, run_all
 from penstock.trainer.apo.engines.held_out import Parts, parts
 from penstock.trainer.apo.protocol import Evidence
 from penstock.trainer.apo.reflection import fenced, shown
@@ -27,8 +27,8 @@ GRADIENT: Final = 4
 """Rollouts that a critique sees."""
 BATCH: Final = 16
 """Tasks that the beam is compared on."""
-HELD_OUT: Final = 32
-"""Tasks that the first of the beam is run on."""
+HELD_OUT: Final = (32, 16)
+"""Tasks that the first of the beam is run on; the second where the budget is too small for the first."""
 
 CRITIQUE: Final = """\
 Describe what is wrong with the text that an AI agent is given, from these rollouts of it. Say in a few sentences what \
@@ -90,7 +90,7 @@ class Beam:
         children = await self._children(evidence)
         runners = list({one.id: one for one in (*self._beam, *children)}.values())
         tasks = evidence.random.sample(self._parts.choose, min(BATCH, len(self._parts.choose)))
-        scores = _means(await evidence.run([(one, task) for one in runners for task in tasks]))
+        scores = _means(await run_all(evidence, [(one, task) for one in runners for task in tasks]))
         self._beam = sorted(runners, key=lambda one: -scores.get(one.id, 0.0))[: self._size.width]
         await self._lead(self._beam[0], evidence)
         return self._beam
@@ -101,42 +101,50 @@ class Beam:
 
     async def _begin(self, pool: Pool, evidence: Evidence) -> None:
         self._beam = [pool.seed]
-        self._parts = parts(evidence, HELD_OUT)
+        left = evidence.budget.left
+        self._parts = parts(evidence, HELD_OUT[0] if SIZES[-1].rollouts(HELD_OUT[0]) <= left else HELD_OUT[1])
         held_out = len(self._parts.choose)
-        self._size = next((one for one in SIZES if one.rollouts(held_out) <= evidence.budget.left), SIZES[-1])
+        self._size = next((one for one in SIZES if one.rollouts(held_out) <= left), SIZES[-1])
         await self._lead(pool.seed, evidence)
 
     async def _lead(self, candidate: Candidate, evidence: Evidence) -> None:
         """Runs the first of the beam on all tasks that are held out, and keeps it if it is the best so far."""
-        trials = await evidence.run([(candidate, task) for task in self._parts.choose])
-        mean = _means(trials).get(candidate.id)
-        whole = len(trials) == len(self._parts.choose)
-        if whole and mean is not None and (self._best is None or mean > self._best[0]):
+        mean = _means(await run_all(evidence, [(candidate, task) for task in self._parts.choose])).get(candidate.id)
+        if mean is not None and (self._best is None or mean > self._best[0]):
             self._best = mean, candidate
 
     async def _children(self, evidence: Evidence) -> list[Candidate]:
         """Parents, written anew after a critique of some of their rollouts. Of each one text, in turn."""
         parents = [self._beam[at % len(self._beam)] for at in range(self._size.width)]
         branches = [parent for parent in parents for _ in range(self._size.branch)]
-        batches = [self._next(evidence) for _ in branches]
-        trials = iter(
-            await evidence.run(
-                [(one, task) for one, tasks in zip(branches, batches, strict=True) for task in tasks]
-            )
-        )
-        seen = [[next(trials) for _ in tasks] for tasks in batches]
+        pairs = [(parent, task) for parent in branches for task in self._next(evidence)]
+        trials = await run_all(evidence, pairs)
+        each = len(pairs) // len(branches)
+        seen = [trials[start : start + each] for start in range(0, len(trials), each)]
         names = sorted(branches[0].texts)
         name = names[self._round % len(names)]
         asked = [CRITIQUE % (one.texts[name], _said(some)) for one, some in zip(branches, seen, strict=True)]
         critiques = await ask_all(evidence, asked)
-        return []
+        criticised = [one for one in zip(branches, seen, critiques, strict=True) if one[2]]
+        answers = await ask_all(evidence, [EDIT % (parent.texts[name], critique) for parent, _, critique in criticised])
+        children = [
+            Candidate({**parent.texts, name: fenced(answer)}, parent.id, critique or "", tuple(t.rollout for t in some))
+            for (parent, some, critique), answer in zip(criticised, answers, strict=True)
+            if answer
+        ]
+        return [child for child in children if not evidence.problem(child)]
 
     def _next(self, evidence: Evidence) -> list[str]:
         """Tasks of a critique; all have been drawn before one is drawn again."""
-        if len(self._order) < GRADIENT:
+        count = min(GRADIENT, len(self._parts.learn))
+        if len(self._order) < count:
             self._order = evidence.random.sample(self._parts.learn, len(self._parts.learn))
-        found, self._order = self._order[:GRADIENT], self._order[GRADIENT:]
+        found, self._order = self._order[:count], self._order[count:]
         return found
+
+
+def _said(trials: Sequence[Trial]) -> str:
+    return "\n".join(shown(trial, at) for at, trial in enumerate(trials, 1))
 
 
 def _means(trials: Sequence[Trial]) -> dict[str, float]:

@@ -5,8 +5,8 @@ of the parent anew after a few of its rollouts, and runs the child on the same t
 run on all tasks that are held out (half of the train split at most), and joins the pool. Its winner is the candidate
 with the highest mean on those.
 
-What is ours: rollouts of a step run at the same time; budgets are kept exactly, so a step that they do not suffice for
-ends the search and leaves the best so far; a text that has lost a slot scores 0 without a rollout; a rollout without a
+What is ours: rollouts of a step run at the same time; budgets are kept exactly, and a step that they do not suffice
+for ends the search with the best so far; a text that has lost a slot scores 0 without a rollout; a rollout without a
 reward counts as the mean of the others of its candidate in the batch, and is not shown to the reflecting model. The
 evaluation cache stays off (in 0.1.4 it confuses the two sets of tasks), and nothing is written to disk: a run that was
 killed begins again and finds its rollouts. It ends by itself after `PERFECT` minibatches in a row without a flaw.
@@ -27,7 +27,7 @@ from gepa.strategies.proposal_sampling import PxNSampling
 from gepa.strategies.proposal_selection import AllImprovements
 
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.engines.asking import ask_all
+from penstock.trainer.apo.engines.asking import ask_all, run_all
 from penstock.trainer.apo.engines.beside import Line, beside
 from penstock.trainer.apo.engines.held_out import parts
 from penstock.trainer.apo.protocol import Evidence
@@ -145,18 +145,11 @@ class _Adapter:
             for task in tasks
             if not problem
         ]
-        trials = iter(self._line.ask(lambda: self._whole(pairs)))
+        trials = iter(self._line.ask(lambda: run_all(self._evidence, pairs)))
         return [
             _refused(problem, len(tasks)) if problem else _batch([next(trials) for _ in tasks])
             for problem, (_, tasks) in zip(problems, items, strict=True)
         ]
-
-    async def _whole(self, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
-        """All of these. A part of them would compare candidates on different tasks: it is the end. Raises `Spent`."""
-        trials = await self._evidence.run(pairs)
-        if len(trials) < len(pairs):
-            self._evidence.budget.take_rollouts(1)
-        return trials
 
     def make_reflective_dataset(self, candidate: Texts, eval_batch: Batch, components_to_update: list[str]) -> _Seen:
         """What a reflection on these texts sees."""
