@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -40,6 +41,7 @@ def optimise(
         loaded = overridden(load(config), tasks, release)
     except ConfigError as error:
         raise Failure(str(error), 2) from None
+    _check_extra()
     from penstock.trainer.apo import session
     from penstock.trainer.runs.ending import RunError
 
@@ -47,3 +49,9 @@ def optimise(
         session.optimise(loaded, gateway, control_key(), agent)
     except RunError as error:
         raise Failure(str(error)) from None
+
+
+def _check_extra() -> None:
+    missing = [name for name in ("gepa", "numpy") if find_spec(name) is None]
+    if missing:
+        raise Failure(f"{', '.join(missing)} must be installed for this: pip install 'penstock-gateway[apo]'")

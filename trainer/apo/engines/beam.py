@@ -81,10 +81,10 @@ class Beam:
         self._best: tuple[float, Candidate] | None = None
 
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
-        """One round; none after the last."""
+        """One round; none after the last, or when no rollout of the seed has a reward."""
         if not self._beam:
             await self._begin(pool, evidence)
-        if self._round >= self._size.rounds:
+        if self._best is None or self._round >= self._size.rounds:
             return []
         self._round += 1
         children = await self._children(evidence)

@@ -9,7 +9,8 @@ What is ours: rollouts of a step run at the same time; budgets are kept exactly,
 for ends the search with the best so far; a text that has lost a slot scores 0 without a rollout; a rollout without a
 reward counts as the mean of the others of its candidate in the batch, and is not shown to the reflecting model. The
 evaluation cache stays off (in 0.1.4 it confuses the two sets of tasks), and nothing is written to disk: a run that was
-killed begins again and finds its rollouts. It ends by itself after `PERFECT` minibatches in a row without a flaw.
+killed begins again and finds its rollouts. It ends by itself after `IDLE` minibatches in a row that are without a flaw
+or without any reward.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from penstock.trainer.apo.protocol import Evidence
 from penstock.trainer.apo.reflection import clipped
 from penstock.trainer.apo.trials import Pool, Trial
 
-PERFECT: Final = 20
-"""Minibatches without a flaw, one after the other, after which there is nothing to learn from."""
+IDLE: Final = 20
+"""Minibatches in a row with nothing to learn from after which it ends."""
 SHARE: Final = 40
 """Of so many rollouts of the budget one is a task that candidates are compared on."""
 FEWEST: Final = 8
@@ -113,7 +114,7 @@ class _Adapter:
         self._evidence, self._line = evidence, line
         self._made: dict[str, Candidate] = {pool.seed.id: pool.seed}
         self._inputs = {task.id: task.input for task in evidence.tasks}
-        self._perfect = 0
+        self._idle = 0
 
     def made(self, parent: Texts, changed: Texts, rollouts: tuple[str, ...]) -> None:
         """Notes where a candidate comes from."""
@@ -152,8 +153,11 @@ class _Adapter:
         ]
 
     def make_reflective_dataset(self, candidate: Texts, eval_batch: Batch, components_to_update: list[str]) -> _Seen:
-        """What a reflection on these texts sees."""
+        """What a reflection on these texts sees. Raises `ValueError` when it is nothing: the library goes on."""
         trials = [one for one in eval_batch.trajectories or [] if isinstance(one, Trial) and one.reward is not None]
+        if not trials:
+            self._idle += 1
+            raise ValueError("no rollout has a reward")
         records = [self._record(trial) for trial in trials]
         seen = _Seen({name: records for name in components_to_update})
         seen.rollouts = tuple(trial.rollout for trial in trials)
@@ -174,15 +178,15 @@ class _Adapter:
 
     def on_evaluation_skipped(self, event: EvaluationSkippedEvent) -> None:
         """A minibatch had nothing to learn from."""
-        self._perfect += event["reason"] == "all_scores_perfect"
+        self._idle += event["reason"] == "all_scores_perfect"
 
     def on_proposal_start(self, event: ProposalStartEvent) -> None:
         """Another one had."""
-        self._perfect = 0
+        self._idle = 0
 
     def over(self, gepa_state: Any) -> bool:
         """Whether to stop."""
-        return self._perfect >= PERFECT
+        return self._idle >= IDLE
 
 
 class _Reflection(StatelessReflectionLM):

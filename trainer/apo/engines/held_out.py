@@ -19,13 +19,14 @@ class Parts(NamedTuple):
 def parts(evidence: Evidence, count: int) -> Parts:
     """Two parts of the train split, of which the second has about `count` tasks, and at most half. Tasks of one key
     stay together; where all are of one key they do not. The order is drawn."""
-    most = min(count, len(evidence.tasks) // 2)
+    half = len(evidence.tasks) // 2
+    most = min(count, half)
     keys = sorted({task.key for task in evidence.tasks})
     evidence.random.shuffle(keys)
     choose: list[str] = []
     for key in keys:
         mine = [task.id for task in evidence.tasks if task.key == key]
-        if len(choose) < most and len(choose) + len(mine) <= max(most, len(evidence.tasks) // 2):
+        if len(choose) < most and len(choose) + len(mine) <= half:
             choose += mine
     choose = choose or [task.id for task in evidence.tasks[:most]]
     learn = [task.id for task in evidence.tasks if task.id not in set(choose)]
