@@ -185,7 +185,7 @@ rollouts = 120
 [reflection]
 model = "m"
 """
-STARS = """
+AGENT = """
 import json, os
 print(json.dumps({"reward": int(json.loads(os.environ["PENSTOCK_INPUT"])["n"] % 2)}))
 """
@@ -196,7 +196,7 @@ async def test_apo(install: Install, provider: Provider, tmp_path: Path, engine:
     clean = install("apo")
     (tmp_path / "apo.toml").write_text(APO.format(engine=engine))
     (tmp_path / "tasks.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(40)))
-    (tmp_path / "agent.py").write_text(STARS)
+    (tmp_path / "agent.py").write_text(AGENT)
     async with clean.gateway(tmp_path / "home", upstreams(openai=provider.openai_url)) as gateway:
         async with Client(gateway.url) as client:
             await client.add_version("shop", NewVersion(kind="prompt", content={"text": "Be kind.", "sent": True}))

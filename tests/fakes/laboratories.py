@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from bench.apo.laboratory import NAME, Simulated
 from bench.apo.worlds import Family, world
@@ -25,21 +26,27 @@ class Odd(Simulated):
     """A world with a few habits.
 
     `hurry`: a seed of the order in which things end. `change`: what rewards become. `slot`: whether texts must keep the
-    slot, which the reflecting model loses every other time.
+    slot, which the reflecting model loses every other time. `more`: texts that do nothing.
     """
 
     def __init__(
-        self, family: Family, seed: int = 0, hurry: int = 0, change: Change | None = None, slot: bool = False
+        self,
+        family: Family,
+        seed: int = 0,
+        hurry: int = 0,
+        change: Change | None = None,
+        slot: bool = False,
+        more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.world = world(family, seed)
         super().__init__(self.world, seed)
         self._order, self._change, self._slot = random.Random(hurry), change, slot
-        self._asked = 0
+        self._more = more
 
     @property
     def seed(self) -> Candidate:
         """The texts that are there."""
-        return Candidate({NAME: self.world.seed + (f"\n{SLOT}" if self._slot else "")})
+        return Candidate({NAME: self.world.seed + (f"\n{SLOT}" if self._slot else ""), **self._more})
 
     def value(self, candidate: Candidate) -> float:
         """The expected reward of a candidate."""

@@ -114,22 +114,22 @@ class Beam:
             self._best = mean, candidate
 
     async def _children(self, evidence: Evidence) -> list[Candidate]:
-        """Parents, written anew after a critique of some of their rollouts. Of each one text, in turn."""
+        """Parents, written anew after a critique of some of their rollouts; of each one text, in turn."""
         parents = [self._beam[at % len(self._beam)] for at in range(self._size.width)]
         branches = [parent for parent in parents for _ in range(self._size.branch)]
         pairs = [(parent, task) for parent in branches for task in self._next(evidence)]
         trials = await run_all(evidence, pairs)
         each = len(pairs) // len(branches)
         seen = [trials[start : start + each] for start in range(0, len(trials), each)]
-        names = sorted(branches[0].texts)
-        name = names[self._round % len(names)]
-        asked = [CRITIQUE % (one.texts[name], _said(some)) for one, some in zip(branches, seen, strict=True)]
-        critiques = await ask_all(evidence, asked)
-        criticised = [one for one in zip(branches, seen, critiques, strict=True) if one[2]]
-        answers = await ask_all(evidence, [EDIT % (parent.texts[name], critique) for parent, _, critique in criticised])
+        texts = sorted(branches[0].texts)
+        names = [texts[(self._round + at) % len(texts)] for at in range(len(branches))]
+        every = list(zip(branches, names, seen, strict=True))
+        critiques = await ask_all(evidence, [CRITIQUE % (one.texts[name], _said(some)) for one, name, some in every])
+        given = [(*branch, critique) for branch, critique in zip(every, critiques, strict=True) if critique]
+        answers = await ask_all(evidence, [EDIT % (one.texts[name], critique) for one, name, _, critique in given])
         children = [
-            Candidate({**parent.texts, name: fenced(answer)}, parent.id, critique or "", tuple(t.rollout for t in some))
-            for (parent, some, critique), answer in zip(criticised, answers, strict=True)
+            Candidate({**one.texts, name: fenced(answer)}, one.id, critique, tuple(trial.rollout for trial in some))
+            for (one, name, some, critique), answer in zip(given, answers, strict=True)
             if answer
         ]
         return [child for child in children if not evidence.problem(child)]

@@ -100,6 +100,23 @@ async def test_without_any_reward_it_ends_and_releases_nothing(name: str) -> Non
     assert result.budget.used_rollouts < 1400
 
 
+@pytest.mark.parametrize("name", MAKES)
+async def test_several_texts_are_optimised_together(name: str) -> None:
+    laboratory, engine = Odd("headroom", 1, more={"greeter": "Greet.", "writer": "Write."}), MAKES[name]()
+    result = await searched(laboratory, engine, Budget(900))
+    winner = released(engine, result)
+    assert winner.texts.keys() == laboratory.seed.texts.keys()
+    assert laboratory.value(winner) > laboratory.value(laboratory.seed)
+    # One text of a parent is changed at a time where texts are written anew.
+    changed = {
+        name
+        for one in result.pool.candidates.values()
+        for name, text in one.texts.items()
+        if text != laboratory.seed.texts[name]
+    }
+    assert changed == (set(laboratory.seed.texts) if name != "edits" else {NAME})
+
+
 def every_third(trial: Trial) -> float | None:
     """Nobody judges some."""
     return None if int(trial.task[1:]) % 3 == 0 else trial.reward
