@@ -284,6 +284,10 @@ GROUPS: Final[dict[str, Group]] = {
                 usual="optimise",
                 words=True,
             ),
+            "custom": Command(
+                "penstock.trainer.apo.commands:custom",
+                "Run a training algorithm of your own: a function that is given the gateway, tasks and a runner.",
+            ),
         },
     ),
 }

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from penstock.gateway.model.answers import Page
 from penstock.gateway.model.base import Id, Noun
 
-Kind = Literal["grpo", "sft", "dpo", "apo"]
+Kind = Literal["grpo", "sft", "dpo", "apo", "custom"]
 End = Literal["succeeded", "failed", "stopped"]
 Status = Literal["running", "succeeded", "failed", "stopped", "silent"]
 Level = Literal["info", "warning", "error"]

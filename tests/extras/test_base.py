@@ -126,6 +126,7 @@ async def run_tasks(folder: Path, gateway: Gateway, base: Clean) -> str:
 
 
 TRAIN = "torch, transformers, peft must be installed for this: pip install 'penstock-gateway[train]'"
+APO = "must be installed for this: pip install 'penstock-gateway[apo]'"
 BOARD = "TensorBoard's files needs tensorboardX: pip install 'penstock-gateway[plots]'"
 ASKS = {
     "export --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'",
@@ -140,6 +141,8 @@ ASKS = {
     "runs plot run --out run.png": "PNG needs matplotlib: pip install 'penstock-gateway[plots]'",
     "runs export run --to tensorboard -o board": BOARD,
     "runs export run --to mlflow -o flow": "MLflow's database needs mlflow: pip install 'penstock-gateway[mlflow]'",
+    "train apo apo.toml": f"gepa, numpy {APO}",
+    "train custom json:loads": f"gepa, numpy {APO}",
     **{f"train {kind} train.toml": TRAIN for kind in ("grpo", "sft", "dpo")},
     "serve --config translating.toml --port 0": "litellm is not installed: pip install 'penstock-gateway[providers]'",
 }
@@ -157,6 +160,7 @@ async def reported(base: Clean, tmp_path: Path) -> AsyncGenerator[Gateway]:
 
 async def test_what_needs_an_extra_says_which(base: Clean, reported: Gateway, tmp_path: Path) -> None:
     (tmp_path / "train.toml").write_text('[model]\npath = "m"\n[run]\nname = "r"\n[rollouts]\ntasks = "t"\n')
+    (tmp_path / "apo.toml").write_text('[texts]\nprompts = ["p"]\n[tasks]\nfile = "t"\n[reflection]\nmodel = "m"\n')
     route = '[[route]]\nmodel = "m"\nupstream = "vllm"\ntranslate = true\n'
     (tmp_path / "translating.toml").write_text(upstream("vllm", "http://127.0.0.1:9/v1", "openai") + route)
     shell = base.shell(reported.url, tmp_path)

@@ -19,6 +19,7 @@ from fakes.shell import Done, Shell
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.run import NewRun, Point
 
 EXAMPLES = {"openai_agent.py": "chat", "anthropic_agent.py": "messages"}
@@ -168,6 +169,41 @@ async def test_mlflow(install: Install, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "flow" / "mlflow.db")) as database:
         found = database.execute("select key, step, value from metrics order by step").fetchall()
     assert found == [("reward", 1, 0.25), ("reward", 2, 0.5)]
+
+
+APO = """
+engine = "{engine}"
+[run]
+name = "{engine}"
+directory = "{engine}"
+[texts]
+prompts = ["shop"]
+[tasks]
+file = "tasks.jsonl"
+[budget]
+rollouts = 120
+[reflection]
+model = "m"
+"""
+AGENT = """
+import json, os
+print(json.dumps({"reward": int(json.loads(os.environ["PENSTOCK_INPUT"])["n"] % 2)}))
+"""
+
+
+@pytest.mark.parametrize("engine", ["ours", "gepa"])
+async def test_apo(install: Install, provider: Provider, tmp_path: Path, engine: str) -> None:
+    clean = install("apo")
+    (tmp_path / "apo.toml").write_text(APO.format(engine=engine))
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(40)))
+    (tmp_path / "agent.py").write_text(AGENT)
+    async with clean.gateway(tmp_path / "home", upstreams(openai=provider.openai_url)) as gateway:
+        async with Client(gateway.url) as client:
+            await client.add_version("shop", NewVersion(kind="prompt", content={"text": "Be kind.", "sent": True}))
+        shell = clean.shell(gateway.url, tmp_path)
+        shell.patience = 600.0
+        done = await good(shell, "train", "apo", "apo.toml", "--agent", f"{clean.python} agent.py")
+    assert "the texts stay as they are; the test stays sealed" in done.err
 
 
 async def test_providers(install: Install, provider: Provider, tmp_path: Path) -> None:

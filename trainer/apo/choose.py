@@ -24,6 +24,12 @@ def make_engine(name: str) -> Engine:
         from penstock.trainer.apo.engines.beam import Beam
 
         return Beam()
+    if name == "gepa":
+        return _gepa()
+    if name == "edits":
+        from penstock.trainer.apo.engines.edits import Edits
+
+        return Edits()
     found = loaded("engine", name)
     if isinstance(found, type):
         found = _made(name, cast(Callable[[], Any], found))
@@ -40,6 +46,16 @@ def _made(name: str, engine: Callable[[], Any]) -> Any:
     except TypeError as error:
         raise ConfigError(f"engine: {name} cannot be made without arguments: {error}") from None
     return engine()
+
+
+def _gepa() -> Engine:
+    try:
+        from penstock.trainer.apo.engines.gepa import Gepa
+    except ModuleNotFoundError as error:
+        if error.name != "gepa":
+            raise
+        raise ConfigError("engine: gepa must be installed for it: pip install 'penstock-gateway[apo]'") from None
+    return Gepa()
 
 
 def loaded(key: str, name: str) -> Any:

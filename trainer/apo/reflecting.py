@@ -1,7 +1,7 @@
 """The reflecting model: any model that the gateway reaches. Each question is an attempt of one rollout on the tape.
 
-The attempt is named by the question, so a run that is started again finds the answers of its earlier life on the tape,
-and asks nothing twice.
+The attempt is named by the model and the question, so a run that is started again finds the answers of its earlier life
+on the tape, and asks nothing twice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Reflecting:
 
     async def ask(self, prompt: str, number: int) -> Reflection:
         """The answer, from the tape where it is there. Raises `RunError`."""
-        attempt = f"{hashlib.sha256(prompt.encode()).hexdigest()[:16]}-{number}"
+        question = f"{self._settings.model}\0{prompt}"
+        attempt = f"{hashlib.sha256(question.encode()).hexdigest()[:16]}-{number}"
         told = ""
         for _ in range(TRIES):
             answered = await self._answered(attempt)

@@ -51,11 +51,15 @@ class Hypothesis(NamedTuple):
     """What would mend it."""
 
 
+def clipped(transcript: str) -> str:
+    """Its beginning and its end, where it is too long to be shown."""
+    half = MOST_TRANSCRIPT // 2
+    return transcript if len(transcript) <= MOST_TRANSCRIPT else f"{transcript[:half]}\n[...]\n{transcript[-half:]}"
+
+
 def shown(trial: Trial, number: int) -> str:
     """A rollout for the reflecting model."""
-    said = trial.transcript
-    if len(said) > MOST_TRANSCRIPT:
-        said = f"{said[: MOST_TRANSCRIPT // 2]}\n[...]\n{said[-MOST_TRANSCRIPT // 2 :]}"
+    said = clipped(trial.transcript)
     reward = "none" if trial.reward is None else f"{trial.reward:.2f}"
     return f"# Rollout {number}, task {trial.task}, reward {reward}\n{said}\nReason: {trial.reason or 'not given'}\n"
 

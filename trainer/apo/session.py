@@ -45,7 +45,7 @@ async def _optimise(config: Config, gateway: str, key: str | None, agent: str | 
     splits = splits_of(config)
     directory = RunDirectory(config.run.directory)
     directory.keep(splits, config)
-    async with Patient(gateway, key) as client, reflection_session(client, config) as http:
+    async with Patient(gateway, key) as client, reflection_session(client, reflections(config)) as http:
         found = await seeds(client, config)
         seed = Candidate({name: text_of(version) for name, version in found.items()})
         awaited = Awaited(client)
@@ -80,11 +80,11 @@ def reflections(config: Config) -> str:
 
 
 @asynccontextmanager
-async def reflection_session(client: Patient, config: Config) -> AsyncGenerator[aiohttp.ClientSession]:
-    """Connections for the reflecting model, with a token of the reflections' rollout where the gateway makes some."""
+async def reflection_session(client: Patient, rollout: str) -> AsyncGenerator[aiohttp.ClientSession]:
+    """Connections for a model that is asked, with a token of the calls' rollout where the gateway makes some."""
     headers: dict[str, str] = {}
     try:
-        token = (await client.make_token(reflections(config))).token
+        token = (await client.make_token(rollout)).token
         headers["Authorization"] = f"Bearer {token}"
     except ClientError as error:
         if error.status is None:

@@ -37,15 +37,15 @@ def figures(values: Mapping[str, float]) -> str:
 class Lines:
     """One line for each step."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    def __init__(self, steps: int | None) -> None:
+        self._of = "" if steps is None else f"/{steps}"
 
     def phase(self, step: int, text: str) -> None:
         """Prints nothing: a log is for finished work."""
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
         """The metrics of a step."""
-        print(f"step {step}/{self._steps}  {figures(values)}", file=sys.stderr, flush=True)
+        print(f"step {step}{self._of}  {figures(values)}", file=sys.stderr, flush=True)
 
     def line(self, level: Level, text: str) -> None:
         """Something that happened."""
@@ -55,7 +55,7 @@ class Lines:
 class Live:
     """A bar, with lines above it."""
 
-    def __init__(self, progress: Progress, steps: int) -> None:
+    def __init__(self, progress: Progress, steps: int | None) -> None:
         self._progress = progress
         self._task: TaskID = progress.add_task("", total=steps)
 
@@ -74,8 +74,8 @@ class Live:
 
 
 @contextmanager
-def display(steps: int) -> Generator[Lines | Live]:
-    """The display that fits stderr."""
+def display(steps: int | None) -> Generator[Lines | Live]:
+    """The display that fits stderr. `steps`: how many are planned; None when nobody knows."""
     if not sys.stderr.isatty():
         yield Lines(steps)
         return

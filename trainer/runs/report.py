@@ -49,9 +49,10 @@ class Reporter:
         self._resumed = 0
         self._step = 0
 
-    async def begin(self, kind: Kind, config: Any, steps: int, step: int) -> None:
+    async def begin(self, kind: Kind, config: Any, steps: int | None, step: int) -> None:
         """Starts the run, or goes on with it at `step`: reports of an earlier process about later steps are superseded.
-        Raises `ConfigError` when the name is that of another kind of run.
+        `steps`: how many are planned; None when nobody knows. Raises `ConfigError` when the name is that of another
+        kind of run.
         """
         try:
             run = await self._client.run(self._run)

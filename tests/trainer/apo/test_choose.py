@@ -1,4 +1,4 @@
-"""An engine is one of ours, or a function or class of somebody's module; what is not there is named."""
+"""An engine is one of ours, or a function or class of somebody's module, such as that of the documentation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import pytest
 
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
+from fakes.laboratories import Odd, searched
+from fakes.process import ROOT
+
 from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.apo.budget import Budget
 from penstock.trainer.apo.choose import make_engine
 from penstock.trainer.apo.engines.beam import Beam
 from penstock.trainer.apo.engines.ours import Ours
 
+MOST_LINES = 25
 MODULE = """
 async def propose(pool, evidence):
     return []
@@ -78,3 +83,28 @@ def test_what_a_module_itself_lacks_is_not_hidden(here: Path) -> None:
     (here / "my_broken.py").write_text("import nonesuch_at_all\n")
     with pytest.raises(ModuleNotFoundError, match="nonesuch_at_all"):
         make_engine("my_broken:engine")
+
+
+# --- the engine of the documentation ---
+
+
+def test_the_engine_of_the_documentation_is_short() -> None:
+    text = (ROOT / "examples" / "apo_engine.py").read_text()
+    assert len([line for line in text.splitlines() if line.strip()]) <= MOST_LINES
+
+
+async def test_the_engine_of_the_documentation_optimises() -> None:
+    gains: list[float] = []
+    for seed in range(4):
+        laboratory = Odd("headroom", seed)
+        result = await searched(laboratory, make_engine("examples.apo_engine:propose"), Budget(600), seed)
+        gains.append(laboratory.value(result.winner or laboratory.seed) - laboratory.value(laboratory.seed))
+    assert min(gains) >= 0
+    assert sum(gains) / len(gains) > 0.1
+
+
+async def test_the_engine_of_the_documentation_keeps_a_good_prompt() -> None:
+    laboratory = Odd("none", change=lambda trial: 1.0)
+    result = await searched(laboratory, make_engine("examples.apo_engine:propose"), Budget(600))
+    assert result.winner is None
+    assert result.budget.used_reflections == 0

@@ -1,29 +1,34 @@
 """`beam`: critique, then edit, and a beam of the best, as Agent Lightning 0.3 does it (`algorithm/apo`).
 
-A round takes the prompts of the beam as parents, each `BRANCH` times (in turn where the beam is short). For each branch
-a few rollouts of the parent are criticised, and the parent is written anew after the critique. The beam and what is new
-are then run on one batch of tasks, and those with the highest mean stay. Unlike there, branches run at the same time, a
-text that has lost a slot is dropped, and a rollout without a reward is left out instead of counted as 0.
+First the seed is run on all tasks that are held out (half of the train split at most). A round takes the prompts of the
+beam as parents, each `branch` times (in turn where the beam is short). For each branch a few rollouts of the parent are
+criticised, and the parent is written anew after the critique. The beam and what is new are then run on one batch of the
+tasks that are held out, and those with the highest mean stay. The first of them is run on all of these tasks. What the
+engine releases is the text that had the highest mean there; the seed is one of them.
+
+Unlike there, branches run at the same time, a text that has lost a slot is dropped, a rollout without a reward is left
+out instead of counted as 0, and of several texts one is written anew, in turn. Width, branches and rounds are the
+largest of `SIZES` that the budget suffices for: the first are Agent Lightning's defaults, the last those of its guide.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.engines.asking import ask_all, run_all
+from penstock.trainer.apo.engines.held_out import Parts, parts
 from penstock.trainer.apo.protocol import Evidence
 from penstock.trainer.apo.reflection import fenced, shown
 from penstock.trainer.apo.trials import Pool, Trial
 
-WIDTH: Final = 4
-BRANCH: Final = 4
-ROUNDS: Final = 3
 GRADIENT: Final = 4
 """Rollouts that a critique sees."""
 BATCH: Final = 16
 """Tasks that the beam is compared on."""
+HELD_OUT: Final = (32, 16)
+"""Tasks that the first of the beam is run on; the second where the budget is too small for the first."""
 
 CRITIQUE: Final = """\
 Describe what is wrong with the text that an AI agent is given, from these rollouts of it. Say in a few sentences what \
@@ -46,70 +51,106 @@ Critique: %s
 Answer with the new text within ``` fences."""
 
 
-class Branch(NamedTuple):
-    """A parent, and some of its rollouts that are criticised."""
+class Size(NamedTuple):
+    """How large a search is."""
 
-    parent: Candidate
-    trials: Sequence[Trial]
+    width: int
+    branch: int
+    rounds: int
+
+    def rollouts(self, held_out: int) -> int:
+        """Those of a whole search."""
+        batch = min(BATCH, held_out)
+        children = self.width * self.branch
+        compared = self.rounds * (children + self.width) - (self.width - 1)
+        return self.rounds * children * GRADIENT + compared * batch + (self.rounds + 1) * held_out
+
+
+SIZES: Final = (Size(4, 4, 3), Size(3, 3, 3), Size(2, 2, 3), Size(2, 2, 2))
 
 
 class Beam:
-    """The engine of one run. It keeps its own winner, by the batch that it was compared on."""
+    """The engine of one run."""
 
     def __init__(self) -> None:
         self._beam: list[Candidate] = []
+        self._size = SIZES[-1]
+        self._parts = Parts([], [])
         self._round = 0
+        self._order: list[str] = []
+        self._best: tuple[float, Candidate] | None = None
 
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
-        """One round; none after the last."""
-        if self._round >= ROUNDS:
+        """One round; none after the last, or when no rollout of the seed has a reward."""
+        if not self._beam:
+            await self._begin(pool, evidence)
+        if self._best is None or self._round >= self._size.rounds:
             return []
         self._round += 1
-        self._beam = self._beam or [pool.seed]
-        children = await self._children(await self._branches(evidence), evidence)
-        able = [child for child in children if not evidence.problem(child)]
-        runners = list({one.id: one for one in (*self._beam, *able)}.values())
-        # Task by task, so that what is left of the budget compares all of them alike.
-        pairs = [(one, task) for task in self._sample(BATCH, evidence) for one in runners]
-        trials = await evidence.run(pairs)
-        rewards = {
-            one.id: [t.reward for t in trials if t.candidate == one.id and t.reward is not None] for one in runners
-        }
-        scores = {name: sum(found) / len(found) for name, found in rewards.items() if found}
-        self._beam = sorted(runners, key=lambda one: -scores.get(one.id, -1.0))[:WIDTH]
+        children = await self._children(evidence)
+        runners = list({one.id: one for one in (*self._beam, *children)}.values())
+        tasks = evidence.random.sample(self._parts.choose, min(BATCH, len(self._parts.choose)))
+        scores = _means(await run_all(evidence, [(one, task) for one in runners for task in tasks]))
+        self._beam = sorted(runners, key=lambda one: -scores.get(one.id, 0.0))[: self._size.width]
+        await self._lead(self._beam[0], evidence)
         return self._beam
 
-    async def _branches(self, evidence: Evidence) -> list[Branch]:
-        """The parents, each `BRANCH` times, with rollouts of their own. Raises `Spent` where they are not all left."""
-        parents = [self._beam[at % len(self._beam)] for at in range(WIDTH) for _ in range(BRANCH)]
-        samples = [self._sample(GRADIENT, evidence) for _ in parents]
-        pairs = [(parent, task) for parent, tasks in zip(parents, samples, strict=True) for task in tasks]
-        trials = await evidence.run(pairs)
-        trials += await evidence.run(pairs[len(trials) :])
-        rest = iter(trials)
-        return [Branch(parent, [next(rest) for _ in tasks]) for parent, tasks in zip(parents, samples, strict=True)]
-
-    async def _children(self, branches: Sequence[Branch], evidence: Evidence) -> list[Candidate]:
-        """The parents, written anew after a critique of their rollouts: one text of each, in turn. All critiques are
-        there before the first is followed, so that nothing hangs on which of them came first."""
-        names = sorted(branches[0].parent.texts)
-        name = names[self._round % len(names)]
-        said = ["\n".join(shown(trial, at) for at, trial in enumerate(one.trials, 1)) for one in branches]
-        olds = [one.parent.texts[name] for one in branches]
-        asked = [CRITIQUE % (old, rollouts) for old, rollouts in zip(olds, said, strict=True)]
-        critiques = await asyncio.gather(*map(evidence.reflect, asked))
-        asked = [EDIT % (old, critique) for old, critique in zip(olds, critiques, strict=True)]
-        texts = map(fenced, await asyncio.gather(*map(evidence.reflect, asked)))
-        return [
-            Candidate({**parent.texts, name: text}, parent.id, critique, tuple(trial.rollout for trial in trials))
-            for (parent, trials), critique, text in zip(branches, critiques, texts, strict=True)
-            if text
-        ]
-
-    def _sample(self, most: int, evidence: Evidence) -> list[str]:
-        names = [task.id for task in evidence.tasks]
-        return evidence.random.sample(names, min(most, len(names)))
-
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """The best of the beam."""
-        return self._beam[:1]
+        """The text with the highest mean on the tasks that are held out."""
+        return [] if self._best is None else [self._best[1]]
+
+    async def _begin(self, pool: Pool, evidence: Evidence) -> None:
+        self._beam = [pool.seed]
+        left = evidence.budget.left
+        self._parts = parts(evidence, HELD_OUT[0] if SIZES[-1].rollouts(HELD_OUT[0]) <= left else HELD_OUT[1])
+        held_out = len(self._parts.choose)
+        self._size = next((one for one in SIZES if one.rollouts(held_out) <= left), SIZES[-1])
+        await self._lead(pool.seed, evidence)
+
+    async def _lead(self, candidate: Candidate, evidence: Evidence) -> None:
+        """Runs the first of the beam on all tasks that are held out, and keeps it if it is the best so far."""
+        mean = _means(await run_all(evidence, [(candidate, task) for task in self._parts.choose])).get(candidate.id)
+        if mean is not None and (self._best is None or mean > self._best[0]):
+            self._best = mean, candidate
+
+    async def _children(self, evidence: Evidence) -> list[Candidate]:
+        """Parents, written anew after a critique of some of their rollouts; of each one text, in turn."""
+        parents = [self._beam[at % len(self._beam)] for at in range(self._size.width)]
+        branches = [parent for parent in parents for _ in range(self._size.branch)]
+        pairs = [(parent, task) for parent in branches for task in self._next(evidence)]
+        trials = await run_all(evidence, pairs)
+        each = len(pairs) // len(branches)
+        seen = [trials[start : start + each] for start in range(0, len(trials), each)]
+        texts = sorted(branches[0].texts)
+        names = [texts[(self._round + at) % len(texts)] for at in range(len(branches))]
+        every = list(zip(branches, names, seen, strict=True))
+        critiques = await ask_all(evidence, [CRITIQUE % (one.texts[name], _said(some)) for one, name, some in every])
+        given = [(*branch, critique) for branch, critique in zip(every, critiques, strict=True) if critique]
+        answers = await ask_all(evidence, [EDIT % (one.texts[name], critique) for one, name, _, critique in given])
+        children = [
+            Candidate({**one.texts, name: fenced(answer)}, one.id, critique, tuple(trial.rollout for trial in some))
+            for (one, name, some, critique), answer in zip(given, answers, strict=True)
+            if answer and fenced(answer)
+        ]
+        return [child for child in children if not evidence.problem(child)]
+
+    def _next(self, evidence: Evidence) -> list[str]:
+        """Tasks of a critique; all have been drawn before one is drawn again."""
+        count = min(GRADIENT, len(self._parts.learn))
+        if len(self._order) < count:
+            self._order = evidence.random.sample(self._parts.learn, len(self._parts.learn))
+        found, self._order = self._order[:count], self._order[count:]
+        return found
+
+
+def _said(trials: Sequence[Trial]) -> str:
+    return "\n".join(shown(trial, at) for at, trial in enumerate(trials, 1))
+
+
+def _means(trials: Sequence[Trial]) -> dict[str, float]:
+    """Mean reward by candidate, of those that have one."""
+    rewards: dict[str, list[float]] = {}
+    for trial in trials:
+        if trial.reward is not None:
+            rewards.setdefault(trial.candidate, []).append(trial.reward)
+    return {name: sum(found) / len(found) for name, found in rewards.items()}

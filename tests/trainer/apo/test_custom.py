@@ -1,0 +1,157 @@
+"""`penstock train custom`: an algorithm of somebody else's, by the command, with a real gateway and a real runner."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.formats import Failure
+from fakes.process import Gateway
+from fakes.provider import Provider
+from fakes.shell import Done, Shell
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.demo.model import Answer
+from penstock.gateway.model.resource import NewVersion
+
+PROMPT = "You answer customers of a shop."
+AGENT = f"""
+import json, os, sys, urllib.request
+question = json.load(sys.stdin)["question"]
+messages = [{{"role": "system", "content": {PROMPT!r}}}, {{"role": "user", "content": question}}]
+asked = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps({{"model": "m", "messages": messages}}).encode(),
+    {{"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}},
+)
+said = json.load(urllib.request.urlopen(asked))["choices"][0]["message"]["content"]
+print(json.dumps({{"reward": float(said == "a polite answer")}}))
+"""
+WAYS = ("You reply to a shop's customers.", "Politely answer the customers of a shop.", "Answer customers.")
+CONFIG = 'prompt = "shop"\nmodel = "writer"\ncount = 3\n'
+FUNCTION = "examples.paraphrases:best_of"
+
+
+class Model:
+    """Writes paraphrases, and answers politely where its system prompt says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.fails_after: int | None = None
+        self._written = 0
+
+    def __call__(self, request: dict[str, Any]) -> Answer | Failure:
+        self.asked.append(request["model"])
+        if self.fails_after is not None and len(self.asked) > self.fails_after:
+            return Failure(500)
+        if request["model"] == "writer":
+            self._written += 1
+            return Answer(WAYS[(self._written - 1) % len(WAYS)])
+        return Answer("a polite answer" if "Politely" in request["messages"][0]["content"] else "an answer")
+
+
+@pytest.fixture
+async def shell(gateway: Gateway, tmp_path: Path) -> Shell:
+    """A folder with a configuration, tasks and an agent whose prompt the gateway knows."""
+    (tmp_path / "custom.toml").write_text(CONFIG)
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"question": f"Where is {n}?"}) + "\n" for n in range(3)))
+    (tmp_path / "agent.py").write_text(AGENT)
+    async with Client(gateway.url) as client:
+        await client.add_version("shop", NewVersion(kind="prompt", content={"text": PROMPT, "sent": True}))
+    made = Shell(gateway.url, tmp_path)
+    made.patience = 100.0
+    made.env["OPENAI_API_KEY"] = "sk-mine"
+    return made
+
+
+async def train(shell: Shell, function: str = FUNCTION, *more: str) -> Done:
+    """The command, with a runner beside."""
+    words = (function, "custom.toml", "--tasks", "tasks.jsonl", "--agent", "python agent.py", *more)
+    return await shell.run("train", "custom", *words)
+
+
+async def test_the_algorithm_of_the_documentation_finds_the_best_paraphrase(
+    shell: Shell, gateway: Gateway, provider: Provider
+) -> None:
+    provider.script = model = Model()
+    done = await train(shell, FUNCTION, "--name", "words")
+    assert done.code == 0, done.err
+    async with Client(gateway.url) as client:
+        run = await client.run("words")
+        (made,) = run.made
+        view = await client.resource("shop")
+        points = [point async for point in client.points("words")]
+        events = [event.text async for event in client.run_events("words")]
+    texts = {one.version: one.content["text"] for one in view.versions}
+    assert (run.kind, run.status, run.config) == (
+        "custom",
+        "succeeded",
+        {"prompt": "shop", "model": "writer", "count": 3},
+    )
+    assert texts[made.version] == WAYS[1]
+    assert view.stable.version != made.version
+    assert [point.values for point in points] == [{"reward": 0.0}, {"reward": 0.0}, {"reward": 1.0}, {"reward": 0.0}]
+    assert any(f"shop@{made.version} is the best of 4: 1.000" in event for event in events)
+    assert (model.asked.count("writer"), model.asked.count("m")) == (3, 12)
+
+
+async def test_what_has_run_is_found_again(shell: Shell, provider: Provider) -> None:
+    provider.script = model = Model()
+    first = await train(shell)
+    assert first.code == 0, first.err
+    asked = len(model.asked)
+    second = await train(shell)
+    assert second.code == 0, second.err
+    assert len(model.asked) == asked
+
+
+BAD = """
+from penstock.gateway.model.queue import RolloutSpec
+
+async def nameless(run):
+    await run.run([RolloutSpec(input=1)])
+
+async def slotless(run):
+    await run.add("slots", "no slot")
+
+async def idle(run):
+    await run.tell("nothing to do")
+
+async def wrong(run):
+    raise ZeroDivisionError("a bug")
+
+def plain(run):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "message"),
+    [
+        ("bad:nameless", 1, "each rollout needs a name (id), so that it is found again after a crash"),
+        ("bad:slotless", 1, "slots: missing {order}"),
+        ("bad:idle", 0, "nothing to do"),
+        ("bad:wrong", 1, "ZeroDivisionError: a bug"),
+        ("bad:plain", 2, "function: bad:plain is not a function that is defined with `async def`"),
+        ("bad", 2, "function: 'bad' is not module:function"),
+        ("bad:none", 2, "function: 'bad' has no 'none'"),
+    ],
+)
+async def test_what_is_wrong_is_said(shell: Shell, gateway: Gateway, function: str, code: int, message: str) -> None:
+    (shell.folder / "bad.py").write_text(BAD)
+    async with Client(gateway.url) as client:
+        await client.add_version("slots", NewVersion(kind="prompt", content={"text": "Order {order}.", "sent": True}))
+    done = await shell.run("train", "custom", function)
+    assert (done.code, message in done.err) == (code, True), done.err
+
+
+async def test_without_a_runner_it_says_so(shell: Shell) -> None:
+    (shell.folder / "late.py").write_text(
+        "from penstock.gateway.model.queue import RolloutSpec\n\n"
+        "async def late(run):\n    await run.run([RolloutSpec(id='late', input=1)], timeout_s=0.2)\n"
+    )
+    done = await shell.run("train", "custom", "late:late")
+    assert done.code == 1
+    assert "none of 1 rollouts has ended in 0.2 s; is there a runner? penstock run --watch --mode train" in done.err

@@ -1,0 +1,204 @@
+"""`penstock train custom module:function`: a training algorithm of any kind, as a function of somebody else's.
+
+The function is called once, with a `Custom`: the client of the gateway, tasks, rollouts that run with the versions it
+names, texts and their versions, a model to ask, and the reports of the run. When it returns, the run has succeeded.
+
+Nothing is remembered between processes. A function that was killed is called again from its beginning; it should come
+to the same names of rollouts and the same questions, and then finds them on the tape instead of running them twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import shlex
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.client.parallel import each
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.resource import NewVersion, Resource
+from penstock.gateway.model.rollout import RolloutSummary
+from penstock.gateway.model.run import Level
+from penstock.gateway.model.template import Template, TemplateError, check_candidate
+from penstock.gateway.model.toml import ConfigError, read
+from penstock.trainer.apo.choose import loaded
+from penstock.trainer.apo.config import NAME
+from penstock.trainer.apo.config import Reflection as Settings
+from penstock.trainer.apo.protocol import Reflection
+from penstock.trainer.apo.reflecting import Reflecting
+from penstock.trainer.apo.session import reflection_session
+from penstock.trainer.data.awaiting import Awaited
+from penstock.trainer.data.json_lines import json_lines
+from penstock.trainer.runs.display import display
+from penstock.trainer.runs.ending import to_its_end, whole
+from penstock.trainer.runs.patient_client import Patient
+from penstock.trainer.runs.report import Display, Reporter
+from penstock.trainer.runs.runner import keep_running, with_others
+
+TIMEOUT_S: Final = 3600.0
+"""How long rollouts are waited for, if nothing else is said."""
+Algorithm = Callable[["Custom"], Awaitable[None]]
+Model = Callable[[str], Reflecting]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the command was given."""
+
+    name: str
+    """Of the run."""
+    function: Algorithm
+    """What is run."""
+    config: Mapping[str, Any]
+    """The tables of the configuration; its keys are the function's own business."""
+    tasks: Sequence[Any]
+    """Inputs of rollouts."""
+    agent: str | None
+    """Command of an agent that is run beside."""
+
+
+class Custom:
+    """What an algorithm has."""
+
+    def __init__(self, wanted: Wanted, client: Client, reporter: Reporter, awaited: Awaited, model: Model) -> None:
+        self.name = wanted.name
+        """The name of the run; those of its rollouts and versions should begin with it."""
+        self.client = client
+        """Everything that the gateway can be asked."""
+        self.tasks = wanted.tasks
+        """Inputs of rollouts, from `--tasks`; empty without."""
+        self.config = wanted.config
+        """The tables of the configuration; empty without one."""
+        self.step = 0
+        """The last step that a point was reported of."""
+        self._reporter, self._awaited, self._model = reporter, awaited, model
+
+    # Rollouts ---------------------------------------------------------------------------------------------------------
+
+    async def run(self, rollouts: Sequence[RolloutSpec], timeout_s: float = TIMEOUT_S) -> list[RolloutSummary]:
+        """Queues rollouts, waits for them, and gives what came of them in their order; `reward` is None where nobody
+        judged. Each needs a name (`id`): one that has run under it already is not run again. Their versions stand in
+        `config.versions`, and are seen by no other rollout. Those that have not ended in time are cancelled. Raises
+        `ConfigError` when no rollout has ended."""
+        names = [spec.id or "" for spec in rollouts]
+        if not all(names):
+            raise ConfigError("run: each rollout needs a name (id), so that it is found again after a crash")
+        if not names:
+            return []
+        await self._awaited.queue(rollouts)
+        late = await self._awaited.ended(names, timeout_s)
+        if late == len(names):
+            raise ConfigError(
+                f"none of {len(names)} rollouts has ended in {timeout_s:g} s; is there a runner? penstock run --watch "
+                f"--mode {rollouts[0].mode} -- COMMAND, or --agent COMMAND here"
+            )
+        self._awaited.forget(names)
+        return await each(self.client.rollout, names)
+
+    # Texts ------------------------------------------------------------------------------------------------------------
+
+    async def text(self, resource: str) -> str:
+        """The text that production has of a prompt or a tool. Raises `ClientError`."""
+        return str((await self._stable(resource)).content["text"])
+
+    async def add(self, resource: str, text: str, note: str = "") -> str:
+        """Registers a text as a version of a prompt or a tool, and gives its name; the same text is the same version.
+        Nothing sees it before a rollout names it or a release shows it. Raises `ConfigError` when it has not the slots
+        of the text that production has."""
+        stable = await self._stable(resource)
+        if text == stable.content["text"]:
+            return stable.version
+        try:
+            if stable.template is not None:
+                check_candidate(stable.template, Template.parse(text))
+        except TemplateError as error:
+            raise ConfigError(f"{resource}: {error}") from None
+        version = f"{self.name}.{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        content = {**stable.content, "text": text, "sent": False}
+        new = NewVersion(
+            kind=stable.kind, content=content, version=version, parent=stable.version, author=self.name, note=note
+        )
+        return (await self.client.add_version(resource, new)).version
+
+    async def _stable(self, resource: str) -> Resource:
+        view = await self.client.resource(resource)
+        return next(one for one in view.versions if one.version == view.stable.version)
+
+    # A model ----------------------------------------------------------------------------------------------------------
+
+    async def ask(self, model: str, prompt: str, number: int = 0) -> Reflection:
+        """A model's answer, through the gateway and onto the tape. The same question has the same answer, also after a
+        crash; another `number` asks anew. Raises `RunError`."""
+        return await self._model(model).ask(prompt, number)
+
+    # Reports ----------------------------------------------------------------------------------------------------------
+
+    async def point(self, step: int, values: Mapping[str, float]) -> None:
+        """Reports metrics of a step, from 0."""
+        self.step = max(self.step, step)
+        await self._reporter.point(step, values)
+
+    async def tell(self, text: str, level: Level = "info") -> None:
+        """Reports something that happened."""
+        await self._reporter.event(self.step, text, level)
+
+    async def made(self, resource: str, version: str) -> None:
+        """Notes a version that the run has made."""
+        await self._reporter.made(resource, version)
+
+
+def algorithm(name: str) -> Algorithm:
+    """The function of a name. Raises `ConfigError`."""
+    if ":" not in name:
+        raise ConfigError(f"function: {name!r} is not module:function")
+    found = loaded("function", name)
+    if not inspect.iscoroutinefunction(found):
+        raise ConfigError(f"function: {name} is not a function that is defined with `async def`")
+    return cast(Algorithm, found)
+
+
+def wanted(name: str, function: str, config: Path | None, tasks: Path | None, agent: str | None) -> Wanted:
+    """What a command asks for. Raises `ConfigError`."""
+    if not re.fullmatch(NAME, name):
+        raise ConfigError(f"--name: {name!r} is not a name: letters, digits, `.`, `_` and `-`, at most 64")
+    inputs = [] if tasks is None else [line.value for line in json_lines("--tasks", tasks)]
+    return Wanted(name, algorithm(function), {} if config is None else read(config), inputs, agent)
+
+
+def train(asked: Wanted, gateway: str, key: str | None) -> None:
+    """A whole run. Raises `RunError` when it has not come to its end."""
+    with display(None) as shown:
+        whole(_train(asked, gateway, key, shown))
+
+
+async def _train(asked: Wanted, gateway: str, key: str | None, shown: Display) -> None:
+    rollout = f"{asked.name}.asked"
+    async with Patient(gateway, key) as client, reflection_session(client, rollout) as http:
+        awaited, reporter = Awaited(client), Reporter(client, asked.name, shown)
+
+        def model(name: str) -> Reflecting:
+            return Reflecting(client, http, gateway, rollout, Settings(model=name))
+
+        custom = Custom(asked, client, reporter, awaited, model)
+        await reporter.begin("custom", dict(asked.config), None, 0)
+        beside = [awaited.run()]
+        if asked.agent:
+            words = ["--mode", "train,val,test", "--", *shlex.split(asked.agent)]
+            beside.append(keep_running(words, gateway, key, _log(asked.name)))
+        work = with_others(_called(asked.function, custom), beside)
+        await to_its_end(work, reporter, lambda: custom.step)
+
+
+async def _called(function: Algorithm, custom: Custom) -> None:
+    await function(custom)
+
+
+def _log(name: str) -> Path:
+    directory = Path(f"penstock-{name}")
+    directory.mkdir(exist_ok=True)
+    return directory / "runner.log"

@@ -1,0 +1,141 @@
+"""`edits`: a few edits at a time, kept where they help, as SkillOpt 0.2 does it.
+
+A round runs the text that is held now on a batch of tasks. Reflections on parts of what failed propose edits: a line
+added, deleted or replaced. Those that most reflections name are made together, at most as many as the round allows:
+this *edit budget* is the learning rate, and falls from `RATE` to `SLOW` along a cosine. The new text is run on the
+tasks that are held out (half of the train split at most). It is held from then on if its mean there is higher than that
+of the text before, on the same tasks. Otherwise its edits go into a buffer. Reflections are shown the buffer, and what
+is in it is not made again until all tasks of the train split were seen once more.
+
+Unlike there, edits are ranked by counting and not by further calls of a model, rollouts without a flaw are not
+reflected on, and there is no slow update that compares epochs. It ends when `BARREN` rounds in a row have brought no
+edit to try.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import cos, pi
+from typing import Final
+
+from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.edits import Edit, applied, exclude, words
+from penstock.trainer.apo.engines.asking import ask_all, run_all
+from penstock.trainer.apo.engines.held_out import Parts, parts
+from penstock.trainer.apo.protocol import Evidence
+from penstock.trainer.apo.reflection import ask_hypotheses, read_hypotheses
+from penstock.trainer.apo.trials import Pool, Trial
+
+RATE: Final = 4
+"""Edits of the first round, at most."""
+SLOW: Final = 2
+"""Edits of the last."""
+MINIBATCH: Final = 8
+"""Rollouts that a reflection sees."""
+SHARE: Final = 24
+"""Of so many rollouts of the budget one is a task of a round's batch, and one is a task that is held out."""
+FEWEST: Final = 16
+MOST: Final = 40
+"""Tasks of a batch, and tasks that are held out, at least and at most."""
+BARREN: Final = 3
+"""Rounds in a row without an edit to try, after which it ends."""
+REJECTED: Final = """
+
+These edits have been tried, and have not helped. Do not propose them again:
+"""
+
+Key = tuple[str, str, str, frozenset[str]]
+
+
+class Edits:
+    """The engine of one run."""
+
+    def __init__(self) -> None:
+        self._held: Candidate | None = None
+        self._mean = 0.0
+        self._parts = Parts([], [])
+        self._batch = 0
+        self._order: list[str] = []
+        self._rejected: dict[Key, Edit] = {}
+        self._barren = 0
+
+    async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
+        """One round: the text that was tried, or that is held where there was nothing to try."""
+        held = self._held or await self._begin(pool, evidence)
+        trials = await run_all(evidence, [(held, task) for task in self._next(evidence)])
+        edits = await self._edits(held, trials, evidence)
+        causes = tuple(trial.rollout for trial in trials)
+        tried = Candidate(applied(held.texts, edits), held.id, "; ".join(map(said, edits)), causes)
+        if not edits or tried.id == held.id or evidence.problem(tried):
+            self._barren += 1
+            self._reject(edits)
+            return [held] if self._barren < BARREN else []
+        self._barren = 0
+        mean = await self._measured(tried, evidence)
+        if mean > self._mean:
+            self._held, self._mean = tried, mean
+        else:
+            self._reject(edits)
+        return [tried]
+
+    def finalists(self, pool: Pool) -> list[Candidate]:
+        """The text that is held."""
+        return [] if self._held is None else [self._held]
+
+    async def _begin(self, pool: Pool, evidence: Evidence) -> Candidate:
+        self._batch = min(MOST, max(FEWEST, evidence.budget.left // SHARE))
+        self._parts = parts(evidence, self._batch)
+        self._mean = await self._measured(pool.seed, evidence)
+        self._held = pool.seed
+        return pool.seed
+
+    async def _measured(self, candidate: Candidate, evidence: Evidence) -> float:
+        """Mean reward on the tasks that are held out; 0 without one."""
+        trials = await run_all(evidence, [(candidate, task) for task in self._parts.choose])
+        rewards = [trial.reward for trial in trials if trial.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else 0.0
+
+    async def _edits(self, held: Candidate, trials: Sequence[Trial], evidence: Evidence) -> list[Edit]:
+        """What reflections on failures propose: those that most of them name first."""
+        failed = [trial for trial in trials if trial.reward is not None and trial.reward < 1.0]
+        if not failed:
+            return []
+        batches = [failed[start : start + MINIBATCH] for start in range(0, len(failed), MINIBATCH)]
+        rate = self._rate(evidence)
+        shown = REJECTED + "\n".join(map(said, self._rejected.values())) if self._rejected else ""
+        asked = [ask_hypotheses(held.texts, batch, rate) + shown for batch in batches]
+        answers = [answer for answer in await ask_all(evidence, asked) if answer]
+        named = [one.edit for answer in answers for one in read_hypotheses(answer, held.texts)]
+        votes = Counter(map(key, named))
+        found: list[Edit] = []
+        for edit in sorted({key(edit): edit for edit in named}.values(), key=lambda edit: -votes[key(edit)]):
+            if key(edit) not in self._rejected and not any(exclude(edit, one) for one in found):
+                found.append(edit)
+        return found[:rate]
+
+    def _rate(self, evidence: Evidence) -> int:
+        """Edits that this round allows."""
+        done = evidence.budget.used_rollouts / evidence.budget.rollouts
+        return round(SLOW + (RATE - SLOW) * (1 + cos(pi * min(1.0, done))) / 2)
+
+    def _reject(self, edits: Sequence[Edit]) -> None:
+        self._rejected |= {key(edit): edit for edit in edits}
+
+    def _next(self, evidence: Evidence) -> list[str]:
+        """Tasks of a batch. All have been drawn before one is drawn again, and then the buffer is empty."""
+        if not self._order:
+            self._order = evidence.random.sample(self._parts.learn, len(self._parts.learn))
+            self._rejected.clear()
+        found, self._order = self._order[: self._batch], self._order[self._batch :]
+        return found
+
+
+def key(edit: Edit) -> Key:
+    """What makes two edits the same: their words, in whatever order."""
+    return edit.resource, edit.kind, edit.line.strip(), words(edit.text)
+
+
+def said(edit: Edit) -> str:
+    """An edit for the reflecting model and for a person."""
+    return f"{edit.resource}: {edit.kind} {edit.line!r} {edit.text!r}"

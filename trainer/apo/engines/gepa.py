@@ -1,0 +1,232 @@
+"""`gepa`: the library of that name (0.1.4), with several parents and several proposals of each at once.
+
+The library keeps a pool of candidates, chooses parents among those that lead on some task, lets a model write one text
+of the parent anew after a few of its rollouts, and runs the child on the same tasks. A child that is better there is
+run on all tasks that are held out (half of the train split at most), and joins the pool. Its winner is the candidate
+with the highest mean on those.
+
+What is ours: rollouts of a step run at the same time; budgets are kept exactly, and a step that they do not suffice
+for ends the search with the best so far; a text that has lost a slot scores 0 without a rollout; a rollout without a
+reward counts as the mean of the others of its candidate in the batch, and is not shown to the reflecting model. The
+evaluation cache stays off (in 0.1.4 it confuses the two sets of tasks), and nothing is written to disk: a run that was
+killed begins again and finds its rollouts. It ends by itself after `IDLE` minibatches in a row that are without a flaw
+or without any reward.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Final
+
+from gepa.api import optimize
+from gepa.core.adapter import EvaluationBatch
+from gepa.core.callbacks import EvaluationSkippedEvent, ProposalStartEvent, ValsetEvaluatedEvent
+from gepa.proposer.reflective_mutation.reflection_lm import ReflectionJob, ReflectionProposal, StatelessReflectionLM
+from gepa.strategies.instruction_proposal import InstructionProposalSignature
+from gepa.strategies.proposal_sampling import PxNSampling
+from gepa.strategies.proposal_selection import AllImprovements
+
+from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.engines.asking import ask_all, run_all
+from penstock.trainer.apo.engines.beside import Line, beside
+from penstock.trainer.apo.engines.held_out import parts
+from penstock.trainer.apo.protocol import Evidence
+from penstock.trainer.apo.reflection import clipped
+from penstock.trainer.apo.trials import Pool, Trial
+
+IDLE: Final = 20
+"""Minibatches in a row with nothing to learn from after which it ends."""
+SHARE: Final = 40
+"""Of so many rollouts of the budget one is a task that candidates are compared on."""
+FEWEST: Final = 8
+MOST: Final = 64
+"""Tasks that candidates are compared on, at least and at most."""
+ASK: Final = InstructionProposalSignature.default_prompt_template + (" Keep every {slot} of the instructions as it is.")
+
+Texts = dict[str, str]
+Batch = EvaluationBatch[Trial | str, None]
+
+
+class Gepa:
+    """The engine of one run. `parents` and `mutations`: parents of a step, and proposals of each."""
+
+    def __init__(self, parents: int = 2, mutations: int = 2) -> None:
+        self._sampling = PxNSampling(parents, mutations)
+        self._best: Candidate | None = None
+        self._steps: AsyncGenerator[Candidate] | None = None
+
+    async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
+        """The next candidate that the library takes into its pool."""
+        if self._steps is None:
+            self._steps = self._search(pool, evidence)
+        candidate = await anext(self._steps, None)
+        return [] if candidate is None else [candidate]
+
+    def finalists(self, pool: Pool) -> list[Candidate]:
+        """The candidate with the highest mean on the tasks that are held out."""
+        return [] if self._best is None else [self._best]
+
+    async def _search(self, pool: Pool, evidence: Evidence) -> AsyncGenerator[Candidate]:
+        learn, choose = parts(evidence, min(MOST, max(FEWEST, evidence.budget.left // SHARE)))
+        seed = evidence.random.getrandbits(32)
+
+        def search(line: Line) -> None:
+            adapter = _Adapter(pool, evidence, line)
+            optimize(
+                dict(pool.seed.texts),
+                learn,
+                choose,
+                adapter,  # pyright: ignore[reportArgumentType]  # it has what is called of one
+                reflection_strategy=_Reflection(adapter),
+                reflection_minibatch_size=min(3, len(learn)),
+                sampling_strategy=self._sampling,
+                selection_strategy=AllImprovements(),
+                callbacks=[adapter],  # pyright: ignore[reportArgumentType]  # it has those that it wants
+                stop_callbacks=adapter.over,
+                cache_evaluation=False,
+                logger=_Silence(),
+                seed=seed,
+            )
+
+        async for candidate, leads in beside(search):
+            self._best = candidate if leads else self._best
+            yield candidate
+
+
+class _Silence:
+    def log(self, message: str) -> None:
+        """The library prints otherwise."""
+
+
+class _Seen(dict[str, list[dict[str, str]]]):
+    """What a reflection sees, and of which rollouts it is."""
+
+    rollouts: tuple[str, ...] = ()
+
+
+class _Adapter:
+    """What the library asks, answered by the evidence."""
+
+    propose_new_texts = None
+
+    def __init__(self, pool: Pool, evidence: Evidence, line: Line) -> None:
+        self._evidence, self._line = evidence, line
+        self._made: dict[str, Candidate] = {pool.seed.id: pool.seed}
+        self._inputs = {task.id: task.input for task in evidence.tasks}
+        self._idle = 0
+
+    def made(self, parent: Texts, changed: Texts, rollouts: tuple[str, ...]) -> None:
+        """Notes where a candidate comes from."""
+        claim = f"written anew: {', '.join(sorted(changed))}"
+        child = Candidate({**parent, **changed}, self._candidate(parent).id, claim, rollouts)
+        self._made.setdefault(child.id, child)
+
+    def ask(self, prompts: Sequence[str]) -> list[str | None]:
+        """The reflecting model's answers."""
+        return self._line.ask(lambda: ask_all(self._evidence, prompts))
+
+    def _candidate(self, texts: Texts) -> Candidate:
+        found = Candidate(dict(texts))
+        return self._made.get(found.id, found)
+
+    # What the library calls -------------------------------------------------------------------------------------------
+
+    def evaluate(self, batch: list[str], candidate: Texts, capture_traces: bool = False) -> Batch:
+        """A candidate on tasks."""
+        return self.batch_evaluate([(candidate, batch)])[0]
+
+    def batch_evaluate(self, items: list[tuple[Texts, list[str]]]) -> list[Batch]:
+        """Candidates on tasks, all at the same time."""
+        found = [self._candidate(texts) for texts, _ in items]
+        problems = [self._evidence.problem(candidate) for candidate in found]
+        pairs = [
+            (candidate, task)
+            for candidate, problem, (_, tasks) in zip(found, problems, items, strict=True)
+            for task in tasks
+            if not problem
+        ]
+        trials = iter(self._line.ask(lambda: run_all(self._evidence, pairs)))
+        return [
+            _refused(problem, len(tasks)) if problem else _batch([next(trials) for _ in tasks])
+            for problem, (_, tasks) in zip(problems, items, strict=True)
+        ]
+
+    def make_reflective_dataset(self, candidate: Texts, eval_batch: Batch, components_to_update: list[str]) -> _Seen:
+        """What a reflection on these texts sees. Raises `ValueError` when it is nothing: the library goes on."""
+        trials = [one for one in eval_batch.trajectories or [] if isinstance(one, Trial) and one.reward is not None]
+        if not trials:
+            self._idle += 1
+            raise ValueError("no rollout has a reward")
+        records = [self._record(trial) for trial in trials]
+        seen = _Seen({name: records for name in components_to_update})
+        seen.rollouts = tuple(trial.rollout for trial in trials)
+        return seen
+
+    def _record(self, trial: Trial) -> dict[str, str]:
+        return {
+            "Inputs": json.dumps(self._inputs[trial.task], ensure_ascii=False),
+            "Generated Outputs": clipped(trial.transcript),
+            "Feedback": f"Reward {trial.reward:.2f} of 1. {trial.reason or 'No reason was given.'}",
+        }
+
+    # What it tells ----------------------------------------------------------------------------------------------------
+
+    def on_valset_evaluated(self, event: ValsetEvaluatedEvent) -> None:
+        """A candidate is in its pool."""
+        self._line.tell((self._candidate(event["candidate"]), event["is_best_program"]))
+
+    def on_evaluation_skipped(self, event: EvaluationSkippedEvent) -> None:
+        """A minibatch had nothing to learn from."""
+        self._idle += event["reason"] == "all_scores_perfect"
+
+    def on_proposal_start(self, event: ProposalStartEvent) -> None:
+        """Another one had."""
+        self._idle = 0
+
+    def over(self, gepa_state: Any) -> bool:
+        """Whether to stop."""
+        return self._idle >= IDLE
+
+
+class _Reflection(StatelessReflectionLM):
+    """The library's own question, and its way to read the answer."""
+
+    def __init__(self, adapter: _Adapter) -> None:
+        super().__init__(_Model(adapter), ASK)
+        self._adapter = adapter
+
+    def reflect_many(self, jobs: list[ReflectionJob]) -> list[tuple[ReflectionProposal, StatelessReflectionLM]]:
+        """See the library."""
+        answers = super().reflect_many(jobs)
+        for (parent, seen, _), (proposal, _) in zip(jobs, answers, strict=True):
+            proposal.new_texts = {name: text for name, text in proposal.new_texts.items() if text}
+            if proposal.new_texts and isinstance(seen, _Seen):
+                self._adapter.made(parent, proposal.new_texts, seen.rollouts)
+        return answers
+
+
+class _Model:
+    """The reflecting model, as the library asks one."""
+
+    def __init__(self, adapter: _Adapter) -> None:
+        self._adapter = adapter
+
+    def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
+        return self._adapter.ask([str(prompt)])[0] or ""
+
+    def batch_complete(self, messages: list[list[dict[str, Any]]]) -> list[str]:
+        """Several questions at once."""
+        return [answer or "" for answer in self._adapter.ask([str(one[0]["content"]) for one in messages])]
+
+
+def _batch(trials: Sequence[Trial]) -> Batch:
+    given = [trial.reward for trial in trials if trial.reward is not None]
+    mean = sum(given) / len(given) if given else 0.0
+    scores = [mean if trial.reward is None else trial.reward for trial in trials]
+    return EvaluationBatch([None] * len(trials), scores, list(trials))
+
+
+def _refused(problem: str, count: int) -> Batch:
+    told: list[Trial | str] = [problem] * count
+    return EvaluationBatch([None] * count, [0.0] * count, told, num_metric_calls=0)
