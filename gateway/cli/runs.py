@@ -42,7 +42,7 @@ def list_runs(
     Parameters
     ----------
     kind
-        Only those that learn like this: grpo, sft, dpo or apo.
+        Only those that learn like this: grpo, sft, dpo, apo or custom.
     status
         Only those that stand here: running, silent, succeeded, failed or stopped.
     """

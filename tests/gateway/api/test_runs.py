@@ -145,7 +145,7 @@ async def test_a_silent_run_speaks_again(client: Client) -> None:
 
 
 WRONG: list[tuple[str, Any, int, str]] = [
-    ("/api/runs", {"kind": "ppo"}, 400, "kind: 'ppo' is not 'grpo', 'sft', 'dpo' or 'apo'"),
+    ("/api/runs", {"kind": "ppo"}, 400, "kind: 'ppo' is not 'grpo', 'sft', 'dpo', 'apo' or 'custom'"),
     ("/api/runs", {"kind": "sft", "id": "a b"}, 400, "id: 'a b' is not an id: up to 128 letters"),
     ("/api/runs", {"kind": "sft", "step": 3}, 400, "did you mean 'steps'?"),
     ("/api/runs", {"kind": "sft", "config": "x" * 262_143}, 400, "config: 262,145 bytes of JSON; at most 262,144"),
