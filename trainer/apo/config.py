@@ -15,12 +15,14 @@ ENGINES = ("ours", "beam", "gepa", "edits")
 FUNCTION: Final = re.compile(r"[\w.]+:\w+")
 MOST_TEXTS: Final = 20
 """Versions that a rollout can name."""
+RunName = Annotated[Id, Field(max_length=64)]
+"""Names of runs; those of their rollouts and versions begin with them."""
 
 
 class Run(Section):
     """`[run]`: what this run is called."""
 
-    name: Annotated[Id, Field(max_length=64)] = "apo"
+    name: RunName = "apo"
     """What the run is called on the tape; its rollouts and versions begin with this name."""
     directory: Path = Field(default=Path("penstock-apo"), strict=False)
     """Directory of its splits and its report; a run that finds its splits there goes on with them."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import re
 import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.parallel import each
@@ -27,7 +28,7 @@ from penstock.gateway.model.run import Level
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.gateway.model.toml import ConfigError, read
 from penstock.trainer.apo.choose import loaded
-from penstock.trainer.apo.config import NAME
+from penstock.trainer.apo.config import RunName
 from penstock.trainer.apo.config import Reflection as Settings
 from penstock.trainer.apo.protocol import Reflection
 from penstock.trainer.apo.reflecting import Reflecting
@@ -164,8 +165,10 @@ def algorithm(name: str) -> Algorithm:
 
 def wanted(name: str, function: str, config: Path | None, tasks: Path | None, agent: str | None) -> Wanted:
     """What a command asks for. Raises `ConfigError`."""
-    if not re.fullmatch(NAME, name):
-        raise ConfigError(f"--name: {name!r} is not a name: letters, digits, `.`, `_` and `-`, at most 64")
+    try:
+        _ = TypeAdapter(RunName).validate_python(name)
+    except ValidationError as error:
+        raise ConfigError(f"--name: {name!r} is not the name of a run: {error.errors()[0]['msg']}") from None
     inputs = [] if tasks is None else [line.value for line in json_lines("--tasks", tasks)]
     return Wanted(name, algorithm(function), {} if config is None else read(config), inputs, agent)
 
