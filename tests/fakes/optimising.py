@@ -24,19 +24,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
-from examples import shop, shop_model
 from fakes.process import PATHS, ROOT, Gateway
 from fakes.provider import Provider
 from fakes.workers import beside
 
+from examples import shop, shop_model
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.model import Answer, Json, said
+from penstock.gateway.demo.model import Answer, Json, chat, chat_events, said
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
 
 PATIENCE = 120.0
+CHAT = "/v1/chat/completions"
 AGENT_KEY = {"OPENAI_API_KEY": "none-needed"}
 
 
@@ -65,6 +66,15 @@ def answers(asked: Json) -> Answer:
     return Answer(shop_model.serve(said(asked["messages"], "system"), question, draw))
 
 
+def weighed(asked: Json, answer: Answer) -> Json:
+    """A chat completion that counts a token for every four characters."""
+    made = chat(asked, answer)
+    read = sum(len(str(message["content"])) for message in asked["messages"]) // 4
+    written = len(answer.text) // 4
+    made["usage"] = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return made
+
+
 def toml(value: Any) -> str:
     """A value as TOML has it."""
     return json.dumps(value) if not isinstance(value, Path) else json.dumps(str(value))
@@ -83,6 +93,7 @@ class Optimising:
     async def __aenter__(self) -> Optimising:
         self.client = await Client(self.gateway.url).__aenter__()
         self.provider.script = answers
+        self.provider.formats = {**self.provider.formats, CHAT: (weighed, chat_events)}
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -121,7 +132,9 @@ class Optimising:
 
     async def start(self, *words: str | Path, env: Mapping[str, str] | None = None) -> asyncio.subprocess.Process:
         """`penstock` with these words; its output is one stream."""
-        more = {"PENSTOCK_GATEWAY": self.gateway.url, "PYTHONPATH": PATHS, "COLUMNS": "80"} | AGENT_KEY | dict(env or {})
+        more = (
+            {"PENSTOCK_GATEWAY": self.gateway.url, "PYTHONPATH": PATHS, "COLUMNS": "80"} | AGENT_KEY | dict(env or {})
+        )
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "penstock", *words),
             cwd=ROOT,

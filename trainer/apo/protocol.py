@@ -15,12 +15,13 @@ The runner keeps everything else: budgets, splits, names of rollouts, the race o
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.budget import Budget, Spent
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.trials import Order, Pool, Trial
 
@@ -79,6 +80,7 @@ class Evidence:
         """Of the search."""
         self._laboratory, self._pool = laboratory, pool
         self._asked: dict[str, int] = {}
+        self._taking, self._given_back, self._under_way = asyncio.Lock(), asyncio.Event(), 0
 
     async def run(self, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
         """A rollout for each pair of a candidate and a task's name: as many as the budget has left. Pairs of candidates
@@ -97,13 +99,33 @@ class Evidence:
 
     async def reflect(self, prompt: str) -> str:
         """The reflecting model's answer. Raises `Spent`."""
-        tokens, money = self._laboratory.most(prompt)
-        self.budget.take_reflection(tokens, money)
-        number = self._asked.get(prompt, 0)
-        self._asked[prompt] = number + 1
-        found = await self._laboratory.reflect(prompt, number)
+        tokens, money = await self._take_reflection(prompt)
+        try:
+            number = self._asked.get(prompt, 0)
+            self._asked[prompt] = number + 1
+            found = await self._laboratory.reflect(prompt, number)
+        finally:
+            self._under_way -= 1
+            self._given_back.set()
         self.budget.give_back(tokens - found.tokens, money - found.money)
         return found.text
+
+    async def _take_reflection(self, prompt: str) -> tuple[int, float]:
+        """Takes the most that a question can use. Where that is not left, it waits for what others give back, one after
+        the other in the order in which they ask, so that how fast they are answered decides nothing."""
+        most = self._laboratory.most(prompt)
+        async with self._taking:
+            while True:
+                self._given_back.clear()
+                try:
+                    self.budget.take_reflection(*most)
+                except Spent:
+                    if not self._under_way:
+                        raise
+                    await self._given_back.wait()
+                else:
+                    self._under_way += 1
+                    return most
 
 
 class Engine(Protocol):

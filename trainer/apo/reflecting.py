@@ -21,7 +21,7 @@ import aiohttp
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.change import Change
-from penstock.gateway.model.span import Estimate, Usage
+from penstock.gateway.model.span import Estimate, Span, Usage
 from penstock.trainer.apo.config import Reflection as Settings
 from penstock.trainer.apo.protocol import Reflection
 from penstock.trainer.runs.ending import RunError
@@ -32,10 +32,12 @@ AWAY_S: Final = 1.0
 """Before a gateway that is away is tried again."""
 PATIENCE_S: Final = 900.0
 """For an answer, and for a gateway that is away."""
-RECORDED_S: Final = 60.0
-"""For an answer to be on the tape."""
+RECORDED_S: Final = 10.0
+"""For an answer to be on the tape, where it is within milliseconds unless the gateway was killed."""
 BUSY: Final = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which the same question may be answered."""
+AROUND: Final = 64
+"""Tokens that a model's template adds to a question at most."""
 NOT_FOUND: Final = 404
 AGENT: Final = "reflection"
 """Name of the agent that these calls are of."""
@@ -64,8 +66,8 @@ class Reflecting:
         self._rollout = rollout
 
     def most(self, prompt: str) -> tuple[int, float]:
-        """The most tokens and money that a question can use. Two bytes are a token at least: the usual is four."""
-        read, written = len(prompt.encode()) // 2, self._settings.most_tokens
+        """The most tokens and money that a question can use. A byte is a token at most; four are the usual."""
+        read, written = len(prompt.encode()) + AROUND, self._settings.most_tokens
         return read + written, self._price(read, written)
 
     def _price(self, read: int, written: int) -> float:
@@ -98,7 +100,7 @@ class Reflecting:
             if error.status != NOT_FOUND:
                 raise
             return None
-        found = next((span for span in spans if span.kind == "llm" and span.status == "ok"), None)
+        found = next(filter(_good, spans), None)
         if found is None:
             return None
         return await self._client.span(self._rollout, attempt, found.sequence, "none")
@@ -113,7 +115,7 @@ class Reflecting:
     async def _ended(self, attempt: str, changes: AsyncIterator[Change]) -> None:
         async for change in changes:
             span = change.span
-            if span is not None and (span.rollout, span.attempt) == (self._rollout, attempt) and span.end_ns:
+            if span is not None and (span.rollout, span.attempt) == (self._rollout, attempt) and _good(span):
                 return
 
     async def _post(self, prompt: str, attempt: str) -> Unanswered | None:
@@ -145,6 +147,11 @@ class Reflecting:
         read = counted.input_tokens or guessed.input_tokens or 0
         written = counted.output_tokens or guessed.output_tokens or 0
         return Reflection(text, read + written, self._price(read, written))
+
+
+def _good(span: Span) -> bool:
+    """Whether it is a call that was answered."""
+    return span.kind == "llm" and span.status == "ok"
 
 
 def _message(body: str) -> str:

@@ -18,7 +18,13 @@ async def test_a_better_prompt_is_found_and_nothing_released_moves(here: Optimis
         async with here.agents():
             await here.seen(lambda change: _of("train", change, "succeeded"))
             await here.client.enqueue([spec])
-            await here.seen(lambda change: change.rollout is not None and change.rollout.id == "customer" and change.rollout.status == "succeeded")
+            await here.seen(
+                lambda change: (
+                    change.rollout is not None
+                    and change.rollout.id == "customer"
+                    and change.rollout.status == "succeeded"
+                )
+            )
             ended = await here.ended(searching)
     assert ended.code == 0, ended.output
     assert "better by" in ended.output

@@ -77,7 +77,7 @@ async def check_nothing_twice(here: Optimising) -> None:
             names[run].add(name)
             assert len(rollout.attempts) == 1, rollout
     assert names["shop"] == names["whole"]
-    assert len([name for name in names["shop"]]) >= 120
+    assert len(names["shop"]) >= 120
     answered = Counter(span.attempt for span in await here.reflections("shop") if span.status == "ok")
     assert set(answered.values()) == {1}
     assert len(answered) == len(await here.reflections("whole")) <= 30
@@ -88,3 +88,33 @@ def outcome(output: str) -> list[str]:
     found = re.findall(r"\w+ is better by .*|test, on tasks .*", output)
     assert len(found) == 2, output
     return found
+
+
+RUNNER = ["--workers=4", "--callable=examples.shop:agent", "--preload", "--reward=examples.shop:reward"]
+
+
+@pytest.mark.timeout(300)
+async def test_a_killed_gateway_is_waited_for_and_costs_nothing_that_was_finished(here: Optimising) -> None:
+    """By the run, by its runner, and by reflections that were under way."""
+    process = await here.start("train", "apo", here.config("shop", rollouts={"run": RUNNER}, budget={"rollouts": 100}))
+    before: dict[str, int] = {}
+    for point in (rollouts(10), reflections(2, over=False)):
+        await here.seen(point)
+        assert process.returncode is None
+        before = await finished(here)
+        await here.gateway.kill()
+        await here.gateway.start(here.gateway.port)
+    ended = await here.ended(process)
+    assert ended.code == 0, ended.output
+    after = await finished(here)
+    assert {name: after[name] for name in before} == before
+    answered = Counter(span.attempt for span in await here.reflections("shop") if span.status == "ok")
+    assert set(answered.values()) == {1}
+    found = await here.counted()
+    assert found["train"] + found["val"] <= 100
+
+
+async def finished(here: Optimising) -> dict[str, int]:
+    """Rollouts that have ended, and how many attempts each has had."""
+    ended = ("succeeded", "failed")
+    return {one.id: len(one.attempts) async for one in here.client.rollouts() if one.status in ended}
