@@ -101,10 +101,10 @@ class Optimising:
 
     # The run ----------------------------------------------------------------------------------------------------------
 
-    def config(self, name: str = "shop", tasks: Sequence[Any] | None = None, **sections: Mapping[str, Any]) -> Path:
-        """An apo.toml in the home; `sections` add to what it has, or replace it."""
+    def config(self, name: str = "shop", of: Sequence[Any] | None = None, **sections: Mapping[str, Any]) -> Path:
+        """An apo.toml in the home. `of`: the tasks, those of the shop unless given; `sections` add to what it has."""
         given = self.home / f"{name}.jsonl"
-        given.write_text("".join(json.dumps(one) + "\n" for one in (shop.tasks() if tasks is None else tasks)))
+        given.write_text("".join(json.dumps(one) + "\n" for one in (shop.tasks() if of is None else of)))
         whole: dict[str, dict[str, Any]] = {
             "run": {"name": name, "directory": self.home / f"run-{name}"},
             "texts": {"prompts": ["shop"]},
@@ -170,8 +170,12 @@ class Optimising:
         at_once: int = 8,
     ) -> AsyncGenerator[None]:
         """Agents that take rollouts of these modes."""
-        workers = [self._worker(f"w{number}", act or self.answer, modes) for number in range(at_once)]
-        async with beside(_all(workers)):
+
+        async def all_of_them() -> None:
+            names = [f"w{number}" for number in range(at_once)]
+            await asyncio.gather(*(self._worker(name, act or self.answer, modes) for name in names))
+
+        async with beside(all_of_them()):
             yield
 
     async def _worker(self, name: str, act: Callable[[Claim], Awaitable[Done]], modes: Sequence[Any]) -> None:
@@ -223,7 +227,3 @@ class Optimising:
             async for change in changes:
                 if enough(change):
                     return
-
-
-async def _all(work: Sequence[Awaitable[Any]]) -> None:
-    await asyncio.gather(*work)

@@ -14,11 +14,17 @@ from fakes.provider import Provider
 
 
 @pytest.fixture
-async def here(
+async def bare(
     tmp_path: Path, start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
 ) -> AsyncGenerator[Optimising]:
-    """A gateway in front of the models of a shop, whose prompt is registered."""
+    """A gateway in front of the models of a shop."""
     gateway = await start_gateway(upstreams(openai=provider.openai_url))
     async with Optimising(tmp_path, gateway, provider, http) as made:
-        await made.register()
         yield made
+
+
+@pytest.fixture
+async def here(bare: Optimising) -> Optimising:
+    """The prompt of the shop is registered, too."""
+    await bare.register()
+    return bare

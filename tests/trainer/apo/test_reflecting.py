@@ -47,13 +47,13 @@ async def test_a_model_that_is_busy_is_asked_again(asking: Reflecting, provider:
 
 async def test_a_model_that_goes_on_failing_stops_the_run(asking: Reflecting, provider: Provider) -> None:
     provider.script = lambda asked: Failure(500, "broken")
-    with pytest.raises(RunError, match="reflecting model 'thinker' does not answer: 500: .*broken"):
+    with pytest.raises(RunError, match=r"reflecting model 'thinker' does not answer: 500: .*broken"):
         await asking.ask("why?", 0)
 
 
 async def test_a_question_that_is_refused_is_not_asked_again(asking: Reflecting, provider: Provider) -> None:
     provider.script = lambda asked: Failure(400, "no such model")
-    with pytest.raises(RunError, match="400: no such model$"):
+    with pytest.raises(RunError, match=r"400: no such model$"):
         await asking.ask("why?", 0)
     assert len(provider.log) == 1
 

@@ -138,7 +138,7 @@ async def test_a_prompt_that_nobody_registered_is_named(here: Optimising) -> Non
 
 
 async def test_too_few_tasks_are_counted(here: Optimising) -> None:
-    said = await said_by(here, here.config(tasks=shop.tasks()[:7]))
+    said = await said_by(here, here.config(of=shop.tasks()[:7]))
     assert "split has" in said
     assert "of 7 tasks" in said
 
