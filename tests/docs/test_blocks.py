@@ -20,12 +20,13 @@ from fakes.process import ROOT
 from fakes.terminal import statements
 
 from penstock.gateway import config
-from penstock.gateway.__main__ import app
+from penstock.gateway.__main__ import app, with_usual
 from penstock.gateway.api import filter
 from penstock.gateway.cli.tables import COMMANDS, GROUPS
 from penstock.gateway.client.console import Failure
 from penstock.gateway.model.policy import Policy
 from penstock.trainer import config as trainer_config
+from penstock.trainer.apo import config as apo_config
 from penstock.tui import settings
 
 BLOCKS = [block for page in PAGES for block in blocks(page) if block.language != "mermaid"]
@@ -41,6 +42,7 @@ LOADERS: Mapping[str, Callable[[Path], object]] = {
     "gateway with an upstream vllm": lambda path: config.load(put_before(path, VLLM)),
     "release": lambda path: Policy.load(path.read_text()),
     "trainer": trainer_config.load,
+    "apo": apo_config.load,
     "tui": lambda path: settings.load({"PENSTOCK_TUI": str(path)}),
 }
 SPAN = re.compile(r"`((?:PENSTOCK_\w+=\S+ )?penstock [^`]+)`")
@@ -148,7 +150,7 @@ def parse(words: list[str]) -> None:
     at = next(number for number, word in enumerate(words) if word.rpartition("/")[2] == "penstock")
     own = takewhile(lambda word: word not in (">", "|", "&&", ";"), words[at + 1 :])
     try:
-        _, bound, _ = app.parse_args(list(own), exit_on_error=False, print_error=False)
+        _, bound, _ = app.parse_args(with_usual(list(own)), exit_on_error=False, print_error=False)
     except (CycloptsError, Failure) as problem:
         raise AssertionError(f"{' '.join(words)}: {problem}") from None
     for word in bound.args:
@@ -169,7 +171,8 @@ def options(path: list[str]) -> Iterator[str]:
     """Options of a command, or of all that are meant by `train grpo|sft`."""
     part = app[path[0]]
     names = path[1].split("|") if len(path) > 1 and path[0] in GROUPS else []
-    for found in [part[name] for name in names] or [part]:
+    usual = {name: [*with_usual([path[0], name]), name][2] for name in names}
+    for found in [part[name] if usual[name] == name else part[name][usual[name]] for name in names] or [part]:
         for argument in found.assemble_argument_collection():
             yield from argument.names
 

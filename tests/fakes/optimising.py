@@ -36,7 +36,7 @@ from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
 
-PATIENCE = 120.0
+PATIENCE = 600.0
 CHAT = "/v1/chat/completions"
 AGENT_KEY = {"OPENAI_API_KEY": "none-needed"}
 
