@@ -15,7 +15,7 @@ from fakes.process import ROOT
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_the_demo_shows_a_better_prompt_its_diff_and_its_promotion(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "examples.apo_demo"),
@@ -24,7 +24,7 @@ async def test_the_demo_shows_a_better_prompt_its_diff_and_its_promotion(tmp_pat
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(280):
+    async with asyncio.timeout(580):
         output, complaints = await process.communicate()
     said = output.decode()
     assert process.returncode == 0, complaints.decode() + said

@@ -101,7 +101,7 @@ class Optimising:
 
     # The run ----------------------------------------------------------------------------------------------------------
 
-    def config(self, name: str = "shop", of: Sequence[Any] | None = None, **sections: Mapping[str, Any]) -> Path:
+    def config(self, name: str = "shop", of: Sequence[Any] | None = None, **sections: Any) -> Path:
         """An apo.toml in the home. `of`: the tasks, those of the shop unless given; `sections` add to what it has."""
         given = self.home / f"{name}.jsonl"
         given.write_text("".join(json.dumps(one) + "\n" for one in (shop.tasks() if of is None else of)))
