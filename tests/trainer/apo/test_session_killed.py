@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from fakes.optimising import Optimising
 
 from penstock.gateway.model.change import Change
 
-SETTINGS = {"budget": {"rollouts": 160, "reflections": 30}}
+SETTINGS: dict[str, Any] = {"budget": {"rollouts": 160, "reflections": 30}}
 Seen = Callable[[Change], bool]
 
 
