@@ -17,7 +17,7 @@ NEWER ?= $(shell for P in python3.14 python3.13 python3.12 $(HOME)/.pyenv/versio
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients install-mitmproxy install-browser demo demo-sidecar demo-rl test test-vllm test-train test-verl test-providers test-mcp test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients install-mitmproxy install-browser demo demo-sidecar demo-apo demo-rl test test-vllm test-train test-verl test-providers test-mcp test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos soak clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,10 @@ demo: $(VENV)/.demo ## See it work: unmodified agents, a local model, the record
 
 demo-sidecar: $(VENV)/.demo ## See an agent that has no base URL, before and behind the sidecar (no network, no key)
 	@$(BIN)/python -m examples.sidecar_demo
+
+# numpy comes with the development tools.
+demo-apo: $(VENV)/.installed ## See a prompt get better on tasks that nobody has seen, and a canary release it (no network, no key, a minute)
+	@$(BIN)/python -m examples.apo_demo
 
 demo-rl: install-train install-vllm ## See an agent get better: vLLM, the trainer, two CPU cores, some minutes
 	@$(TRAIN)/bin/python -m examples.lookup_rl

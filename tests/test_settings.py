@@ -1,24 +1,30 @@
 """How much there is to set: a number that may only go down, or up with a reason. 160, 9 for servers of tools
-(MCP), 10 for those that the gateway hosts, and 21 for policies on their calls.
+(MCP), 10 for those that the gateway hosts, 21 for policies on their calls, and 26 for prompt optimisation.
 
-What counts is every key that can be written into penstock.toml, a release's policy or train.toml (tables do not count,
-their keys do), and every option of `penstock run`. What nobody would change is a constant instead.
+What counts is every key that can be written into penstock.toml, a release's policy, train.toml or apo.toml (tables do
+not count, their keys do), and every option of `penstock run`. What nobody would change is a constant instead.
+
+The settings of apo.toml are documented, and what is documented exists; the other files have tests of their own.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, get_args
 
+from fakes.process import ROOT
 from pydantic import BaseModel
 
 from penstock.gateway.config import Config as Gateway
 from penstock.gateway.model.policy import Policy
 from penstock.sidecar.options import RunOptions
+from penstock.trainer.apo.config import Config as Apo
 from penstock.trainer.config import Config as Trainer
 
-MOST = 206
+MOST = 232
+APO = ROOT / "docs" / "apo.md"
 
 
 def keys(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -43,7 +49,29 @@ def test_there_is_no_more_to_set_than_somebody_would() -> None:
         "penstock.toml": len(list(keys(Gateway))),
         "a policy": len(list(keys(Policy))),
         "train.toml": len(list(keys(Trainer))),
+        "apo.toml": len(list(keys(Apo))),
         "penstock run": len({"gateway", *(one.name for one in fields(RunOptions))}),
     }
     assert min(found.values()) > 20, found
     assert sum(found.values()) <= MOST, found
+
+
+def test_every_setting_of_apo_toml_is_documented_and_exists() -> None:
+    """By its section, and in the words of the code."""
+    text = APO.read_text(encoding="utf-8").partition("\n## Settings\n")[2]
+    documented: list[tuple[str, str]] = []
+    for part in re.split(r"^### ", text, flags=re.MULTILINE):
+        section = named[1] + "." if (named := re.match(r"`\[(\w+)\]`\n", part)) else ""
+        rows = re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", part, re.MULTILINE)
+        documented += [(section + key, meaning) for key, meaning in rows]
+    assert sorted(key for key, _ in documented) == sorted(keys(Apo))
+    for key, meaning in documented:
+        assert meaning == said_of(Apo, key), key
+
+
+def said_of(model: type[BaseModel], path: str) -> str:
+    """The description of a key."""
+    first, _, rest = path.partition(".")
+    field = model.model_fields[first]
+    inner = table(field.annotation)
+    return said_of(inner, rest) if rest and inner is not None else " ".join((field.description or "").split())

@@ -26,6 +26,7 @@ from penstock.gateway.demo.model import Answer, Json, chat, chat_events, decide,
 
 PACE = 0.01
 """Seconds that the model takes for each event, so that there are timings to see."""
+NO_PROXY = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 PATIENCE = 60.0
 """For a gateway to start; s."""
 
@@ -157,9 +158,14 @@ async def run_cli(url: str, *arguments: str) -> None:
     await run(["-m", "penstock", *arguments], {"PENSTOCK_GATEWAY": url})
 
 
+def environment(url: str) -> dict[str, str]:
+    """That of a command which speaks with the gateway."""
+    return dict(os.environ) | NO_PROXY | {"PENSTOCK_GATEWAY": url}
+
+
 async def run(arguments: list[str], env: Mapping[str, str]) -> None:
     """Run Python and show what it prints; raises `DemoError` when it fails."""
-    own = dict(os.environ) | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"} | dict(env)
+    own = dict(os.environ) | NO_PROXY | dict(env)
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, env=own)
     if await process.wait() != 0:
         raise DemoError(f"{' '.join(arguments)} failed; what it said is above")

@@ -7,7 +7,7 @@ is not tried, with the reasons.
     <!-- run -->                a shell block that goes on where the one before it on the page ended
     <!-- output -->             what the last command of the block before it printed
     <!-- not run: REASON -->    nobody runs it
-    <!-- config: LOADER -->     a configuration that the loader of `gateway`, `trainer` or `release` accepts
+    <!-- config: LOADER -->     a configuration that the loader of `gateway`, `trainer`, `apo` or `release` accepts
     <!-- json -->               JSON
     <!-- filter -->             terms of a filter
     <!-- file: PATH -->         the content of a file of this repository

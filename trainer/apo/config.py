@@ -70,6 +70,8 @@ class Reward(Section):
     """The worst reward; also that of a rollout that fails, or does not end in time, without one."""
     high: float = 1.0
     """The best reward."""
+    step_cost: float = Field(default=0.0, ge=0)
+    """What each call of a model takes off the reward, so that of two equal texts the one with fewer steps is better."""
 
     @model_validator(mode="after")
     def _a_range(self) -> Self:

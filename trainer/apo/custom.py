@@ -28,8 +28,8 @@ from penstock.gateway.model.run import Level
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.gateway.model.toml import ConfigError, read
 from penstock.trainer.apo.choose import loaded
-from penstock.trainer.apo.config import RunName
 from penstock.trainer.apo.config import Reflection as Settings
+from penstock.trainer.apo.config import RunName
 from penstock.trainer.apo.protocol import Reflection
 from penstock.trainer.apo.reflecting import Reflecting
 from penstock.trainer.apo.session import reflection_session

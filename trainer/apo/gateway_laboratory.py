@@ -5,12 +5,13 @@ and finds what has ended meanwhile. Nothing that is released changes: each rollo
 candidates run at once.
 
 A rollout that has failed, or has not ended in time, has the worst reward unless it was given another: leaving it out
-would favour texts that make an agent hang. One that has succeeded and was not judged has none, and is left out.
+would favour texts that make an agent hang. One that has succeeded and was not judged has none, and is left out. Where
+steps cost something (`reward.step_cost`), that is taken off the reward, down to 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from penstock.gateway.client.client import Client, ClientError
@@ -19,10 +20,13 @@ from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import NewVersion, Resource
 from penstock.gateway.model.rollout import Reward, RolloutConfig, RolloutStatus, RolloutSummary
+from penstock.gateway.model.run import Level
+from penstock.gateway.model.span import Span
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.config import Config
+from penstock.trainer.apo.doubts import FirstLook, Seen
 from penstock.trainer.apo.protocol import AgentTask, Reflection
 from penstock.trainer.apo.reflecting import Reflecting
 from penstock.trainer.apo.transcripts import told
@@ -51,6 +55,9 @@ class GatewayLaboratory:
         self._tasks = {task.id: task for task in tasks}
         self._versions: dict[tuple[str, str], str] = {(name, text_of(one)): one.version for name, one in seeds.items()}
         """Versions that are registered, by resource and text."""
+        self._first = FirstLook(tuple(seeds))
+        self.tell: Callable[[str, Level], Awaitable[None]] = _nobody
+        """Is told what a person should know."""
 
     # Candidates -------------------------------------------------------------------------------------------------------
 
@@ -95,10 +102,21 @@ class GatewayLaboratory:
         if late == len(names):
             raise ConfigError(
                 f"none of {len(names)} rollouts has ended in {self._config.rollouts.timeout:g} s (rollouts.timeout); "
-                f"is there a runner? penstock run --watch --mode {mode} -- COMMAND, or --agent COMMAND here"
+                f"is there a runner? penstock run --watch --mode train,val,test -- COMMAND, or --agent COMMAND here"
             )
         self._awaited.forget(names)
-        return await each(lambda pair: self._trial(*pair, mode), list(zip(orders, names, strict=True)))
+        found = await each(lambda pair: self._trial(*pair, mode), list(zip(orders, names, strict=True)))
+        await self._look([seen for _, seen in found])
+        return [trial for trial, _ in found]
+
+    async def _look(self, new: Sequence[Seen]) -> None:
+        """Raises `ConfigError` when the first rollouts show that nothing can be learnt."""
+        if self._first.over:
+            return
+        if problem := self._first.problem(new):
+            raise ConfigError(problem)
+        if self._first.over and (missing := self._first.missing()):
+            await self.tell(f"{' and '.join(missing)}: not found in any call of the first rollouts", "warning")
 
     def _spec(self, order: Order, versions: Mapping[str, str], mode: Mode) -> RolloutSpec:
         run, task = self._config.run.name, self._tasks[order.task]
@@ -111,33 +129,37 @@ class GatewayLaboratory:
             metadata={"penstock.run": run, "penstock.candidate": order.candidate},
         )
 
-    async def _trial(self, order: Order, name: str, mode: Mode) -> Trial:
+    async def _trial(self, order: Order, name: str, mode: Mode) -> tuple[Trial, Seen]:
         rollout = await self._client.rollout(name)
-        reward, reason = await self._judged(rollout)
+        spans = [span async for span in self._client.spans(name)]
+        reward, reason = self._judged(rollout, spans)
         text = ""
         # Only rollouts of the search are reflected on.
         if mode == "train" and rollout.attempts:
             text = told(await self._client.transcript(name))
-        return Trial(*order, reward, reason, text, rollout.totals.calls, name)
+        calls, versions = rollout.totals.calls, {one for span in spans for one in span.versions or ()}
+        failure = "" if rollout.status == RolloutStatus.SUCCEEDED else reason
+        seen = Seen(name, calls, versions, rollout.reward is not None, failure)
+        return Trial(*order, reward, reason, text, calls, name), seen
 
-    async def _judged(self, rollout: RolloutSummary) -> tuple[float | None, str]:
+    def _judged(self, rollout: RolloutSummary, spans: Sequence[Span]) -> tuple[float | None, str]:
         """(reward between 0 and 1, why). Raises `ConfigError` for one beyond the configured range."""
-        reasons: list[str] = []
-        async for span in self._client.spans(rollout.id, filter="kind:reward"):
-            if said := Reward.of(span).reason:
-                reasons.append(said)
+        reasons = [said for span in spans if span.kind == "reward" and (said := Reward.of(span).reason)]
         value = rollout.reward
         if value is None and rollout.status != RolloutStatus.SUCCEEDED:
-            return 0.0, "; ".join(reasons) or f"the rollout has {rollout.status}"
+            return 0.0, "; ".join(reasons) or _ended(rollout)
         if value is None:
             return None, ""
-        low, high = self._config.reward.low, self._config.reward.high
-        if not low <= value <= high:
+        settings = self._config.reward
+        if not settings.low <= value <= settings.high:
             raise ConfigError(
-                f"rollout {rollout.id} has the reward {value:g}, which is not within {low:g} and {high:g}: set "
-                "reward.low and reward.high to the range of your rewards"
+                f"rollout {rollout.id} has the reward {value:g}, which is not within {settings.low:g} and "
+                f"{settings.high:g}: set reward.low and reward.high to the range of your rewards"
             )
-        return (value - low) / (high - low), "; ".join(reasons)
+        cost = settings.step_cost * rollout.totals.calls
+        if cost:
+            reasons.append(f"it took {rollout.totals.calls} calls of the model; fewer are better")
+        return max(0.0, (value - settings.low - cost) / (settings.high - settings.low)), "; ".join(reasons)
 
     # Reflections ------------------------------------------------------------------------------------------------------
 
@@ -148,6 +170,17 @@ class GatewayLaboratory:
     def most(self, prompt: str) -> tuple[int, float]:
         """See `Laboratory`."""
         return self._reflecting.most(prompt)
+
+
+async def _nobody(text: str, level: Level) -> None:
+    """Nobody listens."""
+
+
+def _ended(rollout: RolloutSummary) -> str:
+    """How a rollout has ended, with the reason of its last attempt where there is one."""
+    outcome = rollout.attempts[-1].outcome if rollout.attempts else None
+    said = None if outcome is None else outcome.reason
+    return f"the rollout has {rollout.status}" + (f": {said}" if said else "")
 
 
 def text_of(version: Resource) -> str:

@@ -86,6 +86,7 @@ class Evidence:
         self._asked: dict[str, int] = {}
         self._under_way: set[asyncio.Future[Any]] = set()
         self._closed = False
+        self._taking, self._given_back, self._reflecting = asyncio.Lock(), asyncio.Event(), 0
 
     async def run(self, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
         """A rollout for each pair of a candidate and a task's name: as many as the budget has left. Pairs of candidates
@@ -121,15 +122,18 @@ class Evidence:
         """The reflecting model's answer. Raises `Spent`."""
         self._check_open()
         prompt = whole(prompt)
-        tokens, money = self._laboratory.most(prompt)
-        self.budget.take_reflection(tokens, money)
+        tokens, money = await self._take_reflection(prompt)
         number = self._asked.get(prompt, 0)
         self._asked[prompt] = number + 1
         return await self._begin(self._reflect(prompt, number, tokens, money))
 
     async def _reflect(self, prompt: str, number: int, tokens: int, money: float) -> str:
-        found = await self._laboratory.reflect(prompt, number)
-        self.budget.give_back(tokens - found.tokens, money - found.money)
+        try:
+            found = await self._laboratory.reflect(prompt, number)
+            self.budget.give_back(tokens - found.tokens, money - found.money)
+        finally:
+            self._reflecting -= 1
+            self._given_back.set()
         return whole(found.text)
 
     async def close(self) -> None:
@@ -149,6 +153,24 @@ class Evidence:
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         return await asyncio.shield(task)
+
+    async def _take_reflection(self, prompt: str) -> tuple[int, float]:
+        """Takes the most that a question can use. Where that is not left, it waits for what others give back, one after
+        the other in the order in which they ask, so that how fast they are answered decides nothing."""
+        most = self._laboratory.most(prompt)
+        async with self._taking:
+            while True:
+                self._check_open()
+                self._given_back.clear()
+                try:
+                    self.budget.take_reflection(*most)
+                except Spent:
+                    if not self._reflecting:
+                        raise
+                    await self._given_back.wait()
+                else:
+                    self._reflecting += 1
+                    return most
 
 
 class Engine(Protocol):

@@ -2,29 +2,59 @@
 
 The attempt is named by the model and the question, so a run that is started again finds the answers of its earlier life
 on the tape, and asks nothing twice.
+
+A gateway that is away is waited for. A model that is busy or fails is asked again, a little later each time. A question
+that it refuses is not asked again. An answer that says nothing is an answer: it was paid for, and engines leave it out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from contextlib import aclosing
-from typing import Any, Final
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.answers import SpanDetail
-from penstock.gateway.model.span import Estimate, Usage
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.span import Estimate, Span, Usage
 from penstock.trainer.apo.config import Reflection as Settings
 from penstock.trainer.apo.protocol import Reflection
 from penstock.trainer.runs.ending import RunError
 
-TRIES: Final = 3
+PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
+"""Before a model that is busy or has failed is asked again; after the last one the run stops."""
+AWAY_S: Final = 1.0
+"""Before a gateway that is away is tried again."""
 PATIENCE_S: Final = 900.0
+"""For an answer, and for a gateway that is away."""
+RECORDED_S: Final = 10.0
+"""For an answer to be on the tape, where it is within milliseconds unless the gateway was killed."""
+BUSY: Final = frozenset({408, 409, 425, 429})
+"""Statuses below 500 after which the same question may be answered."""
+AROUND: Final = 64
+"""Tokens that a model's template adds to a question at most."""
 NOT_FOUND: Final = 404
 AGENT: Final = "reflection"
 """Name of the agent that these calls are of."""
+
+
+class Unanswered(NamedTuple):
+    """Why a question has no answer."""
+
+    status: int | None
+    """What the gateway has said; None: it is away."""
+    text: str
+    """For a person."""
+
+    @property
+    def final(self) -> bool:
+        """Whether asking again would be of no use."""
+        return self.status is not None and self.status < 500 and self.status not in BUSY
 
 
 class Reflecting:
@@ -36,8 +66,8 @@ class Reflecting:
         self._rollout = rollout
 
     def most(self, prompt: str) -> tuple[int, float]:
-        """The most tokens and money that a question can use. Two bytes are a token at least: the usual is four."""
-        read, written = len(prompt.encode()) // 2, self._settings.most_tokens
+        """The most tokens and money that a question can use. A byte is a token at most; four are the usual."""
+        read, written = len(prompt.encode()) + AROUND, self._settings.most_tokens
         return read + written, self._price(read, written)
 
     def _price(self, read: int, written: int) -> float:
@@ -47,16 +77,21 @@ class Reflecting:
         """The answer, from the tape where it is there. Raises `RunError`."""
         question = f"{self._settings.model}\0{prompt}"
         attempt = f"{hashlib.sha256(question.encode()).hexdigest()[:16]}-{number}"
-        told = ""
-        for _ in range(TRIES):
+        clock = asyncio.get_running_loop().time
+        pauses, end = iter(PAUSES_S), clock() + PATIENCE_S
+        while True:
             answered = await self._answered(attempt)
             if answered is not None:
                 return self._read(answered)
             cursor = (await self._client.stats(spans=0)).cursor
-            told = await self._post(prompt, attempt)
-            if not told:
+            failed = await self._post(prompt, attempt)
+            if failed is None:
                 await self._recorded(attempt, cursor)
-        raise RunError(f"the reflecting model {self._settings.model!r} does not answer: {told}")
+                continue
+            pause = AWAY_S if failed.status is None else next(pauses, None)
+            if failed.final or pause is None or clock() > end:
+                raise RunError(f"the reflecting model {self._settings.model!r} does not answer: {failed.text}")
+            await asyncio.sleep(pause)
 
     async def _answered(self, attempt: str) -> SpanDetail | None:
         """The call of an attempt that was answered."""
@@ -66,25 +101,26 @@ class Reflecting:
             if error.status != NOT_FOUND:
                 raise
             return None
-        found = next((span for span in spans if span.kind == "llm" and span.status == "ok"), None)
+        found = next(filter(_good, spans), None)
         if found is None:
             return None
         return await self._client.span(self._rollout, attempt, found.sequence, "none")
 
     async def _recorded(self, attempt: str, cursor: int) -> None:
-        """Waits until the call of an attempt is on the tape: what is decided by an answer must find it there again."""
-        async with asyncio.timeout(PATIENCE_S), aclosing(self._client.changes(cursor)) as changes:
-            async for change in changes:
-                span = change.span
-                if (
-                    span is not None
-                    and (span.rollout, span.attempt) == (self._rollout, attempt)
-                    and span.end_ns is not None
-                ):
-                    return
+        """Waits until the call of an attempt is on the tape: what is decided by an answer must find it there again. A
+        gateway that was killed meanwhile may have lost it; then it is waited for in vain, and asked for again."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RECORDED_S), aclosing(self._client.changes(cursor)) as changes:
+                await self._ended(attempt, changes)
 
-    async def _post(self, prompt: str, attempt: str) -> str:
-        """Asks; what was wrong, for a person, or nothing."""
+    async def _ended(self, attempt: str, changes: AsyncIterator[Change]) -> None:
+        async for change in changes:
+            span = change.span
+            if span is not None and (span.rollout, span.attempt) == (self._rollout, attempt) and _good(span):
+                return
+
+    async def _post(self, prompt: str, attempt: str) -> Unanswered | None:
+        """Asks; why there is no answer, where there is none."""
         asked: dict[str, Any] = {
             "model": self._settings.model,
             "messages": [{"role": "user", "content": prompt}],
@@ -97,9 +133,11 @@ class Reflecting:
         try:
             async with self._http.post(address, json=asked, timeout=timeout) as answer:
                 said = await answer.text()
-                return "" if answer.ok else f"{answer.status}: {said[:500]}"
-        except (aiohttp.ClientError, TimeoutError) as error:
-            return str(error) or "no answer in time"
+                return None if answer.ok else Unanswered(answer.status, f"{answer.status}: {_message(said)}")
+        except TimeoutError:
+            return Unanswered(504, f"no answer in {PATIENCE_S:g} s")
+        except aiohttp.ClientError as error:
+            return Unanswered(None, str(error) or type(error).__name__)
 
     def _read(self, detail: SpanDetail) -> Reflection:
         choices = [] if detail.turn is None else detail.turn.choices
@@ -110,3 +148,17 @@ class Reflecting:
         read = counted.input_tokens or guessed.input_tokens or 0
         written = counted.output_tokens or guessed.output_tokens or 0
         return Reflection(text, read + written, self._price(read, written))
+
+
+def _good(span: Span) -> bool:
+    """Whether it is a call that was answered."""
+    return span.kind == "llm" and span.status == "ok"
+
+
+def _message(body: str) -> str:
+    """What an error says, in whatever shape its API gives it."""
+    try:
+        found = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        found = body
+    return str(found)[:500]

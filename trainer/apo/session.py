@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 
-from penstock.gateway.client.client import ClientError
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.budget import Budget
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.choose import make_engine
 from penstock.trainer.apo.config import Config, tasks_file
+from penstock.trainer.apo.doubts import doubts
 from penstock.trainer.apo.gateway_laboratory import GatewayLaboratory, seeds, text_of
 from penstock.trainer.apo.progress import Progress
 from penstock.trainer.apo.reflecting import Reflecting
@@ -20,7 +23,8 @@ from penstock.trainer.apo.run_directory import RunDirectory
 from penstock.trainer.apo.search import Result, Search
 from penstock.trainer.apo.splits import Splits, agent_tasks, split
 from penstock.trainer.apo.trials import Trial
-from penstock.trainer.apo.winner import show_production
+from penstock.trainer.apo.waiting import say_who_is_missing
+from penstock.trainer.apo.winner import check_publish, show_production
 from penstock.trainer.data.awaiting import Awaited
 from penstock.trainer.data.json_lines import json_lines
 from penstock.trainer.runs.display import display
@@ -28,7 +32,6 @@ from penstock.trainer.runs.ending import to_its_end, whole
 from penstock.trainer.runs.patient_client import Patient
 from penstock.trainer.runs.report import Display, Reporter
 from penstock.trainer.runs.runner import keep_running, with_others
-from penstock.trainer.serving.publish import release_policy
 
 
 def optimise(config: Config, gateway: str, key: str | None, agent: str | None) -> None:
@@ -40,13 +43,14 @@ def optimise(config: Config, gateway: str, key: str | None, agent: str | None) -
 
 async def _optimise(config: Config, gateway: str, key: str | None, agent: str | None, shown: Display) -> None:
     # What is wrong with it shall be known before the search, not after.
-    _ = release_policy(config.publish)
+    check_publish(config)
     engine = make_engine(config.engine)
     splits = splits_of(config)
+    await _there(gateway, key)
     directory = RunDirectory(config.run.directory)
-    directory.keep(splits, config)
     async with Patient(gateway, key) as client, reflection_session(client, reflections(config)) as http:
         found = await seeds(client, config)
+        directory.keep(splits, config)
         seed = Candidate({name: text_of(version) for name, version in found.items()})
         awaited = Awaited(client)
         reflecting = Reflecting(client, http, gateway, reflections(config), config.reflection)
@@ -57,15 +61,33 @@ async def _optimise(config: Config, gateway: str, key: str | None, agent: str | 
         search = Search(laboratory, engine, seed, splits.train, splits.validation, budget, config.run.seed)
         reporter = Reporter(client, config.run.name, shown)
         progress = Progress(reporter, search.result)
-        search.watch = progress.look
+        search.watch, laboratory.tell = progress.look, progress.tell
         await reporter.begin("apo", config.model_dump(mode="json"), wanted.rollouts, 0)
         run = _Run(config, search, laboratory, splits, directory, progress)
-        beside = [awaited.run()]
+        beside = [awaited.run(), say_who_is_missing(client, progress.tell)]
         if agent or config.rollouts.run:
             words = [*config.rollouts.run, *(["--", *shlex.split(agent)] if agent else [])]
             log = config.run.directory / "runner.log"
             beside.append(keep_running(["--mode", "train,val,test", *words], gateway, key, log))
-        await to_its_end(with_others(run.run(client), beside), reporter, lambda: budget.used_rollouts)
+        work = _with_doubts(run.run(client), search.result, config, progress)
+        await to_its_end(with_others(work, beside), reporter, lambda: budget.used_rollouts)
+
+
+async def _there(gateway: str, key: str | None) -> None:
+    """Raises `ConfigError` where there is no gateway. Later it is waited for: then it only restarts."""
+    async with Client(gateway, key) as client:
+        try:
+            _ = await client.stats(spans=0)
+        except ClientError as error:
+            hint = "; `penstock serve` starts one, --gateway says where it is" if error.status is None else ""
+            raise ConfigError(f"{error}{hint}") from None
+
+
+async def _with_doubts(work: Coroutine[Any, Any, None], result: Result, config: Config, progress: Progress) -> None:
+    """Does the work, and says why nothing was learnt where nothing was."""
+    await work
+    for text in doubts(result, config.run.name):
+        await progress.tell(text, "warning")
 
 
 def splits_of(config: Config) -> Splits:

@@ -14,6 +14,18 @@ from penstock.trainer.apo.config import Config
 from penstock.trainer.serving.publish import PRODUCTION, release_policy
 
 
+def check_publish(config: Config) -> None:
+    """Raises `ConfigError` for a policy that cannot be read, and where tool texts would be promoted unseen: a canary
+    that waits for no rollout shows nothing."""
+    policy = release_policy(config.publish)
+    unseen = [stage.name for stage in policy.stages if not stage.rollouts]
+    if config.texts.tools and config.publish.release == "auto" and unseen:
+        raise ConfigError(
+            f"publish.policy: the stage {unseen[0]} waits for 0 rollouts; tool texts are released by a canary that "
+            'somebody has seen: set its rollouts, or publish.release = "canary"'
+        )
+
+
 async def show_production(
     client: Client, config: Config, seed: Candidate, winner: Candidate, versions: Mapping[str, str]
 ) -> list[tuple[str, Level]]:

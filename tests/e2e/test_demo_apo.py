@@ -1,0 +1,59 @@
+"""`make demo-apo` runs from start to end at 80 columns, and shows what it promises."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes.process import ROOT
+
+pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
+
+
+@pytest.mark.timeout(600)
+async def test_the_demo_shows_a_better_prompt_its_diff_and_its_promotion(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "examples.apo_demo"),
+        cwd=ROOT,
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "COLUMNS": "80"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(580):
+        output, complaints = await process.communicate()
+    said = output.decode()
+    assert process.returncode == 0, complaints.decode() + said
+    assert complaints == b""
+    steps = (
+        "$ penstock train apo",
+        "+Greet the customer by name.",
+        "promoted ✓",
+        "In short:",
+        "Everything is stopped.",
+    )
+    places = [said.index(step) for step in steps]
+    assert places == sorted(places)
+    before, after = map(float, re.findall(r"(0\.\d+) of what the shop wants[^,]*, and (0\.\d+) is", flat(said))[0])
+    assert before < 0.5 < 0.8 < after
+    assert max(map(len, said.splitlines())) <= 80
+    assert len(said.splitlines()) < 100, "a first reader reads it whole"
+    assert not re.search(r"^\S+/a\d+ succeeded", said, re.MULTILINE), "no line for each rollout"
+    assert os.listdir(tmp_path) == []
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_make_help_names_it() -> None:
+    command = ("make", "--no-print-directory", "help")
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^  make demo-apo +See a prompt get better", shown, re.MULTILINE)
+    command = ("make", "--no-print-directory", "--dry-run", "demo-apo")
+    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "-m examples.apo_demo" in asked

@@ -1,0 +1,64 @@
+"""What makes a run worthless is said after its first rollouts, with the way out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.doubts import LOOK, FirstLook, Seen, doubts
+from penstock.trainer.apo.search import Result
+from penstock.trainer.apo.trials import Pool, Trial
+
+GOOD = Seen("r", 2, {"shop"}, rewarded=True)
+BAD = {
+    "have failed, such as r: no key": replace(GOOD, rewarded=False, failure="no key"),
+    "has made a call of a model through the gateway": replace(GOOD, calls=0, versions=()),
+    "shop: not found in any call": replace(GOOD, versions={"other"}),
+    "none of the first 8 rollouts has a reward": replace(GOOD, rewarded=False),
+}
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_what_all_of_the_first_rollouts_lack_is_said(said: str) -> None:
+    look = FirstLook(["shop"])
+    assert look.problem([BAD[said]] * (LOOK - 1)) == ""
+    assert said in look.problem([BAD[said]])
+    assert look.over
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_one_good_rollout_is_enough_to_go_on(said: str) -> None:
+    assert FirstLook(["shop"]).problem([BAD[said]] * LOOK + [GOOD]) == ""
+
+
+def test_a_failure_with_a_reward_is_something_to_learn_from() -> None:
+    assert FirstLook(["shop"]).problem([replace(GOOD, failure="timeout")] * LOOK) == ""
+
+
+def test_one_of_several_prompts_may_be_missing_and_is_named() -> None:
+    look = FirstLook(["shop", "worker"])
+    assert look.problem([GOOD] * LOOK) == ""
+    assert look.missing() == ["worker"]
+
+
+def searched(rewards: list[float | None], reflections: int = 0) -> Result:
+    seed = Candidate({"shop": "text"})
+    result = Result(Pool(seed), Budget(100, used_reflections=reflections))
+    result.pool.keep(Trial(seed.id, f"t{at}", 0, reward) for at, reward in enumerate(rewards))
+    return result
+
+
+def test_a_judge_that_always_says_the_same_is_named() -> None:
+    assert "all 3 rewards were 0.5" in doubts(searched([0.5, 0.5, 0.5]), "apo")[0]
+    assert doubts(searched([0.5, 0.4, 0.5]), "apo") == []
+
+
+def test_rollouts_without_a_reward_are_counted() -> None:
+    assert "2 of 4 rollouts of the search had no reward" in doubts(searched([0.1, None, 0.2, None]), "apo")[0]
+
+
+def test_reflections_that_led_to_nothing_are_named() -> None:
+    assert "none of 12 reflections has led to another text" in doubts(searched([0.1, 0.2], 12), "apo")[0]

@@ -1,0 +1,103 @@
+"""Why a run can learn nothing, said as early as it can be known. Pure.
+
+The first rollouts show what would make every later one worthless: an agent that always fails, whose calls do not reach
+the gateway or have other prompts, or whom nobody judges. At the end the figures show what kept a search from finding
+anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.trainer.apo.search import Result
+
+LOOK: Final = 8
+"""Rollouts after which is said what they have in common."""
+AGAIN: Final = "Mend that, and take another run.name: rollouts that were run stay as they are"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is seen of a rollout that has ended."""
+
+    rollout: str
+    """Its name."""
+    calls: int
+    """Calls of a model that it made."""
+    versions: Collection[str]
+    """Resources that were found in its calls."""
+    rewarded: bool
+    """Whether anybody gave it a reward."""
+    failure: str = ""
+    """How it ended, where it did not succeed."""
+
+
+class FirstLook:
+    """The first rollouts of a run. `wanted`: the resources whose texts are tried."""
+
+    def __init__(self, wanted: Collection[str]) -> None:
+        self._wanted = wanted
+        self._seen: list[Seen] = []
+        self._told = False
+
+    @property
+    def over(self) -> bool:
+        """Whether enough was seen."""
+        return self._told
+
+    def problem(self, new: Sequence[Seen]) -> str:
+        """What makes the run worthless, for a person; empty when nothing does, and while too few are seen."""
+        self._seen += new
+        if self._told or len(self._seen) < LOOK:
+            return ""
+        self._told = True
+        return self._problem()
+
+    def missing(self) -> list[str]:
+        """Resources that none of them had in its calls."""
+        return sorted(set(self._wanted) - {name for one in self._seen for name in one.versions})
+
+    def _problem(self) -> str:
+        seen, first, count = self._seen, self._seen[0], len(self._seen)
+        if all(one.failure and not one.rewarded for one in seen):
+            return f"all of the first {count} rollouts have failed, such as {first.rollout}: {first.failure}. {AGAIN}"
+        if not any(one.calls for one in seen):
+            return (
+                f"none of the first {count} rollouts has made a call of a model through the gateway; an agent must use "
+                f"the base URL that its runner gives it, see `penstock show {first.rollout}`. {AGAIN}"
+            )
+        if set(self.missing()) == set(self._wanted):
+            return (
+                f"{' and '.join(self.missing())}: not found in any call of the first {count} rollouts, so every "
+                "candidate would be the same. `penstock prompts discover` shows what agents send, `penstock prompts "
+                f"check FILE` which prompt a text is. {AGAIN}"
+            )
+        if not any(one.rewarded for one in seen):
+            return (
+                f"none of the first {count} rollouts has a reward. Give `penstock run` a judge (--reward, "
+                f"--reward-command), or let the agent or your application give one. {AGAIN}"
+            )
+        return ""
+
+
+def doubts(result: Result, run: str) -> list[str]:
+    """Why a search that has found nothing has found nothing, for a person; empty when that is no wonder."""
+    pool, found = result.pool, list[str]()
+    rewards = [trial.reward for trial in pool.trials if trial.reward is not None]
+    without = len(pool.trials) - len(rewards)
+    if without:
+        found.append(f"{without:,} of {len(pool.trials):,} rollouts of the search had no reward and were left out")
+    if result.winner is not None:
+        return found
+    if len(rewards) > 1 and len(set(rewards)) == 1:
+        found.append(
+            f"all {len(rewards):,} rewards were {rewards[0]:g}: they do not tell a better prompt from a worse one"
+        )
+    if result.budget.used_reflections and len(pool.candidates) == 1:
+        found.append(
+            f"none of {result.budget.used_reflections:,} reflections has led to another text; `penstock show "
+            f"{run}.reflections` has what the model said"
+        )
+    return found
