@@ -19,6 +19,7 @@ from penstock.gateway.model.lifecycle import LIVE, WAITING, claimed
 from penstock.gateway.model.release import Assignment, Entry, Release, Seen, digest
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import RolloutStatus, Worker
+from penstock.gateway.model.run import CandidateTree
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.queue.results import queue_key
 from penstock.gateway.releases.operations import pins_of
@@ -329,6 +330,11 @@ def _run_event(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     yield from _of_run(tape, key, value)
 
 
+def _run_tree(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    CandidateTree.model_validate_json(value)
+    yield from _of_run(tape, key, value)
+
+
 def _numbering(tape: Reader, database: str, span_of: Callable[[int, int], tuple[int, int]]) -> Iterator[str]:
     """Segments must follow each other without a hole."""
     expected = 1
@@ -386,6 +392,7 @@ _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...]
     ("run_configs", _run_config),
     ("run_metrics", _block),
     ("run_events", _run_event),
+    ("run_trees", _run_tree),
     ("definitions", _definition),
 )
 

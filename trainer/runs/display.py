@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 SHOWN: Final = (
     "reward",
+    "seed/reward",
+    "best/reward",
     "evaluation/reward",
     "loss",
     "evaluation/loss",
