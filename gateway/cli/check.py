@@ -19,7 +19,6 @@ from penstock.gateway.model.lifecycle import LIVE, WAITING, claimed
 from penstock.gateway.model.release import Assignment, Entry, Release, Seen, digest
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import RolloutStatus, Worker
-from penstock.gateway.model.run import CandidateTree
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.queue.results import queue_key
 from penstock.gateway.releases.operations import pins_of
@@ -307,8 +306,9 @@ def _of_run(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
         yield "its run is missing"
 
 
-def _run_config(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+def _run_json(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     json.loads(value)
+    _ = RunReader(tape).run(key[:-1].decode("ascii"))
     yield from _of_run(tape, key, value)
 
 
@@ -327,11 +327,6 @@ def _run_event(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     event, run = event_of(key, value), key.partition(b"\0")[0].decode("ascii")
     if event_key(run, event, 0) != key:
         yield "it is the record of another event"
-    yield from _of_run(tape, key, value)
-
-
-def _run_tree(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    CandidateTree.model_validate_json(value)
     yield from _of_run(tape, key, value)
 
 
@@ -389,10 +384,10 @@ _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...]
     ("pins", _pins),
     ("runs", _run),
     ("run_order", _run_order),
-    ("run_configs", _run_config),
+    ("run_configs", _run_json),
     ("run_metrics", _block),
     ("run_events", _run_event),
-    ("run_trees", _run_tree),
+    ("run_trees", _run_json),
     ("definitions", _definition),
 )
 

@@ -51,10 +51,10 @@ def _step(run: RunHead) -> str:
 def show(run: Run, curves: Sequence[Curve], events: Sequence[RunEvent], now_ns: int) -> Group:
     """All of a run that fits a screen or two; `events` newest first."""
     pieces: list[RenderableType] = [_head(run, now_ns), *_facts(run)]
-    if run.config is not None:
-        pieces += [Text("\nconfig", style="dim"), Padding.indent(_json(run), 2)]
     if run.tree is not None:
         pieces += [Text(), tree(run.tree)]
+    if run.config is not None:
+        pieces += [Text("\nconfig", style="dim"), Padding.indent(_json(run), 2)]
     if curves:
         pieces += [Text(), metrics(curves)]
     if events:

@@ -45,6 +45,11 @@ class Progress:
         await self._reporter.point(result.budget.used_rollouts, self._figures(leading))
         await self._reporter.change(RunChange(tree=told(result)))
 
+    async def decided(self) -> None:
+        """Says what the race has come to."""
+        await self._reporter.change(RunChange(tree=told(self._result)))
+        await self.tell(self._result.why)
+
     def _leads(self, candidate: Candidate) -> str:
         pool = self._result.pool
         mean, seed = pool.mean(candidate.id) or 0.0, pool.mean(pool.seed.id) or 0.0

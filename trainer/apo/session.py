@@ -87,8 +87,7 @@ async def _optimise(config: Config, gateway: str, key: str | None, agent: str | 
 async def _run(search: Search, progress: Progress, outcome: Outcome, client: Patient) -> None:
     """Search, race, test, release."""
     result = await search.run()
-    await progress.look()
-    await progress.tell(result.why)
+    await progress.decided()
     _ = await outcome.of(client, result)
 
 

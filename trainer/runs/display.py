@@ -16,6 +16,8 @@ SHOWN: Final = (
     "reward",
     "seed/reward",
     "best/reward",
+    "test/seed",
+    "test/winner",
     "evaluation/reward",
     "loss",
     "evaluation/loss",

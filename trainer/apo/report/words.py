@@ -22,7 +22,8 @@ COLUMNS: Final = (
 
 def signed(value: float | None) -> str:
     """+0.123; empty for None."""
-    return "" if value is None else f"{value:+.3f}"
+    # A rounded -0.0001 is 0, and has no sign.
+    return "" if value is None else f"{round(value, 3) + 0.0:+.3f}"
 
 
 def value(found: Estimate | None) -> str:
