@@ -85,14 +85,9 @@ def figures(result: RunResult) -> Figures:
     pairs = _pairs(result)
     if result.winner is None:
         return Figures(result, pairs, None, None, Estimate(0.0, None, None, 0), None)
-    before, after, gain = (
-        (
-            estimate([(pair.key, value) for pair, value in zip(pairs, values, strict=True)])
-            for values in zip(*((pair.before, pair.after, pair.gain) for pair in pairs), strict=True)
-        )
-        if pairs
-        else (None, None, None)
-    )
+    before = estimate([(pair.key, pair.before) for pair in pairs])
+    after = estimate([(pair.key, pair.after) for pair in pairs])
+    gain = _within(estimate([(pair.key, pair.gain) for pair in pairs]))
     raced = next((one.gain for one in result.race if one.candidate == result.winner.id), None)
     return Figures(result, pairs, before, after, gain, raced)
 
@@ -104,13 +99,20 @@ def together(results: Sequence[RunResult]) -> Together:
     gaps = [run.gap for run in runs if run.gap is not None]
     return Together(
         runs,
-        gain=runs[0].gain if len(runs) == 1 else estimate(known),
+        gain=runs[0].gain if len(runs) == 1 else _within(estimate(known)),
         gap=math.fsum(gaps) / len(gaps) if gaps else None,
         better=sum(gain > 0 for _, gain in known),
         worse=sum(gain < 0 for _, gain in known),
         same=sum(gain == 0 for _, gain in known),
         untested=len(runs) - len(known),
     )
+
+
+def _within(found: Estimate | None) -> Estimate | None:
+    """Of gains, which lie within -1 and 1."""
+    if found is None or found.low is None or found.high is None:
+        return found
+    return found._replace(low=max(-1.0, found.low), high=min(1.0, found.high))
 
 
 def _pairs(result: RunResult) -> list[Pair]:

@@ -54,6 +54,8 @@ def _one(run: Figures, alone: bool) -> Iterator[RenderableType]:
     yield Text.assemble(plain(result.run, "bold"), "  placebo" if result.placebo else "")
     if alone:
         yield from map(plain, words.one(run))
+    elif result.winner is None:
+        yield Text("The texts stay as they are.")
     yield from _changes(result)
     yield from _leaks(result)
     if alone:

@@ -111,7 +111,7 @@ def several(found: Together, placebo: bool) -> Iterator[str]:
     count = len(found.runs)
     if placebo:
         released = sum(run.result.winner is not None for run in found.runs)
-        yield f"Placebo, with feedback that says nothing: {released:,} of {count:,} runs released something."
+        yield f"Placebo, with feedback that says nothing: {released:,} of {count:,} runs found something better."
     if found.gain is not None and count > 1:
         over = f"95 % {interval(found.gain)} (t over {found.gain.units:,} runs)" if found.gain.low is not None else ""
         yield f"Gain on the test: {signed(found.gain.mean)}, {over or 'runs are too alike for an interval'}."
