@@ -23,21 +23,23 @@ T = TypeVar("T", bound=RunCandidate)
 
 
 def ordered(found: Sequence[T]) -> list[tuple[int, T]]:
-    """(depth, candidate): below each candidate those that were made from it, finalists and the highest mean first. One
-    whose parent is not told stands below the first."""
-    names = {one.id for one in found}
-    children: defaultdict[str | None, list[T]] = defaultdict(list)
-    for one in found:
-        other = found[0].id if one is not found[0] else None
-        children[one.parent if one.parent in names and one.parent != one.id else other].append(one)
+    """(depth, candidate): below each candidate those that were made from it, finalists and the highest mean first. The
+    first is the root, and what leads to no root stands at the end."""
+    if not found:
+        return []
+    root, names = found[0], {one.id for one in found}
+    children: defaultdict[str, list[T]] = defaultdict(list)
+    for one in found[1:]:
+        children[one.parent if one.parent in names and one.parent is not None else root.id].append(one)
 
-    def below(name: str | None, depth: int, above: frozenset[str]) -> Iterator[tuple[int, T]]:
+    def below(name: str, depth: int) -> Iterator[tuple[int, T]]:
         for one in sorted(children[name], key=_rank):
-            if one.id not in above:
-                yield depth, one
-                yield from below(one.id, depth + 1, above | {one.id})
+            yield depth, one
+            yield from below(one.id, depth + 1)
 
-    return list(below(None, 0, frozenset()))
+    lines = [(0, root), *below(root.id, 1)]
+    reached = {one.id for _, one in lines}
+    return [*lines, *((1, one) for one in found if one.id not in reached)]
 
 
 def _rank(one: RunCandidate) -> tuple[bool, float, int]:

@@ -1,0 +1,58 @@
+"""A run that waits says for what, on the tape, and asks for a runner where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+import pytest
+from fakes.process import Gateway
+
+from penstock.gateway.cli.watch import whenever
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import QueueState, RolloutSpec
+from penstock.gateway.model.rollout import Worker
+from penstock.gateway.model.run import Run
+from penstock.trainer.apo.waiting import keep_saying, waits
+from penstock.trainer.data.awaiting import Awaited
+from penstock.trainer.runs.display import Lines
+from penstock.trainer.runs.report import Reporter
+
+
+@pytest.mark.parametrize(
+    ("attempts", "state", "said"),
+    [
+        (["shop.a.t1.0/1"], "open", "waits for 1,200 rollouts, and 1 workers run some"),
+        (["shop2.a.t1.0/1"], "open", "waits for 1,200 rollouts, and nobody runs one: is there a runner?"),
+        ([], "paused", "waits for 1,200 rollouts, and the queue is paused: is that meant?"),
+    ],
+)
+def test_what_is_said_is_so(attempts: list[str], state: QueueState, said: str) -> None:
+    assert waits(1200, "shop", [Worker(id="w", attempts=attempts)], state).startswith(said)
+
+
+async def test_a_run_without_a_runner_asks_for_one_and_is_not_silent(gateway: Gateway) -> None:
+    async with Client(gateway.url) as client, asyncio.timeout(60):
+        reporter, awaited = Reporter(client, "shop", Lines(40)), Awaited(client)
+        await reporter.begin("apo", {}, 40, 0)
+        beside = [asyncio.ensure_future(awaited.run())]
+        try:
+            beside.append(asyncio.ensure_future(keep_saying(client, reporter, awaited, "shop", every_s=0.05)))
+            await awaited.queue([RolloutSpec(id="shop.a.t1.0", input="hello")])
+            asked = await until(client, lambda run: "is there a runner?" in (run.message or ""))
+            later = await until(client, lambda run: run.last_seen_ns > asked.last_seen_ns)
+            assert later.message == asked.message
+            warned = [one.text async for one in client.run_events("shop") if one.level == "warning"]
+            assert warned == [asked.message], "once, not with every look"
+            _ = await client.cancel("shop.a.t1.0")
+            _ = await until(client, lambda run: not run.message)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+
+
+async def until(client: Client, holds: Callable[[Run], bool]) -> Run:
+    async with aclosing(whenever(client, lambda _: True, lambda: client.run("shop"), lambda _: 0.2)) as looks:
+        return await anext(found async for found in looks if holds(found))
