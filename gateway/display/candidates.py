@@ -30,7 +30,7 @@ def ordered(found: Sequence[T]) -> list[tuple[int, T]]:
     root, names = found[0], {one.id for one in found}
     children: defaultdict[str, list[T]] = defaultdict(list)
     for one in found[1:]:
-        children[one.parent if one.parent in names and one.parent is not None else root.id].append(one)
+        children[one.parent if one.parent and one.parent in names else root.id].append(one)
 
     def below(name: str, depth: int) -> Iterator[tuple[int, T]]:
         for one in sorted(children[name], key=_rank):
@@ -72,7 +72,7 @@ def tree(told: CandidateTree, most: int | None = None) -> RenderableType:
     missing = told.left_out + len(lines) - len(shown)
     if not missing:
         return listing(shown)
-    return Group(listing(shown), Text(f"{missing:,} more candidates are not shown: those with the lowest means", "dim"))
+    return Group(listing(shown), Text(f"{missing:,} more candidates are not shown", "dim"))
 
 
 def chart(told: CandidateTree) -> Chart | None:
