@@ -74,7 +74,7 @@ app = _application()
 def main(arguments: list[str] | None = None) -> None:
     """The console script."""
     try:
-        app(_named(sys.argv[1:] if arguments is None else arguments))
+        app(with_usual(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except Failure as e:
         _end(str(e), e.code)
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _named(arguments: list[str]) -> list[str]:
+def with_usual(arguments: list[str]) -> list[str]:
     """The arguments, with the usual command of their group where none is named."""
     commands: Mapping[str, Command | Group] = GROUPS
     for at, word in enumerate(arguments):

@@ -20,7 +20,7 @@ from fakes.process import ROOT
 from fakes.terminal import statements
 
 from penstock.gateway import config
-from penstock.gateway.__main__ import app
+from penstock.gateway.__main__ import app, with_usual
 from penstock.gateway.api import filter
 from penstock.gateway.cli.tables import COMMANDS, GROUPS
 from penstock.gateway.client.console import Failure
@@ -148,7 +148,7 @@ def parse(words: list[str]) -> None:
     at = next(number for number, word in enumerate(words) if word.rpartition("/")[2] == "penstock")
     own = takewhile(lambda word: word not in (">", "|", "&&", ";"), words[at + 1 :])
     try:
-        _, bound, _ = app.parse_args(list(own), exit_on_error=False, print_error=False)
+        _, bound, _ = app.parse_args(with_usual(list(own)), exit_on_error=False, print_error=False)
     except (CycloptsError, Failure) as problem:
         raise AssertionError(f"{' '.join(words)}: {problem}") from None
     for word in bound.args:
